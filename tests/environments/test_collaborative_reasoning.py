@@ -271,6 +271,12 @@ def test_a_model_scores_all_unmasked_answers_of_a_turn_at_once() -> None:
     assert environment(scorer=scorer).gold(TASK) is None
 
 
+def test_a_truncated_score_of_the_student_counts_in_its_step() -> None:
+    said = {"solver_1": ["5"], "solver_2": ["5"], "student": ["44"]}
+    _, steps = play(environment(role="student", scorer=Lengths(), max_turns=1), said)
+    assert steps[-1].metrics["truncated_scores"] == 1.0
+
+
 def test_values_of_a_model_that_are_no_probabilities_go_through_the_sigmoid() -> None:
     scorer = Lengths(probability=False, scale=2.0)
     _, steps = play(environment(scorer=scorer, max_turns=1), {"solver_1": ["5"], "solver_2": ["55"]})

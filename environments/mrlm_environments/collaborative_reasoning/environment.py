@@ -173,6 +173,7 @@ class CollaborativeReasoningEnvironment(Environment):
         texts = {person: text.encode("utf-8", "replace").decode() for person, text in said.items()}
         for person, text in texts.items():
             self._said[person].append(Message("assistant", text))
+        alone = self._judged({STUDENT: texts[STUDENT]}) if STUDENT in texts else {}
         if SUMMARIZER in texts:
             step = self._summed_up(texts[SUMMARIZER])
         elif LEADER in texts:
@@ -181,8 +182,7 @@ class CollaborativeReasoningEnvironment(Environment):
             step = self._next_turn(self._pay(answers))
         else:
             step = self._answered({person: texts[person] for person in self._solvers})
-        if STUDENT in texts:
-            alone = self._judged({STUDENT: texts[STUDENT]})
+        if alone:
             parts = {**step.components, **self._pay(alone)}
             metrics = {**step.metrics, "student_accuracy": float(alone[STUDENT].right)}
             step = replace(step, rewards={}, components=parts, metrics=metrics)
