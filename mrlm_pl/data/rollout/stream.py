@@ -195,11 +195,7 @@ class TrainingStream:
         """Return rows and position for a checkpoint; all ranks call it."""
         if self.position in (0, self.schedule.batches // self.passes):
             self.collection.write_tokens()
-        rows = (
-            None
-            if self._rows is None
-            else {name: {key: value.cpu() for key, value in own.tensors().items()} for name, own in self._rows.items()}
-        )
+        rows = None if self._rows is None else {name: own.tensors() for name, own in self._rows.items()}
         return {
             "iteration": self.iteration,
             "position": self.position,
