@@ -16,10 +16,6 @@ from mrlm_pl.episode import Task
 _DATA = (str, bytes, int, float, complex, set, frozenset, PurePath, Random, type(None), type)
 
 
-class UnavailableError(ConnectionError):
-    """The failure of a part."""
-
-
 class _Broken:
     """Stands for a part: it has its class and its data, and every call fails and is noted."""
 
@@ -35,7 +31,7 @@ class _Broken:
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         self.__dict__["uses"].append("call")
-        raise UnavailableError("a part of the environment does not answer")
+        raise ConnectionError("a part of the environment does not answer")
 
 
 def failing_parts(environment: Environment, task: Task) -> list[str]:

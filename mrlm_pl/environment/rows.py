@@ -18,8 +18,6 @@ from mrlm_pl.environment.tasks import SPLITS, split_of
 from mrlm_pl.errors import ConfigurationError, DataError, nearest_path
 from mrlm_pl.settings import one_of
 
-__all__ = ["BadRows", "Rows", "all_rows", "numbered_rows", "read_rows", "read_split", "warn_of_training_rows"]
-
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")

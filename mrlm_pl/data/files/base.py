@@ -181,9 +181,15 @@ class FixedDataModule(NamesUnknown, LightningDataModule, ABC):
     def collate(self, split: DataSplit, chosen: Sequence[int]) -> dict[str, PolicyBatch]:
         """Return the rows of the examples ``chosen``, of which there is at least one, by policy."""
 
-    @abstractmethod
     def totals(self, split: DataSplit, update: Sequence[int]) -> dict[str, BatchTotals]:
-        """Return the size of an update on the examples ``update``, by policy."""
+        """Return the size of an update by policy; its episodes are examples, of which a policy counts its fraction."""
+        sizes: dict[str, BatchTotals] = {}
+        for rows in (self.rows_of(self.examples[split][index]) for index in update):
+            tokens = sum(row.num_actions for row in rows)
+            for row in rows:
+                size = BatchTotals(float(row.num_actions), 1.0, row.num_actions / tokens)
+                sizes[row.policy] = sizes.get(row.policy, BatchTotals(0.0, 0.0, 0.0)) + size
+        return sizes
 
     def before_first_batch(self) -> None:
         """Called when the model is on its device and a checkpoint has been read, before a batch is made."""

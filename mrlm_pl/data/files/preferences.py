@@ -10,7 +10,6 @@ from typing import Any, ClassVar, NamedTuple
 from torch import Tensor
 
 from mrlm_pl.algorithms import DPO, ORPO, PairwiseRewardModel, SimPO
-from mrlm_pl.data.files.base import DataSplit
 from mrlm_pl.data.files.chat_rows import Demonstration, messages_of, scored_row, token_rows, tools_of
 from mrlm_pl.data.files.references import ReferencedDataModule
 from mrlm_pl.environment.tools import requested_calls
@@ -20,7 +19,6 @@ from mrlm_pl.grouping import common_prefix
 from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.credit.pairs import RowPair, best_and_worst, row_tables
-from mrlm_pl.losses import BatchTotals
 from mrlm_pl.policy import ChatFormat
 
 
@@ -121,16 +119,6 @@ class PreferenceDataModule(ReferencedDataModule):
 
     def tables(self, examples: Sequence[RowPair]) -> dict[str, tuple[PolicyBatch, Tensor]]:
         return row_tables(examples)
-
-    def totals(self, split: DataSplit, update: Sequence[int]) -> dict[str, BatchTotals]:
-        """Return the size of an update by policy; its episodes are pairs, of which a policy counts its fraction."""
-        sizes: dict[str, BatchTotals] = {}
-        for rows in (self.examples[split][index].rows() for index in update):
-            tokens = sum(row.num_actions for row in rows)
-            for row in rows:
-                size = BatchTotals(float(row.num_actions), 1.0, row.num_actions / tokens)
-                sizes[row.policy] = sizes.get(row.policy, BatchTotals(0.0, 0.0, 0.0)) + size
-        return sizes
 
 
 def preference_pairs(episodes: Sequence[Episode], reward_gap: float = 0.0) -> list[dict[str, Any]]:
