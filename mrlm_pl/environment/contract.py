@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -263,7 +262,6 @@ class SingleAgentEnvironment(Environment):
         done = outcome.observation is None
         return Step(
             observations={} if done else {agent: self._as_messages(outcome.observation, self.reply)},
-            rewards={agent: math.fsum(parts.values())},
             components={agent: dict(parts)},
             done=done,
             stop_reason=outcome.stop_reason if done else "",

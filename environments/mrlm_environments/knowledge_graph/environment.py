@@ -178,7 +178,7 @@ class KnowledgeGraphEnvironment(Environment):
         told = [tool_message(call, self._observed(agent, call)) for call in calls]
         if written:
             read = read_action(written[1])
-            call: ToolCall | MalformedCall = MalformedCall(written[1], NO_CALL) if read is None else ToolCall("", *read)
+            call: ToolCall | MalformedCall = MalformedCall(NO_CALL) if read is None else ToolCall("", *read)
             told = [Message("user", self._observed(agent, call))]
         self._faults += answers and not told
         if self._turns == self.max_turns:

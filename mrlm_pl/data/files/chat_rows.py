@@ -134,7 +134,7 @@ def _calls_of(message: dict[str, Any]) -> tuple[ToolCall, ...]:
         raise ValueError(f"{message!r:.80} is not the assistant's and calls tools")
     for number, item in enumerate(given if isinstance(given, list) else [given]):
         function = item.get("function") if isinstance(item, dict) else None
-        call = call_of({**function, "id": item.get("id")} if isinstance(function, dict) else None, number, "")
+        call = call_of({**function, "id": item.get("id")} if isinstance(function, dict) else None, number)
         if not isinstance(call, ToolCall):
             raise ValueError(
                 f"its call {item!r:.80} cannot be read: {call.fault}; write "

@@ -43,7 +43,7 @@ class CallForm(ABC):
             return ()
         try:
             values = islice(self.values(text, tools), MAX_CALLS)
-            calls = [call_of(value, number, "") for number, value in enumerate(values)]
+            calls = [call_of(value, number) for number, value in enumerate(values)]
         except (ValueError, RecursionError):
             return ()
         read = tuple(call for call in calls if isinstance(call, ToolCall))
