@@ -18,6 +18,7 @@ from mrlm_pl.policy.chat import PLAIN_TEMPLATE, ChatFormat, checked_template, wi
 from mrlm_pl.policy.compilation import compile_layers
 from mrlm_pl.policy.forward import products
 from mrlm_pl.policy.forward.devices import drawn_on_host
+from mrlm_pl.policy.forward.divergence import Teaching
 from mrlm_pl.policy.forward.int8 import linear_layers, to_int8
 from mrlm_pl.policy.forward.logprobs import (
     TokenOutputs,
@@ -27,7 +28,6 @@ from mrlm_pl.policy.forward.logprobs import (
     token_values,
 )
 from mrlm_pl.policy.forward.passes import NoisyRowOptions, RowOptions
-from mrlm_pl.policy.forward.teaching import Teaching
 from mrlm_pl.policy.lora import LoRA, add_adapter, is_adapter, merged_state, with_shared_weights
 from mrlm_pl.policy.pretrained import BUILTIN_TINY, read_config, read_tokenizer, source_of, write_model
 from mrlm_pl.policy.sharding import whole
