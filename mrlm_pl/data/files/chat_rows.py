@@ -13,7 +13,7 @@ from mrlm_pl.episode import ROLES, Episode, Message, ToolCall, Trajectory
 from mrlm_pl.errors import DataError
 from mrlm_pl.grouping import common_prefix
 from mrlm_pl.policy import ChatFormat, Conversation
-from mrlm_pl.policy.chat import GivenConversation, GivenReply, plain_reply
+from mrlm_pl.policy.chat.replies import GivenConversation, GivenReply, plain_reply
 
 DEMONSTRATOR = "demonstrator"
 """Agent of the rows that no policy sampled."""
