@@ -64,7 +64,7 @@ class AnswerDataModule(ReferencedDataModule):
         _check_kinds(answers, source)
         return answers
 
-    def tokenized(self, example: Answer, where: str) -> list[ScoredAnswer]:
+    def tokenized(self, example: Answer) -> list[ScoredAnswer]:
         name, policy = self.learner()
         question = [Message("user", example.question)]
         if not isinstance(self.algorithm(), KTO):

@@ -76,7 +76,7 @@ class TrajectoryDataModule(FixedDataModule):
             raise DataError(f"{source}: no episode has a reward of {least} or more; lower data.filter_reward")
         return kept
 
-    def tokenized(self, example: Demonstration | Episode, where: str) -> list[Trajectory]:
+    def tokenized(self, example: Demonstration | Episode) -> list[Trajectory]:
         name, policy = self.learner()
         return demonstration_rows(example, policy.chat, name)
 

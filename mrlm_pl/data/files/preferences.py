@@ -105,13 +105,13 @@ class PreferenceDataModule(ReferencedDataModule):
         """Return the pairs that are made of episodes."""
         return list(played_pairs(episodes, self.reward_gap))
 
-    def tokenized(self, example: Any, where: str) -> list[RowPair]:
+    def tokenized(self, example: Any) -> list[RowPair]:
         name, policy = self.learner()
         if isinstance(self.algorithm(), PairwiseRewardModel):
             prompt, *answers = example.parts(policy.chat)
             chosen, rejected = (scored_row(prompt, answer, policy.chat, name) for answer in answers)
         else:
-            chosen, rejected = pair_rows(example, policy.chat, name, where)
+            chosen, rejected = pair_rows(example, policy.chat, name)
         return [RowPair((chosen,), (rejected,))]
 
     def rows_of(self, example: RowPair) -> Sequence[Trajectory]:
@@ -179,19 +179,18 @@ def played_pairs(episodes: Sequence[Episode], reward_gap: float = 0.0) -> list[A
     return pairs
 
 
-def pair_rows(pair: AnswerPair, chat: ChatFormat, policy: str, where: str) -> tuple[Trajectory, Trajectory]:
+def pair_rows(pair: AnswerPair, chat: ChatFormat, policy: str) -> tuple[Trajectory, Trajectory]:
     """Return the token rows of the chosen and the rejected answer.
 
     Raises:
-        DataError: the chat template rewrites history, so that an answer is no single row; the message begins with
-            ``where``.
+        ValueError: the chat template rewrites history, so that an answer is no single row.
     """
     made = [token_rows(answer, chat, policy) for answer in pair]
     for name, rows in zip(pair._fields, made, strict=True):
         if len(rows) != 1 or not rows[0].num_actions:
-            raise DataError(
-                f"{where}: the {name!r} answer makes {len(rows)} rows, as the template rewrites earlier messages; "
-                "give pairs that differ in their last turn only"
+            raise ValueError(
+                f"the {name!r} answer makes {len(rows)} rows of policy {policy!r}, as its template rewrites earlier "
+                "messages; give pairs that differ in their last turn only"
             )
     return made[0][0], made[1][0]
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 class TokenOutputs(NamedTuple):
     """Numbers of every action token, each [B, T] float32 and 0 elsewhere; None: not requested.
 
-    ``taught`` are four, [4, B, T]; see :meth:`~mrlm_pl.policy.forward.passes.Teaching.divergences`.
+    ``taught`` are four, [4, B, T]; see :meth:`~mrlm_pl.policy.forward.divergence.Teaching.divergences`.
     """
 
     logp: Tensor
