@@ -187,9 +187,7 @@ class Policy(nn.Module):
         bases = {} if bases is None else bases
         if self.model is None:
             if self.lora is None:
-                self.model = self.initial_model().requires_grad_(self.trained)
-                if self.int8 == "weights":
-                    to_int8(self.model, linear_layers(self.model))
+                self.model = self.initial_model("weights").requires_grad_(self.trained)
             else:
                 self.model = self._adapted(bases, name)
             self.model.train()  # transformers loads models in evaluation mode, without dropout
@@ -198,7 +196,9 @@ class Policy(nn.Module):
             if self.compiled:
                 compile_layers(self.network)
         if reference and self.reference is None and (self.lora is None or moving):
-            initial = self.reference_model() if self.lora is None else self._adapted(bases, name).get_base_model()
+            initial = (
+                self.initial_model("reference") if self.lora is None else self._adapted(bases, name).get_base_model()
+            )
             self.reference = initial.requires_grad_(False)
             self._moving = moving
             if self.compiled:
@@ -378,8 +378,11 @@ class Policy(nn.Module):
             seed = derive_seed("dropout", dropout_key, digest)
         return {**options, "max_tokens": self.max_forward_tokens, "noise_seed": seed}
 
-    def initial_model(self) -> Any:
+    def initial_model(self, use: Int8 | None = None) -> Any:
         """Return a new model with this policy's weights before its first update, in fp32.
+
+        Args:
+            use: of the model; its linear layers are in int8 if ``int8`` says so.
 
         Raises:
             PolicyError: they cannot be read.
@@ -398,12 +401,8 @@ class Policy(nn.Module):
                     )
             except (OSError, ValueError) as error:
                 raise PolicyError(f"policy model {self.name_or_path!r}: its weights cannot be read: {error}") from error
-        return products.with_fast_products(model) if products.ONEDNN_IS_FASTER else model
-
-    def reference_model(self) -> Any:
-        """Return :meth:`initial_model` as a reference: with its linear layers in int8 if ``int8`` says so."""
-        model = self.initial_model()
-        if self.int8 == "reference":
+        model = products.with_fast_products(model) if products.ONEDNN_IS_FASTER else model
+        if use is not None and use == self.int8:
             to_int8(model, linear_layers(model))
         return model
 
