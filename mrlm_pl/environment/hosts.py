@@ -135,20 +135,20 @@ class _Host:
 
     def ask(self, instance: int, method: str, argument: Any, *, extra: float = 0.0) -> Any:
         timeout = self.timeout + extra
+        late = TimeoutError(
+            f"the environment did not answer within {timeout} s and its host process was stopped; "
+            "raise `step_timeout` or correct it"
+        )
         with self._lock:
             try:
                 self._pipe.send((instance, method, argument))
                 answered = self._pipe.poll(timeout)
-                failed, value = self._pipe.recv() if answered else (True, None)
+                failed, value = self._pipe.recv() if answered else (True, late)
             except (EOFError, OSError) as error:
                 self.stop()
                 raise ConnectionError("the environment's host process died or was stopped") from error
             if not answered:
                 self.stop()
-                raise TimeoutError(
-                    f"the environment did not answer within {timeout} s and its host process was stopped; "
-                    "raise `step_timeout` or correct it"
-                )
         if failed:
             raise value
         return value
