@@ -276,7 +276,7 @@ class RolloutDataModule(NamesUnknown, LightningDataModule):
         played: list[Any] = [None] * len(specs)
         for number, part in enumerate(gather_ranks(trainer, own)):
             played[number::ranks] = part
-        chosen = {"environment": environment, "model": "", "split": split, "seed": self.seed}
+        chosen: dict[str, Any] = {"environment": environment, "model": "", "split": split, "seed": self.seed}
         return summarize(played, **chosen, requested=episodes, bounds=found.bounds)
 
     def play(self, specs: Sequence[EpisodeSpec], sampling: Sampling) -> list[Episode]:
