@@ -1,4 +1,4 @@
-"""What tries an environment: worthless replies, forged results, searches for a hidden answer, and parts that fail."""
+"""Probes of an environment: worthless replies, forged results, searches for a hidden answer, and parts that fail."""
 
 from __future__ import annotations
 
