@@ -88,6 +88,17 @@ def module(path: Path, rows: list[Any], **options: Any) -> PreferenceDataModule:
     return PreferenceDataModule(str(path), **options)
 
 
+def test_an_answer_of_several_turns_under_a_template_that_rewrites_history_is_refused() -> None:
+    template = (
+        "{% for m in messages %}<|{{ m.role }}|>{% if loop.last or m.role == 'user' %}{{ m.content }}{% endif %}<|end|>"
+        "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    answers = [[message("assistant", "4"), message("user", "Sure?"), message("assistant", text)] for text in "45"]
+    row = {"prompt": [message("user", "2+2?")], "chosen": answers[0], "rejected": answers[1]}
+    with pytest.raises(ValueError, match=r"the 'chosen' answer makes 2 rows of policy 'main', as .*; give pairs that"):
+        pair_rows(pair_of(row), ChatFormat(TOKENIZER, template), "main")
+
+
 def test_without_a_prompt_it_is_what_both_begin_with(tmp_path: Path) -> None:
     both = [message("user", "2+2?")]
     rows = [{"chosen": [*both, message("assistant", "4")], "rejected": [*both, message("assistant", "5")]}]
