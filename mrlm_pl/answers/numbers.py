@@ -259,7 +259,7 @@ def _single_number(text: str) -> str | None:
         rest = f"{side[: found[0].start()]} {side[found[0].end() :]}"
         if not _NO_VALUE.search(rest):
             return found[0].group().strip()
-    value = WORDS.get(side.lower()) or _expression_value(side)
+    value = WORDS.get(side.lower()) or expression_value(side)
     return None if value is None else str(value)
 
 
@@ -300,7 +300,7 @@ def _part_value(text: str) -> Fraction | None:
     return sign * Fraction(mantissa) * Fraction(10) ** int(exponent or 0)
 
 
-def _expression_value(text: str) -> Fraction | None:
+def expression_value(text: str) -> Fraction | None:
     """Return the value of an operation on plain numbers such as ``3 \\cdot 4`` or ``2^{-1}``."""
     if re.search(r"[0-9.][ ]+[0-9.]", text):
         return None

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
-from fractions import Fraction
+from collections.abc import Collection, Iterator, Sequence
 from random import Random
 
-from mrlm_pl.answers.numbers import equal_answers, extract_answer, number_value
+from mrlm_pl.answers.numbers import equal_answers, expression_value, extract_answer, number_value
 
 _LABELS = ("entailment", "neutral", "contradiction")
 _LABEL = re.compile(r"\b(?:entailment|neutral|contradiction)\b", re.IGNORECASE)
@@ -15,13 +14,6 @@ _LABEL_STEM = re.compile(r"\b(?:entail|contradict)\w*", re.IGNORECASE)
 _MARK = re.compile(r"####|\\boxed")
 _DIGITS = re.compile(r"[0-9][0-9,]*(?:\.[0-9]+)?")
 _WHOLE = re.compile(r"(?P<left>[0-9]{1,9})(?P<operator> ?[-+*/x] ?)(?P<right>[0-9]{1,9})(?P<equals> ?= ?)$")
-_OPERATIONS: dict[str, Callable[[int, int], Fraction]] = {
-    "+": lambda a, b: Fraction(a + b),
-    "-": lambda a, b: Fraction(a - b),
-    "*": lambda a, b: Fraction(a * b),
-    "x": lambda a, b: Fraction(a * b),
-    "/": lambda a, b: Fraction(a, b) if b else Fraction(-1),
-}
 
 
 def wrong_answers(question: str, right: Sequence[str], count: int, taken: Collection[str], rng: Random) -> list[str]:
@@ -131,11 +123,11 @@ def _slips(right: str, final: str) -> Iterator[str]:
         return
     a, b = int(match["left"]), int(match["right"])
     operator, before = match["operator"].strip(), right[: match.start()]
-    if _OPERATIONS[operator](a, b) != int(final):
+    if expression_value(f"{a} {operator} {b}") != int(final):
         return
     for left, other in ((a + 1, b), (a - 1, b), (a, b + 1), (a, b - 1)):
-        result = _OPERATIONS[operator](left, other) if min(left, other) >= 0 else Fraction(-1)
-        if result >= 0 and result.denominator == 1:
+        result = expression_value(f"{left} {operator} {other}") if min(left, other) >= 0 else None
+        if result is not None and result >= 0 and result.denominator == 1:
             slip = f"{left}{match['operator']}{other}{match['equals']}"
             told = re.sub(
                 rf"(?<![0-9.,]){a}(?P<space> ?)[-+*/x](?P=space){b}(?= ?= ?\$?<<$)",  # before `<<48+24=72>>72`

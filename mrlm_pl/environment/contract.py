@@ -12,15 +12,13 @@ from __future__ import annotations
 
 import copy
 import inspect
-import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
-from mrlm_pl.environment.steps import ORDER_OF_CALLS, Observations, Step, are_numbers, checked, copying, shown
+from mrlm_pl.environment.steps import ORDER_OF_CALLS, Observations, Step, are_numbers, copying, shown
 from mrlm_pl.environment.tasks import SeededTasks, TaskSource
 from mrlm_pl.episode import Message, Task
 from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, place, place_of
@@ -91,9 +89,7 @@ class Environment(ABC):
             raise EnvironmentContractError(f"{cls.__name__}.agents is {named!r}; give a tuple, as in `({named!r},)`")
         if cls._proxy:
             return
-        of_tasks = partial(checked, note=_check_tasks)  # sources check the split
-        wrappers: dict[str, Callable[..., Any]] = {**ORDER_OF_CALLS, "tasks": of_tasks}
-        for name, wrapper in wrappers.items():
+        for name, wrapper in ORDER_OF_CALLS.items():
             method = cls.__dict__.get(name)
             if inspect.isfunction(method) and not getattr(method, "__isabstractmethod__", False):
                 setattr(cls, name, wrapper(method))
@@ -168,20 +164,6 @@ class Environment(ABC):
             except Exception:  # as above
                 return f"its attribute {name!r}: "
         return ""
-
-
-def _check_tasks(environment: Environment, source: Any) -> None:
-    if not (hasattr(source, "__getitem__") and hasattr(source, "size")):
-        raise ConfigurationError(
-            f"environment {environment.name!r}: tasks returned {shown(source)}; return a TaskSource, as in "
-            "`DatasetTasks(self.name, split, rows)`"
-        )
-    posed = getattr(source, "environment", environment.name)
-    if posed != environment.name:
-        raise ConfigurationError(
-            f"environment {environment.name!r}: its tasks are made for {posed!r}; give {type(source).__name__} "
-            "`self.name`"
-        )
 
 
 def _snake_case(name: str) -> str:
@@ -263,7 +245,6 @@ class SingleAgentEnvironment(Environment):
         done = outcome.observation is None
         return Step(
             observations={} if done else {agent: self._as_messages(outcome.observation, self.reply)},
-            rewards={agent: math.fsum(parts.values())},
             components={agent: dict(parts)},
             done=done,
             stop_reason=outcome.stop_reason if done else "",

@@ -118,11 +118,10 @@ class _Host:
         theirs.close()
         self._lock = threading.Lock()
         self._numbers = itertools.count()
-        self._stopped = False
 
     @property
     def alive(self) -> bool:
-        return not self._stopped and self._process.is_alive()
+        return self._process.is_alive()
 
     def make(self, packed: bytes) -> int:
         number = next(self._numbers)
@@ -130,28 +129,26 @@ class _Host:
         return number
 
     def stop(self) -> None:
-        self._stopped = True
         self._process.kill()
         self._process.join()
         self._pipe.close()
 
     def ask(self, instance: int, method: str, argument: Any, *, extra: float = 0.0) -> Any:
         timeout = self.timeout + extra
+        late = TimeoutError(
+            f"the environment did not answer within {timeout} s and its host process was stopped; "
+            "raise `step_timeout` or correct it"
+        )
         with self._lock:
-            if self._stopped:
-                raise ConnectionError("the environment's host process was stopped")
             try:
                 self._pipe.send((instance, method, argument))
-                if not self._pipe.poll(timeout):
-                    self.stop()
-                    raise TimeoutError(
-                        f"the environment did not answer within {timeout} s and its host process was stopped; "
-                        "raise `step_timeout` or correct it"
-                    )
-                failed, value = self._pipe.recv()
-            except (EOFError, BrokenPipeError, ConnectionResetError) as error:
+                answered = self._pipe.poll(timeout)
+                failed, value = self._pipe.recv() if answered else (True, late)
+            except (EOFError, OSError) as error:
                 self.stop()
-                raise ConnectionError("the environment's host process died during the call") from error
+                raise ConnectionError("the environment's host process died or was stopped") from error
+            if not answered:
+                self.stop()
         if failed:
             raise value
         return value
@@ -173,8 +170,7 @@ def _serve(pipe: Connection) -> None:
             number, method, argument = pipe.recv()
         except EOFError:
             return
-        value: Any = None
-        failed = False
+        value = None
         try:
             if method == _MAKE:
                 instances[number] = pickle.loads(argument)
@@ -182,11 +178,6 @@ def _serve(pipe: Connection) -> None:
                 instances.pop(number).close()
             else:
                 value = getattr(instances[number], method)(argument)
+            pipe.send((False, value))  # raises before it sends what cannot be pickled
         except Exception as error:
-            value, failed = _portable(error), True
-        try:
-            pipe.send((failed, value))
-        except (pickle.PicklingError, AttributeError, TypeError):
-            pipe.send(
-                (True, EnvironmentContractError(f"{type(value).__name__} {value!r} cannot be sent between processes"))
-            )
+            pipe.send((True, _portable(error)))

@@ -18,8 +18,6 @@ from mrlm_pl.environment.tasks import SPLITS, split_of
 from mrlm_pl.errors import ConfigurationError, DataError, nearest_path
 from mrlm_pl.settings import one_of
 
-__all__ = ["BadRows", "Rows", "all_rows", "numbered_rows", "read_rows", "read_split", "warn_of_training_rows"]
-
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -343,10 +341,7 @@ def _unpacked(path: Path) -> bytes:
 
 def _missing(path: Path) -> str:
     if path.is_dir():
-        names = sorted(item.name for item in path.iterdir() if item.is_file())
-        return f"{path} is a folder; name one file in it, such as {next(iter(names), 'rows.jsonl')}"
-    if not path.parent.is_dir():
-        return f"data file {path} does not exist, nor does its folder {path.parent}"
+        return f"{path} is a folder; name a file in it, such as rows.jsonl"
     if near := nearest_path(path):
         return f"data file {path} does not exist; did you mean {near}?"
     return f"data file {path} does not exist; it is looked for in the folder {path.parent.resolve()}, check the path"

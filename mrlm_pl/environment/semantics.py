@@ -18,19 +18,8 @@ from itertools import islice
 from statistics import fmean
 from typing import TypeAlias
 
+from mrlm_pl.environment import probes
 from mrlm_pl.environment.contract import Environment
-from mrlm_pl.environment.failing import broken, failing_parts
-from mrlm_pl.environment.probes import (
-    INJECTIONS,
-    MARK,
-    NUMBER,
-    PROGRAMS,
-    hollowed,
-    looking_call,
-    marked,
-    normalized,
-    worthless,
-)
 from mrlm_pl.environment.tasks import SPLITS, TaskSource
 from mrlm_pl.environment.trial import SPAM, Play, Replies, close, play, play_copy, posed
 from mrlm_pl.episode import Task
@@ -135,7 +124,9 @@ class SemanticChecks:
         opponents = all(len({*(self.environment.bounds(task) or (0.0, 1.0))}) == 1 for task in tasks)
         floor, maximum = (fmean([bounds[task.key][side] for task in tasks]) for side in (0, 1))
         rewards = grouped(
-            (name, self._play(task, replies).reward) for task in tasks for name, replies in worthless(task).items()
+            (name, self._play(task, replies).reward)
+            for task in tasks
+            for name, replies in probes.worthless(task).items()
         )
         earned = {name: fmean(found) for name, found in rewards.items()}
         name = max(earned, key=lambda name: earned[name])
@@ -171,7 +162,7 @@ class SemanticChecks:
             for name in self.environment.secrets:
                 if name not in task.data or task.data[name] in (None, "", [], {}):
                     continue
-                other = replace(task, data={**task.data, name: mapped(task.data[name], marked)})
+                other = replace(task, data={**task.data, name: mapped(task.data[name], probes.marked)})
                 if other == task:  # a truth value has no form that occurs nowhere else
                     unread.add(name)
                     continue
@@ -183,7 +174,7 @@ class SemanticChecks:
                     unread.add(name)
                     continue
                 searched.add(name)
-                if any(MARK in text or str(NUMBER) in text for text in shown):
+                if any(probes.MARK in text or str(probes.NUMBER) in text for text in shown):
                     raise EnvironmentContractError(
                         f"{task.key} shows its field {name!r} to an agent; take it out of the observations, or out of "
                         "`secrets` if agents may know it"
@@ -207,7 +198,7 @@ class SemanticChecks:
             begun = [task for task, _ in named] if texts else []
             if source.size is not None and any(name for _, name in named):  # the default reads the data for each name
                 named += self._named(source, COMPARED_TASKS, COMPARED_ROWS)
-            shown = [normalized(self._shown(task)) for task in begun]
+            shown = [probes.normalized(self._shown(task)) for task in begun]
             texts = texts and 4 * len(set(shown)) > len(shown)  # else they begin alike and differ later
             found = [("problem", task, name) for task, name in named if name]
             found += [("text", task, text) for task, text in zip(begun, shown, strict=True) if text] if texts else []
@@ -268,7 +259,7 @@ class SemanticChecks:
             gold = self._gold(task)
             tried = self._readings() if gold is None else [gold, *self._readings()]
             for replies in tried:
-                for place in failing_parts(self.environment, task):
+                for place in probes.failing_parts(self.environment, task):
                     if self._survives(task, replies, place, reached):
                         raise EnvironmentContractError(
                             f"on {task.key} `{place}` failed and the episode was rewarded; let the error through, so "
@@ -287,7 +278,7 @@ class SemanticChecks:
         def break_part(began: Environment) -> None:
             nonlocal whole, stand_in
             whole = began.__dict__[place]
-            stand_in = began.__dict__[place] = broken(whole, uses)
+            stand_in = began.__dict__[place] = probes.broken(whole, uses)
 
         try:
             play(environment, task, replies, max_turns=self.max_turns, must_end=False, began=break_part)
@@ -333,7 +324,7 @@ class SemanticChecks:
         agents = self.environment.agents
         wrongs: list[tuple[str, TeamReplies]] = list(self._bases(task))
         constant: TeamReplies = {
-            agent: [hollowed(said, "return True") for said in gold.get(agent, ("",))] for agent in agents
+            agent: [probes.hollowed(said, "return True") for said in gold.get(agent, ("",))] for agent in agents
         }
         if any(constant[agent] != list(gold.get(agent, ("",))) for agent in agents):
             wrongs.append(("a program that returns True", constant))
@@ -348,21 +339,21 @@ class SemanticChecks:
         """Yield an agent, a name, replies with an attack by this agent, and the same with a harmless text."""
         for _, base in self._bases(task):
             for agent in self.environment.agents:
-                for text in INJECTIONS:
+                for text in probes.INJECTIONS:
                     both = (text, re.sub(r"[A-Za-z_]{2,}", lambda word: word[0][::-1], text))
                     forged, plain = ({**base, agent: [f"{said}\n{part}" for said in base[agent]]} for part in both)
                     yield agent, repr(text), forged, plain
         gold = self._gold(task) or {}
         for agent in self.environment.agents:
-            for name, bodies in PROGRAMS.items():
-                attack, harmless = ([hollowed(said, body) for said in gold.get(agent, ())] for body in bodies)
+            for name, bodies in probes.PROGRAMS.items():
+                attack, harmless = ([probes.hollowed(said, body) for said in gold.get(agent, ())] for body in bodies)
                 if attack != list(gold.get(agent, ())):
                     yield agent, name, {**gold, agent: attack}, {**gold, agent: harmless}
 
     def _readings(self) -> list[Replies]:
         """Return replies that look for answers: a refusal, whose feedback may tell them, and calls of each tool."""
         agents = self.environment.agents
-        calls = {agent: [looking_call(tool) for tool in self.environment.tools(agent)] for agent in agents}
+        calls = {agent: [probes.looking_call(tool) for tool in self.environment.tools(agent)] for agent in agents}
         return [SPAM, *([{agent: calls[agent] or [SPAM] for agent in agents}] if any(calls.values()) else [])]
 
 

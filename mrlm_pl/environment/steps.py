@@ -253,14 +253,29 @@ def _check_actions(environment: Any, actions: Any) -> None:
     order.check_actions(actions)
 
 
+def _check_tasks(environment: Any, source: Any) -> None:
+    if not (hasattr(source, "__getitem__") and hasattr(source, "size")):
+        raise ConfigurationError(
+            f"environment {environment.name!r}: tasks returned {shown(source)}; return a TaskSource, as in "
+            "`DatasetTasks(self.name, split, rows)`"
+        )
+    posed = getattr(source, "environment", environment.name)
+    if posed != environment.name:
+        raise ConfigurationError(
+            f"environment {environment.name!r}: its tasks are made for {posed!r}; give {type(source).__name__} "
+            "`self.name`"
+        )
+
+
 ORDER_OF_CALLS: Mapping[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
     "reset": functools.partial(checked, check=_begin, note=_began),
     "step": functools.partial(
         checked, check=_check_actions, note=lambda environment, step: environment.__dict__["_order"].stepped(step)
     ),
+    "tasks": functools.partial(checked, note=_check_tasks),  # sources check the split
     "copy": copying,
 }
-"""Wrappers of an environment's methods by name, which keep a :class:`TurnOrder` for each episode."""
+"""Wrappers of an environment's methods by name, which check them and keep a :class:`TurnOrder` for each episode."""
 
 
 def shown(value: Any) -> str:

@@ -38,9 +38,8 @@ class ToolError(MRLMError):
 
 @dataclass(frozen=True)
 class MalformedCall:
-    """A call that could not be parsed: its text and its fault."""
+    """A call that could not be parsed, with its fault."""
 
-    text: str
     fault: str
 
 
@@ -116,8 +115,8 @@ def requested_calls(message: Message) -> tuple[ToolCall | MalformedCall, ...]:
         return message.tool_calls
     texts = [match[1].strip() for match in islice(_CALL.finditer(message.content), MAX_CALLS + 1)]
     found = [read_call(text, number) for number, text in enumerate(texts[:MAX_CALLS])]
-    fault = f"a reply may ask for {MAX_CALLS} calls at most"
-    return (*found, *(MalformedCall(text[:MAX_CALL_CHARACTERS], fault) for text in texts[MAX_CALLS:]))
+    more = [MalformedCall(f"a reply may ask for {MAX_CALLS} calls at most")] if len(texts) > MAX_CALLS else []
+    return (*found, *more)
 
 
 def written_call(tool: str, /, **arguments: Any) -> str:
@@ -138,28 +137,28 @@ def with_written_calls(message: Message) -> Message:
 def read_call(text: str, number: int) -> ToolCall | MalformedCall:
     """Return the call written as a JSON object with ``name`` and ``arguments``; ``parameters`` is read as well."""
     if len(text) > MAX_CALL_CHARACTERS:
-        return MalformedCall(text[:MAX_CALL_CHARACTERS], f"it is longer than {MAX_CALL_CHARACTERS} characters")
+        return MalformedCall(f"it is longer than {MAX_CALL_CHARACTERS} characters")
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
-        return MalformedCall(text, "it is not JSON")
-    return call_of(value, number, text)
+        return MalformedCall("it is not JSON")
+    return call_of(value, number)
 
 
-def call_of(value: object, number: int, text: str) -> ToolCall | MalformedCall:
+def call_of(value: object, number: int) -> ToolCall | MalformedCall:
     """Return the call that a JSON value stands for."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-        return MalformedCall(text, 'it is not an object with a "name"')
+        return MalformedCall('it is not an object with a "name"')
     arguments = value.get("arguments", value.get("parameters", {}))
     if isinstance(arguments, str):  # some models write the arguments as a string that holds JSON
         with suppress(ValueError, RecursionError):
             arguments = json.loads(arguments)
     if not isinstance(arguments, dict):
-        return MalformedCall(text, 'its "arguments" are not an object')
+        return MalformedCall('its "arguments" are not an object')
     try:
         json.dumps(arguments, allow_nan=False)
     except ValueError:  # records hold what JSON has
-        return MalformedCall(text, 'its "arguments" hold a number that is NaN or infinite')
+        return MalformedCall('its "arguments" hold a number that is NaN or infinite')
     identifier = value.get("id")
     return ToolCall(identifier if isinstance(identifier, str) else f"call{number:05d}", value["name"], arguments)
 

@@ -94,15 +94,12 @@ def _check_targets(model: nn.Module, lora: LoRA) -> None:
             continue
         layer = name.removeprefix("base_model.model.")
         if not isinstance(base, _LINEAR):
-            raise ConfigurationError(
-                f"lora.target_modules {lora.target_modules}: {layer} is a layer of type {type(base).__name__}; "
-                "only linear layers can have an adapter, so leave it out"
-            )
-        if owners[id(base.weight)] > 1:
-            raise ConfigurationError(
-                f"lora.target_modules {lora.target_modules}: {layer} shares its weight with another layer, so that "
-                "an adapter could not be merged into it; leave it out"
-            )
+            fault = f"is a layer of type {type(base).__name__}; only linear layers can have an adapter, so leave it out"
+        elif owners[id(base.weight)] > 1:
+            fault = "shares its weight with another layer, so an adapter could not be merged into it; leave it out"
+        else:
+            continue
+        raise ConfigurationError(f"lora.target_modules {lora.target_modules}: {layer} {fault}")
 
 
 def is_adapter(name: str) -> bool:

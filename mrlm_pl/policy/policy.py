@@ -14,20 +14,14 @@ from transformers import AutoModelForCausalLM
 
 from mrlm_pl.errors import ConfigurationError, PolicyError
 from mrlm_pl.model_folders import ADAPTER_FOLDER, reading_weights
-from mrlm_pl.policy.chat import PLAIN_TEMPLATE, ChatFormat, checked_template, with_arguments
+from mrlm_pl.policy.chat import PLAIN_TEMPLATE, ChatFormat
+from mrlm_pl.policy.chat.template import checked_template, with_arguments
 from mrlm_pl.policy.compilation import compile_layers
-from mrlm_pl.policy.forward import products
+from mrlm_pl.policy.forward import logprobs, products
 from mrlm_pl.policy.forward.devices import drawn_on_host
+from mrlm_pl.policy.forward.divergence import Teaching
 from mrlm_pl.policy.forward.int8 import linear_layers, to_int8
-from mrlm_pl.policy.forward.logprobs import (
-    TokenOutputs,
-    token_logprobs,
-    token_outputs,
-    token_states,
-    token_values,
-)
 from mrlm_pl.policy.forward.passes import NoisyRowOptions, RowOptions
-from mrlm_pl.policy.forward.teaching import Teaching
 from mrlm_pl.policy.lora import LoRA, add_adapter, is_adapter, merged_state, with_shared_weights
 from mrlm_pl.policy.pretrained import BUILTIN_TINY, read_config, read_tokenizer, source_of, write_model
 from mrlm_pl.policy.sharding import whole
@@ -193,9 +187,7 @@ class Policy(nn.Module):
         bases = {} if bases is None else bases
         if self.model is None:
             if self.lora is None:
-                self.model = self.initial_model().requires_grad_(self.trained)
-                if self.int8 == "weights":
-                    to_int8(self.model, linear_layers(self.model))
+                self.model = self.initial_model("weights").requires_grad_(self.trained)
             else:
                 self.model = self._adapted(bases, name)
             self.model.train()  # transformers loads models in evaluation mode, without dropout
@@ -204,7 +196,9 @@ class Policy(nn.Module):
             if self.compiled:
                 compile_layers(self.network)
         if reference and self.reference is None and (self.lora is None or moving):
-            initial = self.reference_model() if self.lora is None else self._adapted(bases, name).get_base_model()
+            initial = (
+                self.initial_model("reference") if self.lora is None else self._adapted(bases, name).get_base_model()
+            )
             self.reference = initial.requires_grad_(False)
             self._moving = moving
             if self.compiled:
@@ -289,7 +283,7 @@ class Policy(nn.Module):
             options: ``temperature`` and ``prefix_groups``; see :class:`~mrlm_pl.policy.forward.passes.RowOptions`.
         """
         how = self._options(token_ids, dropout_key, options)
-        return token_logprobs(self.model, token_ids, lengths, action_mask, **how)
+        return logprobs.token_logprobs(self.model, token_ids, lengths, action_mask, **how)
 
     def outputs(
         self,
@@ -300,16 +294,16 @@ class Policy(nn.Module):
         with_entropy: bool = False,
         teaching: Teaching | None = None,
         **options: Unpack[RowOptions],
-    ) -> TokenOutputs:
+    ) -> logprobs.TokenOutputs:
         """Return log-probabilities, entropies and divergences if wanted, and values of a value head, from one pass."""
         how = self._options(token_ids, None, options)
         wanted: dict[str, Any] = {"with_entropy": with_entropy, "value_head": self.value_head, "teaching": teaching}
-        return token_outputs(self.model, token_ids, lengths, action_mask, **wanted, **how)
+        return logprobs.token_outputs(self.model, token_ids, lengths, action_mask, **wanted, **how)
 
     def states(self, token_ids: Tensor, lengths: Tensor, action_mask: Tensor, **options: Unpack[RowOptions]) -> Tensor:
         """Return the last hidden states [n, hidden size] before the action tokens, row by row, without gradient."""
         bounded: RowOptions = {**options, "max_tokens": self.max_forward_tokens}
-        return token_states(self.model, token_ids, lengths, action_mask, **bounded)
+        return logprobs.token_states(self.model, token_ids, lengths, action_mask, **bounded)
 
     def values(
         self,
@@ -326,7 +320,7 @@ class Policy(nn.Module):
         """
         assert self.value_head is not None
         how = self._options(token_ids, dropout_key, options)
-        return token_values(self.model, self.value_head, token_ids, lengths, action_mask, **how)
+        return logprobs.token_values(self.model, self.value_head, token_ids, lengths, action_mask, **how)
 
     @torch.no_grad()
     def reference_logprobs(
@@ -336,7 +330,7 @@ class Policy(nn.Module):
         with nullcontext() if self.reference is not None else self.model.disable_adapter():
             model = self.model if self.reference is None else self.reference
             how = self._options(token_ids, None, options)
-            return token_logprobs(model, token_ids, lengths, action_mask, **how)
+            return logprobs.token_logprobs(model, token_ids, lengths, action_mask, **how)
 
     @torch.no_grad()
     def move_reference(self, decay: float) -> None:
@@ -384,8 +378,11 @@ class Policy(nn.Module):
             seed = derive_seed("dropout", dropout_key, digest)
         return {**options, "max_tokens": self.max_forward_tokens, "noise_seed": seed}
 
-    def initial_model(self) -> Any:
+    def initial_model(self, use: Int8 | None = None) -> Any:
         """Return a new model with this policy's weights before its first update, in fp32.
+
+        Args:
+            use: of the model; its linear layers are in int8 if ``int8`` says so.
 
         Raises:
             PolicyError: they cannot be read.
@@ -404,12 +401,8 @@ class Policy(nn.Module):
                     )
             except (OSError, ValueError) as error:
                 raise PolicyError(f"policy model {self.name_or_path!r}: its weights cannot be read: {error}") from error
-        return products.with_fast_products(model) if products.ONEDNN_IS_FASTER else model
-
-    def reference_model(self) -> Any:
-        """Return :meth:`initial_model` as a reference: with its linear layers in int8 if ``int8`` says so."""
-        model = self.initial_model()
-        if self.int8 == "reference":
+        model = products.with_fast_products(model) if products.ONEDNN_IS_FASTER else model
+        if use is not None and use == self.int8:
             to_int8(model, linear_layers(model))
         return model
 

@@ -58,13 +58,12 @@ def read_config(model: str, source: str) -> Any:
     try:
         return AutoConfig.from_pretrained(source, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
-        address = model.rpartition(":")[2].isdecimal()
         near = nearest_path(Path(model), folders=True)
-        meant = f"did you mean {str(near)!r}? Otherwise give " if near else "give "
-        remedy = f"a folder, a hub id or {BUILTIN_TINY!r} ({first_line(error)})"
+        meant = f"did you mean {str(near)!r}? Otherwise give" if near else "give"
         raise PolicyError(
-            f"model {model!r} is neither a folder here nor a readable model of the hub; {meant}"
-            + ("its tokenizer's model, and the address as `served_by`" if address else remedy)
+            f"model {model!r} is neither a folder here nor a readable model of the hub ({first_line(error)}); {meant} "
+            f"a folder, a hub id or {BUILTIN_TINY!r}, and for a server its tokenizer's model and the address as "
+            "`served_by`"
         ) from error
 
 

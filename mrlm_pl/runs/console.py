@@ -343,7 +343,7 @@ def _done(trainer: Trainer) -> int:
 def _total(trainer: Trainer) -> int | None:
     """Return their number in the whole run; None where the trainer has no such bound."""
     data = _rollout(trainer)
-    total = batches_in_all(trainer) / (data.stream.schedule.batches if data else 1)
+    total = batches_in_all(trainer) / (data.stream.batches if data else 1)
     return None if math.isinf(total) else math.ceil(total)
 
 

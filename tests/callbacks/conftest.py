@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from lightning.pytorch import Callback
 
-from mrlm_pl.data.rollout.evaluation import Evaluation
+from mrlm_pl.data.rollout.collectors.players import Players
 from mrlm_pl.runs import LastCheckpoint, MetricsFile, Trainer
 from tests.support.duel import make
 
@@ -26,17 +26,17 @@ def duel(model_folder: Path) -> Any:
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Return a function that runs or continues a run; SIGTERM ends it when it plays held-out tasks the n-th time."""
-    original = Evaluation.play
+    original = Players.play
 
     def fit(folder: Path, algorithm: Any, data: Any, callback: Callback, ended_in: int | None = None) -> None:
         plays = itertools.count(1)
 
-        def play(evaluation: Evaluation, *arguments: Any) -> Any:
+        def play(players: Players, *arguments: Any) -> Any:
             if next(plays) == ended_in:
                 signal.raise_signal(signal.SIGTERM)
-            return original(evaluation, *arguments)
+            return original(players, *arguments)
 
-        monkeypatch.setattr(Evaluation, "play", play)
+        monkeypatch.setattr(Players, "play", play)
         trainer = Trainer(
             output=str(folder),
             resume=True,

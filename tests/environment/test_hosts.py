@@ -41,6 +41,17 @@ def test_a_host_that_dies_hangs_or_raises_costs_a_retry_and_no_episode(tmp_path:
     assert min(episodes[n].attempts for n in (1, 2, 3)) >= 2
 
 
+def test_a_step_after_its_host_was_stopped_is_an_error_and_a_reset_takes_another_host(tmp_path: Path) -> None:
+    hosts = EnvironmentHosts(1, 60.0)
+    task = (environment := hosts.host(Hosted(str(tmp_path)))).tasks("train")[0]
+    environment.reset(task)
+    hosts.close()
+    with pytest.raises(ConnectionError, match="died or was stopped"):
+        environment.step({"agent": Message("assistant", "0")})
+    environment.reset(task)
+    hosts.close()
+
+
 def test_an_environment_that_cannot_be_pickled_is_refused() -> None:
     class Local(SingleAgentEnvironment):
         name = "local"

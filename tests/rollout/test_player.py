@@ -13,7 +13,8 @@ from mrlm_pl.engines.base import Engine, Sample, SampleRequest, Sampling
 from mrlm_pl.environment import DatasetTasks, Environment, Observations, Outcome, Step, TaskSource
 from mrlm_pl.episode import Episode, Message, Task
 from mrlm_pl.errors import ConfigurationError, NonFiniteError
-from mrlm_pl.policy.chat import ChatFormat, with_arguments
+from mrlm_pl.policy.chat import ChatFormat
+from mrlm_pl.policy.chat.template import with_arguments
 from mrlm_pl.policy.tiny import build_tokenizer
 from mrlm_pl.rollout.play import EpisodeSpec, Seat
 from mrlm_pl.rollout.player import EpisodePlayer

@@ -21,7 +21,7 @@ class NumberedExamples(FixedDataModule):
     def setup(self, stage: str) -> None:
         """There is nothing to tokenize."""
 
-    def tokenized(self, example: Any, where: str) -> list[Any]:
+    def tokenized(self, example: Any) -> list[Any]:
         return []
 
     def rows_of(self, example: Any) -> list[Any]:

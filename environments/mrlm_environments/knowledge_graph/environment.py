@@ -178,7 +178,7 @@ class KnowledgeGraphEnvironment(Environment):
             return self._judged(int(final[1]))
         if written:
             read = read_action(written[1])
-            calls = (MalformedCall(written[1], NO_CALL) if read is None else ToolCall("", *read),)
+            calls = (MalformedCall(NO_CALL) if read is None else ToolCall("", *read),)
         told = []
         act = partial(self._observed, agent)
         for answer, made in answered(calls, self.tools(agent), NO_CALL, act, limit=self.output_characters):

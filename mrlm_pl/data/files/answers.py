@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -64,7 +64,7 @@ class AnswerDataModule(ReferencedDataModule):
         _check_kinds(answers, source)
         return answers
 
-    def tokenized(self, example: Answer, where: str) -> list[ScoredAnswer]:
+    def tokenized(self, example: Answer) -> list[ScoredAnswer]:
         name, policy = self.learner()
         question = [Message("user", example.question)]
         if not isinstance(self.algorithm(), KTO):
@@ -81,9 +81,13 @@ class AnswerDataModule(ReferencedDataModule):
             found = (unrelated(answers, self.seed, self.sources[split]) for split, answers in self._examples.items())
             self._unrelated = {answer: other for pairs in found for answer, other in pairs}
         super().tokenize()
-        _warn_of_shared_questions(self.sources, self._examples)
+        trained = {answer.question for answer in self._examples["train"]}
         for split, kept in self.examples.items():
             _check_kinds([item.answer for item in kept], f"{self.sources[split]}, of which {len(kept)} answers fit")
+            shared = {answer.question for answer in self._examples[split]} & trained
+            if shared and split != "train":
+                message = "%d questions of %s are trained on too, such as %.80r"
+                logger.warning(message, len(shared), self.sources[split], min(shared))
 
     def tables(self, examples: Sequence[ScoredAnswer]) -> dict[str, tuple[PolicyBatch, Tensor]]:
         rows = [(row, item.answer) for item in examples for row in item.rows]
@@ -118,17 +122,6 @@ def unrelated(answers: Sequence[Answer], seed: int, source: str) -> list[tuple[A
             )
         pairs.append((answer, other))
     return pairs
-
-
-def _warn_of_shared_questions(sources: Mapping[DataSplit, str], answers: Mapping[DataSplit, Sequence[Answer]]) -> None:
-    """Warn of questions in both training and evaluation."""
-    trained = {answer.question for answer in answers["train"]}
-    for split in answers.keys() - {"train"}:
-        shared = {answer.question for answer in answers[split]} & trained
-        if shared:
-            logger.warning(
-                "%d questions of %s are trained on too, such as %.80r", len(shared), sources[split], min(shared)
-            )
 
 
 def _check_kinds(answers: Sequence[Answer], source: str) -> None:

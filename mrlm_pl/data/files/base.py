@@ -124,8 +124,12 @@ class FixedDataModule(NamesUnknown, LightningDataModule, ABC):
         return list(episodes)
 
     @abstractmethod
-    def tokenized(self, example: Any, where: str) -> list[Any]:
-        """Return the tokenized examples of one that :meth:`read` returned; an error's message begins with ``where``."""
+    def tokenized(self, example: Any) -> list[Any]:
+        """Return the tokenized examples of one that :meth:`read` returned.
+
+        Raises:
+            ValueError: the chat template refuses it.
+        """
 
     @abstractmethod
     def rows_of(self, example: Any) -> Sequence[Trajectory]:
@@ -158,11 +162,10 @@ class FixedDataModule(NamesUnknown, LightningDataModule, ABC):
         for split, source in self.sources.items():
             made = []
             for number, given in enumerate(self._examples[split], start=1):
-                where = f"{source}, row {number}"
                 try:
-                    made += self.tokenized(given, where)
+                    made += self.tokenized(given)
                 except (TemplateError, TypeError, ValueError) as fault:
-                    raise DataError(f"{where}: {fault}") from fault
+                    raise DataError(f"{source}, row {number}: {fault}") from fault
             fits = [[len(row.token_ids) <= limits[row.policy] for row in self.rows_of(example)] for example in made]
             kept = [example for example, rows in zip(made, fits, strict=True) if rows and all(rows)]
             if not kept:
@@ -181,9 +184,15 @@ class FixedDataModule(NamesUnknown, LightningDataModule, ABC):
     def collate(self, split: DataSplit, chosen: Sequence[int]) -> dict[str, PolicyBatch]:
         """Return the rows of the examples ``chosen``, of which there is at least one, by policy."""
 
-    @abstractmethod
     def totals(self, split: DataSplit, update: Sequence[int]) -> dict[str, BatchTotals]:
-        """Return the size of an update on the examples ``update``, by policy."""
+        """Return the size of an update by policy; its episodes are examples, of which a policy counts its fraction."""
+        sizes: dict[str, BatchTotals] = {}
+        for rows in (self.rows_of(self.examples[split][index]) for index in update):
+            tokens = sum(row.num_actions for row in rows)
+            for row in rows:
+                size = BatchTotals(float(row.num_actions), 1.0, row.num_actions / tokens)
+                sizes[row.policy] = sizes.get(row.policy, BatchTotals(0.0, 0.0, 0.0)) + size
+        return sizes
 
     def before_first_batch(self) -> None:
         """Called when the model is on its device and a checkpoint has been read, before a batch is made."""

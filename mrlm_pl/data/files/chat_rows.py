@@ -13,7 +13,7 @@ from mrlm_pl.episode import ROLES, Episode, Message, ToolCall, Trajectory
 from mrlm_pl.errors import DataError
 from mrlm_pl.grouping import common_prefix
 from mrlm_pl.policy import ChatFormat, Conversation
-from mrlm_pl.policy.chat import GivenConversation, GivenReply, plain_reply
+from mrlm_pl.policy.chat.replies import GivenConversation, GivenReply, plain_reply
 
 DEMONSTRATOR = "demonstrator"
 """Agent of the rows that no policy sampled."""
@@ -134,7 +134,7 @@ def _calls_of(message: dict[str, Any]) -> tuple[ToolCall, ...]:
         raise ValueError(f"{message!r:.80} is not the assistant's and calls tools")
     for number, item in enumerate(given if isinstance(given, list) else [given]):
         function = item.get("function") if isinstance(item, dict) else None
-        call = call_of({**function, "id": item.get("id")} if isinstance(function, dict) else None, number, "")
+        call = call_of({**function, "id": item.get("id")} if isinstance(function, dict) else None, number)
         if not isinstance(call, ToolCall):
             raise ValueError(
                 f"its call {item!r:.80} cannot be read: {call.fault}; write "

@@ -76,7 +76,7 @@ class TrajectoryDataModule(FixedDataModule):
             raise DataError(f"{source}: no episode has a reward of {least} or more; lower data.filter_reward")
         return kept
 
-    def tokenized(self, example: Demonstration | Episode, where: str) -> list[Trajectory]:
+    def tokenized(self, example: Demonstration | Episode) -> list[Trajectory]:
         name, policy = self.learner()
         return demonstration_rows(example, policy.chat, name)
 
@@ -95,14 +95,10 @@ class TrajectoryDataModule(FixedDataModule):
         return {self.learner()[0]: table}
 
     def totals(self, split: DataSplit, update: Sequence[int]) -> dict[str, BatchTotals]:
-        policy, _ = self.learner()
-        rows = [self.examples[split][index] for index in update]
-        shown, observed = float(len(rows)), [sum(observation_mask(row)) for row in rows]
+        observed = [sum(observation_mask(self.examples[split][index])) for index in update]
         answered = float(sum(count > 0 for count in observed))
-        return {
-            policy: BatchTotals(float(sum(row.num_actions for row in rows)), shown, shown),
-            f"{policy}/observations": BatchTotals(float(sum(observed)), answered, answered),
-        }
+        observations = BatchTotals(float(sum(observed)), answered, answered)
+        return super().totals(split, update) | {f"{self.learner()[0]}/observations": observations}
 
 
 def observation_mask(row: Trajectory) -> list[bool]:

@@ -70,7 +70,7 @@ class JointPreferenceDataModule(PreferenceDataModule):
     def pairs_of(self, episodes: Sequence[Episode]) -> list[Any]:
         return list(joint_pairs(episodes, self.reward_gap))
 
-    def tokenized(self, example: Any, where: str) -> list[RowPair]:
+    def tokenized(self, example: Any) -> list[RowPair]:
         if isinstance(self.algorithm(), PairwiseRewardModel):
             name, policy = self.learner()
             prompt, *answers = team_parts(example, policy.chat)
@@ -80,13 +80,13 @@ class JointPreferenceDataModule(PreferenceDataModule):
         rejected: list[Trajectory] = []
         sides = [episode.trajectories for episode in example] if isinstance(example, JointPair) else [example]
         for agent in dict.fromkeys(agent for side in sides for agent in side):
-            better, worse = self._rows_of_agent(example, agent, where)
+            better, worse = self._rows_of_agent(example, agent)
             if _tokens(better) != _tokens(worse):
                 chosen += better
                 rejected += worse
         return [RowPair(tuple(chosen), tuple(rejected))]
 
-    def _rows_of_agent(self, example: Any, agent: str, where: str) -> tuple[Sequence[Trajectory], Sequence[Trajectory]]:
+    def _rows_of_agent(self, example: Any, agent: str) -> tuple[Sequence[Trajectory], Sequence[Trajectory]]:
         name = self.algorithm().seat(agent)
         policy = self.algorithm().policy(name)
         if not policy.trained:
@@ -97,7 +97,7 @@ class JointPreferenceDataModule(PreferenceDataModule):
                 for episode in example
             ]
         else:
-            sides = [[row] for row in pair_rows(example[agent], policy.chat, name, f"{where}, agent {agent!r}")]
+            sides = [[row] for row in pair_rows(example[agent], policy.chat, name)]
         better, worse = ([dataclasses.replace(row, agent=agent) for row in rows if row.num_actions] for rows in sides)
         return better, worse
 

@@ -10,7 +10,6 @@ from typing import Any, ClassVar, NamedTuple
 from torch import Tensor
 
 from mrlm_pl.algorithms import DPO, ORPO, PairwiseRewardModel, SimPO
-from mrlm_pl.data.files.base import DataSplit
 from mrlm_pl.data.files.chat_rows import Demonstration, messages_of, scored_row, token_rows, tools_of
 from mrlm_pl.data.files.references import ReferencedDataModule
 from mrlm_pl.environment.tools import requested_calls
@@ -20,7 +19,6 @@ from mrlm_pl.grouping import common_prefix
 from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.credit.pairs import RowPair, best_and_worst, row_tables
-from mrlm_pl.losses import BatchTotals
 from mrlm_pl.policy import ChatFormat
 
 
@@ -107,13 +105,13 @@ class PreferenceDataModule(ReferencedDataModule):
         """Return the pairs that are made of episodes."""
         return list(played_pairs(episodes, self.reward_gap))
 
-    def tokenized(self, example: Any, where: str) -> list[RowPair]:
+    def tokenized(self, example: Any) -> list[RowPair]:
         name, policy = self.learner()
         if isinstance(self.algorithm(), PairwiseRewardModel):
             prompt, *answers = example.parts(policy.chat)
             chosen, rejected = (scored_row(prompt, answer, policy.chat, name) for answer in answers)
         else:
-            chosen, rejected = pair_rows(example, policy.chat, name, where)
+            chosen, rejected = pair_rows(example, policy.chat, name)
         return [RowPair((chosen,), (rejected,))]
 
     def rows_of(self, example: RowPair) -> Sequence[Trajectory]:
@@ -121,16 +119,6 @@ class PreferenceDataModule(ReferencedDataModule):
 
     def tables(self, examples: Sequence[RowPair]) -> dict[str, tuple[PolicyBatch, Tensor]]:
         return row_tables(examples)
-
-    def totals(self, split: DataSplit, update: Sequence[int]) -> dict[str, BatchTotals]:
-        """Return the size of an update by policy; its episodes are pairs, of which a policy counts its fraction."""
-        sizes: dict[str, BatchTotals] = {}
-        for rows in (self.examples[split][index].rows() for index in update):
-            tokens = sum(row.num_actions for row in rows)
-            for row in rows:
-                size = BatchTotals(float(row.num_actions), 1.0, row.num_actions / tokens)
-                sizes[row.policy] = sizes.get(row.policy, BatchTotals(0.0, 0.0, 0.0)) + size
-        return sizes
 
 
 def preference_pairs(episodes: Sequence[Episode], reward_gap: float = 0.0) -> list[dict[str, Any]]:
@@ -191,19 +179,18 @@ def played_pairs(episodes: Sequence[Episode], reward_gap: float = 0.0) -> list[A
     return pairs
 
 
-def pair_rows(pair: AnswerPair, chat: ChatFormat, policy: str, where: str) -> tuple[Trajectory, Trajectory]:
+def pair_rows(pair: AnswerPair, chat: ChatFormat, policy: str) -> tuple[Trajectory, Trajectory]:
     """Return the token rows of the chosen and the rejected answer.
 
     Raises:
-        DataError: the chat template rewrites history, so that an answer is no single row; the message begins with
-            ``where``.
+        ValueError: the chat template rewrites history, so that an answer is no single row.
     """
     made = [token_rows(answer, chat, policy) for answer in pair]
     for name, rows in zip(pair._fields, made, strict=True):
         if len(rows) != 1 or not rows[0].num_actions:
-            raise DataError(
-                f"{where}: the {name!r} answer makes {len(rows)} rows, as the template rewrites earlier messages; "
-                "give pairs that differ in their last turn only"
+            raise ValueError(
+                f"the {name!r} answer makes {len(rows)} rows of policy {policy!r}, as its template rewrites earlier "
+                "messages; give pairs that differ in their last turn only"
             )
     return made[0][0], made[1][0]
 

@@ -59,8 +59,8 @@ class ReferencedDataModule(FixedDataModule):
         return {name: rows for name, (rows, _) in tables.items()}
 
     def before_first_batch(self) -> None:
-        algorithm, trainer = self.algorithm(), self.trainer
-        assert trainer is not None
+        algorithm = self.algorithm()
+        trainer = algorithm.trainer
         if not algorithm.reads_reference_sums:
             return
         if not self.references and trainer.state.fn == "fit" and not trainer.global_step:
@@ -136,8 +136,8 @@ class ReferencedDataModule(FixedDataModule):
             split: of the rows.
             initial: under the initial weights, which are then read, in place of the current ones.
         """
-        algorithm, trainer, examples = self.algorithm(), self.trainer, self.examples[split]
-        assert trainer is not None
+        algorithm, examples = self.algorithm(), self.examples[split]
+        trainer = algorithm.trainer
         rank, ranks = data_parallel_rank(trainer)
         starts = self._starts[split]
         sums = torch.zeros(starts[-1], device=algorithm.device)

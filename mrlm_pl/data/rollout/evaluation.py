@@ -14,63 +14,21 @@ from mrlm_pl.data.rollout.collectors.players import Players
 from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Episode
 from mrlm_pl.evaluation.agents import means_by_agent
-from mrlm_pl.evaluation.report import EvaluationReport
-from mrlm_pl.evaluation.summary import evaluation_specs, judged_successes, summarize
-from mrlm_pl.learner.ranks import data_parallel_rank, gather_ranks
-from mrlm_pl.rollout.play import EpisodeSpec
-from mrlm_pl.trainer.termination import ended_by_sigterm
+from mrlm_pl.evaluation.summary import evaluation_specs, judged_successes
+from mrlm_pl.learner.ranks import data_parallel_rank
 
 logger = logging.getLogger(__name__)
-
-
-class Evaluation:
-    """Plays held-out tasks of a run's environments.
-
-    Args:
-        players: of the run.
-        seed: of tasks and sampling.
-    """
-
-    def __init__(self, players: Players, seed: int) -> None:
-        self.players, self.seed, self.trainer = players, seed, players.learner.trainer
-
-    def play(self, specs: Sequence[EpisodeSpec], sampling: Sampling) -> list[Episode]:
-        """Return episodes that the current weights played; all ranks call it."""
-        sampling.check_policies([*self.players.learner.policies], "sampling")
-        player = self.players.player(sampling)
-        with ended_by_sigterm(self.trainer), self.players.published():
-            return player.play_blocking(specs)
-
-    def specs(self, environment: str, episodes: int, split: str) -> list[EpisodeSpec]:
-        """Return the episodes of an environment's tasks."""
-        return evaluation_specs(self.players.environments[environment], episodes, split, self.seed, name=environment)
-
-    def report(self, environment: str, split: str, episodes: int, sampling: Sampling, model: str) -> EvaluationReport:
-        """Return the report on tasks of a split; all ranks call it, each plays its share, all get the whole report."""
-        specs = self.specs(environment, episodes, split)
-        rank, ranks = data_parallel_rank(self.trainer)
-        played: list[Any] = [None] * len(specs)
-        for number, share in enumerate(gather_ranks(self.trainer, self.play(specs[rank::ranks], sampling))):
-            played[number::ranks] = share
-        return summarize(
-            played,
-            environment=environment,
-            model=model,
-            split=split,
-            seed=self.seed,
-            requested=episodes,
-            bounds=self.players.environments[environment].bounds,
-        )
 
 
 class EvaluationStream:
     """Serves the episodes of a validation, test or prediction loop.
 
     Args:
-        evaluation: plays them.
+        players: play them.
         split: of the tasks.
         episodes: of each environment.
         sampling: how turns are sampled.
+        seed: of tasks and sampling.
 
     Attributes:
         few: how many tasks the split has, of each environment where they are fewer than the episodes.
@@ -78,11 +36,13 @@ class EvaluationStream:
 
     BATCH = 64
 
-    def __init__(self, evaluation: Evaluation, split: str, episodes: int, sampling: Sampling) -> None:
-        self.evaluation, self.split, self.sampling = evaluation, split, sampling
-        self.environments = evaluation.players.environments
-        rank, ranks = data_parallel_rank(evaluation.trainer)
-        by_environment = {name: evaluation.specs(name, episodes, split) for name in self.environments}
+    def __init__(self, players: Players, split: str, episodes: int, sampling: Sampling, seed: int) -> None:
+        self.players, self.split, self.sampling, self.trainer = players, split, sampling, players.learner.trainer
+        rank, ranks = data_parallel_rank(self.trainer)
+        by_environment = {
+            name: evaluation_specs(environment, episodes, split, seed, name=name)
+            for name, environment in players.environments.items()
+        }
         self.few = {name: len(found) for name, found in by_environment.items() if len(found) < episodes}
         self.episodes, specs = episodes, [spec for found in by_environment.values() for spec in found]
         self.specs = specs[rank::ranks]
@@ -94,7 +54,7 @@ class EvaluationStream:
 
     def warn_of_few_tasks(self, option: str) -> None:
         """Warn of environments whose split has fewer tasks than episodes that an option asks for, on the first rank."""
-        if self.few and data_parallel_rank(self.evaluation.trainer)[0] == 0:
+        if self.few and data_parallel_rank(self.trainer)[0] == 0:
             found = ", ".join(f"{name!r} has {count}" for name, count in self.few.items())
             message = "the %s split has fewer tasks than %s, %d: %s; each is played once"
             logger.warning(message, self.split, option, self.episodes, found)
@@ -103,12 +63,12 @@ class EvaluationStream:
         played: list[Episode] = []
         for number in range(self.batches):
             start = number * self.BATCH
-            episodes = self.evaluation.play(self.specs[start : start + self.BATCH], self.sampling)
+            episodes = self.players.play(self.specs[start : start + self.BATCH], self.sampling)
             played += [replace(episode, trajectories={}) for episode in episodes]
             if number == self.batches - 1:  # a sized stream is not asked for more than it has
-                folder = Path(self.evaluation.trainer.default_root_dir)
+                folder = Path(self.trainer.default_root_dir)
                 warn_of_failures(played, f"{self.split} episodes", folder)
-            yield EpisodeBatch(episodes, by_task=len(self.environments) > 1)
+            yield EpisodeBatch(episodes, by_task=len(self.players.environments) > 1)
 
 
 class EpisodeBatch:

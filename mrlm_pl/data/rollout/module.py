@@ -14,7 +14,7 @@ from mrlm_pl.data.rollout.collection import Collection
 from mrlm_pl.data.rollout.collectors.asynchronous import AsyncOptions
 from mrlm_pl.data.rollout.collectors.groups import FailedMembers, GroupPlan
 from mrlm_pl.data.rollout.collectors.players import Players, StaleSnapshots
-from mrlm_pl.data.rollout.evaluation import Evaluation, EvaluationStream
+from mrlm_pl.data.rollout.evaluation import EvaluationStream
 from mrlm_pl.data.rollout.stream import TrainingStream
 from mrlm_pl.data.rollout.tasks import RunTasks, SuccessRateCurriculum, TaskSettings
 from mrlm_pl.engines import Engine, Sampling
@@ -24,9 +24,10 @@ from mrlm_pl.episode import Episode
 from mrlm_pl.episode_files import EpisodeRetention
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.evaluation.report import EvaluationReport
+from mrlm_pl.evaluation.summary import evaluation_specs, summarize
 from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.contract import RolloutFacts
-from mrlm_pl.learner.ranks import data_parallel_rank
+from mrlm_pl.learner.ranks import data_parallel_rank, gather_ranks
 from mrlm_pl.rollout.cross_policy import CrossPolicy
 from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.rollout.rounds import RoundOptions
@@ -240,7 +241,8 @@ class RolloutDataModule(NamesUnknown, LightningDataModule):
     predict_dataloader = test_dataloader
 
     def _held_out(self, split: str) -> EvaluationStream:
-        stream = EvaluationStream(self._evaluation(), split, self.validation_episodes, self.validation_sampling)
+        self.algorithm()  # raises without a trainer
+        stream = EvaluationStream(self.players, split, self.validation_episodes, self.validation_sampling, self.seed)
         if split not in self._held_out_splits:  # Lightning may ask for a loader again
             self._held_out_splits.add(split)
             stream.warn_of_few_tasks("data.validation_episodes")
@@ -261,18 +263,22 @@ class RolloutDataModule(NamesUnknown, LightningDataModule):
             self.stream.load(state_dict)
 
     def evaluate(
-        self, environment: str, *, split: str, episodes: int, sampling: Sampling | None = None, model: str = ""
+        self, environment: str, *, split: str, episodes: int, sampling: Sampling | None = None
     ) -> EvaluationReport:
         """Return the report of the current weights on tasks of a split; see :mod:`mrlm_pl.evaluation.summary`.
 
         The ranks divide the episodes, so every rank must call it; all get the report on all of them.
         """
-        return self._evaluation().report(environment, split, episodes, sampling or self.validation_sampling, model)
+        trainer, found = self.algorithm().trainer, self.environments[environment]
+        specs = evaluation_specs(found, episodes, split, self.seed, name=environment)
+        rank, ranks = data_parallel_rank(trainer)
+        own = self.play(specs[rank::ranks], sampling or self.validation_sampling)
+        played: list[Any] = [None] * len(specs)
+        for number, part in enumerate(gather_ranks(trainer, own)):
+            played[number::ranks] = part
+        chosen: dict[str, Any] = {"environment": environment, "model": "", "split": split, "seed": self.seed}
+        return summarize(played, **chosen, requested=episodes, bounds=found.bounds)
 
     def play(self, specs: Sequence[EpisodeSpec], sampling: Sampling) -> list[Episode]:
         """Return episodes that the current weights played; every rank must call it."""
-        return self._evaluation().play(specs, sampling)
-
-    def _evaluation(self) -> Evaluation:
-        self.algorithm()
-        return Evaluation(self.players, self.seed)
+        return self.players.play(specs, sampling)

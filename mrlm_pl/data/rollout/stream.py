@@ -66,35 +66,6 @@ def prefix_order(token_ids: Tensor) -> Tensor:
     return torch.tensor(sorted(range(len(keys)), key=keys.__getitem__), dtype=torch.int64)
 
 
-@dataclass(frozen=True)
-class UpdateSchedule:
-    """Divides a rollout ``passes`` times into ``minibatches`` updates, each of ``accumulation`` micro-batches."""
-
-    passes: int
-    minibatches: int
-    accumulation: int
-
-    @property
-    def batches(self) -> int:
-        """Micro-batches (Lightning batches) of a rollout."""
-        return self.passes * self.minibatches * self.accumulation
-
-    def update_at(self, position: int, shuffled: Callable[[int], Tensor]) -> list[GroupPart]:
-        """Return the micro-batches of the update that a position is in.
-
-        Where they are more than its groups, each group is divided into as many.
-
-        Args:
-            position: of a micro-batch, from 0.
-            shuffled: group numbers in the order in which a pass, counted from 0, serves them.
-        """
-        pass_number, update = divmod(position // self.accumulation, self.minibatches)
-        groups = shuffled(pass_number).chunk(self.minibatches)[update]
-        parts = max(1, self.accumulation // len(groups))
-        chunks = groups.chunk(self.accumulation // parts)
-        return [GroupPart(chunk, part, parts) for chunk in chunks for part in range(parts)]
-
-
 class TrainingStream:
     """Serves the mini-batches of an epoch, and collects a rollout when the last one is used up.
 
@@ -124,12 +95,17 @@ class TrainingStream:
         self._metrics: dict[str, float] = {}
 
     @property
-    def schedule(self) -> UpdateSchedule:
-        """The division of a rollout into Lightning batches."""
-        return UpdateSchedule(self.passes, self.minibatches, int(self.collection.trainer.accumulate_grad_batches))
+    def accumulation(self) -> int:
+        """Micro-batches (Lightning batches) of an update."""
+        return int(self.collection.trainer.accumulate_grad_batches)
+
+    @property
+    def batches(self) -> int:
+        """Micro-batches of a rollout."""
+        return self.passes * self.minibatches * self.accumulation
 
     def __len__(self) -> int:
-        return self.iterations * self.schedule.batches
+        return self.iterations * self.batches
 
     def __iter__(self) -> Iterator[Batch]:
         for _ in range(len(self)):
@@ -137,31 +113,41 @@ class TrainingStream:
 
     def next_batch(self) -> Batch:
         """Return the next micro-batch; the first of an iteration collects its rollout."""
-        schedule = self.schedule
         if self._rows is None:
             rows, self._metrics = self.collection.collect(self.iteration, self._last_ahead())
             self._rows = {name: own.to("cpu") for name, own in rows.items()}  # rows are divided on the host
-        elif self.position == schedule.batches // schedule.passes:  # all rows have been in an update
+        elif self.position == self.batches // self.passes:  # all rows have been in an update
             self.collection.write_tokens()
         learner, trainer = self.collection.learner, self.collection.trainer
         if learner.collection_over:
             # The stream keeps its length, which schedules and the other ranks rely on; these batches change nothing.
             batch = Batch({}, {})
         else:
-            update = (self.iteration, self.position // schedule.accumulation)
+            update = (self.iteration, self.position // self.accumulation)
             if update != self._update:
-                parts = schedule.update_at(self.position, self._shuffled_groups)
+                parts = self.update_at(self.position)
                 over_ranks = functools.partial(all_reduce_sum, trainer)
                 self._update, self._batches = update, micro_batches(learner, self._rows, parts, over_ranks)
-            batch = self._batches[self.position % schedule.accumulation]
+            batch = self._batches[self.position % self.accumulation]
             batch.metrics = self._metrics
-            batch.on_policy = self.position < schedule.accumulation and self.collection.on_policy
-        batch.micro_batches = schedule.accumulation * data_parallel_rank(trainer)[1]
+            batch.on_policy = self.position < self.accumulation and self.collection.on_policy
+        batch.micro_batches = self.accumulation * data_parallel_rank(trainer)[1]
         self._metrics = {}
         self.position += 1
-        if self.position == schedule.batches:
+        if self.position == self.batches:
             self._rows, self._batches, self.position, self.iteration = None, [], 0, self.iteration + 1
         return batch
+
+    def update_at(self, position: int) -> list[GroupPart]:
+        """Return the micro-batches of the update that a position of the rollout is in.
+
+        Where they are more than its groups, each group is divided into as many.
+        """
+        pass_number, update = divmod(position // self.accumulation, self.minibatches)
+        groups = self._shuffled_groups(pass_number).chunk(self.minibatches)[update]
+        parts = max(1, self.accumulation // len(groups))
+        chunks = groups.chunk(self.accumulation // parts)
+        return [GroupPart(chunk, part, parts) for chunk in chunks for part in range(parts)]
 
     def _shuffled_groups(self, pass_number: int) -> Tensor:
         """Return this rank's group numbers in the order in which a pass serves them."""
@@ -174,7 +160,7 @@ class TrainingStream:
 
         A trainer counts from 0, and the data may have been in another one before.
         """
-        trainer, batches, lag = self.collection.trainer, self.schedule.batches, self.collection.max_lag
+        trainer, batches, lag = self.collection.trainer, self.batches, self.collection.max_lag
         if not lag or math.isinf(in_all := batches_in_all(trainer)):
             return self.iteration + lag
         left = math.ceil(in_all / batches) - round(batches_served(trainer) / batches)
@@ -182,24 +168,20 @@ class TrainingStream:
 
     def _shape(self) -> dict[str, Any]:
         """Return the options that decide how a rollout is served."""
-        schedule, plan = self.schedule, self.collection.plan
+        plan = self.collection.plan
         return {
             "data.groups": plan.groups,
             "data.group_size": dict(plan.group_sizes),
-            "data.passes": schedule.passes,
-            "data.minibatches": schedule.minibatches,
-            "trainer.accumulate_grad_batches": schedule.accumulation,
+            "data.passes": self.passes,
+            "data.minibatches": self.minibatches,
+            "trainer.accumulate_grad_batches": self.accumulation,
         }
 
     def state(self) -> dict[str, Any]:
         """Return rows and position for a checkpoint; all ranks call it."""
-        if self.position in (0, self.schedule.batches // self.passes):
+        if self.position in (0, self.batches // self.passes):
             self.collection.write_tokens()
-        rows = (
-            None
-            if self._rows is None
-            else {name: {key: value.cpu() for key, value in own.tensors().items()} for name, own in self._rows.items()}
-        )
+        rows = None if self._rows is None else {name: own.tensors() for name, own in self._rows.items()}
         return {
             "iteration": self.iteration,
             "position": self.position,

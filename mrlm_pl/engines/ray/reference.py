@@ -78,7 +78,7 @@ class RayReference(WorkerGroup, Reference):
         if name not in self._planners or self.cluster is None:
 
             def read() -> Any:
-                return policy.reference_model().requires_grad_(False).to(dtype)
+                return policy.initial_model("reference").requires_grad_(False).to(dtype)
 
             weights = read()
             self.fill(name, weights, 0, read)

@@ -16,7 +16,7 @@ from mrlm_pl.learner.batch import PolicyBatch, collate_rows
 from mrlm_pl.learner.credit.returns import Tables, credit_turns, group_numbers
 from mrlm_pl.learner.credit.team import joint_history, team_rewards
 from mrlm_pl.learner.credit.tokens import rewarded_rows
-from mrlm_pl.policy.chat import ChatFormat, Conversation, Row
+from mrlm_pl.policy.chat.conversation import ChatFormat, Conversation, Row
 from mrlm_pl.rewards import TurnBonus
 
 CriticTargets = Literal["lambda", "td", "monte_carlo"]

@@ -20,8 +20,8 @@ from mrlm_pl.learner.ranks import sum_over_ranks
 from mrlm_pl.losses import BatchTotals, token_weights
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward.devices import on_device
+from mrlm_pl.policy.forward.divergence import Lesson, Teaching
 from mrlm_pl.policy.forward.families import forward_path
-from mrlm_pl.policy.forward.teaching import Lesson, Teaching
 from mrlm_pl.policy.sharding import is_split
 from mrlm_pl.settings import as_settings, at_least, between, one_of, positive
 

@@ -88,28 +88,19 @@ def deadline(name: str) -> Iterator[None]:
         ) from None
 
 
-Clock = Callable[[], float]
-"""Seconds since some moment."""
-
-
-def _clock_of(thread: int) -> Clock:
-    """Return the clock of a thread's CPU time: a busy machine delays a rendering without being its fault."""
-    if hasattr(time, "pthread_getcpuclockid"):
-        return functools.partial(time.clock_gettime, time.pthread_getcpuclockid(thread))
-    return time.monotonic
-
-
 class _Watch:
     """A thread that interrupts others."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._ends: dict[int, tuple[Clock, float]] = {}
+        self._ends: dict[int, tuple[Callable[[], float], float]] = {}
         threading.Thread(target=self._run, name="template-watch", daemon=True).start()
 
     def begin(self, thread: int, seconds: float) -> None:
         """Interrupt a thread after these seconds of its CPU time."""
-        clock = _clock_of(thread)
+        clock: Callable[[], float] = time.monotonic
+        if hasattr(time, "pthread_getcpuclockid"):  # a busy machine delays a rendering without being its fault
+            clock = functools.partial(time.clock_gettime, time.pthread_getcpuclockid(thread))
         self._ends[thread] = clock, clock() + seconds
 
     def end(self, thread: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -43,7 +44,7 @@ class CallForm(ABC):
             return ()
         try:
             values = islice(self.values(text, tools), MAX_CALLS)
-            calls = [call_of(value, number, "") for number, value in enumerate(values)]
+            calls = [call_of(value, number) for number, value in enumerate(values)]
         except (ValueError, RecursionError):
             return ()
         read = tuple(call for call in calls if isinstance(call, ToolCall))
@@ -211,10 +212,8 @@ def _typed(value: str, tool: str, argument: str, tools: Tools) -> Any:
             properties = (schema.get("parameters") or {}).get("properties") or {}  # parquet fills in null
             kind = (properties.get(argument) or {}).get("type", "string")
             if kind != "string":
-                try:
+                with suppress(ValueError, RecursionError):  # the check against the schema reports it
                     return json.loads(value)
-                except (ValueError, RecursionError):
-                    return value  # the check against the schema reports it
     return value
 
 

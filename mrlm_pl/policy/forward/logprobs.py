@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mrlm_pl.policy.forward.devices import on_device
+from mrlm_pl.policy.forward.divergence import Teaching
 from mrlm_pl.policy.forward.families import base_model, forward_path, log_path
 from mrlm_pl.policy.forward.packing import ForwardPass, RowPlan
 from mrlm_pl.policy.forward.passes import (
@@ -29,7 +30,6 @@ from mrlm_pl.policy.forward.passes import (
     row_chunks,
 )
 from mrlm_pl.policy.forward.rematerialization import rematerialized
-from mrlm_pl.policy.forward.teaching import Teaching
 from mrlm_pl.policy.sharding import is_sharded, passes_on_all_ranks
 from mrlm_pl.seeding import derive_seed
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 class TokenOutputs(NamedTuple):
     """Numbers of every action token, each [B, T] float32 and 0 elsewhere; None: not requested.
 
-    ``taught`` are four, [4, B, T]; see :meth:`~mrlm_pl.policy.forward.passes.Teaching.divergences`.
+    ``taught`` are four, [4, B, T]; see :meth:`~mrlm_pl.policy.forward.divergence.Teaching.divergences`.
     """
 
     logp: Tensor

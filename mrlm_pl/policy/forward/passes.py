@@ -17,10 +17,10 @@ from torch.nn import functional as F
 
 from mrlm_pl.policy.forward.attention import ATTENTION_NAME, PackedLayout, forward_switches
 from mrlm_pl.policy.forward.devices import padded_tokens
+from mrlm_pl.policy.forward.divergence import Teaching
 from mrlm_pl.policy.forward.families import base_model, forward_path, rope_boundary
 from mrlm_pl.policy.forward.head import chunked_log_probs, default_chunk_size, log_probs_from_logits
 from mrlm_pl.policy.forward.packing import ForwardPass, RowPlan, padded_chunks
-from mrlm_pl.policy.forward.teaching import Teaching
 from mrlm_pl.policy.forward.tree_attention import has_kernel
 
 

@@ -177,7 +177,7 @@ def test_episodes_below_a_reward_are_left_out(tmp_path: Path) -> None:
 def test_pairs_of_episodes_compare_the_sampled_tokens(tmp_path: Path) -> None:
     episodes = [episode(play(["four", "five"])), episode(play(["fou..."]))]
     (pair,) = played_pairs(episodes)
-    chosen, rejected = pair_rows(pair, CHAT, "main", "row 1")
+    chosen, rejected = pair_rows(pair, CHAT, "main")
     assert chosen.token_ids == episodes[0].rows()[0].token_ids
     assert acted(rejected) == "fou"
     assert isinstance(PreferenceDataModule(_written(tmp_path, episodes))._examples["train"][0].chosen, Trajectory)

@@ -19,7 +19,7 @@ from mrlm_pl.environment.tools import tool_schema
 from mrlm_pl.episode import Trajectory
 from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.policy import ChatFormat, Policy
-from mrlm_pl.policy.chat import with_arguments
+from mrlm_pl.policy.chat.template import with_arguments
 from mrlm_pl.policy.tiny import build_tokenizer
 from tests.support.numbered_examples import NumberedExamples
 

@@ -37,7 +37,7 @@ def actions(pair: Any) -> list[str]:
 
 
 def test_plain_text_is_compared_without_a_template() -> None:
-    pair = pair_rows(pair_of({"prompt": "2+2=", "chosen": "4", "rejected": "5"}), CHAT, "main", "row 1")
+    pair = pair_rows(pair_of({"prompt": "2+2=", "chosen": "4", "rejected": "5"}), CHAT, "main")
     assert texts(pair) == ["2+2=4<|end|>", "2+2=5<|end|>"]
     assert actions(pair) == ["4<|end|>", "5<|end|>"]
 
@@ -48,7 +48,7 @@ def test_messages_are_rendered_and_only_the_answers_count() -> None:
         "chosen": [message("assistant", "4")],
         "rejected": [message("assistant", "5")],
     }
-    pair = pair_rows(pair_of(row), CHAT, "main", "row 1")
+    pair = pair_rows(pair_of(row), CHAT, "main")
     assert texts(pair)[0] == "<|user|>2+2?<|end|><|assistant|>4<|end|>"
     assert actions(pair) == ["4<|end|>", "5<|end|>"]
 
@@ -61,7 +61,7 @@ def test_the_tools_of_a_pair_are_in_its_prompt() -> None:
         "rejected": [message("assistant", "5")],
         "tools": [{"type": "function", "function": function}],
     }
-    pair = pair_rows(pair_of(row), CHAT, "main", "row 1")
+    pair = pair_rows(pair_of(row), CHAT, "main")
     told = '<|system|>{"name": "add", "description": "Sum.", "parameters": {"type": "object"}}\n<|end|>'
     assert texts(pair)[0] == f"{told}<|user|>2+2?<|end|><|assistant|>4<|end|>"
     assert actions(pair) == ["4<|end|>", "5<|end|>"]
@@ -77,7 +77,7 @@ def test_answers_with_a_call_and_its_result_are_compared(family: str) -> None:
         "rejected": [*called, message("assistant", "It is 5.")],
     }
     template = (Path(__file__).parents[1] / "templates" / f"{family}.jinja").read_text()
-    said = actions(pair_rows(pair_of(row), ChatFormat(TOKENIZER, template), "main", "row 1"))
+    said = actions(pair_rows(pair_of(row), ChatFormat(TOKENIZER, template), "main"))
     assert [("add" in text, text[-6:]) for text in said] == [(True, "<|end|>"[-6:])] * 2
     assert said[0].replace("It is 4.", "It is 5.") == said[1] != said[0]
 
@@ -88,12 +88,23 @@ def module(path: Path, rows: list[Any], **options: Any) -> PreferenceDataModule:
     return PreferenceDataModule(str(path), **options)
 
 
+def test_an_answer_of_several_turns_under_a_template_that_rewrites_history_is_refused() -> None:
+    template = (
+        "{% for m in messages %}<|{{ m.role }}|>{% if loop.last or m.role == 'user' %}{{ m.content }}{% endif %}<|end|>"
+        "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    answers = [[message("assistant", "4"), message("user", "Sure?"), message("assistant", text)] for text in "45"]
+    row = {"prompt": [message("user", "2+2?")], "chosen": answers[0], "rejected": answers[1]}
+    with pytest.raises(ValueError, match=r"the 'chosen' answer makes 2 rows of policy 'main', as .*; give pairs that"):
+        pair_rows(pair_of(row), ChatFormat(TOKENIZER, template), "main")
+
+
 def test_without_a_prompt_it_is_what_both_begin_with(tmp_path: Path) -> None:
     both = [message("user", "2+2?")]
     rows = [{"chosen": [*both, message("assistant", "4")], "rejected": [*both, message("assistant", "5")]}]
     (example,) = module(tmp_path / "pairs.jsonl.gz", rows)._examples["train"]
     given = {"prompt": both, "chosen": [message("assistant", "4")], "rejected": [message("assistant", "5")]}
-    assert pair_rows(example, CHAT, "main", "") == pair_rows(pair_of(given), CHAT, "main", "")
+    assert pair_rows(example, CHAT, "main") == pair_rows(pair_of(given), CHAT, "main")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from mrlm_pl.algorithms import GRPO, MADPO
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.data.rollout import collection as collecting
-from mrlm_pl.data.rollout.evaluation import EpisodeBatch, Evaluation
+from mrlm_pl.data.rollout.collectors.players import Players
+from mrlm_pl.data.rollout.evaluation import EpisodeBatch
 from mrlm_pl.data.rollout.metrics import CollectionSums, reward_sums
 from mrlm_pl.engines import InProcessEngine, Sampling
 from mrlm_pl.engines.base import PolicySampling
@@ -539,10 +540,11 @@ def test_the_throughput_is_that_of_the_rollout_alone(
 
 
 def test_an_evaluation_refuses_a_sampling_with_settings_of_an_unknown_policy() -> None:
-    players: Any = SimpleNamespace(learner=SimpleNamespace(trainer=None, policies={"main": None}))
+    players = Players({}, None, False, {})
+    players.learner = SimpleNamespace(trainer=None, policies={"main": None})  # type: ignore[assignment]
     sampling = Sampling(policies={"mian": PolicySampling(temperature=0.5)})
     with pytest.raises(ConfigurationError, match=r"sampling\.policies: there is no policy 'mian'; did you mean 'main'"):
-        Evaluation(players, seed=0).play([], sampling)
+        players.play([], sampling)
 
 
 def test_turns_beyond_the_context_window_are_told(

@@ -9,17 +9,23 @@ import pytest
 import torch
 
 from mrlm_pl.data.rollout import stream
-from mrlm_pl.data.rollout.stream import TrainingStream, UpdateSchedule
+from mrlm_pl.data.rollout.stream import GroupPart, TrainingStream
 from mrlm_pl.episode import Trajectory
 from mrlm_pl.learner.batch import Batch, collate_rows
 
 
+def updates(accumulation: int, *orders: list[int]) -> list[list[GroupPart]]:
+    """The micro-batches of the update at each position of two mini-batches a pass, which has its order of groups."""
+    collection: Any = SimpleNamespace(trainer=SimpleNamespace(accumulate_grad_batches=accumulation))
+    served = TrainingStream(collection, len(orders), 2, 1)
+    served._shuffled_groups = lambda number: torch.tensor(orders[number])  # type: ignore[method-assign]
+    assert served.batches == 2 * accumulation * len(orders)
+    return [served.update_at(position) for position in range(served.batches)]
+
+
 def test_every_pass_serves_every_group_once_and_an_update_is_its_micro_batches() -> None:
-    schedule = UpdateSchedule(passes=2, minibatches=2, accumulation=2)
-    assert schedule.batches == 8
-    orders = [torch.tensor([3, 1, 0, 2, 5, 4, 7, 6]), torch.tensor([7, 6, 5, 4, 3, 2, 1, 0])]
-    updates = [schedule.update_at(position, lambda number: orders[number]) for position in range(8)]
-    found = [[part.groups.tolist() for part in update] for update in updates]
+    made = updates(2, [3, 1, 0, 2, 5, 4, 7, 6], [7, 6, 5, 4, 3, 2, 1, 0])
+    found = [[part.groups.tolist() for part in update] for update in made]
     assert [update[position % 2] for position, update in enumerate(found)] == [
         [3, 1], [0, 2], [5, 4], [7, 6], [7, 6], [5, 4], [3, 2], [1, 0],
     ]  # fmt: skip
@@ -27,7 +33,6 @@ def test_every_pass_serves_every_group_once_and_an_update_is_its_micro_batches()
 
 
 def test_more_micro_batches_than_groups_divide_the_rows_of_each_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    schedule = UpdateSchedule(passes=1, minibatches=2, accumulation=6)
     groups = torch.tensor([0, 0, 0, 0, 0, 1, 1, 1, 2, 3])
     tokens = [[7, 1], [5, 2], [7, 0], [5, 3], [8, 0], [1, 3], [1, 2], [300, 1], [4, 4], [4, 4]]
     rows = [Trajectory("a", "main", tuple(row), (False, True), (0.0, 0.0), ()) for row in tokens]
@@ -38,7 +43,7 @@ def test_more_micro_batches_than_groups_divide_the_rows_of_each_group(monkeypatc
     monkeypatch.setattr(stream, "prefix_order", lambda ids: sorted_rows.append(len(ids)) or order(ids))
 
     def served(position: int) -> list[list[int]]:
-        parts = schedule.update_at(position, lambda number: torch.tensor([2, 3, 1, 0]))
+        parts = updates(6, [2, 3, 1, 0])[position]
         batches = stream.micro_batches(learner, {"main": table}, parts, lambda sizes: sizes)  # type: ignore[arg-type]
         return [batch.policies["main"].numbers.tolist() if batch.policies else [] for batch in batches]
 
@@ -57,7 +62,7 @@ def test_a_divided_group_is_served_policy_by_policy() -> None:
         "second": collate_rows(rows[:3] + silent, [0] * 4, [0] * 4, range(4)),
     }
     learner: Any = SimpleNamespace(learners=names, rows_with_gradient=lambda rows: torch.arange(3))
-    parts = UpdateSchedule(passes=1, minibatches=2, accumulation=3).update_at(0, lambda number: torch.tensor([0, 1]))
+    parts = updates(3, [0, 1])[0]
     batches = stream.micro_batches(learner, tables, parts, lambda sizes: sizes)
     served = [{name: own.numbers.tolist() for name, own in batch.policies.items()} for batch in batches]
     assert served == [{"first": [0, 1, 2]}, {"second": [0, 1]}, {"second": [2]}]

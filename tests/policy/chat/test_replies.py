@@ -5,7 +5,8 @@ from tokenizers import Tokenizer, models, normalizers
 from transformers import AddedToken, PreTrainedTokenizerFast
 
 from mrlm_pl.episode import Message
-from mrlm_pl.policy.chat import ChatFormat, GivenConversation
+from mrlm_pl.policy.chat import ChatFormat
+from mrlm_pl.policy.chat.replies import GivenConversation
 from mrlm_pl.policy.tiny import build_tokenizer
 
 

@@ -13,7 +13,8 @@ from transformers import AutoTokenizer
 from mrlm_pl.episode import Message
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.policy import Policy
-from mrlm_pl.policy.chat import ChatFormat, Conversation, template_variables, with_arguments
+from mrlm_pl.policy.chat import ChatFormat, Conversation, template_variables
+from mrlm_pl.policy.chat.template import with_arguments
 from mrlm_pl.policy.chat.tool_calls import JSONForm
 from mrlm_pl.policy.tiny import build_tokenizer
 

@@ -10,7 +10,8 @@ import yaml
 
 from mrlm_pl.environment.tools import requested_calls
 from mrlm_pl.episode import Message, ToolCall
-from mrlm_pl.policy.chat import PLAIN_TEMPLATE, ChatFormat, Conversation, GivenConversation
+from mrlm_pl.policy.chat import PLAIN_TEMPLATE, ChatFormat, Conversation
+from mrlm_pl.policy.chat.replies import GivenConversation
 from mrlm_pl.policy.chat.tool_calls import CallForm, JSONForm, TaggedForm
 from mrlm_pl.policy.tiny import build_tokenizer
 from tests.support.logs import logged_here

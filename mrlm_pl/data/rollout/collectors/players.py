@@ -20,8 +20,9 @@ from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.contract import RolloutLearner
 from mrlm_pl.policy.snapshot import Snapshot
 from mrlm_pl.rollout.cross_policy import CrossPolicy, slot_name
-from mrlm_pl.rollout.play import Seat
+from mrlm_pl.rollout.play import EpisodeSpec, Seat
 from mrlm_pl.rollout.player import EpisodePlayer
+from mrlm_pl.trainer.termination import ended_by_sigterm
 
 
 class StaleSnapshots:
@@ -230,6 +231,13 @@ class Players:
                 self.environments, seats, engine or self.engine, **self._options, loop=loop
             )
         return self._players[key]
+
+    def play(self, specs: Sequence[EpisodeSpec], sampling: Sampling) -> list[Episode]:
+        """Return episodes that the current weights played; all ranks call it."""
+        sampling.check_policies([*self.learner.policies], "sampling")
+        player = self.player(sampling)
+        with ended_by_sigterm(self.learner.trainer), self.published():
+            return player.play_blocking(specs)
 
     def _seat(self, agent: str, sampling: Sampling, crossed: bool) -> Seat:
         name = self.learner.seat(agent)

@@ -21,7 +21,7 @@ from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.data.rollout.collectors import asynchronous as async_collector
 from mrlm_pl.data.rollout.collectors.asynchronous import AsyncCollector, AsyncOptions, Lags, _Group
 from mrlm_pl.data.rollout.collectors.groups import Collected
-from mrlm_pl.data.rollout.evaluation import Evaluation
+from mrlm_pl.data.rollout.collectors.players import Players
 from mrlm_pl.engines import InProcessEngine, Sampling
 from mrlm_pl.environment import Observations, Step
 from mrlm_pl.episode import Episode, Message, Task
@@ -400,14 +400,14 @@ def test_validation_is_of_the_current_weights(
     algorithm, data = make(model_folder, Slow(0.01), mode="async", max_lag=2, validation_episodes=8)
     trainer = quiet_trainer(limit_val_batches=1.0, val_check_interval=1)
     seen: list[tuple[int, int]] = []
-    play = Evaluation.play
+    play = Players.play
 
-    def noting(self: Evaluation, specs: Any, sampling: Any) -> Any:
+    def noting(self: Players, specs: Any, sampling: Any) -> Any:
         episodes = play(self, specs, sampling)
         seen.extend((trainer.global_step, turn.version) for e in episodes for row in e.rows() for turn in row.turns)
         return episodes
 
-    monkeypatch.setattr(Evaluation, "play", noting)
+    monkeypatch.setattr(Players, "play", noting)
     trainer.fit(algorithm, data)
     assert len(seen) == 3 * 8
     assert all(step == version for step, version in seen)
