@@ -32,7 +32,7 @@ def run(arguments: Sequence[str]) -> int:
         RemoteError: it is on a server that does not answer.
         DataError: its data cannot be read.
     """
-    parser = environment_parser("check-env", "Check that an environment keeps the contract.", required=False)
+    parser = environment_parser("check-env", "Check that an environment keeps the contract.")
     parser.usage = (
         "mrlm check-env ENVIRONMENT [--environment.ARGUMENT VALUE ...] [--model RUN_OR_FILE] [--config FILE] "
         "[--level semantic] [--data FILE] [--output FILE]"

@@ -213,7 +213,7 @@ def eval_parser() -> CommandParser:
 
 def playing_parser(command: str, text: str, *, episodes: int, split: str, source: str) -> CommandParser:
     """Return a parser with the options of ``eval`` and ``collect`` alike: model, tasks, and ``source``'s sampling."""
-    parser = environment_parser(command, text, required=False)
+    parser = environment_parser(command, text)
     players = command == "arena"  # its words name the models, and it seats them in every way
     text = argparse.SUPPRESS if players else "Run folder, model folder, hub id or builtin:tiny."
     parser.add_argument("--model", type=str, required=True, help=text)

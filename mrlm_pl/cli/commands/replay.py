@@ -130,7 +130,7 @@ def whatif_run(arguments: Sequence[str]) -> int:
 
 def record_parser(command: str, text: str) -> CommandParser:
     """Return a parser of a command that reads the episodes of a run."""
-    parser = environment_parser(command, text, required=False)
+    parser = environment_parser(command, text)
     parser.usage = f"mrlm {command} RUN [--environment NAME] [--environment.ARGUMENT VALUE ...] [options]"
     parser.add_argument("--model", type=str, required=True, help="Run folder; may be given as the first argument.")
     parser.add_argument("--episodes", type=str | None, help="File or folder of episodes; default RUN/episodes.")

@@ -171,7 +171,7 @@ def _verifier_service(options: Any) -> VerifierService:
 def serve_parser() -> CommandParser:
     """Return the parser of the command."""
     text = "Host environments, policies and a verifier over gRPC."
-    parser = environment_parser("serve", text, required=False)
+    parser = environment_parser("serve", text)
     add = parser.add_argument
     switch: dict[str, Any] = {"type": bool, "nargs": "?", "const": True, "default": False}
     add("--environments", type=str, default="", help="Names or paths, separated by commas.")

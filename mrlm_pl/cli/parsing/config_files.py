@@ -55,11 +55,8 @@ def check_files(arguments: Sequence[str]) -> None:
     """
     for path in _named(arguments):
         if path.suffix in _SUFFIXES and not path.exists():  # other values may be the configuration itself
-            names = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
-            near = nearest(path.name, [name for name in names if Path(name).suffix in _SUFFIXES])
-            hint = (
-                f"did you mean {str(path.parent / near)!r}?" if near else f"it is looked for in {path.parent.resolve()}"
-            )
+            files = [file for suffix in _SUFFIXES for file in map(str, path.parent.glob(f"*{suffix}"))]
+            hint = meant(str(path), files, f"it is looked for in {path.parent.resolve()}")
             raise ConfigurationError(f"config: File does not exist: {str(path)!r}; {hint}")
         if path.is_dir():
             files = sorted(str(file) for file in path.iterdir() if file.suffix in _SUFFIXES)

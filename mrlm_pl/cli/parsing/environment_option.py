@@ -45,10 +45,10 @@ class RunOptions:
         return dict(self.played.get("init_args") or {})
 
 
-def environment_parser(command: str, description: str, *, required: bool = True) -> CommandParser:
+def environment_parser(command: str, description: str) -> CommandParser:
     """Return a parser with ``--config``, ``--environment NAME`` and ``--environment.ARGUMENT``."""
     parser = command_parser(command, description)
-    parser.add_subclass_arguments(Environment, "environment", required=required)
+    parser.add_subclass_arguments(Environment, "environment")
     return parser
 
 
