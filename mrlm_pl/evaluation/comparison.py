@@ -121,9 +121,8 @@ def read_report(path: str | Path, environment: str | None = None) -> dict[str, A
         ConfigurationError: the file cannot be read, or holds no such report.
     """
     if Path(path).is_dir():
-        raise ConfigurationError(
-            f"{str(path)!r} is a folder, not a report{_named(Path(path), 'evaluation_[ab]*.json')}"
-        )
+        reports = _named(Path(path), "evaluation_[ab]*.json")
+        raise ConfigurationError(f"{str(path)!r} is a folder, not a report{reports}")
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -134,9 +133,8 @@ def read_report(path: str | Path, environment: str | None = None) -> dict[str, A
         raise ConfigurationError(f"report {str(path)!r} cannot be read: {error}") from error
     if not _is_report(data) and isinstance(data, dict) and data and all(map(_is_report, data.values())):
         if environment not in data and (environment is not None or len(data) > 1):
-            raise ConfigurationError(
-                f"report {str(path)!r} has no environment {environment!r}; choose from {', '.join(data)}"
-            )
+            known = f"choose from {', '.join(data)}"
+            raise ConfigurationError(f"report {str(path)!r} has no environment {environment!r}; {known}")
         data = data[environment] if environment in data else next(iter(data.values()))
     if isinstance(data, dict) and "scores" in data:
         cells = _named(Path(path).with_suffix(""), "*.json")

@@ -276,9 +276,7 @@ def _distinct(temperatures: Sequence[float], num_episodes: int, samples_per_task
     """
     distinct: list[float | None] = list(dict.fromkeys(temperatures)) or [None]
     if len(distinct) < len(temperatures):
-        raise ConfigurationError(
-            f"temperatures: {temperatures} names one twice; --samples-per-task says how often each"
-        )
+        raise ConfigurationError(f"temperatures: {temperatures} names one twice; raise --samples-per-task instead")
     each = samples_per_task * len(distinct)
     if temperatures and num_episodes % each:
         raise ConfigurationError(

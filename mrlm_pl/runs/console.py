@@ -243,18 +243,15 @@ class _Outliving:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        with self._dropping():
-            self._stream.write(text)
+        self._unless_ended(self._stream.write, text)
         return len(text)
 
     def flush(self) -> None:
-        with self._dropping():
-            self._stream.flush()
+        self._unless_ended(self._stream.flush)
 
-    @contextmanager
-    def _dropping(self) -> Iterator[None]:
+    def _unless_ended(self, call: Callable[..., Any], *given: str) -> None:
         try:
-            yield
+            call(*given)
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
             if self._name == "stdout":

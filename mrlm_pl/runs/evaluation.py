@@ -112,11 +112,8 @@ class SeatedModel:
         check_served(places, self.run.policies, self.label)
         for name, place in places.items():
             given = self.run.policies[name]
-            try:
-                tokens = {key: given[key] for key in SETTINGS_OF_TOKENS if key in given}
-                served = Policy(**tokens, trained=False, served_by=place)
-            except ConfigurationError as error:
-                raise type(error)(f"policies.{name}: {error}") from error
+            tokens = {key: given[key] for key in SETTINGS_OF_TOKENS if key in given}
+            served = Policy(**tokens, trained=False, served_by=place)
             self.run = replace(self.run, policies={**self.run.policies, name: served})
 
     def specs(self, num_episodes: int, split: str, seed: int, samples_per_task: int) -> list[EpisodeSpec]:

@@ -159,10 +159,8 @@ def _exact(request: FolderRequest, base: Path, first: bool, checkpoint: str | No
     if first and holds_run(base):
         failed = last_checkpoint(base) is None and state_in(base)[0] == "failed"
         if not request.resume and not failed:
-            raise ConfigurationError(
-                f"the output folder {base} holds a run; add `--resume` (in Python `resume=True`) to continue it, or "
-                "name another `output`"
-            )
+            remedy = "add `--resume` (in Python `resume=True`) to continue it, or name another `output`"
+            raise ConfigurationError(f"the output folder {base} holds a run; {remedy}")
         if in_training(base):
             raise in_use(base)
         _set_aside(base)

@@ -127,23 +127,13 @@ class RunCommand(LightningCLI):
 
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add seed, folder and resume. The seed has a default, so that every run can be repeated."""
-        parser.add_argument(
-            "--seed_everything",
-            type=Seed,
-            default=self.seed_everything_default,
-            help="Seed of the run: initialization, and through `data.seed` tasks, sampling and shuffling.",
-        )
-        parser.add_argument(
-            "--output",
-            type=str | None,
-            metavar="FOLDER",
-            help="Run folder; a folder that holds a run needs --resume. The default is runs/NAME, numbered.",
-        )
-        parser.add_argument(
-            "--resume",
-            action="store_true",
-            help="Continue at the folder's last checkpoint, if it has one; without --config, with the run's own.",
-        )
+        add = parser.add_argument
+        text = "Seed of the run: initialization, and through `data.seed` tasks, sampling and shuffling."
+        add("--seed_everything", type=Seed, default=self.seed_everything_default, help=text)
+        text = "Run folder; a folder that holds a run needs --resume. The default is runs/NAME, numbered."
+        add("--output", type=str | None, metavar="FOLDER", help=text)
+        text = "Continue at the folder's last checkpoint, if it has one; without --config, with the run's own."
+        add("--resume", action="store_true", help=text)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add ``checkpoint``; let the data module have the seed, and the trainer the folder."""

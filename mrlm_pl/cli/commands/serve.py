@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -303,46 +304,40 @@ class HostedClass:
 async def _serve(server: EnvironmentServer, options: Any, identity: Identity) -> None:
     if options.metrics_port:
         serve_metrics(server, options.metrics_port)
-    await server.start()
-    openenv = membership = None
-    try:
+    stopping, place = asyncio.Event(), server.endpoint.host
+    ends: list[asyncio.Future[Any]] = [asyncio.ensure_future(stopping.wait())]
+    shown = ""
+    async with AsyncExitStack() as stack:
+        await server.start()
+        stack.push_async_callback(server.stop)
         if options.openenv_port is not None:
             from mrlm_pl.serving.openenv import OpenEnvServer
 
             openenv = OpenEnvServer(server, int(options.openenv_port))
             await openenv.start()
+            stack.push_async_callback(openenv.stop)
+            names = ", ".join(f"/{name}" for name in server.offer.factories)
+            shown = f"\nOpenEnv on http://{place}:{openenv.port} with {names}"
         if options.join:
             server.service.sessions.prefix = f"{secrets.token_hex(6)}{SEPARATOR}"
             controller = Address(options.join, options.token_file, identity, options.message_mb)
-            membership = Membership(server, controller, options.advertise or f"{server.endpoint.host}:{server.port}")
+            membership = Membership(server, controller, options.advertise or f"{place}:{server.port}")
             await membership.start()
-    except ConfigurationError:
-        await server.stop()  # which would complain of a closed loop
-        raise
-    stopping = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(YOUNG_OBJECTS, YOUNG_COLLECTIONS)
-    print(f"serving on {server.endpoint.host}:{server.port}", flush=True)
-    if openenv is not None:
-        names = ", ".join(f"/{name}" for name in server.offer.factories)
-        print(f"OpenEnv on http://{server.endpoint.host}:{openenv.port} with {names}", flush=True)
-    ends: list[asyncio.Future[Any]] = [asyncio.ensure_future(stopping.wait())]
-    if membership is not None:
-        ends.append(asyncio.ensure_future(membership.refused()))
-    done, waiting = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-    for end in waiting:
-        end.cancel()
-    logger.info("going down: %d sessions are live", len(server.service.sessions))
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.remove_signal_handler(number)  # a second signal ends the process at once
-    await server.drain(options.grace_seconds)
-    if openenv is not None:
-        await openenv.stop()
-    if membership is not None:
-        await membership.stop()
+            stack.push_async_callback(membership.stop)
+            ends.append(asyncio.ensure_future(membership.refused()))
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stopping.set)
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(YOUNG_OBJECTS, YOUNG_COLLECTIONS)
+        print(f"serving on {place}:{server.port}{shown}", flush=True)
+        done, waiting = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        for end in waiting:
+            end.cancel()
+        logger.info("going down: %d sessions are live", len(server.service.sessions))
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)  # a second signal ends the process at once
+        await server.drain(options.grace_seconds)
     for end in done:
         end.result()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from mrlm_pl.errors import ConfigurationError, meant, nearest
+from mrlm_pl.errors import ConfigurationError, meant
 
 _OPTION = "--config"
 _SUFFIXES = (".yaml", ".yml")
@@ -67,22 +67,17 @@ def check_files(arguments: Sequence[str]) -> None:
         if top is None:
             raise ConfigurationError(f"{file} is empty; a configuration has keys such as model, data and trainer")
         if not isinstance(top, yaml.MappingNode):
-            raise ConfigurationError(
-                f"{file}, line {_line(top)}: a configuration is a mapping with keys such as model, data and trainer"
-            )
+            raise ConfigurationError(f"{file}, line {_line(top)}: no mapping; use keys such as model, data and trainer")
         for node in _mappings(top):
             seen: dict[str, int] = {}
             for key, value in node.value:
-                if key.value == "init_args" and not _is_mapping(value):
-                    raise ConfigurationError(
-                        f"{file}, line {_line(key)}: init_args are a mapping, as in `{{NAME: VALUE}}`"
-                    )
-                if key.value in seen:
-                    raise ConfigurationError(
-                        f"{file}, line {_line(key)}: the key {key.value!r} is in line {seen[key.value]} already; "
-                        "remove one of them"
-                    )
-                seen[key.value] = _line(key)
+                place, name = f"{file}, line {_line(key)}", key.value
+                is_mapping = isinstance(value, yaml.MappingNode) or value.tag == "tag:yaml.org,2002:null"
+                if name == "init_args" and not is_mapping:
+                    raise ConfigurationError(f"{place}: init_args are a mapping, as in `{{NAME: VALUE}}`")
+                if name in seen:
+                    raise ConfigurationError(f"{place}: the key {name!r} is in line {seen[name]} already; remove one")
+                seen[name] = _line(key)
 
 
 def _named(arguments: Sequence[str]) -> list[Path]:
@@ -133,16 +128,10 @@ def _composed(file: Path) -> yaml.Node | None:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ConfigurationError(
-            f"{file}{where}: {error.problem or error.context}; check the indentation (spaces, no tabs), colons and "
-            "brackets there"
-        ) from error
+        fault = f"{error.problem or error.context}; check indentation (spaces, no tabs), colons and brackets"
+        raise ConfigurationError(f"{file}{where}: {fault}") from error
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigurationError(f"{file} cannot be read: {' '.join(str(error).split())}") from error
-
-
-def _is_mapping(node: yaml.Node) -> bool:
-    return isinstance(node, yaml.MappingNode) or node.tag == "tag:yaml.org,2002:null"
 
 
 def _mappings(node: yaml.Node) -> Iterator[yaml.MappingNode]:

@@ -109,18 +109,13 @@ def _check_policies(arguments: Sequence[str], config: Mapping[str, Any]) -> None
     for name in given:
         near = nearest(name, known) if name not in known else None
         if near and name not in str(config["model"].get(ARGUMENTS, {}).get("seats")):
-            raise MistakeError(
-                f"model.policies.{name}",
-                f"there is no policy {name!r}; did you mean {near!r}? A new policy needs a seat: name it in "
-                "`--model.seats` too",
-            )
+            fault = f"there is no policy {name!r}; did you mean {near!r}? Name a new one in `--model.seats` too"
+            raise MistakeError(f"model.policies.{name}", fault)
     for name, policy in _policies(config).items():
         own = (policy.get(ARGUMENTS, policy) or {}) if isinstance(policy, Mapping) else {}
         if str(own.get("trained")).lower() == "false" and str(own.get("lora")).lower() not in ("none", "null"):
-            raise MistakeError(
-                f"model.policies.{name}",
-                f"policy {name!r} has lora but is not trained; set `lora: null`, or `trained: true`",
-            )
+            fault = f"policy {name!r} has lora but is not trained; set `lora: null`, or `trained: true`"
+            raise MistakeError(f"model.policies.{name}", fault)
 
 
 def _policies(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -160,9 +155,8 @@ def _check_class(
         setting = SYNONYMS.get(argument, argument)
         if setting in of_policy:
             option = f"--{key}.policies.{next(iter(_policies({key: value})), 'main')}.{setting}"
-            raise MistakeError(
-                f"{key}.{argument}", f"`{setting}` is a setting of a policy; give it as `{option} VALUE`"
-            )
+            fault = f"`{setting}` is a setting of a policy; give it as `{option} VALUE`"
+            raise MistakeError(f"{key}.{argument}", fault)
     _check_keys(own, name, known, key)
     for argument, (cls, source) in SETTINGS.items() if short is None else ():
         settings, known = own.get(argument), parameters(source, cls)

@@ -266,12 +266,8 @@ class _Crediting:
         """Refuse a baseline of earlier iterations that are not there."""
         own = self.learner.progress().keys() - PolicyGradient.progress(self.learner).keys()
         if number != self.done and any(self.learner.progress()[key] for key in own):
-            fault = (
-                f"iteration {self.done} is not among the episodes; credit a run that keeps all iterations"
-                if self.wanted is None
-                else f"`--iteration {self.wanted}` leaves them out; credit all iterations"
-            )
-            raise ConfigurationError(
-                f"model: {self.name} compares with earlier iterations, and {fault}, or choose another algorithm"
-            )
+            fault = f"iteration {self.done} is not among the episodes; credit a run that keeps all iterations"
+            if self.wanted is not None:
+                fault = f"`--iteration {self.wanted}` leaves them out; credit all iterations"
+            raise ConfigurationError(f"model: {self.name} compares with earlier iterations, and {fault}")
         self.done += 1
