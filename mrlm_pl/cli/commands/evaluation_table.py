@@ -15,13 +15,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
 from jsonargparse import get_loader
 from rich.console import Console
 
 from mrlm_pl.cli.commands.evaluate import DRAWN, eval_parser, report_run, sampling_of, scored
 from mrlm_pl.cli.parsing.config_files import check_files, unknown_key, with_first_as
-from mrlm_pl.cli.parsing.configuration import ARGUMENTS, CLASS, merged
+from mrlm_pl.cli.parsing.configuration import ARGUMENTS, CLASS, loaded, merged
 from mrlm_pl.cli.parsing.environment_option import RunOptions, environment_config, read, read_with_run, shown_settings
 from mrlm_pl.cli.parsing.output import output_file
 from mrlm_pl.durable_files import write_json
@@ -125,7 +124,8 @@ class Cell:
             return kept
         with closing(eval_parser().instantiate(options).environment) as environment:
             config = options.clone()
-            config.seats = {agent: policy for agent, policy in options.seats.items() if agent in environment.agents}
+            seats = options.seats.items()
+            config.seats = {agent: own for agent, own in seats if agent in environment.agents and own in run.policies}
             _, written = scored(self.model, replace(self.read, config=config), environment, held)
         written["asked"] = asked
         if self.file is not None:
@@ -165,19 +165,9 @@ def _as_lists(arguments: Sequence[str]) -> Iterator[str]:
         values = [*itertools.takewhile(lambda word: not word.startswith("-"), words)]
         if option in ("--model", "--environment") and len(values) > 1:
             del words[: len(values)]
-            yield f"{option}={json.dumps([_mapping(value) for value in values])}"
+            yield f"{option}={json.dumps([loaded(value, get_loader('yaml')) for value in values])}"
         else:
             yield option
-
-
-def _mapping(value: str) -> Any:
-    """Return the mapping that a value in braces holds, else the value."""
-    try:
-        return yaml.safe_load(value) if value.startswith("{") else value
-    except yaml.YAMLError as error:
-        raise ConfigurationError(
-            f"environment: {value!r} is no mapping; write it as `{{class_path: NAME, init_args: {{...}}}}`"
-        ) from error
 
 
 def table_run(config: Mapping[str, Any], words: Sequence[str]) -> int:
@@ -203,8 +193,9 @@ def table_run(config: Mapping[str, Any], words: Sequence[str]) -> int:
     columns = list(_named_columns(runs, entries, words) if entries else _recorded_columns(runs, words))
     options = columns[0].read.config
     check_samples(options.num_episodes, options.samples_per_task)
-    for model, run in runs.items():
-        check_seats(options.seats, run.policies, f"{model}: ")
+    all_policies = {name for run in runs.values() for name in run.policies}
+    for model, run in runs.items():  # the only policy of a model needs no seat
+        check_seats(options.seats, run.policies if len(run.policies) > 1 else all_policies, f"{model}: ")
         check_served(options.served_by, run.policies, model)
         sampling_of(options, run.validation_sampling).check_policies(run.policies, "sampling")
     _check_agents(options.seats, columns)
@@ -327,9 +318,7 @@ def _recorded_columns(runs: Mapping[str, RecordedRun], words: Sequence[str]) -> 
             column = found.setdefault(name, Column(name, RunOptions(options, run, known, config), ()))
             found[name] = replace(column, models=(*column.models, model))
     if not found:
-        raise ConfigurationError(
-            f"environment missing, and {', '.join(runs)} have none; give it as `--environment NAME [NAME ...]`"
-        )
+        raise ConfigurationError(f"environment missing, and {', '.join(runs)} have none; give `--environment NAME`")
     plain = tuple(model for model, run in runs.items() if not run.environments)
     yield from (replace(column, models=(*column.models, *plain)) for column in found.values())
 
