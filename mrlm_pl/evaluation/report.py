@@ -211,9 +211,8 @@ def _measured(measured: Measured, episodes: int) -> str:
     """Return the value, with the number of cases where it differs from that of the episodes."""
     if measured.value is None:
         return "-  of 0"
-    return f"{measured.value:.4f}{interval_text(measured.ci95)}" + (
-        f"  of {measured.of}" if measured.of != episodes else ""
-    )
+    of = f"  of {measured.of}" if measured.of != episodes else ""
+    return f"{measured.value:.4f}{interval_text(measured.ci95)}{of}"
 
 
 def interval_text(bounds: tuple[float, float] | None) -> str:

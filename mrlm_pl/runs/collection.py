@@ -210,10 +210,8 @@ class CollectionFile:
         if self._note.is_file():
             found = json.loads(self._note.read_text(encoding="utf-8"))
             if found["fingerprint"] != self.fingerprint:
-                raise ConfigurationError(
-                    f"output: {str(path)!r} is half of a collection with other options; repeat it with those, or "
-                    f"remove {str(self._note)!r} and the file"
-                )
+                remedy = f"repeat it with those, or remove {str(self._note)!r} and the file"
+                raise ConfigurationError(f"output: {str(path)!r} is half of a collection with other options; {remedy}")
             for key in NOTED:
                 setattr(self, key, found[key])
             if self.size > (path.stat().st_size if path.is_file() else 0):
@@ -279,10 +277,8 @@ def _distinct(temperatures: Sequence[float], num_episodes: int, samples_per_task
         raise ConfigurationError(f"temperatures: {temperatures} names one twice; raise --samples-per-task instead")
     each = samples_per_task * len(distinct)
     if temperatures and num_episodes % each:
-        raise ConfigurationError(
-            f"num_episodes {num_episodes} must be a multiple of {each}: samples_per_task {samples_per_task} at each of "
-            f"{len(distinct)} temperatures"
-        )
+        factors = f"samples_per_task {samples_per_task} at each of {len(distinct)} temperatures"
+        raise ConfigurationError(f"num_episodes {num_episodes} must be a multiple of {each}: {factors}")
     return distinct
 
 

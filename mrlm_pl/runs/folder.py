@@ -217,10 +217,8 @@ def _named_checkpoint(request: FolderRequest, base: Path) -> str | None:
     for folder in reversed(_candidates(request, base)):
         if last := last_checkpoint(folder):
             return str(last)
-    raise ConfigurationError(
-        f"ckpt_path: the run folder {base} has no {LAST_CHECKPOINT}; start without `--ckpt_path`, or name the "
-        "folder of the run with `--trainer.default_root_dir FOLDER`"
-    )
+    remedy = "start without `--ckpt_path`, or name the folder of the run with `--trainer.default_root_dir FOLDER`"
+    raise ConfigurationError(f"ckpt_path: the run folder {base} has no {LAST_CHECKPOINT}; {remedy}")
 
 
 def _candidates(request: FolderRequest, base: Path) -> list[Path]:

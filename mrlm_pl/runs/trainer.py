@@ -29,6 +29,7 @@ from mrlm_pl.episode_files import write_episodes
 from mrlm_pl.errors import ROLLOUT_ERRORS, ConfigurationError, tell
 from mrlm_pl.evaluation.report import EvaluationReport, report_table
 from mrlm_pl.evaluation.summary import summarize
+from mrlm_pl.grouping import grouped
 from mrlm_pl.learner.ranks import gather_ranks
 from mrlm_pl.policy import Policy
 from mrlm_pl.runs.checkpoint import DurableCheckpointIO, LastCheckpoint
@@ -110,13 +111,9 @@ class LoopResults(Callback):
         model = str(trainer.ckpt_path or ", ".join(str(policy.name_or_path) for policy in policies.values()))
         split = "test" if trainer.state.fn == TrainerFn.TESTING else "validation"
         about: dict[str, Any] = {"model": model, "split": split, "seed": data.seed}
+        by_environment = grouped((item.task.environment, item) for item in played)
         self.reports = [
-            summarize(
-                [item for item in played if item.task.environment == name],
-                environment=name,
-                bounds=given.bounds,
-                **about,
-            )
+            summarize(by_environment.get(name, []), environment=name, bounds=given.bounds, **about)
             for name, given in data.environments.items()
         ]
 

@@ -33,10 +33,7 @@ def run(arguments: Sequence[str]) -> int:
         DataError: its data cannot be read.
     """
     parser = environment_parser("check-env", "Check that an environment keeps the contract.")
-    parser.usage = (
-        "mrlm check-env ENVIRONMENT [--environment.ARGUMENT VALUE ...] [--model RUN_OR_FILE] [--config FILE] "
-        "[--level semantic] [--data FILE] [--output FILE]"
-    )
+    parser.usage = "mrlm check-env ENVIRONMENT [--environment.ARGUMENT VALUE ...] [options]"
     add = parser.add_argument
     add("--model", type=str | None, help="Run, or a run's configuration file, whose environment is checked.")
     add("--level", type=Level, default="contract", help="contract, or semantic: also its rewards and observations.")

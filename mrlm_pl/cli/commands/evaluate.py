@@ -166,21 +166,16 @@ def arena_table(report: ArenaReport) -> str:
         lines.append(
             "All agents earn the same in every episode, as a team, so no player wins. Whole teams of one player:"
         )
-    lines += [
-        f"{item.player} against {item.other} {item.score.value:.4f}{_bounds(item.score)}  {item.games} games"
-        for item in report.scores
-    ]
-    lines += [
-        f"{item.player} minus {item.other} {item.difference.value:+.4f}{_bounds(item.difference)}  "
-        f"{item.episodes} pairs of episodes"
-        for item in report.differences
-    ]
+    for item in report.scores:
+        score = f"{item.score.value:.4f}{_bounds(item.score)}"
+        lines.append(f"{item.player} against {item.other} {score}  {item.games} games")
+    for pair in report.differences:
+        difference = f"{pair.difference.value:+.4f}{_bounds(pair.difference)}"
+        lines.append(f"{pair.player} minus {pair.other} {difference}  {pair.episodes} pairs of episodes")
     lines.append("")
     for name, rating in report.ratings.items():
-        bounds = (
-            "  the reference" if rating.low == rating.high else _bounds(rating) if math.isfinite(rating.high) else ""
-        )
-        lines.append(f"Elo {name} {round(rating.elo)}{bounds}")
+        known = _bounds(rating) if math.isfinite(rating.high) else ""
+        lines.append(f"Elo {name} {round(rating.elo)}{'  the reference' if rating.low == rating.high else known}")
     if any(math.isinf(rating.high) for rating in report.ratings.values()):
         lines.append("Elo has no intervals with several samples per task: they depend on each other.")
     return "\n".join(lines).rstrip()
@@ -192,10 +187,7 @@ def _bounds(mean: Mean | Rating) -> str:
 
 def eval_parser() -> CommandParser:
     """Return the parser of ``mrlm eval``."""
-    text = (
-        "Score a run or a model on an environment: the run's own with its settings, unless another is named. Several "
-        "models or environments make a table."
-    )
+    text = "Score a run or a model on an environment, by default the run's own; several of either make a table."
     parser = playing_parser("eval", text, episodes=200, split="test", source="the run's validation")
     parser.usage = "mrlm eval --model MODEL [MODEL ...] [--environment NAME [NAME ...]] [options]"
     add = parser.add_argument

@@ -213,10 +213,8 @@ def table_run(config: Mapping[str, Any], words: Sequence[str]) -> int:
     ]
     if output is not None:
         if len({cell.file for cell in cells}) < len(cells):
-            raise ConfigurationError(
-                "output: two cells of the table have the same file; give the columns other names, or each of the "
-                "models a table of its own"
-            )
+            remedy = "give the columns other names, or each of the models a table of its own"
+            raise ConfigurationError(f"output: two cells of the table have the same file; {remedy}")
         folder = output.with_suffix("")
         with writing("output", folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -280,10 +278,8 @@ def _named_columns(runs: Mapping[str, RecordedRun], entries: Sequence[Any], word
         given = dict(entry) if isinstance(entry, Mapping) else {CLASS: entry}
         name = given.pop("name", None)
         if not isinstance(given.get(CLASS), str) or not isinstance(name, str | None):
-            raise ConfigurationError(
-                f"environment: {entry!r} has no text as class or name; give a name, or "
-                "`{class_path: NAME, init_args: {...}}`"
-            )
+            remedy = "give a name, or `{class_path: NAME, init_args: {...}}`"
+            raise ConfigurationError(f"environment: {entry!r} has no text as class or name; {remedy}")
         if unknown := [key for key in given if key not in (CLASS, ARGUMENTS)]:
             known = ("name", CLASS, ARGUMENTS)
             raise ConfigurationError(f"environment: {entry!r}: {unknown_key('an environment', unknown[0], known)}")
@@ -292,9 +288,8 @@ def _named_columns(runs: Mapping[str, RecordedRun], entries: Sequence[Any], word
         found = read_with_run(eval_parser(), [*words, "--model", owner, "--environment", named])
         name = name or found.name or find_environment(found.played[CLASS]).name
         if name in seen:
-            raise ConfigurationError(
-                f"environment: two are named {name!r}; name one, as in `{{name: hard, class_path: {name}, ...}}`"
-            )
+            remedy = f"name one, as in `{{name: hard, class_path: {name}, ...}}`"
+            raise ConfigurationError(f"environment: two are named {name!r}; {remedy}")
         seen.add(name)
         yield Column(name, replace(found, name=name), tuple(runs))
 

@@ -156,26 +156,21 @@ class RunCommand(LightningCLI):
         trainer, data = self.config[self.stage].trainer, imported(self.config[self.stage].data.class_path)
         check_strategy(trainer)
         if self.stage == "predict" and data.predict_dataloader is LightningDataModule.predict_dataloader:
-            raise ConfigurationError(
-                f"data: {data.__name__} plays no episodes that `mrlm predict` could write; score its rows with "
-                "`mrlm test`, or play episodes with `mrlm collect --model RUN --environment NAME --output FILE`"
-            )
+            remedy = "score its rows with `mrlm test`, or play episodes with `mrlm collect`"
+            raise ConfigurationError(f"data: {data.__name__} plays no episodes to write; {remedy}")
         loop = {"validate": "val", "test": "test", "predict": "predict"}.get(self.stage)
         if loop is not None and trainer[f"limit_{loop}_batches"] == 0:
             trainer[f"limit_{loop}_batches"] = None
-            rank_zero_only(tell)(
-                f"ignoring `trainer.limit_{loop}_batches: 0`, which leaves `mrlm {self.stage}` nothing to do"
-            )
+            ignored = f"ignoring `trainer.limit_{loop}_batches: 0`"
+            rank_zero_only(tell)(f"{ignored}, which leaves `mrlm {self.stage}` nothing to do")
 
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         """Return the trainer; its run folder has the name of the first configuration file."""
         try:
             trainer: Any = super().instantiate_trainer(**kwargs)
         except (MisconfigurationException, ValueError, TypeError) as error:
-            remedy = (
-                "; set `--trainer.accelerator auto`, or install a PyTorch for it" if _NO_DEVICE in str(error) else ""
-            )
-            raise ConfigurationError(f"trainer: {error}{remedy}") from error
+            remedy = "; set `--trainer.accelerator auto`, or install a PyTorch for it"
+            raise ConfigurationError(f"trainer: {error}{remedy if _NO_DEVICE in str(error) else ''}") from error
         files = config_files(self.arguments)
         trainer.name = files[0].stem if files else None
         return trainer

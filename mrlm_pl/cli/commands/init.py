@@ -51,10 +51,8 @@ def write_package(name: str, folder: Path) -> list[Path]:
     """
     package = name.replace("-", "_")
     if not re.fullmatch(r"[a-z][a-z0-9]*([_-][a-z0-9]+)*", name) or keyword.iskeyword(package):
-        raise ConfigurationError(
-            f"name: {name!r} cannot name a package; use lower-case letters and digits, with dashes between words, such "
-            "as my-lab"
-        )
+        remedy = "use lower-case letters and digits, with dashes between words, such as my-lab"
+        raise ConfigurationError(f"name: {name!r} cannot name a package; {remedy}")
     if importlib.util.find_spec(package) is not None or package == "tests":  # the folder of its tests
         raise ConfigurationError(f"name: another module is named {package!r}; choose another name")
     if package in environment_names()[1]:

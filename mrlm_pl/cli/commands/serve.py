@@ -83,10 +83,8 @@ def _check_roles(options: Any) -> None:
     if options.advertise and not options.join:
         raise ConfigurationError("advertise: only a controller needs it; name one with `--join HOST:PORT`")
     if options.join and not options.advertise and options.host in ("0.0.0.0", "::", "[::]"):
-        raise ConfigurationError(
-            f"host: clients cannot reach a worker at {options.host!r}; name an address of this machine with "
-            "`--advertise HOST:PORT`, and its port with `--port`"
-        )
+        remedy = "name an address of this machine with `--advertise HOST:PORT`, and its port with `--port`"
+        raise ConfigurationError(f"host: clients cannot reach a worker at {options.host!r}; {remedy}")
     for name in ("join", "advertise"):
         if getattr(options, name):
             check_address(getattr(options, name), f"{name}: ")

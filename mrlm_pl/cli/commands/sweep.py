@@ -96,9 +96,7 @@ def run(arguments: Sequence[str]) -> int:
     """
     text = "Train a configuration with several seeds and settings side by side, and compare the runs."
     parser = PlainParser("sweep", text)
-    parser.usage = (
-        "mrlm sweep --config FILE --seeds N --output FOLDER [--grid KEY=VALUE,VALUE ...] [options of mrlm fit]"
-    )
+    parser.usage = "mrlm sweep --config FILE --seeds N --output FOLDER [--grid KEY=VALUE,VALUE ...] [options of fit]"
     add = parser.add_argument
     add("--seeds", type=int, required=True, help="runs of each setting, with the seeds 0 to N - 1")
     add("--output", required=True, metavar="FOLDER", help="folder of the runs")

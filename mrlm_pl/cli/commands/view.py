@@ -70,10 +70,8 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     token = read_token(options.token_file)
     if token is None and not is_loopback(options.host):
-        raise ConfigurationError(
-            f"host: {options.host!r} can be reached from other machines; set a token with `--token_file FILE` or "
-            "MRLM_TOKEN, or leave out `--host`"
-        )
+        remedy = "set a token with `--token_file FILE` or MRLM_TOKEN, or leave out `--host`"
+        raise ConfigurationError(f"host: {options.host!r} can be reached from other machines; {remedy}")
     serve(application(runs, token), options.host, options.port, token is not None)
     return 0
 

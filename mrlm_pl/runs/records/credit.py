@@ -177,11 +177,8 @@ class _Crediting:
                     "`sampling=` of the run in Python, or set model.overlong_buffer 0"
                 )
             if task_settings is None:
-                logger.warning(
-                    "%s has no config.yaml: rewards have no `reward_scale`; if the run had one, give "
-                    "`task_settings=` in Python",
-                    folder,
-                )
+                text = "%s has no config.yaml: rewards have no `reward_scale`; give `task_settings=` if the run had one"
+                logger.warning(text, folder)
         self.sampling = sampling or sampling_from(recorded.sampling, {})
         settings = recorded.task_settings if task_settings is None else task_settings
         self.scales = {

@@ -96,10 +96,8 @@ class RecordedEnvironment:
         """
         folder = Path(model)
         if risk := self.risk(_run_of(folder) or (folder if folder.is_dir() else folder.parent)):
-            raise ConfigurationError(
-                f"environment: by the configuration of {model!r}, {risk}; if you trust it, name the environment: "
-                f"`--environment {self.name or self.config['class_path']}`"
-            )
+            remedy = f"if you trust it, name the environment: `--environment {self.name or self.config['class_path']}`"
+            raise ConfigurationError(f"environment: by the configuration of {model!r}, {risk}; {remedy}")
 
 
 @dataclass(frozen=True)
@@ -161,15 +159,9 @@ class RecordedRun:
         if found and named is None:
             found[0].check_unnamed(model)
         if not found and named is None:
-            what = (
-                "a model, a script's run or a run on files"
-                if Path(model).exists()
-                else "a model, or no run folder here"
-            )
-            raise ConfigurationError(
-                f"environment missing: {model!r} has none: it is {what}; give it as `--environment NAME`, in "
-                "Python as `environment=NAME`"
-            )
+            what = "a script's run or a run on files" if Path(model).exists() else "no run folder here"
+            remedy = "give it as `--environment NAME`, in Python as `environment=NAME`"
+            raise ConfigurationError(f"environment missing: {model!r} has none: it is a model, or {what}; {remedy}")
         if not found and self.environments:
             own = ", ".join(item.name or item.class_name for item in self.environments)
             tell(
