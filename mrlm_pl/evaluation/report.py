@@ -106,8 +106,7 @@ class EvaluationReport:
         The bounds of an interval that no spread is known for (a single task, equal rewards) are None, and so is the
         mean of no episode: JSON has no infinity and no NaN.
         """
-        data: dict[str, Any] = finite(asdict(self))
-        return data
+        return dict(finite(asdict(self)))
 
 
 def report_table(report: EvaluationReport, sampling: Sampling | None = None, settings: str | None = None) -> str:

@@ -104,7 +104,8 @@ def summarize(
     requested = len(episodes) if requested is None else requested
     failures = [episode.error for episode in episodes if episode.failed]
     if failures:
-        text = "%d of %d episodes of %r failed and are left out; the first: %s; see `mrlm check-env [--model RUN]`"
+        remedy = "check the environment with `mrlm check-env`, a run's with `--model RUN`"
+        text = f"%d of %d episodes of %r failed and are left out; the first: %s; {remedy}"
         logger.warning(text, len(failures), len(episodes), environment, failures[0])
     if not played:
         transcripts = [_transcript(episode) for episode in episodes]

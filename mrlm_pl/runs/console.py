@@ -12,7 +12,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -88,17 +88,10 @@ def silence_noise() -> None:
         logging.getLogger(name).addFilter(_is_no_noise)
 
 
-def _warning_text(
-    usual: Callable[..., str],
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    line: str | None = None,
-) -> str:
+def _warning_text(usual: Callable[..., str], message: object, category: Any, filename: str, *place: Any) -> str:
     if Path(filename).is_relative_to(_PACKAGE):
         return f"mrlm: warning: {message}\n"
-    return usual(message, category, filename, lineno, line)
+    return usual(message, category, filename, *place)
 
 
 def _is_no_noise(record: logging.LogRecord) -> bool:
@@ -272,15 +265,12 @@ def outliving_readers() -> Iterator[None]:
             setattr(sys, name, stream)
 
 
-class EpisodeProgress:
+class EpisodeProgress(AbstractContextManager["EpisodeProgress"]):
     """Shows on stderr how many episodes are played: a bar on a terminal, else about 20 lines."""
 
     def __init__(self) -> None:
         self._began, self._shown = time.monotonic(), 0
         self._display: Progress | None = None
-
-    def __enter__(self) -> EpisodeProgress:
-        return self
 
     def __exit__(self, *_: Any) -> None:
         if self._display is not None:

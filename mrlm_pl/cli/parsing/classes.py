@@ -34,6 +34,7 @@ from mrlm_pl.runs.plugins import (
     import_exports,
     imported,
     is_offered,
+    is_usable,
     plugin_functions,
     subclasses,
 )
@@ -430,8 +431,4 @@ def _unknown_name(name: str, bases: Sequence[type]) -> str:
 
 def _usable(base: type) -> list[type]:
     """Return the concrete public classes below a base that have been imported, and the base itself."""
-    return [
-        cls
-        for cls in (base, *subclasses(base))
-        if not inspect.isabstract(cls) and not cls.__name__.startswith("_") and "<locals>" not in cls.__qualname__
-    ]
+    return [cls for cls in (base, *subclasses(base)) if is_usable(cls)]

@@ -64,10 +64,11 @@ def check_files(arguments: Sequence[str]) -> None:
             raise ConfigurationError(f"config: {str(path)!r} is a folder; {hint}")
     for file in config_files(arguments):
         top = _composed(file)
+        keys = "keys such as model, data and trainer"
         if top is None:
-            raise ConfigurationError(f"{file} is empty; a configuration has keys such as model, data and trainer")
+            raise ConfigurationError(f"{file} is empty; a configuration has {keys}")
         if not isinstance(top, yaml.MappingNode):
-            raise ConfigurationError(f"{file}, line {_line(top)}: no mapping; use keys such as model, data and trainer")
+            raise ConfigurationError(f"{file}, line {_line(top)}: a configuration is a mapping with {keys}")
         for node in _mappings(top):
             seen: dict[str, int] = {}
             for key, value in node.value:

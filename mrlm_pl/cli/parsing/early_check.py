@@ -64,12 +64,12 @@ def check(arguments: Sequence[str]) -> None:
             _check_class(config.get(group), group, KINDS[group], PACKAGE / name, class_names(name))
         _check_policies(arguments, config)
         data = config.get("data")
-        if isinstance(data, Mapping) and (data.get(ARGUMENTS) or data).get("seed") is not None:
+        own = (data.get(ARGUMENTS) or data) if isinstance(data, Mapping) else {}
+        if own.get("seed") is not None:
             raise MistakeError("data.seed", "the seed of a run is `seed_everything`; set `--seed_everything N`")
-        environments, (short, names) = _environments_folder(), environment_names()
-        if environments is not None and isinstance(data, Mapping):
-            environment = (data.get(ARGUMENTS) or data).get("environment")
-            _check_class(environment, "data.environment", "environment", environments, names, short)
+        if (folder := _environments_folder()) is not None:
+            short, names = environment_names()
+            _check_class(own.get("environment"), "data.environment", "environment", folder, names, short)
     except MistakeError as mistake:
         raise mistake.in_files(arguments) from mistake
 
@@ -175,7 +175,8 @@ def _check_keys(value: Any, owner: str, known: Sequence[str] | None, key: str) -
 
 def class_names(package: str) -> list[str]:
     """Return the classes that a package of ours exports: ``algorithms`` or ``data``."""
-    return [name for name in _exported(PACKAGE / package) if name[0].isupper() and name != "Algorithm"]
+    exports = re.findall(r"\bimport \w+ as (\w+)", (PACKAGE / package / "__init__.pyi").read_text(encoding="utf-8"))
+    return [name for name in exports if name[0].isupper() and name != "Algorithm"]
 
 
 def _trainer_parameters() -> list[str]:
@@ -184,11 +185,6 @@ def _trainer_parameters() -> list[str]:
     places = found.submodule_search_locations if found is not None else None
     known = parameters(Path(places[0]) / TRAINER, "Trainer") if places else None
     return [*known, *OWN_TRAINER] if known else []
-
-
-def _exported(folder: Path) -> list[str]:
-    """Return the names that a package exports."""
-    return re.findall(r"\bimport \w+ as (\w+)", (folder / "__init__.pyi").read_text(encoding="utf-8"))
 
 
 def _environments_folder() -> Path | None:

@@ -96,10 +96,8 @@ def read_with_run(
     config, _ = merged(words, ("model", "environment"))
     model, named = config.get("model"), config.get("environment")
     if isinstance(model, dict) or isinstance(config.get("data"), dict):
-        other = "" if not files else ", or its configuration by `--model FILE`"
-        raise ConfigurationError(
-            f"config: `model` and `data` are settings of a run; name the run by `--model RUN`{other}"
-        )
+        remedy = f"name the run by `--model RUN`{', or its configuration by `--model FILE`' if files else ''}"
+        raise ConfigurationError(f"config: `model` and `data` are settings of a run; {remedy}")
     named = named.get(CLASS) if isinstance(named, dict) else named
     helped = any(word == "-h" or word.partition("=")[0].endswith("help") for word in words)
     if model is None and without is not None and not helped:
