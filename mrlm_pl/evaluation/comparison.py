@@ -99,10 +99,9 @@ def common_tasks(
         f"{len(held)} of {side['environment']!r} ({side['split']} split, seed {side.get('seed')})"
         for held, side in ((tasks, about), (theirs, other))
     )
-    raise ConfigurationError(
-        f"the evaluations have no task in common: {own} and {others}; play both with the same environment, data, split "
-        "and seed, and with `--num-episodes` of as many tasks (tasks times --samples-per-task)"
-    )
+    remedy = "play both with the same environment, data, split and seed, and with `--num-episodes` of as many tasks"
+    fault = f"the evaluations have no task in common: {own} and {others}"
+    raise ConfigurationError(f"{fault}; {remedy} (tasks times --samples-per-task)")
 
 
 def rewards_differ(report: Mapping[str, Any]) -> bool:
@@ -140,9 +139,8 @@ def read_report(path: str | Path, environment: str | None = None) -> dict[str, A
         cells = _named(Path(path).with_suffix(""), "*.json")
         raise ConfigurationError(f"{str(path)!r} is a table, not a report of one model and environment{cells}")
     if not _is_report(data):
-        raise ConfigurationError(
-            f"{str(path)!r} is no report of `mrlm eval --output` or of a run; write it again with this version"
-        )
+        remedy = "write it again with this version"
+        raise ConfigurationError(f"{str(path)!r} is no report of `mrlm eval --output` or of a run; {remedy}")
     return data
 
 

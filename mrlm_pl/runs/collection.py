@@ -145,10 +145,9 @@ def serve_gateway(
 
     gateway = getattr(environment, "gateway", None)
     if not isinstance(gateway, Gateway) or gateway.programs:
-        raise ConfigurationError(
-            f"environment {environment.name!r} does not wait for programs that were started elsewhere; use "
-            "HarnessEnvironment with neither command nor function (`--environment.command null`)"
-        )
+        fault = f"environment {environment.name!r} does not wait for programs that were started elsewhere"
+        remedy = "use HarnessEnvironment with neither command nor function (`--environment.command null`)"
+        raise ConfigurationError(f"{fault}; {remedy}")
     at_least(1, at_once=at_once)
     seated = SeatedModel(model, environment, seats, name, precision=precision)
     specs = seated.specs(num_episodes, split, seed, samples_per_task)
@@ -215,10 +214,8 @@ class CollectionFile:
             for key in NOTED:
                 setattr(self, key, found[key])
             if self.size > (path.stat().st_size if path.is_file() else 0):
-                raise ConfigurationError(
-                    f"output: {str(path)!r} is shorter than when {str(self._note)!r} was written; put it back, or "
-                    "remove both to start again"
-                )
+                fault = f"output: {str(path)!r} is shorter than when {str(self._note)!r} was written"
+                raise ConfigurationError(f"{fault}; put it back, or remove both to start again")
             tell(f"continuing {path} after {self.played} episodes")
         elif path.exists():
             raise ConfigurationError(f"output: {str(path)!r} exists; name another file, or remove it")
@@ -240,10 +237,9 @@ class CollectionFile:
         except OSError as error:
             if self.path.is_file():
                 os.truncate(self.path, self.size)
-            raise StorageError(
-                f"output: {str(self.path)!r} cannot be written: {error.strerror or error}; it keeps the {self.kept} "
-                "episodes from before; free space on the disk, then repeat the command to continue"
-            ) from error
+            fault = f"output: {str(self.path)!r} cannot be written: {error.strerror or error}"
+            remedy = "free space on the disk, then repeat the command to continue"
+            raise StorageError(f"{fault}; it keeps the {self.kept} episodes from before; {remedy}") from error
         self.played += len(episodes)
         self.kept += len(kept)
         errors = [episode.error for episode in episodes if episode.error is not None]

@@ -88,10 +88,9 @@ def silence_noise() -> None:
         logging.getLogger(name).addFilter(_is_no_noise)
 
 
-def _warning_text(usual: Callable[..., str], message: object, category: Any, filename: str, *place: Any) -> str:
-    if Path(filename).is_relative_to(_PACKAGE):
-        return f"mrlm: warning: {message}\n"
-    return usual(message, category, filename, *place)
+def _warning_text(usual: Callable[..., str], message: object, kind: Any, filename: str, *at: Any, **by: Any) -> str:
+    own = Path(filename).is_relative_to(_PACKAGE)
+    return f"mrlm: warning: {message}\n" if own else usual(message, kind, filename, *at, **by)
 
 
 def _is_no_noise(record: logging.LogRecord) -> bool:
@@ -101,10 +100,8 @@ def _is_no_noise(record: logging.LogRecord) -> bool:
 def warn_of_emulated_bf16(precision: str) -> None:
     """Say on stderr that bf16 is slow on this CPU, if a run on it has that precision."""
     if "bf16" in precision and not computes_bf16(torch.device("cpu")):
-        tell(
-            f"trainer.precision {precision}: this CPU has no instructions for bf16 and emulates them, "
-            "which takes several times as long as 32-true"
-        )
+        text = "this CPU has no instructions for bf16 and emulates them, which takes several times as long as 32-true"
+        tell(f"trainer.precision {precision}: {text}")
 
 
 def warn_of_busy_machine() -> None:
@@ -112,13 +109,9 @@ def warn_of_busy_machine() -> None:
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
     limited = {"OMP_NUM_THREADS", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & set(os.environ)
     if load > _BUSY * cores and not limited:
-        logger.warning(
-            "the load average is %.1f on %d cores: threads that spin while they wait slow a run down severalfold; set "
-            "OMP_NUM_THREADS to the number of free cores, or GOMP_SPINCOUNT=1000, before Python starts "
-            "(docs/scaling.md)",
-            load,
-            cores,
-        )
+        remedy = "set OMP_NUM_THREADS to the number of free cores, or GOMP_SPINCOUNT=1000, before Python starts"
+        text = "the load average is %.1f on %d cores: threads that spin while they wait slow a run down severalfold"
+        logger.warning(f"{text}; {remedy} (docs/scaling.md)", load, cores)
 
 
 _LINES = 50

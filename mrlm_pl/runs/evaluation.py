@@ -259,10 +259,8 @@ class SeatedModel:
         idle = {"agents": {*self.run.seats}.difference(agents), "policies": {*self.run.policies}.difference(playing)}
         for what, missing in idle.items():
             if missing:
-                tell(
-                    f"warning: the {what} {', '.join(sorted(missing))} of {self.label!r} do not play: "
-                    f"{self.environment.name!r} has the agents {', '.join(agents)}"
-                )
+                found = f"the {what} {', '.join(sorted(missing))} of {self.label!r} do not play"
+                tell(f"warning: {found}: {self.environment.name!r} has the agents {', '.join(agents)}")
 
 
 def check_served(places: Mapping[str, str], policies: Mapping[str, Any], label: str) -> None:
@@ -285,9 +283,8 @@ def _named(model: Model, weights: bool) -> tuple[str, RecordedRun]:
     run = RecordedRun(model if isinstance(model, Mapping) else {SINGLE: model})
     for policy in run.policies.values():
         if not isinstance(policy, Policy):
-            raise ConfigurationError(
-                f"model holds {policy!r:.80}; give a run folder, a model folder, a hub id, a Policy, or several by name"
-            )
+            remedy = "give a run folder, a model folder, a hub id, a Policy, or several by name"
+            raise ConfigurationError(f"model holds {policy!r:.80}; {remedy}")
     return ", ".join(str(policy.name_or_path) for policy in run.policies.values()), run
 
 

@@ -140,10 +140,9 @@ def _decide(request: FolderRequest, *, numbered: bool, first: bool) -> RunFolder
         return _exact(request, base, first, checkpoint)
     if not numbered:
         if first and base.exists() and (not base.is_dir() or holds_run(base)):
-            raise ConfigurationError(
-                f"the run folder {base} holds a run, and processes of an outside launcher cannot agree on another; "
-                "name a new one with `--trainer.default_root_dir FOLDER`, or continue with `--ckpt_path last`"
-            )
+            fault = f"the run folder {base} holds a run, and processes of an outside launcher cannot agree on another"
+            remedy = "name a new one with `--trainer.default_root_dir FOLDER`, or continue with `--ckpt_path last`"
+            raise ConfigurationError(f"{fault}; {remedy}")
         return RunFolder(str(base), checkpoint)
     folder, number = base, 1
     while not _claim(folder, named=request.root is not None and number == 1):
@@ -180,9 +179,8 @@ def _set_aside(folder: Path) -> None:
     for path in written:
         if path.exists():
             path.rename(aside / path.name)
-    tell(
-        f"{folder} has no checkpoint, so the run starts from the beginning; the files of the earlier one are in {aside}"
-    )
+    begins = f"{folder} has no checkpoint, so the run starts from the beginning"
+    tell(f"{begins}; the files of the earlier one are in {aside}")
 
 
 def _checkpoint(request: FolderRequest, base: Path) -> str | None:

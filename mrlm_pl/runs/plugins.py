@@ -185,10 +185,8 @@ def environments_by_name() -> dict[str, type[Environment]]:
         if not isinstance(cls, type) or not issubclass(cls, Environment) or inspect.isabstract(cls):
             continue
         if (other := named.setdefault(cls.name, cls)) is not cls:
-            raise ConfigurationError(
-                f"the environments {class_path(other)} and {class_path(cls)} are both named {cls.name!r}; "
-                "remove one of the packages or change its `name`"
-            )
+            fault = f"the environments {class_path(other)} and {class_path(cls)} are both named {cls.name!r}"
+            raise ConfigurationError(f"{fault}; remove one of the packages or change its `name`")
     return named
 
 
@@ -331,7 +329,6 @@ def _naming_plugin(entry_point: EntryPoint) -> Iterator[None]:
         yield
     except Exception as error:  # a package may fail in any way while it is imported
         distribution = entry_point.dist.name if entry_point.dist else "unknown"
-        raise ConfigurationError(
-            f"the plugin package {entry_point.value!r} of the distribution {distribution!r} cannot be imported "
-            f"({type(error).__name__}: {error}); repair it, or uninstall it with `pip uninstall {distribution}`"
-        ) from error
+        fault = f"the plugin package {entry_point.value!r} of the distribution {distribution!r} cannot be imported"
+        remedy = f"repair it, or uninstall it with `pip uninstall {distribution}`"
+        raise ConfigurationError(f"{fault} ({type(error).__name__}: {error}); {remedy}") from error

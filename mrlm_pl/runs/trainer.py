@@ -210,10 +210,9 @@ class Trainer(pl.Trainer):
         self._measures_precision = precision == "auto"
         processes = self.num_devices * self.num_nodes
         if self._measures_precision and processes > 1:
-            raise ConfigurationError(
-                f"trainer.precision is 'auto', which one process measures, but the run has {processes}; name one: "
-                "bf16-mixed on GPUs from Ampere on and on CPUs with AMX or AVX512-BF16, else 32-true"
-            )
+            fault = f"trainer.precision is 'auto', which one process measures, but the run has {processes}"
+            remedy = "bf16-mixed on GPUs from Ampere on and on CPUs with AMX or AVX512-BF16, else 32-true"
+            raise ConfigurationError(f"{fault}; name one: {remedy}")
         self._given_loggers = [] if self.fast_dev_run else list(self.loggers)  # type: ignore[attr-defined]
         # The folder is known when the run begins.
         given: list[Callback] = self.callbacks  # type: ignore[attr-defined]
@@ -370,10 +369,8 @@ class Trainer(pl.Trainer):
         policies = [item for item in ([] if model is None else model.modules()) if isinstance(item, Policy)]
         widths = [policy.widths for policy in policies if policy.served_by is None]
         if not widths:
-            raise ConfigurationError(
-                f"trainer.precision is 'auto', but {type(model).__name__} has no policy with weights in this process, "
-                "whose matrix products could be measured; name one: 32-true or bf16-mixed"
-            )
+            fault = f"{type(model).__name__} has no policy with weights in this process to measure"
+            raise ConfigurationError(f"trainer.precision is 'auto', but {fault}; name one: 32-true or bf16-mixed")
         inputs, outputs = max(widths)
         seconds = product_seconds(inputs, outputs, self.strategy.root_device)
         chosen = faster(seconds)
@@ -388,10 +385,9 @@ class Trainer(pl.Trainer):
         """Write to the folder from now on."""
         checkpoint = folder.checkpoint
         if checkpoint is not None and Path(checkpoint).is_dir() and not isinstance(self.strategy, FSDP):
-            raise ConfigurationError(
-                f"ckpt_path: {checkpoint!r} is a sharded checkpoint, which only `--trainer.strategy fsdp` reads; "
-                f"make a whole one of it with `mrlm consolidate {shlex.quote(checkpoint)} FILE`"
-            )
+            fault = f"ckpt_path: {checkpoint!r} is a sharded checkpoint, which only `--trainer.strategy fsdp` reads"
+            remedy = f"make a whole one of it with `mrlm consolidate {shlex.quote(checkpoint)} FILE`"
+            raise ConfigurationError(f"{fault}; {remedy}")
         self.folder = folder
         for callback in self.callbacks:  # type: ignore[attr-defined]
             if on_run_folder := getattr(callback, "on_run_folder", None):

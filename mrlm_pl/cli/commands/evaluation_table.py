@@ -140,17 +140,11 @@ def eval_run(arguments: Sequence[str]) -> int:
         ConfigurationError: see :func:`mrlm_pl.cli.commands.evaluate.report_run` and :func:`table_run`.
     """
     words = with_first_as("--model", arguments)
-    several = _several(words)
-    return report_run(words) if several is None else table_run(*several)
-
-
-def _several(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]] | None:
-    """Return the configuration and the other options if several models or environments are given, else None."""
-    words = [*_as_lists(arguments)]
-    check_files(words)
-    config, others = merged(words, ("model", "environment"), get_loader("yaml"))
+    lists = [*_as_lists(words)]
+    check_files(lists)
+    config, others = merged(lists, ("model", "environment"), get_loader("yaml"))
     several = any(isinstance(config.get(name), list) for name in ("model", "environment"))
-    return (config, others) if several and not {"-h", "--help"} & {*words} else None
+    return table_run(config, others) if several and not {"-h", "--help"} & {*words} else report_run(words)
 
 
 def _as_lists(arguments: Sequence[str]) -> Iterator[str]:

@@ -205,10 +205,8 @@ def check_strategy(trainer: Namespace) -> None:
         if not isinstance(value, str) or value in known:
             continue
         if key == "strategy" and "." in value:
-            raise ConfigurationError(
-                f"trainer.strategy: a class must be written as `strategy: {{class_path: {value}}}` in a file, "
-                f"or as `--trainer.strategy {value}` followed by one of its options"
-            )
+            fault = f"trainer.strategy: a class must be written as `strategy: {{class_path: {value}}}` in a file"
+            raise ConfigurationError(f"{fault}, or as `--trainer.strategy {value}` followed by one of its options")
         hint = meant(value, known, f"known are: {', '.join(known)}")
         raise ConfigurationError(f"trainer.{key}: there is no {key} {value!r}; {hint}")
 

@@ -106,9 +106,8 @@ def _check_port(endpoint: Endpoint) -> None:
         raise ConfigurationError(f"host: {endpoint.host!r} is no address of this machine ({error.strerror})") from error
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise ConfigurationError(
-                f"port: cannot listen on {endpoint.host}:{endpoint.port}: it is taken; use another"
-            ) from error
+            place = f"{endpoint.host}:{endpoint.port}"
+            raise ConfigurationError(f"port: cannot listen on {place}: it is taken; use another") from error
 
 
 def _environment_server(options: Any, endpoint: Endpoint, limits: Limits) -> EnvironmentServer:
@@ -243,10 +242,8 @@ def hosted_environments(
     for name in dict.fromkeys([*names, *settings]):
         cls = find_environment(name)
         if cls.whole_prompts:
-            raise ConfigurationError(
-                f"environments: {cls.name!r} cannot be hosted: its observations are whole conversations; run it where "
-                "the policies are, with `mrlm fit` or `mrlm gateway`, and its programs anywhere"
-            )
+            fault = f"environments: {cls.name!r} cannot be hosted: its observations are whole conversations"
+            raise ConfigurationError(f"{fault}; run it where the policies are, with `mrlm fit` or `mrlm gateway`")
         if cls.name in hosted:
             raise ConfigurationError(f"environments: {name!r} is hosted already as {cls.name!r}; name it once")
         hosted[cls.name] = HostedClass(cls, settings.get(name, {}), allow_settings)

@@ -139,7 +139,5 @@ def check_resumable(changed: Mapping[str, tuple[Any, Any]], *, adaptive_kl: bool
         if adaptive_kl and name == "model.kl.coefficient":
             reason = "`kl.target` has steered it since"
         if reason is not None:
-            raise ConfigurationError(
-                f"{name} is {new!r}, but the run that is resumed has {old!r}, and {reason}; resume with {old!r}, or "
-                "start another run without the checkpoint"
-            )
+            fault = f"{name} is {new!r}, but the run that is resumed has {old!r}, and {reason}"
+            raise ConfigurationError(f"{fault}; resume with {old!r}, or start another run without the checkpoint")
