@@ -61,10 +61,9 @@ def read(parser: CommandParser, arguments: Sequence[str]) -> Any:
         ConfigurationError: an option, a file or the environment's arguments hold a mistake.
     """
     named = [argument for option, argument in option_values(arguments) if option in (_OPTION, f"{_OPTION}.class_path")]
-    for name in named or ["*"]:
+    everything = any(option in ("--config", f"{_OPTION}.help") for option, _ in option_values(arguments))
+    for name in ["*"] if everything or not named else named:
         import_environment(name)
-    if any(option in ("--config", f"{_OPTION}.help") for option, _ in option_values(arguments)):
-        import_environment("*")
     return parser.read(arguments, {"environment": Environment})
 
 
