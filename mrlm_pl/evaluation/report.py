@@ -117,19 +117,19 @@ def report_table(report: EvaluationReport, sampling: Sampling | None = None, set
         sampling: how its turns were sampled; None leaves the line out.
         settings: of the environment, likewise.
     """
-    lines = [
-        ("environment", f"{report.environment} ({report.split}, seed {report.seed})"),
-        *([("settings", settings)] if settings is not None else []),
-        ("model", report.model),
-        *([("checkpoint", report.checkpoint)] if report.checkpoint else []),
-        *([("sampling", sampling_text(sampling))] if sampling is not None else []),
-        *([("precision", report.precision)] if report.precision else []),
-        ("episodes", played_episodes(report)),
-    ]
-    if report.episodes:
-        lines.append(("mean reward", f"{report.mean_reward:.4f}{interval_text(report.ci95)}"))
-    if report.accuracy is not None:
-        lines.append(("accuracy", f"{report.accuracy:.4f}" + interval_text(report.accuracy_ci95)))
+    accuracy, reward = report.accuracy, f"{report.mean_reward:.4f}{interval_text(report.ci95)}"
+    known: dict[str, str | None] = {
+        "environment": f"{report.environment} ({report.split}, seed {report.seed})",
+        "settings": settings,
+        "model": report.model,
+        "checkpoint": report.checkpoint,
+        "sampling": None if sampling is None else sampling_text(sampling),
+        "precision": report.precision,
+        "episodes": played_episodes(report),
+        "mean reward": reward if report.episodes else None,
+        "accuracy": None if accuracy is None else f"{accuracy:.4f}{interval_text(report.accuracy_ci95)}",
+    }
+    lines = [(name, text) for name, text in known.items() if text]
     lines += [(f"pass@{k}", f"{value:.4f}") for k, value in report.pass_at_k.items()]
     lines += [(f"majority@{k}", f"{value:.4f}") for k, value in report.majority_at_k.items()]
     lines += [(f"  {name}", f"{value:.4f}") for name, value in report.components.items()]

@@ -24,7 +24,7 @@ from lightning.pytorch.callbacks import ModelSummary, ProgressBar
 from rich.columns import Columns
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 from transformers.utils.logging import disable_progress_bar
 
@@ -296,17 +296,9 @@ def _continued(trainer: Trainer, done: int, total: int | None) -> str:
 
 
 def _bar(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("elapsed,"),
-        TimeRemainingColumn(),
-        TextColumn("left"),
-        console=console,
-        speed_estimate_period=math.inf,  # an iteration may take longer than any window
-    )
+    times = (TimeElapsedColumn(), "elapsed,", TimeRemainingColumn(), "left")
+    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), *times)
+    return Progress(*columns, console=console, speed_estimate_period=math.inf)  # an iteration may outlast any window
 
 
 def _rollout(trainer: Trainer) -> RolloutDataModule | None:
