@@ -207,28 +207,21 @@ def environment_names() -> tuple[dict[str, str], list[str]]:
     return short, [*short, *short.values(), "RemoteEnvironment"]
 
 
-def settings_options() -> list[str]:
-    """Return the options of a policy, of the sampling and of rollouts, which no parser lists."""
+def training_options() -> list[str]:
+    """Return the options of a policy, of the sampling and of rollouts, then those of the trainer and of algorithms."""
     classes = {
         "model.policies.main": SETTINGS["policies"],
         "data.sampling": SETTINGS["sampling"],
         "data": ("RolloutDataModule", PACKAGE / "data" / "rollout" / "module.py"),
+        "checkpoint": ("LastCheckpoint", PACKAGE / "runs" / "checkpoint.py"),
+        **{f"model.{name}": SETTINGS[name] for name in ("clip", "correction", "kl", "optimization")},
     }
-    return [f"--{group}.{name}" for group, (cls, file) in classes.items() for name in parameters(file, cls) or ()]
-
-
-def training_options() -> set[str]:
-    """Return the options of all algorithms, of a policy, of rollouts, of the last checkpoint and of the trainer."""
-    found = set(settings_options())
-    checkpoint = parameters(PACKAGE / "runs" / "checkpoint.py", "LastCheckpoint") or ()
-    found |= {f"--checkpoint.{name}" for name in checkpoint}
-    inner = {name: SETTINGS[name] for name in ("clip", "correction", "kl", "optimization")}
-    found |= {f"--model.{name}.{key}" for name, (cls, file) in inner.items() for key in parameters(file, cls) or ()}
-    found |= {f"--trainer.{name}" for name in _trainer_parameters() if name not in OWN_TRAINER}
+    found = [f"--{group}.{name}" for group, (cls, file) in classes.items() for name in parameters(file, cls) or ()]
+    found += [f"--trainer.{name}" for name in _trainer_parameters() if name not in OWN_TRAINER]
     for name in class_names(FOLDERS["model"]):
         file = _file_of(PACKAGE / FOLDERS["model"], name)
-        found |= {f"--model.{parameter}" for parameter in (parameters(file, name) if file else None) or ()}
-    return found
+        found += [f"--model.{parameter}" for parameter in (parameters(file, name) if file else None) or ()]
+    return list(dict.fromkeys(found))
 
 
 def parameters(file: Path, name: str) -> list[str] | None:

@@ -17,7 +17,7 @@ from yaml import YAMLError
 from mrlm_pl.cli.parsing.classes import LOSS, accepted, checked, helped, resolved, unfit
 from mrlm_pl.cli.parsing.config_files import MistakeError, check_files, file_of_key, option_values
 from mrlm_pl.cli.parsing.configuration import CLASS, loaded, merged
-from mrlm_pl.cli.parsing.early_check import settings_options, training_options
+from mrlm_pl.cli.parsing.early_check import training_options
 from mrlm_pl.errors import DEBUG_VARIABLE, SYNONYMS, ConfigurationError, MRLMError, nearest, place_of_error
 from mrlm_pl.runs.plugins import imported
 
@@ -319,7 +319,7 @@ def _meant_option(name: str, known: Collection[str]) -> str | None:
     if "trainer" in known and synonym not in known:
         model = _PARSED.get(((), {}, {}, ""))[1].get("model")
         taken = accepted(imported(model[CLASS])) if isinstance(model, Mapping) and CLASS in model else None
-        options = [option[2:] for option in (*settings_options(), *sorted(training_options()))]
+        options = (option[2:] for option in training_options())
         alike = [option.split(".") for option in options if option.rpartition(".")[2] in (name, synonym)]
         own = [option for option in alike if taken is None or option[0] != "model" or option[1] in taken]
         if alike:
