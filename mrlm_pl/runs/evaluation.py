@@ -449,18 +449,13 @@ def arena(
         )
     specs = first.specs(num_episodes, split, seed, samples_per_task)
     runs = {leader: first.run, **{player: _named(models[player], weights=True)[1] for player in others}}
-    named = {(player, agent): f"{player}.{run.policy_of(agent)}" for player, run in runs.items() for agent in agents}
-    given = {
-        named[player, agent]: run.policies[run.policy_of(agent)] for player, run in runs.items() for agent in agents
-    }
+    places = [(player, agent, run.policy_of(agent)) for player, run in runs.items() for agent in agents]
+    named = {(player, agent): f"{player}.{policy}" for player, agent, policy in places}
+    given = {named[player, agent]: runs[player].policies[policy] for player, agent, policy in places}
     sampling = as_settings(Sampling, sampling or sampling_from(first.run.validation_sampling, {}), "sampling")
     sampling.check_policies({name for run in runs.values() for name in run.policies}, "sampling")
-    policies = loaded_policies(given, device)
-    own = {
-        name: sampling.policies[policy]
-        for (player, agent), name in named.items()
-        if (policy := runs[player].policy_of(agent)) in sampling.policies
-    }
+    policies, set_for = loaded_policies(given, device), sampling.policies
+    own = {named[player, agent]: set_for[policy] for player, agent, policy in places if policy in set_for}
     windows = {name: policy.context_window for name, policy in policies.items()}
     replace(sampling, policies=own).warn_of_windows(windows, "sampling")
     played = []
