@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 
 from mrlm_pl.cli.parsing.config_files import option_values, with_first_as
 from mrlm_pl.cli.parsing.environment_option import environment_parser, read_with_run
@@ -37,7 +38,7 @@ def run(arguments: Sequence[str]) -> int:
     add("--model", type=str | None, help="Run, or a run's configuration file, whose environment is checked.")
     add("--level", type=Level, default="contract", help="contract, or semantic: also its rewards and observations.")
     add("--data", type=str | None, help="Rows (a file or a hub name) whose reference solutions are played.")
-    add("--output", type=output_file, help="JSON report; with --data a JSONL file of the usable rows.")
+    add("--output", type=str | None, help="JSON report; with --data a JSONL file of the usable rows.")
     words = with_first_as("--environment", arguments)
     data = dict(option_values(words)).get("--data")
     if data is not None:
@@ -45,14 +46,15 @@ def run(arguments: Sequence[str]) -> int:
     options = parser.instantiate(read_with_run(parser, words, weights=False, files=True).config)
     if options.environment is None:
         raise ConfigurationError("environment missing: name it, as in `mrlm check-env math`; `mrlm info` lists them")
+    output = output_file(options.output)
     environment: Environment = options.environment
     if data is not None:
-        return _check_data(environment, data, options.output)
+        return _check_data(environment, data, output)
 
     _ = environment.agents  # a remote one is reached here; without an answer no check says more
     report = check_environment(environment, options.level)
-    if options.output is not None:
-        write_json(options.output, {"level": options.level, **report.as_json()})
+    if output is not None:
+        write_json(output, {"level": options.level, **report.as_json()})
     for result in report.checks:
         mark = "FAIL" if not result.passed else "ok  " if result.applies else "--  "
         print(f"{mark} {result.name}: {result.message}")
@@ -74,7 +76,7 @@ def _sizes(environment: Environment) -> str:
     return ", ".join(f"{size:,} tasks in {split}" for split, size in sizes.items() if size is not None)
 
 
-def _check_data(environment: Environment, data: str, output: str | None) -> int:
+def _check_data(environment: Environment, data: str, output: Path | None) -> int:
     report = check_data(environment, SPLIT)
     rows = all_rows(data, SPLIT)
     if output is not None:

@@ -49,6 +49,7 @@ def report_run(arguments: Sequence[str]) -> int:
     options = parser.instantiate(read.config)
     environment: Environment = options.environment
     name = read.name_of(environment)
+    output = output_file(options.output)
     other = read_report(options.compare, name) if options.compare else None
     sampling = sampling_of(options, read.run.validation_sampling)
     if other is not None:
@@ -77,15 +78,15 @@ def report_run(arguments: Sequence[str]) -> int:
                 comparisons["reward_comparison"] = compare(written, other, rewards=True)
     finally:  # a report that cannot be compared is written and shown too
         try:
-            if options.output is not None:  # first: the reader of the output may end
-                write_json(options.output, {**written, **{key: asdict(found) for key, found in comparisons.items()}})
+            if output is not None:  # first: the reader of the output may end
+                write_json(output, {**written, **{key: asdict(found) for key, found in comparisons.items()}})
         finally:
             print(report_table(report, sampling, shown_settings(read.played)))
     for found in comparisons.values():
         of = f" (checkpoint of {other['checkpoint']})" if other and other.get("checkpoint") else ""
         print(_comparison(found, len(written["tasks"]), f"{options.compare}{of}"))
-    if options.output is not None:
-        print(f"report in {options.output}; look at its episodes with `mrlm view {shlex.quote(options.output)}`")
+    if output is not None:
+        print(f"report in {output}; look at its episodes with `mrlm view {shlex.quote(str(output))}`")
     return 0 if report.episodes else 1
 
 
@@ -123,7 +124,7 @@ def arena_run(arguments: Sequence[str]) -> int:
     text = "Play runs or models against each other in every seating of an environment: by default the first run's."
     parser = playing_parser("arena", text, episodes=100, split="test", source="the first run's validation")
     parser.usage = "mrlm arena NAME=MODEL NAME=MODEL ... [--environment NAME] [options]"
-    parser.add_argument("--output", type=output_file, help="JSON file for the report.")
+    parser.add_argument("--output", type=str | None, help="JSON file for the report.")
     parser.add_argument("--max_seatings", type=PositiveInt, default=64, help="More seatings than this are an error.")
     words = list(itertools.takewhile(lambda word: not word.startswith("-"), arguments))
     if not words and not {"-h", "--help"} & {*arguments}:
@@ -137,6 +138,7 @@ def arena_run(arguments: Sequence[str]) -> int:
     options = parser.instantiate(read.config)
     if options.seats:
         raise ConfigurationError("seats: `mrlm arena` seats the players in every way; leave it out")
+    output = output_file(options.output)
     report = arena(
         players,
         options.environment,
@@ -145,8 +147,8 @@ def arena_run(arguments: Sequence[str]) -> int:
         max_seatings=options.max_seatings,
         **{key: options[key] for key in PLAYED if key != "seats"},
     )
-    if options.output is not None:
-        write_json(options.output, asdict(report))
+    if output is not None:
+        write_json(output, asdict(report))
     print(arena_table(report))
     return 0 if any(seating.episodes for seating in report.seatings) else 1
 
@@ -189,7 +191,7 @@ def eval_parser() -> CommandParser:
     parser = playing_parser("eval", text, episodes=200, split="test", source="the run's validation")
     parser.usage = "mrlm eval --model MODEL [MODEL ...] [--environment NAME [NAME ...]] [options]"
     add = parser.add_argument
-    add("--output", type=output_file, help="JSON file for the report, or for a table, with its reports beside it.")
+    add("--output", type=str | None, help="JSON file for the report, or for a table, with its reports beside it.")
     add("--served_by", type=dict[str, str], default={}, help="Servers that play policies: '{main: HOST:PORT}'.")
     add("--compare", type=str | None, help="Earlier report on the same tasks, or a run's evaluation_before.json.")
     return parser

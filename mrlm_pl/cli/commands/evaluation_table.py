@@ -22,6 +22,7 @@ from mrlm_pl.cli.commands.evaluate import DRAWN, eval_parser, report_run, sampli
 from mrlm_pl.cli.parsing.config_files import check_files, unknown_key, with_first_as
 from mrlm_pl.cli.parsing.configuration import ARGUMENTS, CLASS, loaded, merged
 from mrlm_pl.cli.parsing.environment_option import RunOptions, environment_config, read, read_with_run, shown_settings
+from mrlm_pl.cli.parsing.output import output_file
 from mrlm_pl.durable_files import write_json
 from mrlm_pl.errors import DEBUG_VARIABLE, ConfigurationError, MRLMError, meant, tell, writing
 from mrlm_pl.evaluation.comparison import read_report
@@ -194,7 +195,7 @@ def table_run(config: Mapping[str, Any], words: Sequence[str]) -> int:
     _check_agents(options.seats, columns)
     if options.compare is not None:
         raise ConfigurationError("compare: it takes one model and one environment; leave out the others")
-    output = None if options.output is None else Path(options.output)
+    output = output_file(options.output)
     if output is not None and output.suffix != ".json":
         raise ConfigurationError(f"output: {str(output)!r} must end in .json; reports and picture are named after it")
     weights = {model: functools.cache(functools.partial(_weights, run)) for model, run in runs.items()}

@@ -101,6 +101,7 @@ def whatif_run(arguments: Sequence[str]) -> int:
     options, read = _options(parser, arguments)
     if options.episode is None:
         raise ConfigurationError("--episode is missing; `mrlm view RUN` and RUN/episodes have the ids")
+    output = output_file(options.output)
     report = whatif(
         options.model,
         options.environment,
@@ -108,8 +109,8 @@ def whatif_run(arguments: Sequence[str]) -> int:
         name=read.name_of(options.environment),
         **{key: options[key] for key in (*WHATIF, "episodes", "episode")},
     )
-    if options.output is not None:
-        write_json(options.output, asdict(report))
+    if output is not None:
+        write_json(output, asdict(report))
     iterations = recorded_iterations(Path(options.model)) if options.policies is None else 0
     after = f", after {iterations} iterations" if iterations else ""
     print(f"sampled with the policies of {options.policies or options.model}{after}")
@@ -135,7 +136,7 @@ def record_parser(command: str, text: str) -> CommandParser:
     if command != "whatif":
         add("--iteration", type=NonNegativeInt | None, help="Only the episodes of this iteration, counted from 0.")
     add("--episode", type=str | None, help="Id of an episode.")
-    add("--output", type=output_file, help="JSON file for the report.")
+    add("--output", type=str | None, help="JSON file for the report.")
     return parser
 
 
@@ -154,10 +155,11 @@ def _options(parser: CommandParser, arguments: Sequence[str]) -> tuple[Any, RunO
 def _played_again(play: Callable[..., Report], parser: CommandParser, arguments: Sequence[str]) -> Report:
     """Return the report of a function on the chosen episodes of a run; write it to ``--output``."""
     options, read = _options(parser, arguments)
+    output = output_file(options.output)
     chosen = {key: options[key] for key in ("episodes", "iteration", "episode")}
     with EpisodeProgress() as progress:
         name = read.name_of(options.environment)
         report = play(options.model, options.environment, name=name, progress=progress, **chosen)
-    if options.output is not None:
-        write_json(options.output, asdict(report))
+    if output is not None:
+        write_json(output, asdict(report))
     return report
