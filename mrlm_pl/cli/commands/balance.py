@@ -67,10 +67,14 @@ def balance_parser() -> CommandParser:
     add("answers", type=str, nargs="+", help="Files of `mrlm collect`, of episodes, or of {question, answer, correct}.")
     text = "File, .jsonl, .jsonl.zst or .jsonl.gz; held-out questions go to NAME.validation.jsonl beside it."
     add("--output", type=str, required=True, help=text)
-    add("--per_question", type=PositiveInt | None, help="Maximum number of right, and of wrong, answers to a question.")
+    add(
+        "--per_question",
+        type=PositiveInt | None,
+        help="Maximum of right, and of wrong, answers to a question; default: all.",
+    )
     add("--seed", type=NonNegativeInt, default=0, help="Seed of dropping, generating and holding out.")
-    add("--fill_wrong", action="store_true", help="Generate wrong answers from right ones where there are too few.")
-    add("--references", type=str, nargs="+", default=[], help="Files of right answers, {question, answer}.")
+    add("--fill_wrong", action="store_true", help="Generate wrong answers, marked as such, where there are too few.")
+    add("--references", type=str, nargs="+", default=[], help="Files of right answers to the same questions.")
     add("--validation_share", type=float, default=0.2, help="Fraction of the questions to hold out.")
     add("--pairs", type=str | None, help="File for pairs {prompt, chosen, rejected}; likewise NAME.validation.jsonl.")
     add("--report", type=str | None, help="JSON file for the counts of answers.")

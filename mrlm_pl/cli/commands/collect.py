@@ -39,7 +39,7 @@ def collect_parser() -> CommandParser:
     text = "Play episodes with a run or a model and write them to a file. Default environment: the run's own."
     parser = _writing_parser("collect", text)
     parser.add_argument("--filter_reward", type=float | None, help="Keep only episodes with this reward or more.")
-    text = "Temperatures at each of which every task is played."
+    text = "Several temperatures, in place of --temperature: each task is played at each of them."
     parser.add_argument("--temperatures", type=NonNegativeFloat, nargs="+", default=[], help=text)
     return parser
 

@@ -205,11 +205,14 @@ def playing_parser(command: str, text: str, *, episodes: int, split: str, source
     add("--model", type=str, required=True, help=hidden or "Run folder, model folder, hub id or builtin:tiny.")
     add("--seats", type=dict[str, str], default={}, help=hidden or "Policy of each agent; a run has its own.")
     add("--device", type=str, default="auto", help="cpu, cuda:0, ...; auto prefers an accelerator.")
-    add("--precision", type=Precision | None, help="Of generation. Default: the training's, where bf16 is computed.")
-    add("-n", "--num_episodes", type=PositiveInt, default=episodes, help="Episodes in all, or of each seating.")
+    text = "Of generation; default is that of the run's training where this machine computes bf16, else 32-true."
+    add("--precision", type=Precision | None, help=text)
+    total = "Episodes of each seating." if hidden else "Episodes in all."
+    add("-n", "--num_episodes", type=PositiveInt, default=episodes, help=total)
     add("--split", choices=SPLITS, default=split, help="Split of the tasks.")
     add("--seed", type=NonNegativeInt, default=0, help="Seed of the choice of tasks and of sampling.")
-    add("--samples_per_task", type=PositiveInt, default=1, help="Episodes of each task, at each temperature.")
+    each = "Episodes of each task, at each temperature." if command == "collect" else "Episodes of each task."
+    add("--samples_per_task", type=PositiveInt, default=1, help=each)
     for name, kind, meaning in (
         ("--temperature", float | None, "0 is greedy"),
         ("--top_p", float | None, "Probability mass to sample from"),
