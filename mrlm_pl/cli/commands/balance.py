@@ -67,11 +67,8 @@ def balance_parser() -> CommandParser:
     add("answers", type=str, nargs="+", help="Files of `mrlm collect`, of episodes, or of {question, answer, correct}.")
     text = "File, .jsonl, .jsonl.zst or .jsonl.gz; held-out questions go to NAME.validation.jsonl beside it."
     add("--output", type=str, required=True, help=text)
-    add(
-        "--per_question",
-        type=PositiveInt | None,
-        help="Maximum of right, and of wrong, answers to a question; default: all.",
-    )
+    text = "Maximum number of right, and of wrong, answers to a question; default: all that can be balanced."
+    add("--per_question", type=PositiveInt | None, help=text)
     add("--seed", type=NonNegativeInt, default=0, help="Seed of dropping, generating and holding out.")
     add("--fill_wrong", action="store_true", help="Generate wrong answers, marked as such, where there are too few.")
     add("--references", type=str, nargs="+", default=[], help="Files of right answers to the same questions.")
