@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from mrlm_pl.errors import ConfigurationError, meant
+from mrlm_pl.errors import ConfigurationError, meant, nearest
 
 _OPTION = "--config"
 _SUFFIXES = (".yaml", ".yml")
@@ -55,8 +55,9 @@ def check_files(arguments: Sequence[str]) -> None:
     """
     for path in _named(arguments):
         if path.suffix in _SUFFIXES and not path.exists():  # other values may be the configuration itself
-            files = [file for suffix in _SUFFIXES for file in map(str, path.parent.glob(f"*{suffix}"))]
-            hint = meant(str(path), files, f"it is looked for in {path.parent.resolve()}")
+            near = nearest(path.name, [file.name for suffix in _SUFFIXES for file in path.parent.glob(f"*{suffix}")])
+            place = f"it is looked for in {path.parent.resolve()}"
+            hint = f"did you mean {str(path.parent / near)!r}?" if near else place
             raise ConfigurationError(f"config: File does not exist: {str(path)!r}; {hint}")
         if path.is_dir():
             files = sorted(str(file) for file in path.iterdir() if file.suffix in _SUFFIXES)
