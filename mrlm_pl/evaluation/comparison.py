@@ -99,10 +99,9 @@ def common_tasks(
         f"{len(held)} of {side['environment']!r} ({side['split']} split, seed {side.get('seed')})"
         for held, side in ((tasks, about), (theirs, other))
     )
-    raise ConfigurationError(
-        f"the evaluations have no task in common: {own} and {others}; play both with the same environment, data, split "
-        "and seed, and with `--num-episodes` of as many tasks (tasks times --samples-per-task)"
-    )
+    remedy = "play both with the same environment, data, split and seed, and with `--num-episodes` of as many tasks"
+    fault = f"the evaluations have no task in common: {own} and {others}"
+    raise ConfigurationError(f"{fault}; {remedy} (tasks times --samples-per-task)")
 
 
 def rewards_differ(report: Mapping[str, Any]) -> bool:
@@ -121,9 +120,8 @@ def read_report(path: str | Path, environment: str | None = None) -> dict[str, A
         ConfigurationError: the file cannot be read, or holds no such report.
     """
     if Path(path).is_dir():
-        raise ConfigurationError(
-            f"{str(path)!r} is a folder, not a report{_named(Path(path), 'evaluation_[ab]*.json')}"
-        )
+        reports = _named(Path(path), "evaluation_[ab]*.json")
+        raise ConfigurationError(f"{str(path)!r} is a folder, not a report{reports}")
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -134,17 +132,15 @@ def read_report(path: str | Path, environment: str | None = None) -> dict[str, A
         raise ConfigurationError(f"report {str(path)!r} cannot be read: {error}") from error
     if not _is_report(data) and isinstance(data, dict) and data and all(map(_is_report, data.values())):
         if environment not in data and (environment is not None or len(data) > 1):
-            raise ConfigurationError(
-                f"report {str(path)!r} has no environment {environment!r}; choose from {', '.join(data)}"
-            )
+            known = f"choose from {', '.join(data)}"
+            raise ConfigurationError(f"report {str(path)!r} has no environment {environment!r}; {known}")
         data = data[environment] if environment in data else next(iter(data.values()))
     if isinstance(data, dict) and "scores" in data:
         cells = _named(Path(path).with_suffix(""), "*.json")
         raise ConfigurationError(f"{str(path)!r} is a table, not a report of one model and environment{cells}")
     if not _is_report(data):
-        raise ConfigurationError(
-            f"{str(path)!r} is no report of `mrlm eval --output` or of a run; write it again with this version"
-        )
+        remedy = "write it again with this version"
+        raise ConfigurationError(f"{str(path)!r} is no report of `mrlm eval --output` or of a run; {remedy}")
     return data
 
 

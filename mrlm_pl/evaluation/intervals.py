@@ -102,11 +102,8 @@ def difference_interval(
     [-0.0243, 0.7162]
     """
     (first, (low, high)), (second, (other_low, other_high)) = one, other
-    difference = first - second
-    return (
-        difference - math.hypot(first - low, other_high - second),
-        difference + math.hypot(high - first, second - other_low),
-    )
+    below, above = math.hypot(first - low, other_high - second), math.hypot(high - first, second - other_low)
+    return first - second - below, first - second + above
 
 
 def wilson_interval(successes: float, trials: float) -> tuple[float, float]:

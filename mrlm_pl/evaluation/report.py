@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -106,8 +106,7 @@ class EvaluationReport:
         The bounds of an interval that no spread is known for (a single task, equal rewards) are None, and so is the
         mean of no episode: JSON has no infinity and no NaN.
         """
-        data: dict[str, Any] = finite(asdict(self))
-        return data
+        return dict(finite(asdict(self)))
 
 
 def report_table(report: EvaluationReport, sampling: Sampling | None = None, settings: str | None = None) -> str:
@@ -118,19 +117,19 @@ def report_table(report: EvaluationReport, sampling: Sampling | None = None, set
         sampling: how its turns were sampled; None leaves the line out.
         settings: of the environment, likewise.
     """
-    lines = [
-        ("environment", f"{report.environment} ({report.split}, seed {report.seed})"),
-        *([("settings", settings)] if settings is not None else []),
-        ("model", report.model),
-        *([("checkpoint", report.checkpoint)] if report.checkpoint else []),
-        *([("sampling", sampling_text(sampling))] if sampling is not None else []),
-        *([("precision", report.precision)] if report.precision else []),
-        ("episodes", played_episodes(report)),
-    ]
-    if report.episodes:
-        lines.append(("mean reward", f"{report.mean_reward:.4f}{interval_text(report.ci95)}"))
-    if report.accuracy is not None:
-        lines.append(("accuracy", f"{report.accuracy:.4f}" + interval_text(report.accuracy_ci95)))
+    accuracy, reward = report.accuracy, f"{report.mean_reward:.4f}{interval_text(report.ci95)}"
+    known: dict[str, str | None] = {
+        "environment": f"{report.environment} ({report.split}, seed {report.seed})",
+        "settings": settings,
+        "model": report.model,
+        "checkpoint": report.checkpoint,
+        "sampling": None if sampling is None else sampling_text(sampling),
+        "precision": report.precision,
+        "episodes": played_episodes(report),
+        "mean reward": reward if report.episodes else None,
+        "accuracy": None if accuracy is None else f"{accuracy:.4f}{interval_text(report.accuracy_ci95)}",
+    }
+    lines = [(name, text) for name, text in known.items() if text]
     lines += [(f"pass@{k}", f"{value:.4f}") for k, value in report.pass_at_k.items()]
     lines += [(f"majority@{k}", f"{value:.4f}") for k, value in report.majority_at_k.items()]
     lines += [(f"  {name}", f"{value:.4f}") for name, value in report.components.items()]
@@ -144,8 +143,11 @@ def report_table(report: EvaluationReport, sampling: Sampling | None = None, set
         lines.append(("turns", f"{told}; {_shown(part.truncated_turns, 4)} cut at max_tokens"))
     width = max(14, *(len(name) for name, _ in lines))
     text = "\n".join(f"{name:<{width}} {text}" for name, text in lines)
-    tables = [_parts("agent", report), _parts("policy", report)] if len(report.agents) > 1 else []
-    return "\n\n".join([text, *tables])
+    if len(report.agents) < 2:
+        return text
+    seats = [(policy, agent) for agent, policy in report.seats.items()]
+    agents = _parts("agent", "policy", report.agents, report.seats.items())
+    return f"{text}\n\n{agents}\n\n{_parts('policy', 'agents', report.policies, seats)}"
 
 
 def played_episodes(report: EvaluationReport) -> str:
@@ -176,27 +178,15 @@ def sampling_text(sampling: Sampling) -> str:
     return "; ".join([shown(of_all), *(f"{name}: {shown(own.given())}" for name, own in sampling.policies.items())])
 
 
-def _parts(kind: str, report: EvaluationReport) -> str:
-    """Return a table of the agents, in the order in which they act, or of the policies."""
-    parts = report.agents if kind == "agent" else report.policies
-    seats = report.seats.items()
-    rows = [(kind, "policy" if kind == "agent" else "agents", *_PART_COLUMNS)]
+def _parts(kind: str, others: str, parts: Mapping[str, Part], seats: Collection[tuple[str, str]]) -> str:
+    """Return a table of the agents, in the order in which they act, or of the policies, each with its seats' others."""
+    rows = [[kind, others, *_PART_COLUMNS]]
     for name, part in parts.items():
-        agents = [agent for agent, policy in seats if policy == name]
-        own = [report.seats[name]] if kind == "agent" and name in report.seats else agents if kind == "policy" else []
-        rows.append(
-            (
-                name,
-                ", ".join(own) or "-",
-                f"{part.reward:.4f}{interval_text(part.ci95)}",
-                _shown(part.turns, 2),
-                _shown(part.first_turn, 2),
-                _shown(part.opens, 2),
-                _shown(part.response_tokens, 1),
-                _shown(part.truncated_turns, 4),
-                ", ".join(f"{key} {value:.4f}" for key, value in part.components.items()),
-            )
-        )
+        seated = ", ".join(other for own, other in seats if own == name) or "-"
+        steps = [_shown(value, 2) for value in (part.turns, part.first_turn, part.opens)]
+        tokens = [_shown(part.response_tokens, 1), _shown(part.truncated_turns, 4)]
+        components = ", ".join(f"{key} {value:.4f}" for key, value in part.components.items())
+        rows.append([name, seated, f"{part.reward:.4f}{interval_text(part.ci95)}", *steps, *tokens, components])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
@@ -211,9 +201,8 @@ def _measured(measured: Measured, episodes: int) -> str:
     """Return the value, with the number of cases where it differs from that of the episodes."""
     if measured.value is None:
         return "-  of 0"
-    return f"{measured.value:.4f}{interval_text(measured.ci95)}" + (
-        f"  of {measured.of}" if measured.of != episodes else ""
-    )
+    of = f"  of {measured.of}" if measured.of != episodes else ""
+    return f"{measured.value:.4f}{interval_text(measured.ci95)}{of}"
 
 
 def interval_text(bounds: tuple[float, float] | None) -> str:

@@ -129,10 +129,9 @@ def plot(scores: Sequence[Score], path: Path) -> None:
                 continue
             places.append(list(columns).index(score.environment) + 0.6 * ((row + 0.5) / len(models) - 0.5))
             values.append(value)
+            low, high = bounds or (math.nan, math.nan)
             # Rounding may leave a bound on the wrong side of the value, which matplotlib refuses.
-            errors.append(
-                (max(0.0, value - bounds[0]), max(0.0, bounds[1] - value)) if bounds else (math.nan, math.nan)
-            )
+            errors.append((max(value - low, 0.0), max(high - value, 0.0)))
         axes.errorbar(places, values, yerr=list(zip(*errors, strict=True)) or None, fmt="o", capsize=3, label=model)
     labels = [f"{name}\n{measure.replace('_', ' ')}" for name, measure in columns.items()]
     axes.set_xticks(range(len(columns)), labels)

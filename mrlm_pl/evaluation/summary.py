@@ -104,10 +104,8 @@ def summarize(
     requested = len(episodes) if requested is None else requested
     failures = [episode.error for episode in episodes if episode.failed]
     if failures:
-        text = (
-            "%d of %d episodes of %r failed and are left out; the first: %s; check the environment with "
-            "`mrlm check-env`, a run's with `--model RUN`"
-        )
+        remedy = "check the environment with `mrlm check-env`, a run's with `--model RUN`"
+        text = f"%d of %d episodes of %r failed and are left out; the first: %s; {remedy}"
         logger.warning(text, len(failures), len(episodes), environment, failures[0])
     if not played:
         transcripts = [_transcript(episode) for episode in episodes]
@@ -118,7 +116,8 @@ def summarize(
     judged = any(episode.success is not None for episode in played)
     # A task whose other samples failed is still voted on: its one reply is the majority.
     voting = max(map(len, by_task.values())) > 1
-    wins = sum(bool(episode.success) for episode in played)
+    successes = [[bool(episode.success) for episode in group] for group in by_problem.values()]
+    spread = mean_interval([[episode.reward for episode in group] for group in by_problem.values()])
     parts = Components.of((episode.components(), 1.0) for episode in played)
     return EvaluationReport(
         environment=environment,
@@ -129,15 +128,9 @@ def summarize(
         episodes=len(played),
         failed=len(failures),
         mean_reward=math.fsum(rewards) / len(rewards),
-        ci95=_within_bounds(
-            mean_interval([[episode.reward for episode in group] for group in by_problem.values()]), by_task, bounds
-        ),
-        accuracy=wins / len(played) if judged else None,
-        accuracy_ci95=share_interval(
-            [(sum(bool(episode.success) for episode in group), len(group)) for group in by_problem.values()]
-        )
-        if judged
-        else None,
+        ci95=_within_bounds(spread, by_task, bounds),
+        accuracy=sum(map(sum, successes)) / len(played) if judged else None,
+        accuracy_ci95=share_interval([(sum(group), len(group)) for group in successes]) if judged else None,
         pass_at_k=_pass_at_k(by_task) if judged else {},
         components=dict(sorted(parts.means().items())),
         metrics=measured_metrics(list(by_problem.values())),

@@ -45,10 +45,9 @@ class DurableCheckpointIO(TorchCheckpointIO):
             reason = error if isinstance(error, OSError) else error.__context__
             if not isinstance(reason, OSError):
                 raise
-            raise StorageError(
-                f"the checkpoint {str(path)!r} cannot be written: {reason.strerror or reason}; the one before is kept; "
-                "free space on the disk, then resume the run"
-            ) from error
+            fault = f"the checkpoint {str(path)!r} cannot be written: {reason.strerror or reason}"
+            remedy = "the one before is kept; free space on the disk, then resume the run"
+            raise StorageError(f"{fault}; {remedy}") from error
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any = lambda storage, _: storage, weights_only: bool | None = None

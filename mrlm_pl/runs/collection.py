@@ -145,10 +145,9 @@ def serve_gateway(
 
     gateway = getattr(environment, "gateway", None)
     if not isinstance(gateway, Gateway) or gateway.programs:
-        raise ConfigurationError(
-            f"environment {environment.name!r} does not wait for programs that were started elsewhere; use "
-            "HarnessEnvironment with neither command nor function (`--environment.command null`)"
-        )
+        fault = f"environment {environment.name!r} does not wait for programs that were started elsewhere"
+        remedy = "use HarnessEnvironment with neither command nor function (`--environment.command null`)"
+        raise ConfigurationError(f"{fault}; {remedy}")
     at_least(1, at_once=at_once)
     seated = SeatedModel(model, environment, seats, name, precision=precision)
     specs = seated.specs(num_episodes, split, seed, samples_per_task)
@@ -210,17 +209,13 @@ class CollectionFile:
         if self._note.is_file():
             found = json.loads(self._note.read_text(encoding="utf-8"))
             if found["fingerprint"] != self.fingerprint:
-                raise ConfigurationError(
-                    f"output: {str(path)!r} is half of a collection with other options; repeat it with those, or "
-                    f"remove {str(self._note)!r} and the file"
-                )
+                remedy = f"repeat it with those, or remove {str(self._note)!r} and the file"
+                raise ConfigurationError(f"output: {str(path)!r} is half of a collection with other options; {remedy}")
             for key in NOTED:
                 setattr(self, key, found[key])
             if self.size > (path.stat().st_size if path.is_file() else 0):
-                raise ConfigurationError(
-                    f"output: {str(path)!r} is shorter than when {str(self._note)!r} was written; put it back, or "
-                    "remove both to start again"
-                )
+                fault = f"output: {str(path)!r} is shorter than when {str(self._note)!r} was written"
+                raise ConfigurationError(f"{fault}; put it back, or remove both to start again")
             tell(f"continuing {path} after {self.played} episodes")
         elif path.exists():
             raise ConfigurationError(f"output: {str(path)!r} exists; name another file, or remove it")
@@ -242,10 +237,9 @@ class CollectionFile:
         except OSError as error:
             if self.path.is_file():
                 os.truncate(self.path, self.size)
-            raise StorageError(
-                f"output: {str(self.path)!r} cannot be written: {error.strerror or error}; it keeps the {self.kept} "
-                "episodes from before; free space on the disk, then repeat the command to continue"
-            ) from error
+            fault = f"output: {str(self.path)!r} cannot be written: {error.strerror or error}"
+            remedy = "free space on the disk, then repeat the command to continue"
+            raise StorageError(f"{fault}; it keeps the {self.kept} episodes from before; {remedy}") from error
         self.played += len(episodes)
         self.kept += len(kept)
         errors = [episode.error for episode in episodes if episode.error is not None]
@@ -276,15 +270,11 @@ def _distinct(temperatures: Sequence[float], num_episodes: int, samples_per_task
     """
     distinct: list[float | None] = list(dict.fromkeys(temperatures)) or [None]
     if len(distinct) < len(temperatures):
-        raise ConfigurationError(
-            f"temperatures: {temperatures} names one twice; --samples-per-task says how often each"
-        )
+        raise ConfigurationError(f"temperatures: {temperatures} names one twice; raise --samples-per-task instead")
     each = samples_per_task * len(distinct)
     if temperatures and num_episodes % each:
-        raise ConfigurationError(
-            f"num_episodes {num_episodes} must be a multiple of {each}: samples_per_task {samples_per_task} at each of "
-            f"{len(distinct)} temperatures"
-        )
+        factors = f"samples_per_task {samples_per_task} at each of {len(distinct)} temperatures"
+        raise ConfigurationError(f"num_episodes {num_episodes} must be a multiple of {each}: {factors}")
     return distinct
 
 

@@ -12,7 +12,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from lightning.pytorch.callbacks import ModelSummary, ProgressBar
 from rich.columns import Columns
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 from transformers.utils.logging import disable_progress_bar
 
@@ -88,17 +88,9 @@ def silence_noise() -> None:
         logging.getLogger(name).addFilter(_is_no_noise)
 
 
-def _warning_text(
-    usual: Callable[..., str],
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    line: str | None = None,
-) -> str:
-    if Path(filename).is_relative_to(_PACKAGE):
-        return f"mrlm: warning: {message}\n"
-    return usual(message, category, filename, lineno, line)
+def _warning_text(usual: Callable[..., str], message: object, kind: Any, filename: str, *at: Any, **by: Any) -> str:
+    own = Path(filename).is_relative_to(_PACKAGE)
+    return f"mrlm: warning: {message}\n" if own else usual(message, kind, filename, *at, **by)
 
 
 def _is_no_noise(record: logging.LogRecord) -> bool:
@@ -108,10 +100,8 @@ def _is_no_noise(record: logging.LogRecord) -> bool:
 def warn_of_emulated_bf16(precision: str) -> None:
     """Say on stderr that bf16 is slow on this CPU, if a run on it has that precision."""
     if "bf16" in precision and not computes_bf16(torch.device("cpu")):
-        tell(
-            f"trainer.precision {precision}: this CPU has no instructions for bf16 and emulates them, "
-            "which takes several times as long as 32-true"
-        )
+        text = "this CPU has no instructions for bf16 and emulates them, which takes several times as long as 32-true"
+        tell(f"trainer.precision {precision}: {text}")
 
 
 def warn_of_busy_machine() -> None:
@@ -119,13 +109,9 @@ def warn_of_busy_machine() -> None:
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
     limited = {"OMP_NUM_THREADS", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & set(os.environ)
     if load > _BUSY * cores and not limited:
-        logger.warning(
-            "the load average is %.1f on %d cores: threads that spin while they wait slow a run down severalfold; set "
-            "OMP_NUM_THREADS to the number of free cores, or GOMP_SPINCOUNT=1000, before Python starts "
-            "(docs/scaling.md)",
-            load,
-            cores,
-        )
+        remedy = "set OMP_NUM_THREADS to the number of free cores, or GOMP_SPINCOUNT=1000, before Python starts"
+        text = "the load average is %.1f on %d cores: threads that spin while they wait slow a run down severalfold"
+        logger.warning(f"{text}; {remedy} (docs/scaling.md)", load, cores)
 
 
 _LINES = 50
@@ -243,18 +229,15 @@ class _Outliving:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        with self._dropping():
-            self._stream.write(text)
+        self._unless_ended(self._stream.write, text)
         return len(text)
 
     def flush(self) -> None:
-        with self._dropping():
-            self._stream.flush()
+        self._unless_ended(self._stream.flush)
 
-    @contextmanager
-    def _dropping(self) -> Iterator[None]:
+    def _unless_ended(self, call: Callable[..., Any], *given: str) -> None:
         try:
-            yield
+            call(*given)
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
             if self._name == "stdout":
@@ -275,15 +258,12 @@ def outliving_readers() -> Iterator[None]:
             setattr(sys, name, stream)
 
 
-class EpisodeProgress:
+class EpisodeProgress(AbstractContextManager["EpisodeProgress"]):
     """Shows on stderr how many episodes are played: a bar on a terminal, else about 20 lines."""
 
     def __init__(self) -> None:
         self._began, self._shown = time.monotonic(), 0
         self._display: Progress | None = None
-
-    def __enter__(self) -> EpisodeProgress:
-        return self
 
     def __exit__(self, *_: Any) -> None:
         if self._display is not None:
@@ -316,17 +296,9 @@ def _continued(trainer: Trainer, done: int, total: int | None) -> str:
 
 
 def _bar(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("elapsed,"),
-        TimeRemainingColumn(),
-        TextColumn("left"),
-        console=console,
-        speed_estimate_period=math.inf,  # an iteration may take longer than any window
-    )
+    times = (TimeElapsedColumn(), "elapsed,", TimeRemainingColumn(), "left")
+    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), *times)
+    return Progress(*columns, console=console, speed_estimate_period=math.inf)  # an iteration may outlast any window
 
 
 def _rollout(trainer: Trainer) -> RolloutDataModule | None:

@@ -112,11 +112,8 @@ class SeatedModel:
         check_served(places, self.run.policies, self.label)
         for name, place in places.items():
             given = self.run.policies[name]
-            try:
-                tokens = {key: given[key] for key in SETTINGS_OF_TOKENS if key in given}
-                served = Policy(**tokens, trained=False, served_by=place)
-            except ConfigurationError as error:
-                raise type(error)(f"policies.{name}: {error}") from error
+            tokens = {key: given[key] for key in SETTINGS_OF_TOKENS if key in given}
+            served = Policy(**tokens, trained=False, served_by=place)
             self.run = replace(self.run, policies={**self.run.policies, name: served})
 
     def specs(self, num_episodes: int, split: str, seed: int, samples_per_task: int) -> list[EpisodeSpec]:
@@ -262,10 +259,8 @@ class SeatedModel:
         idle = {"agents": {*self.run.seats}.difference(agents), "policies": {*self.run.policies}.difference(playing)}
         for what, missing in idle.items():
             if missing:
-                tell(
-                    f"warning: the {what} {', '.join(sorted(missing))} of {self.label!r} do not play: "
-                    f"{self.environment.name!r} has the agents {', '.join(agents)}"
-                )
+                found = f"the {what} {', '.join(sorted(missing))} of {self.label!r} do not play"
+                tell(f"warning: {found}: {self.environment.name!r} has the agents {', '.join(agents)}")
 
 
 def check_served(places: Mapping[str, str], policies: Mapping[str, Any], label: str) -> None:
@@ -288,9 +283,8 @@ def _named(model: Model, weights: bool) -> tuple[str, RecordedRun]:
     run = RecordedRun(model if isinstance(model, Mapping) else {SINGLE: model})
     for policy in run.policies.values():
         if not isinstance(policy, Policy):
-            raise ConfigurationError(
-                f"model holds {policy!r:.80}; give a run folder, a model folder, a hub id, a Policy, or several by name"
-            )
+            remedy = "give a run folder, a model folder, a hub id, a Policy, or several by name"
+            raise ConfigurationError(f"model holds {policy!r:.80}; {remedy}")
     return ", ".join(str(policy.name_or_path) for policy in run.policies.values()), run
 
 
@@ -455,18 +449,13 @@ def arena(
         )
     specs = first.specs(num_episodes, split, seed, samples_per_task)
     runs = {leader: first.run, **{player: _named(models[player], weights=True)[1] for player in others}}
-    named = {(player, agent): f"{player}.{run.policy_of(agent)}" for player, run in runs.items() for agent in agents}
-    given = {
-        named[player, agent]: run.policies[run.policy_of(agent)] for player, run in runs.items() for agent in agents
-    }
+    places = [(player, agent, run.policy_of(agent)) for player, run in runs.items() for agent in agents]
+    named = {(player, agent): f"{player}.{policy}" for player, agent, policy in places}
+    given = {named[player, agent]: runs[player].policies[policy] for player, agent, policy in places}
     sampling = as_settings(Sampling, sampling or sampling_from(first.run.validation_sampling, {}), "sampling")
     sampling.check_policies({name for run in runs.values() for name in run.policies}, "sampling")
-    policies = loaded_policies(given, device)
-    own = {
-        name: sampling.policies[policy]
-        for (player, agent), name in named.items()
-        if (policy := runs[player].policy_of(agent)) in sampling.policies
-    }
+    policies, set_for = loaded_policies(given, device), sampling.policies
+    own = {named[player, agent]: set_for[policy] for player, agent, policy in places if policy in set_for}
     windows = {name: policy.context_window for name, policy in policies.items()}
     replace(sampling, policies=own).warn_of_windows(windows, "sampling")
     played = []

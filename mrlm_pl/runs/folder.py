@@ -140,10 +140,9 @@ def _decide(request: FolderRequest, *, numbered: bool, first: bool) -> RunFolder
         return _exact(request, base, first, checkpoint)
     if not numbered:
         if first and base.exists() and (not base.is_dir() or holds_run(base)):
-            raise ConfigurationError(
-                f"the run folder {base} holds a run, and processes of an outside launcher cannot agree on another; "
-                "name a new one with `--trainer.default_root_dir FOLDER`, or continue with `--ckpt_path last`"
-            )
+            fault = f"the run folder {base} holds a run, and processes of an outside launcher cannot agree on another"
+            remedy = "name a new one with `--trainer.default_root_dir FOLDER`, or continue with `--ckpt_path last`"
+            raise ConfigurationError(f"{fault}; {remedy}")
         return RunFolder(str(base), checkpoint)
     folder, number = base, 1
     while not _claim(folder, named=request.root is not None and number == 1):
@@ -159,10 +158,8 @@ def _exact(request: FolderRequest, base: Path, first: bool, checkpoint: str | No
     if first and holds_run(base):
         failed = last_checkpoint(base) is None and state_in(base)[0] == "failed"
         if not request.resume and not failed:
-            raise ConfigurationError(
-                f"the output folder {base} holds a run; add `--resume` (in Python `resume=True`) to continue it, or "
-                "name another `output`"
-            )
+            remedy = "add `--resume` (in Python `resume=True`) to continue it, or name another `output`"
+            raise ConfigurationError(f"the output folder {base} holds a run; {remedy}")
         if in_training(base):
             raise in_use(base)
         _set_aside(base)
@@ -182,9 +179,8 @@ def _set_aside(folder: Path) -> None:
     for path in written:
         if path.exists():
             path.rename(aside / path.name)
-    tell(
-        f"{folder} has no checkpoint, so the run starts from the beginning; the files of the earlier one are in {aside}"
-    )
+    begins = f"{folder} has no checkpoint, so the run starts from the beginning"
+    tell(f"{begins}; the files of the earlier one are in {aside}")
 
 
 def _checkpoint(request: FolderRequest, base: Path) -> str | None:
@@ -219,10 +215,8 @@ def _named_checkpoint(request: FolderRequest, base: Path) -> str | None:
     for folder in reversed(_candidates(request, base)):
         if last := last_checkpoint(folder):
             return str(last)
-    raise ConfigurationError(
-        f"ckpt_path: the run folder {base} has no {LAST_CHECKPOINT}; start without `--ckpt_path`, or name the "
-        "folder of the run with `--trainer.default_root_dir FOLDER`"
-    )
+    remedy = "start without `--ckpt_path`, or name the folder of the run with `--trainer.default_root_dir FOLDER`"
+    raise ConfigurationError(f"ckpt_path: the run folder {base} has no {LAST_CHECKPOINT}; {remedy}")
 
 
 def _candidates(request: FolderRequest, base: Path) -> list[Path]:

@@ -25,7 +25,7 @@ from types import ModuleType
 from typing import Any, get_origin
 
 from mrlm_pl.environment import Environment
-from mrlm_pl.errors import ConfigurationError, MRLMError, meant, nearest, place_of_error
+from mrlm_pl.errors import ConfigurationError, MRLMError, meant, place_of_error
 from mrlm_pl.grouping import mapped
 
 GROUP = "mrlm_pl.plugins"
@@ -131,8 +131,8 @@ def imported(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise ImportError(_import_fault(module, error)) from error
-        near = nearest(error.name, [item.stem for item in Path.cwd().glob("*.py")])
-        hint = f"did you mean {near!r}?" if near else "its folder must be the working folder or on PYTHONPATH"
+        rest, beside = "its folder must be the working folder or on PYTHONPATH", Path.cwd().glob("*.py")
+        hint = meant(error.name, [item.stem for item in beside], rest)
         raise ImportError(f"there is no module {error.name!r}; {hint}") from error
     except Exception as error:  # a module may fail in any way while it is imported
         raise ImportError(_import_fault(module, error)) from error
@@ -185,10 +185,8 @@ def environments_by_name() -> dict[str, type[Environment]]:
         if not isinstance(cls, type) or not issubclass(cls, Environment) or inspect.isabstract(cls):
             continue
         if (other := named.setdefault(cls.name, cls)) is not cls:
-            raise ConfigurationError(
-                f"the environments {class_path(other)} and {class_path(cls)} are both named {cls.name!r}; "
-                "remove one of the packages or change its `name`"
-            )
+            fault = f"the environments {class_path(other)} and {class_path(cls)} are both named {cls.name!r}"
+            raise ConfigurationError(f"{fault}; remove one of the packages or change its `name`")
     return named
 
 
@@ -277,12 +275,15 @@ def class_path(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
+def is_usable(cls: type) -> bool:
+    """Return whether a class is concrete and public."""
+    return not (inspect.isabstract(cls) or cls.__name__.startswith("_") or "<locals>" in cls.__qualname__)
+
+
 def is_offered(cls: type) -> bool:
     """Return whether a class can be used by its name: concrete and public; ours and Lightning's also exported."""
-    if inspect.isabstract(cls) or cls.__name__.startswith("_") or "<locals>" in cls.__qualname__:
-        return False
     inner = cls.__module__.startswith(("mrlm_pl.", "lightning."))
-    return not inner or class_path(cls) != f"{cls.__module__}.{cls.__qualname__}"
+    return is_usable(cls) and not (inner and class_path(cls) == f"{cls.__module__}.{cls.__qualname__}")
 
 
 def plugin_functions(name: str | None = None) -> dict[str, Any]:
@@ -328,7 +329,6 @@ def _naming_plugin(entry_point: EntryPoint) -> Iterator[None]:
         yield
     except Exception as error:  # a package may fail in any way while it is imported
         distribution = entry_point.dist.name if entry_point.dist else "unknown"
-        raise ConfigurationError(
-            f"the plugin package {entry_point.value!r} of the distribution {distribution!r} cannot be imported "
-            f"({type(error).__name__}: {error}); repair it, or uninstall it with `pip uninstall {distribution}`"
-        ) from error
+        fault = f"the plugin package {entry_point.value!r} of the distribution {distribution!r} cannot be imported"
+        remedy = f"repair it, or uninstall it with `pip uninstall {distribution}`"
+        raise ConfigurationError(f"{fault} ({type(error).__name__}: {error}); {remedy}") from error

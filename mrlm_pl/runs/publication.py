@@ -65,10 +65,8 @@ def push_to_hub(
         remedy = token if answered else f"check the connection to {api.endpoint}, the hub of HF_ENDPOINT"
         raise RemoteError(f"the hub does not take {str(folder)!r} as {repo!r}: {reason}; {remedy}") from error
     if shown:
-        raise ConfigurationError(
-            f"private: the repository {repo!r} exists and is public; nothing was uploaded; make it private there, "
-            "or leave out `--private`"
-        )
+        remedy = "nothing was uploaded; make it private there, or leave out `--private`"
+        raise ConfigurationError(f"private: the repository {repo!r} exists and is public; {remedy}")
     return str(page)
 
 

@@ -89,9 +89,8 @@ class Training:
 
 def in_use(folder: Path) -> ConfigurationError:
     """Return the error for a run that another process trains."""
-    return ConfigurationError(
-        f"output: another process trains the run {str(folder)!r}; wait for its end, end it, or name another `output`"
-    )
+    remedy = "wait for its end, end it, or name another `output`"
+    return ConfigurationError(f"output: another process trains the run {str(folder)!r}; {remedy}")
 
 
 def in_training(folder: Path) -> bool:

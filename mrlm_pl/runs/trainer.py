@@ -29,6 +29,7 @@ from mrlm_pl.episode_files import write_episodes
 from mrlm_pl.errors import ROLLOUT_ERRORS, ConfigurationError, tell
 from mrlm_pl.evaluation.report import EvaluationReport, report_table
 from mrlm_pl.evaluation.summary import summarize
+from mrlm_pl.grouping import grouped
 from mrlm_pl.learner.ranks import gather_ranks
 from mrlm_pl.policy import Policy
 from mrlm_pl.runs.checkpoint import DurableCheckpointIO, LastCheckpoint
@@ -110,13 +111,9 @@ class LoopResults(Callback):
         model = str(trainer.ckpt_path or ", ".join(str(policy.name_or_path) for policy in policies.values()))
         split = "test" if trainer.state.fn == TrainerFn.TESTING else "validation"
         about: dict[str, Any] = {"model": model, "split": split, "seed": data.seed}
+        by_environment = grouped((item.task.environment, item) for item in played)
         self.reports = [
-            summarize(
-                [item for item in played if item.task.environment == name],
-                environment=name,
-                bounds=given.bounds,
-                **about,
-            )
+            summarize(by_environment.get(name, []), environment=name, bounds=given.bounds, **about)
             for name, given in data.environments.items()
         ]
 
@@ -213,10 +210,9 @@ class Trainer(pl.Trainer):
         self._measures_precision = precision == "auto"
         processes = self.num_devices * self.num_nodes
         if self._measures_precision and processes > 1:
-            raise ConfigurationError(
-                f"trainer.precision is 'auto', which one process measures, but the run has {processes}; name one: "
-                "bf16-mixed on GPUs from Ampere on and on CPUs with AMX or AVX512-BF16, else 32-true"
-            )
+            fault = f"trainer.precision is 'auto', which one process measures, but the run has {processes}"
+            remedy = "bf16-mixed on GPUs from Ampere on and on CPUs with AMX or AVX512-BF16, else 32-true"
+            raise ConfigurationError(f"{fault}; name one: {remedy}")
         self._given_loggers = [] if self.fast_dev_run else list(self.loggers)  # type: ignore[attr-defined]
         # The folder is known when the run begins.
         given: list[Callback] = self.callbacks  # type: ignore[attr-defined]
@@ -373,10 +369,8 @@ class Trainer(pl.Trainer):
         policies = [item for item in ([] if model is None else model.modules()) if isinstance(item, Policy)]
         widths = [policy.widths for policy in policies if policy.served_by is None]
         if not widths:
-            raise ConfigurationError(
-                f"trainer.precision is 'auto', but {type(model).__name__} has no policy with weights in this process, "
-                "whose matrix products could be measured; name one: 32-true or bf16-mixed"
-            )
+            fault = f"{type(model).__name__} has no policy with weights in this process to measure"
+            raise ConfigurationError(f"trainer.precision is 'auto', but {fault}; name one: 32-true or bf16-mixed")
         inputs, outputs = max(widths)
         seconds = product_seconds(inputs, outputs, self.strategy.root_device)
         chosen = faster(seconds)
@@ -391,10 +385,9 @@ class Trainer(pl.Trainer):
         """Write to the folder from now on."""
         checkpoint = folder.checkpoint
         if checkpoint is not None and Path(checkpoint).is_dir() and not isinstance(self.strategy, FSDP):
-            raise ConfigurationError(
-                f"ckpt_path: {checkpoint!r} is a sharded checkpoint, which only `--trainer.strategy fsdp` reads; "
-                f"make a whole one of it with `mrlm consolidate {shlex.quote(checkpoint)} FILE`"
-            )
+            fault = f"ckpt_path: {checkpoint!r} is a sharded checkpoint, which only `--trainer.strategy fsdp` reads"
+            remedy = f"make a whole one of it with `mrlm consolidate {shlex.quote(checkpoint)} FILE`"
+            raise ConfigurationError(f"{fault}; {remedy}")
         self.folder = folder
         for callback in self.callbacks:  # type: ignore[attr-defined]
             if on_run_folder := getattr(callback, "on_run_folder", None):

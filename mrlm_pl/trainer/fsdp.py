@@ -53,10 +53,8 @@ class FSDP(ModelParallelStrategy):
         """
         processes = self.num_nodes * self.num_processes
         if processes % self.tensor_parallel_size:
-            raise ConfigurationError(
-                f"tensor_parallel_size {self.tensor_parallel_size} does not divide the {processes} processes; "
-                "change it, or trainer.devices"
-            )
+            fault = f"tensor_parallel_size {self.tensor_parallel_size} does not divide the {processes} processes"
+            raise ConfigurationError(f"{fault}; change it, or trainer.devices")
         self._data_parallel_size = processes // self.tensor_parallel_size
         super().setup_environment()
 

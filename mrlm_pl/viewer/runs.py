@@ -211,12 +211,18 @@ class Run:
         whole = [row for row in rows[1:] if len(row) == len(header)]  # a kill may have truncated the last one
         return {name: [_number(row[column]) for row in whole] for column, name in enumerate(header)}
 
-    def curves(self) -> dict[str, list[float | None]]:
+    def curves(self, *, from_start: bool = False) -> dict[str, list[float | None]]:
         """Return all logged numbers, and ``held_out/ENVIRONMENT/reward`` and ``accuracy`` of held-out evaluations.
 
         An evaluation is in the row of the update before it, that before the training in the first one.
+
+        Args:
+            from_start: begin with a row of no cost, before the first update.
         """
         columns = self.logged()
+        if from_start:
+            first = {name: 0.0 if name.startswith("progress/") else None for name in columns} | {"step": -1.0}
+            columns = {name: [first[name], *values] for name, values in columns.items()}
         steps = [-1 if step is None else int(step) for step in columns.get("step", ())]
         for step, reports in self._held_out() if steps else ():
             row = next((row for row, at in enumerate(steps) if at + 1 >= step), len(steps) - 1)

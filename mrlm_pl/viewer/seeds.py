@@ -195,7 +195,7 @@ def compare_seeds(
     Raises:
         ConfigurationError: no run has the metric.
     """
-    curves = {name: run.curves() for name, run in runs.items()}
+    curves = {name: run.curves(from_start=True) for name, run in runs.items()}
     by_axis = {cost: {name: _rows(columns, cost, metric) for name, columns in curves.items()} for cost in AXES}
     usable = [cost for cost, rows in by_axis.items() if any(found.size for found in rows.values())]
     axis = axis or next(iter(usable), "episodes")

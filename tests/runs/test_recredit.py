@@ -353,3 +353,13 @@ def groups_of(run: Path) -> dict[str, list[Episode]]:
     for item in read_episodes(run / "episodes"):
         found[item.group].append(item)
     return found
+
+
+def test_the_loss_of_a_run_is_no_argument_of_another_algorithm(
+    main: Any, quiet_trainer: Any, echo: Any, mrlm: Callable[..., tuple[int, str, str]]
+) -> None:
+    run = played(GRPO(main), echo(), quiet_trainer(), iterations=1)
+    settings = {"clip": {"low": 0.1}, "reduction": "constant_length", "max_length": 8}
+    (run / "config.yaml").write_text(json.dumps({"model": {"class_path": "mrlm_pl.GRPO", "init_args": settings}}))
+    status, out, err = mrlm("recredit", str(run), "--model", "RLOO")
+    assert (status, "4 episodes with the credit of RLOO" in out or "8 episodes" in out) == (0, True), err

@@ -63,21 +63,18 @@ def balance_parser() -> CommandParser:
     """Return the parser of ``mrlm balance``."""
     text = "Balance right and wrong answers to each question, and hold out questions for validation."
     parser = command_parser("balance", text)
-    text = "Files of `mrlm collect`, folders of episodes, or files with rows {question, answer, correct}."
-    parser.add_argument("answers", type=str, nargs="+", help=text)
-    text = "JSON-lines file, .jsonl, .jsonl.zst or .jsonl.gz; held-out questions go to NAME.validation.jsonl beside it."
-    parser.add_argument("--output", type=str, required=True, help=text)
+    add = parser.add_argument
+    add("answers", type=str, nargs="+", help="Files of `mrlm collect`, of episodes, or of {question, answer, correct}.")
+    text = "File, .jsonl, .jsonl.zst or .jsonl.gz; held-out questions go to NAME.validation.jsonl beside it."
+    add("--output", type=str, required=True, help=text)
     text = "Maximum number of right, and of wrong, answers to a question; default: all that can be balanced."
-    parser.add_argument("--per_question", type=PositiveInt | None, help=text)
-    parser.add_argument("--seed", type=NonNegativeInt, default=0, help="Seed of dropping, generating and holding out.")
-    text = "Generate plausible wrong answers from right ones where there are too few, marked as generated."
-    parser.add_argument("--fill_wrong", action="store_true", help=text)
-    text = "Files with {question, answer}: right answers to the same questions, such as GSM8K's solutions."
-    parser.add_argument("--references", type=str, nargs="+", default=[], help=text)
-    parser.add_argument("--validation_share", type=float, default=0.2, help="Fraction of the questions to hold out.")
-    text = "Write the answers as pairs {prompt, chosen, rejected} too, to this file and NAME.validation.jsonl."
-    parser.add_argument("--pairs", type=str | None, help=text)
-    parser.add_argument("--report", type=str | None, help="JSON file for the counts of answers.")
+    add("--per_question", type=PositiveInt | None, help=text)
+    add("--seed", type=NonNegativeInt, default=0, help="Seed of dropping, generating and holding out.")
+    add("--fill_wrong", action="store_true", help="Generate wrong answers, marked as such, where there are too few.")
+    add("--references", type=str, nargs="+", default=[], help="Files of right answers to the same questions.")
+    add("--validation_share", type=float, default=0.2, help="Fraction of the questions to hold out.")
+    add("--pairs", type=str | None, help="File for pairs {prompt, chosen, rejected}; likewise NAME.validation.jsonl.")
+    add("--report", type=str | None, help="JSON file for the counts of answers.")
     return parser
 
 

@@ -32,20 +32,13 @@ def run(arguments: Sequence[str]) -> int:
         RemoteError: it is on a server that does not answer.
         DataError: its data cannot be read.
     """
-    parser = environment_parser("check-env", "Check that an environment keeps the contract.", required=False)
-    parser.usage = (
-        "mrlm check-env ENVIRONMENT [--environment.ARGUMENT VALUE ...] [--model RUN_OR_FILE] [--config FILE] "
-        "[--level semantic] [--data FILE] [--output FILE]"
-    )
-    text = "Run, or a run's configuration file, whose environment is checked."
-    parser.add_argument("--model", type=str | None, help=text)
-    parser.add_argument(
-        "--level", type=Level, default="contract", help="contract, or semantic: also its rewards and observations."
-    )
-    parser.add_argument(
-        "--data", type=str | None, help="Rows (a file or a hub name) whose reference solutions are played."
-    )
-    parser.add_argument("--output", type=str | None, help="JSON report; with --data a JSONL file of the usable rows.")
+    parser = environment_parser("check-env", "Check that an environment keeps the contract.")
+    parser.usage = "mrlm check-env ENVIRONMENT [--environment.ARGUMENT VALUE ...] [options]"
+    add = parser.add_argument
+    add("--model", type=str | None, help="Run, or a run's configuration file, whose environment is checked.")
+    add("--level", type=Level, default="contract", help="contract, or semantic: also its rewards and observations.")
+    add("--data", type=str | None, help="Rows (a file or a hub name) whose reference solutions are played.")
+    add("--output", type=str | None, help="JSON report; with --data a JSONL file of the usable rows.")
     words = with_first_as("--environment", arguments)
     data = dict(option_values(words)).get("--data")
     if data is not None:

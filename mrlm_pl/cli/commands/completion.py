@@ -7,12 +7,10 @@ import ast
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from mrlm_pl.cli.main import COMMANDS, TRAINING
-from mrlm_pl.cli.parsing.early_check import class_names, environment_names, training_options
+from mrlm_pl.cli.parsing.early_check import PACKAGE, class_names, environment_names, training_options
 from mrlm_pl.errors import ConfigurationError
 
 SHELLS = ("bash", "zsh")
@@ -107,12 +105,7 @@ def declared(place: str) -> set[str]:
 @cache
 def _source(module: str) -> tuple[dict[str, ast.AST], dict[str, str]]:
     """Return the functions and classes of a module by name, and the module of each name that it imports."""
-    spec = find_spec(module)
-    assert spec is not None
-    assert spec.origin is not None
-    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
-    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module]
-    functions: dict[str, ast.AST] = {
-        node.name: node for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))
-    }
-    return functions, {name.name: str(node.module) for node in imports for name in node.names}
+    tree = ast.parse(PACKAGE.parent.joinpath(*module.split(".")).with_suffix(".py").read_text(encoding="utf-8"))
+    named = (node for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef)))
+    imports = (node for node in tree.body if isinstance(node, ast.ImportFrom))
+    return {node.name: node for node in named}, {name.name: str(node.module) for node in imports for name in node.names}

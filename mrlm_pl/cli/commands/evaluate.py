@@ -131,9 +131,8 @@ def arena_run(arguments: Sequence[str]) -> int:
         raise ConfigurationError("arena: name the players before the options, as in `mrlm arena NAME=MODEL NAME=MODEL`")
     players = {name: model for name, _, model in (word.partition("=") for word in words)}
     if len(players) < len(words) or not all(map(str.strip, (*players, *players.values()))):
-        raise ConfigurationError(
-            f"arena: {' '.join(words)!r} must be NAME=MODEL for each player, each with its own name"
-        )
+        fault = "must be NAME=MODEL for each player, each with its own name"
+        raise ConfigurationError(f"arena: {' '.join(words)!r} {fault}")
     models = ["--model", next(iter(players.values()))] if players else []
     read = read_with_run(parser, [*models, *arguments[len(words) :]])
     options = parser.instantiate(read.config)
@@ -167,21 +166,16 @@ def arena_table(report: ArenaReport) -> str:
         lines.append(
             "All agents earn the same in every episode, as a team, so no player wins. Whole teams of one player:"
         )
-    lines += [
-        f"{item.player} against {item.other} {item.score.value:.4f}{_bounds(item.score)}  {item.games} games"
-        for item in report.scores
-    ]
-    lines += [
-        f"{item.player} minus {item.other} {item.difference.value:+.4f}{_bounds(item.difference)}  "
-        f"{item.episodes} pairs of episodes"
-        for item in report.differences
-    ]
+    for item in report.scores:
+        score = f"{item.score.value:.4f}{_bounds(item.score)}"
+        lines.append(f"{item.player} against {item.other} {score}  {item.games} games")
+    for pair in report.differences:
+        difference = f"{pair.difference.value:+.4f}{_bounds(pair.difference)}"
+        lines.append(f"{pair.player} minus {pair.other} {difference}  {pair.episodes} pairs of episodes")
     lines.append("")
     for name, rating in report.ratings.items():
-        bounds = (
-            "  the reference" if rating.low == rating.high else _bounds(rating) if math.isfinite(rating.high) else ""
-        )
-        lines.append(f"Elo {name} {round(rating.elo)}{bounds}")
+        known = _bounds(rating) if math.isfinite(rating.high) else ""
+        lines.append(f"Elo {name} {round(rating.elo)}{'  the reference' if rating.low == rating.high else known}")
     if any(math.isinf(rating.high) for rating in report.ratings.values()):
         lines.append("Elo has no intervals with several samples per task: they depend on each other.")
     return "\n".join(lines).rstrip()
@@ -193,41 +187,32 @@ def _bounds(mean: Mean | Rating) -> str:
 
 def eval_parser() -> CommandParser:
     """Return the parser of ``mrlm eval``."""
-    text = (
-        "Score a run or a model on an environment: the run's own with its settings, unless another is named. Several "
-        "models or environments make a table."
-    )
+    text = "Score a run or a model on an environment, by default the run's own; several of either make a table."
     parser = playing_parser("eval", text, episodes=200, split="test", source="the run's validation")
     parser.usage = "mrlm eval --model MODEL [MODEL ...] [--environment NAME [NAME ...]] [options]"
-    meaning = "JSON file for the report with transcripts, or for a table with its reports and picture beside it."
-    parser.add_argument("--output", type=str | None, help=meaning)
-    text = "Servers that play policies, as in '{main: HOST:PORT}'; the model names their tokenizer."
-    parser.add_argument("--served_by", type=dict[str, str], default={}, help=text)
-    parser.add_argument(
-        "--compare",
-        type=str | None,
-        help="Report of an earlier evaluation of the same tasks, or a run's evaluation_before.json.",
-    )
+    add = parser.add_argument
+    add("--output", type=str | None, help="JSON file for the report, or for a table, with its reports beside it.")
+    add("--served_by", type=dict[str, str], default={}, help="Servers that play policies: '{main: HOST:PORT}'.")
+    add("--compare", type=str | None, help="Earlier report on the same tasks, or a run's evaluation_before.json.")
     return parser
 
 
 def playing_parser(command: str, text: str, *, episodes: int, split: str, source: str) -> CommandParser:
     """Return a parser with the options of ``eval`` and ``collect`` alike: model, tasks, and ``source``'s sampling."""
-    parser = environment_parser(command, text, required=False)
-    players = command == "arena"  # its words name the models, and it seats them in every way
-    text = argparse.SUPPRESS if players else "Run folder, model folder, hub id or builtin:tiny."
-    parser.add_argument("--model", type=str, required=True, help=text)
-    text = argparse.SUPPRESS if players else "Policy of each agent; a run has its own."
-    parser.add_argument("--seats", type=dict[str, str], default={}, help=text)
-    parser.add_argument("--device", type=str, default="auto", help="cpu, cuda:0, ...; auto prefers an accelerator.")
+    parser = environment_parser(command, text)
+    hidden = argparse.SUPPRESS if command == "arena" else None  # its words name the models, it seats them in every way
+    add = parser.add_argument
+    add("--model", type=str, required=True, help=hidden or "Run folder, model folder, hub id or builtin:tiny.")
+    add("--seats", type=dict[str, str], default={}, help=hidden or "Policy of each agent; a run has its own.")
+    add("--device", type=str, default="auto", help="cpu, cuda:0, ...; auto prefers an accelerator.")
     text = "Of generation; default is that of the run's training where this machine computes bf16, else 32-true."
-    parser.add_argument("--precision", type=Precision | None, help=text)
-    total = "Episodes of each seating." if players else "Episodes in all."
-    parser.add_argument("-n", "--num_episodes", type=PositiveInt, default=episodes, help=total)
-    parser.add_argument("--split", choices=SPLITS, default=split, help="Split of the tasks.")
-    parser.add_argument("--seed", type=NonNegativeInt, default=0, help="Seed of the choice of tasks and of sampling.")
+    add("--precision", type=Precision | None, help=text)
+    total = "Episodes of each seating." if hidden else "Episodes in all."
+    add("-n", "--num_episodes", type=PositiveInt, default=episodes, help=total)
+    add("--split", choices=SPLITS, default=split, help="Split of the tasks.")
+    add("--seed", type=NonNegativeInt, default=0, help="Seed of the choice of tasks and of sampling.")
     each = "Episodes of each task, at each temperature." if command == "collect" else "Episodes of each task."
-    parser.add_argument("--samples_per_task", type=PositiveInt, default=1, help=each)
+    add("--samples_per_task", type=PositiveInt, default=1, help=each)
     for name, kind, meaning in (
         ("--temperature", float | None, "0 is greedy"),
         ("--top_p", float | None, "Probability mass to sample from"),
@@ -235,11 +220,11 @@ def playing_parser(command: str, text: str, *, episodes: int, split: str, source
         ("--max_tokens", PositiveInt | None, "Maximum number of tokens in a turn"),
     ):
         meaning = f"{meaning}; default is that of {source}, else {getattr(Sampling(), name[2:])}."
-        parser.add_argument(name, type=kind, help=meaning)
+        add(name, type=kind, help=meaning)
     text = "Sampling settings of single policies, over the others: '{NAME: {temperature: 0.7}}'."
-    parser.add_argument("--policy_sampling", type=dict[str, PolicySampling], default={}, help=text)
-    limit = f"Decisions after which an episode is truncated; default is that of the run, else {MAX_TURNS}."
-    parser.add_argument("--max_turns", type=PositiveInt | None, help=limit)
+    add("--policy_sampling", type=dict[str, PolicySampling], default={}, help=text)
+    text = f"Decisions after which an episode is truncated; default is that of the run, else {MAX_TURNS}."
+    add("--max_turns", type=PositiveInt | None, help=text)
     return parser
 
 

@@ -15,13 +15,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
 from jsonargparse import get_loader
 from rich.console import Console
 
 from mrlm_pl.cli.commands.evaluate import DRAWN, eval_parser, report_run, sampling_of, scored
 from mrlm_pl.cli.parsing.config_files import check_files, unknown_key, with_first_as
-from mrlm_pl.cli.parsing.configuration import ARGUMENTS, CLASS, merged
+from mrlm_pl.cli.parsing.configuration import ARGUMENTS, CLASS, loaded, merged
 from mrlm_pl.cli.parsing.environment_option import RunOptions, environment_config, read, read_with_run, shown_settings
 from mrlm_pl.cli.parsing.output import output_file
 from mrlm_pl.durable_files import write_json
@@ -125,7 +124,8 @@ class Cell:
             return kept
         with closing(eval_parser().instantiate(options).environment) as environment:
             config = options.clone()
-            config.seats = {agent: policy for agent, policy in options.seats.items() if agent in environment.agents}
+            seats = options.seats.items()
+            config.seats = {agent: own for agent, own in seats if agent in environment.agents and own in run.policies}
             _, written = scored(self.model, replace(self.read, config=config), environment, held)
         written["asked"] = asked
         if self.file is not None:
@@ -140,17 +140,11 @@ def eval_run(arguments: Sequence[str]) -> int:
         ConfigurationError: see :func:`mrlm_pl.cli.commands.evaluate.report_run` and :func:`table_run`.
     """
     words = with_first_as("--model", arguments)
-    several = _several(words)
-    return report_run(words) if several is None else table_run(*several)
-
-
-def _several(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]] | None:
-    """Return the configuration and the other options if several models or environments are given, else None."""
-    words = [*_as_lists(arguments)]
-    check_files(words)
-    config, others = merged(words, ("model", "environment"), get_loader("yaml"))
+    lists = [*_as_lists(words)]
+    check_files(lists)
+    config, others = merged(lists, ("model", "environment"), get_loader("yaml"))
     several = any(isinstance(config.get(name), list) for name in ("model", "environment"))
-    return (config, others) if several and not {"-h", "--help"} & {*words} else None
+    return table_run(config, others) if several and not {"-h", "--help"} & {*words} else report_run(words)
 
 
 def _as_lists(arguments: Sequence[str]) -> Iterator[str]:
@@ -165,19 +159,9 @@ def _as_lists(arguments: Sequence[str]) -> Iterator[str]:
         values = [*itertools.takewhile(lambda word: not word.startswith("-"), words)]
         if option in ("--model", "--environment") and len(values) > 1:
             del words[: len(values)]
-            yield f"{option}={json.dumps([_mapping(value) for value in values])}"
+            yield f"{option}={json.dumps([loaded(value, get_loader('yaml')) for value in values])}"
         else:
             yield option
-
-
-def _mapping(value: str) -> Any:
-    """Return the mapping that a value in braces holds, else the value."""
-    try:
-        return yaml.safe_load(value) if value.startswith("{") else value
-    except yaml.YAMLError as error:
-        raise ConfigurationError(
-            f"environment: {value!r} is no mapping; write it as `{{class_path: NAME, init_args: {{...}}}}`"
-        ) from error
 
 
 def table_run(config: Mapping[str, Any], words: Sequence[str]) -> int:
@@ -203,8 +187,9 @@ def table_run(config: Mapping[str, Any], words: Sequence[str]) -> int:
     columns = list(_named_columns(runs, entries, words) if entries else _recorded_columns(runs, words))
     options = columns[0].read.config
     check_samples(options.num_episodes, options.samples_per_task)
-    for model, run in runs.items():
-        check_seats(options.seats, run.policies, f"{model}: ")
+    all_policies = {name for run in runs.values() for name in run.policies}
+    for model, run in runs.items():  # the only policy of a model needs no seat
+        check_seats(options.seats, run.policies if len(run.policies) > 1 else all_policies, f"{model}: ")
         check_served(options.served_by, run.policies, model)
         sampling_of(options, run.validation_sampling).check_policies(run.policies, "sampling")
     _check_agents(options.seats, columns)
@@ -222,10 +207,8 @@ def table_run(config: Mapping[str, Any], words: Sequence[str]) -> int:
     ]
     if output is not None:
         if len({cell.file for cell in cells}) < len(cells):
-            raise ConfigurationError(
-                "output: two cells of the table have the same file; give the columns other names, or each of the "
-                "models a table of its own"
-            )
+            remedy = "give the columns other names, or each of the models a table of its own"
+            raise ConfigurationError(f"output: two cells of the table have the same file; {remedy}")
         folder = output.with_suffix("")
         with writing("output", folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -289,10 +272,8 @@ def _named_columns(runs: Mapping[str, RecordedRun], entries: Sequence[Any], word
         given = dict(entry) if isinstance(entry, Mapping) else {CLASS: entry}
         name = given.pop("name", None)
         if not isinstance(given.get(CLASS), str) or not isinstance(name, str | None):
-            raise ConfigurationError(
-                f"environment: {entry!r} has no text as class or name; give a name, or "
-                "`{class_path: NAME, init_args: {...}}`"
-            )
+            remedy = "give a name, or `{class_path: NAME, init_args: {...}}`"
+            raise ConfigurationError(f"environment: {entry!r} has no text as class or name; {remedy}")
         if unknown := [key for key in given if key not in (CLASS, ARGUMENTS)]:
             known = ("name", CLASS, ARGUMENTS)
             raise ConfigurationError(f"environment: {entry!r}: {unknown_key('an environment', unknown[0], known)}")
@@ -301,9 +282,8 @@ def _named_columns(runs: Mapping[str, RecordedRun], entries: Sequence[Any], word
         found = read_with_run(eval_parser(), [*words, "--model", owner, "--environment", named])
         name = name or found.name or find_environment(found.played[CLASS]).name
         if name in seen:
-            raise ConfigurationError(
-                f"environment: two are named {name!r}; name one, as in `{{name: hard, class_path: {name}, ...}}`"
-            )
+            remedy = f"name one, as in `{{name: hard, class_path: {name}, ...}}`"
+            raise ConfigurationError(f"environment: two are named {name!r}; {remedy}")
         seen.add(name)
         yield Column(name, replace(found, name=name), tuple(runs))
 
@@ -327,9 +307,7 @@ def _recorded_columns(runs: Mapping[str, RecordedRun], words: Sequence[str]) -> 
             column = found.setdefault(name, Column(name, RunOptions(options, run, known, config), ()))
             found[name] = replace(column, models=(*column.models, model))
     if not found:
-        raise ConfigurationError(
-            f"environment missing, and {', '.join(runs)} have none; give it as `--environment NAME [NAME ...]`"
-        )
+        raise ConfigurationError(f"environment missing, and {', '.join(runs)} have none; give `--environment NAME`")
     plain = tuple(model for model, run in runs.items() if not run.environments)
     yield from (replace(column, models=(*column.models, *plain)) for column in found.values())
 

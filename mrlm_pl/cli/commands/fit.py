@@ -127,23 +127,13 @@ class RunCommand(LightningCLI):
 
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add seed, folder and resume. The seed has a default, so that every run can be repeated."""
-        parser.add_argument(
-            "--seed_everything",
-            type=Seed,
-            default=self.seed_everything_default,
-            help="Seed of the run: initialization, and through `data.seed` tasks, sampling and shuffling.",
-        )
-        parser.add_argument(
-            "--output",
-            type=str | None,
-            metavar="FOLDER",
-            help="Run folder; a folder that holds a run needs --resume. The default is runs/NAME, numbered.",
-        )
-        parser.add_argument(
-            "--resume",
-            action="store_true",
-            help="Continue at the folder's last checkpoint, if it has one; without --config, with the run's own.",
-        )
+        add = parser.add_argument
+        text = "Seed of the run: initialization, and through `data.seed` tasks, sampling and shuffling."
+        add("--seed_everything", type=Seed, default=self.seed_everything_default, help=text)
+        text = "Run folder; a folder that holds a run needs --resume. The default is runs/NAME, numbered."
+        add("--output", type=str | None, metavar="FOLDER", help=text)
+        text = "Continue at the folder's last checkpoint, if it has one; without --config, with the run's own."
+        add("--resume", action="store_true", help=text)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add ``checkpoint``; let the data module have the seed, and the trainer the folder."""
@@ -166,26 +156,21 @@ class RunCommand(LightningCLI):
         trainer, data = self.config[self.stage].trainer, imported(self.config[self.stage].data.class_path)
         check_strategy(trainer)
         if self.stage == "predict" and data.predict_dataloader is LightningDataModule.predict_dataloader:
-            raise ConfigurationError(
-                f"data: {data.__name__} plays no episodes that `mrlm predict` could write; score its rows with "
-                "`mrlm test`, or play episodes with `mrlm collect --model RUN --environment NAME --output FILE`"
-            )
+            remedy = "score its rows with `mrlm test`, or play episodes with `mrlm collect`"
+            raise ConfigurationError(f"data: {data.__name__} plays no episodes to write; {remedy}")
         loop = {"validate": "val", "test": "test", "predict": "predict"}.get(self.stage)
         if loop is not None and trainer[f"limit_{loop}_batches"] == 0:
             trainer[f"limit_{loop}_batches"] = None
-            rank_zero_only(tell)(
-                f"ignoring `trainer.limit_{loop}_batches: 0`, which leaves `mrlm {self.stage}` nothing to do"
-            )
+            ignored = f"ignoring `trainer.limit_{loop}_batches: 0`"
+            rank_zero_only(tell)(f"{ignored}, which leaves `mrlm {self.stage}` nothing to do")
 
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         """Return the trainer; its run folder has the name of the first configuration file."""
         try:
             trainer: Any = super().instantiate_trainer(**kwargs)
         except (MisconfigurationException, ValueError, TypeError) as error:
-            remedy = (
-                "; set `--trainer.accelerator auto`, or install a PyTorch for it" if _NO_DEVICE in str(error) else ""
-            )
-            raise ConfigurationError(f"trainer: {error}{remedy}") from error
+            remedy = "; set `--trainer.accelerator auto`, or install a PyTorch for it"
+            raise ConfigurationError(f"trainer: {error}{remedy if _NO_DEVICE in str(error) else ''}") from error
         files = config_files(self.arguments)
         trainer.name = files[0].stem if files else None
         return trainer
@@ -220,10 +205,8 @@ def check_strategy(trainer: Namespace) -> None:
         if not isinstance(value, str) or value in known:
             continue
         if key == "strategy" and "." in value:
-            raise ConfigurationError(
-                f"trainer.strategy: a class must be written as `strategy: {{class_path: {value}}}` in a file, "
-                f"or as `--trainer.strategy {value}` followed by one of its options"
-            )
+            fault = f"trainer.strategy: a class must be written as `strategy: {{class_path: {value}}}` in a file"
+            raise ConfigurationError(f"{fault}, or as `--trainer.strategy {value}` followed by one of its options")
         hint = meant(value, known, f"known are: {', '.join(known)}")
         raise ConfigurationError(f"trainer.{key}: there is no {key} {value!r}; {hint}")
 

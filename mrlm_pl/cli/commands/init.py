@@ -51,16 +51,11 @@ def write_package(name: str, folder: Path) -> list[Path]:
     """
     package = name.replace("-", "_")
     if not re.fullmatch(r"[a-z][a-z0-9]*([_-][a-z0-9]+)*", name) or keyword.iskeyword(package):
-        raise ConfigurationError(
-            f"name: {name!r} cannot name a package; use lower-case letters and digits, with dashes between words, such "
-            "as my-lab"
-        )
-    if importlib.util.find_spec(package) is not None or package == "tests":  # the folder of its tests
-        raise ConfigurationError(f"name: another module is named {package!r}; choose another name")
-    if package in environment_names()[1]:
-        raise ConfigurationError(f"name: another environment is named {package!r}; choose another name")
-    if any(importlib.metadata.distributions(name=name)):
-        raise ConfigurationError(f"name: another installed package is named {name!r}; choose another name")
+        remedy = "use lower-case letters and digits, with dashes between words, such as my-lab"
+        raise ConfigurationError(f"name: {name!r} cannot name a package; {remedy}")
+    is_module = importlib.util.find_spec(package) is not None or package == "tests"  # the folder of its tests
+    if is_module or package in environment_names()[1] or any(importlib.metadata.distributions(name=name)):
+        raise ConfigurationError(f"name: a module, environment or package is named {name!r}; choose another name")
     if folder.exists():
         raise ConfigurationError(f"output: {str(folder)!r} exists; name another folder with `--output`")
     words = {"name": name, "package": package, "cls": "".join(word.capitalize() for word in package.split("_"))}

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from jsonargparse.typing import NonNegativeInt
 
+from mrlm_pl.cli.parsing.classes import LOSS
 from mrlm_pl.cli.parsing.config_files import with_first_as
-from mrlm_pl.cli.parsing.configuration import CLASS, merged
+from mrlm_pl.cli.parsing.configuration import ARGUMENTS, CLASS, merged
 from mrlm_pl.cli.parsing.parser import command_parser
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.algorithm import Algorithm
@@ -22,6 +23,9 @@ from mrlm_pl.runs.records.run import recorded_configuration
 
 SHOWN = 10
 """Changes that are listed."""
+
+OF_LOSS = (*LOSS, "reduction", "max_length")
+"""Arguments of an algorithm without which its credit is the same, and which another algorithm may refuse."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -37,15 +41,12 @@ def run(arguments: Sequence[str]) -> int:
     parser = command_parser("recredit", "Compute the advantages of a run's episodes with another algorithm.")
     parser.usage = "mrlm recredit RUN [--model NAME] [--model.ARGUMENT VALUE ...] [options]"
     parser.add_subclass_arguments(Algorithm, "model", required=True)
-    parser.add_argument("--run", type=str, required=True, help="Run folder; may be given as the first argument.")
-    parser.add_argument(
-        "--iteration", type=NonNegativeInt | None, help="Only the episodes of this iteration, counted from 0."
-    )
-    text = "Folder for the episodes with their new advantages and the report."
-    parser.add_argument("--output", type=str | None, help=text)
-    text = "Run or model with the weights of the policies, to compare their gradients under both credits."
-    parser.add_argument("--policies", type=str | None, help=text)
-    parser.add_argument("--device", type=str, default="auto", help="cpu, cuda:0, ...; auto prefers an accelerator.")
+    add = parser.add_argument
+    add("--run", type=str, required=True, help="Run folder; may be given as the first argument.")
+    add("--iteration", type=NonNegativeInt | None, help="Only the episodes of this iteration, counted from 0.")
+    add("--output", type=str | None, help="Folder for the episodes with their new advantages and the report.")
+    add("--policies", type=str | None, help="Run or model with weights, to compare the gradients under both credits.")
+    add("--device", type=str, default="auto", help="cpu, cuda:0, ...; auto prefers an accelerator.")
     options = parser.instantiate(parser.read(_with_recorded_model(arguments), {"model": Algorithm}))
     chosen = {name: options[name] for name in ("iteration", "output", "policies", "device")}
     report = recredit(options.run, options.model, **chosen)
@@ -96,5 +97,8 @@ def _with_recorded_model(arguments: Sequence[str]) -> list[str]:
     named = chosen.get(CLASS) if isinstance(chosen, dict) else chosen
     if recorded is None:
         return words
-    other = [] if named is None else [f"--model={json.dumps({CLASS: named, 'init_args': {}})}"]
+    other = []
+    if named is not None:
+        own = {key: value for key, value in (recorded.get(ARGUMENTS) or {}).items() if key not in OF_LOSS}
+        recorded, other = {**recorded, ARGUMENTS: own}, [f"--model={json.dumps({CLASS: named, ARGUMENTS: {}})}"]
     return [f"--model={json.dumps(recorded, default=str)}", *other, *words]

@@ -86,20 +86,18 @@ def whatif_run(arguments: Sequence[str]) -> int:
         DataError: the episodes cannot be read.
         RolloutError: the environment fails.
     """
-    parser = record_parser(
-        "whatif", "Replace a decision of a recorded episode, play the rest, and compare the returns."
-    )
-    parser.add_argument("--agent", type=str, required=True, help="Agent that decided.")
-    parser.add_argument("--turn", type=NonNegativeInt, required=True, help="Environment steps before the decision.")
-    parser.add_argument("--message", type=str | None, help="Text in place of the decision; default: new samples.")
-    parser.add_argument("--samples", type=PositiveInt, default=16, help="Continuations of either side.")
-    text = "Later decisions: sampled, or as recorded."
-    parser.add_argument("--rest", choices=("play", "replay"), default="play", help=text)
-    parser.add_argument("--own_reward", action="store_true", help="Count the agent's own reward, not the team's mean.")
-    parser.add_argument("--policies", type=str | None, help="Run or model that decides; default: the run.")
-    text = "Servers that play policies, as in '{POLICY: HOST:PORT}'."
-    parser.add_argument("--served_by", type=dict[str, str], default={}, help=text)
-    parser.add_argument("--device", type=str, default="auto", help="cpu, cuda:0, ...; auto prefers an accelerator.")
+    text = "Replace a decision of a recorded episode, play the rest, and compare the returns."
+    parser = record_parser("whatif", text)
+    add = parser.add_argument
+    add("--agent", type=str, required=True, help="Agent that decided.")
+    add("--turn", type=NonNegativeInt, required=True, help="Environment steps before the decision.")
+    add("--message", type=str | None, help="Text in place of the decision; default: new samples.")
+    add("--samples", type=PositiveInt, default=16, help="Continuations of either side.")
+    add("--rest", choices=("play", "replay"), default="play", help="Later decisions: sampled, or as recorded.")
+    add("--own_reward", action="store_true", help="Count the agent's own reward, not the team's mean.")
+    add("--policies", type=str | None, help="Run or model that decides; default: the run.")
+    add("--served_by", type=dict[str, str], default={}, help="Servers that play policies, as in '{POLICY: HOST:PORT}'.")
+    add("--device", type=str, default="auto", help="cpu, cuda:0, ...; auto prefers an accelerator.")
     options, read = _options(parser, arguments)
     if options.episode is None:
         raise ConfigurationError("--episode is missing; `mrlm view RUN` and RUN/episodes have the ids")
@@ -130,16 +128,15 @@ def whatif_run(arguments: Sequence[str]) -> int:
 
 def record_parser(command: str, text: str) -> CommandParser:
     """Return a parser of a command that reads the episodes of a run."""
-    parser = environment_parser(command, text, required=False)
+    parser = environment_parser(command, text)
     parser.usage = f"mrlm {command} RUN [--environment NAME] [--environment.ARGUMENT VALUE ...] [options]"
-    parser.add_argument("--model", type=str, required=True, help="Run folder; may be given as the first argument.")
-    parser.add_argument("--episodes", type=str | None, help="File or folder of episodes; default RUN/episodes.")
+    add = parser.add_argument
+    add("--model", type=str, required=True, help="Run folder; may be given as the first argument.")
+    add("--episodes", type=str | None, help="File or folder of episodes; default RUN/episodes.")
     if command != "whatif":
-        parser.add_argument(
-            "--iteration", type=NonNegativeInt | None, help="Only the episodes of this iteration, counted from 0."
-        )
-    parser.add_argument("--episode", type=str | None, help="Id of an episode.")
-    parser.add_argument("--output", type=str | None, help="JSON file for the report.")
+        add("--iteration", type=NonNegativeInt | None, help="Only the episodes of this iteration, counted from 0.")
+    add("--episode", type=str | None, help="Id of an episode.")
+    add("--output", type=str | None, help="JSON file for the report.")
     return parser
 
 

@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -82,10 +83,8 @@ def _check_roles(options: Any) -> None:
     if options.advertise and not options.join:
         raise ConfigurationError("advertise: only a controller needs it; name one with `--join HOST:PORT`")
     if options.join and not options.advertise and options.host in ("0.0.0.0", "::", "[::]"):
-        raise ConfigurationError(
-            f"host: clients cannot reach a worker at {options.host!r}; name an address of this machine with "
-            "`--advertise HOST:PORT`, and its port with `--port`"
-        )
+        remedy = "name an address of this machine with `--advertise HOST:PORT`, and its port with `--port`"
+        raise ConfigurationError(f"host: clients cannot reach a worker at {options.host!r}; {remedy}")
     for name in ("join", "advertise"):
         if getattr(options, name):
             check_address(getattr(options, name), f"{name}: ")
@@ -107,9 +106,8 @@ def _check_port(endpoint: Endpoint) -> None:
         raise ConfigurationError(f"host: {endpoint.host!r} is no address of this machine ({error.strerror})") from error
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise ConfigurationError(
-                f"port: cannot listen on {endpoint.host}:{endpoint.port}: it is taken; use another"
-            ) from error
+            place = f"{endpoint.host}:{endpoint.port}"
+            raise ConfigurationError(f"port: cannot listen on {place}: it is taken; use another") from error
 
 
 def _environment_server(options: Any, endpoint: Endpoint, limits: Limits) -> EnvironmentServer:
@@ -170,7 +168,7 @@ def _verifier_service(options: Any) -> VerifierService:
 def serve_parser() -> CommandParser:
     """Return the parser of the command."""
     text = "Host environments, policies and a verifier over gRPC."
-    parser = environment_parser("serve", text, required=False)
+    parser = environment_parser("serve", text)
     add = parser.add_argument
     switch: dict[str, Any] = {"type": bool, "nargs": "?", "const": True, "default": False}
     add("--environments", type=str, default="", help="Names or paths, separated by commas.")
@@ -243,10 +241,8 @@ def hosted_environments(
     for name in dict.fromkeys([*names, *settings]):
         cls = find_environment(name)
         if cls.whole_prompts:
-            raise ConfigurationError(
-                f"environments: {cls.name!r} cannot be hosted: its observations are whole conversations; run it where "
-                "the policies are, with `mrlm fit` or `mrlm gateway`, and its programs anywhere"
-            )
+            fault = f"environments: {cls.name!r} cannot be hosted: its observations are whole conversations"
+            raise ConfigurationError(f"{fault}; run it where the policies are, with `mrlm fit` or `mrlm gateway`")
         if cls.name in hosted:
             raise ConfigurationError(f"environments: {name!r} is hosted already as {cls.name!r}; name it once")
         hosted[cls.name] = HostedClass(cls, settings.get(name, {}), allow_settings)
@@ -302,46 +298,40 @@ class HostedClass:
 async def _serve(server: EnvironmentServer, options: Any, identity: Identity) -> None:
     if options.metrics_port:
         serve_metrics(server, options.metrics_port)
-    await server.start()
-    openenv = membership = None
-    try:
+    stopping, place = asyncio.Event(), server.endpoint.host
+    ends: list[asyncio.Future[Any]] = [asyncio.ensure_future(stopping.wait())]
+    shown = ""
+    async with AsyncExitStack() as stack:
+        await server.start()
+        stack.push_async_callback(server.stop)
         if options.openenv_port is not None:
             from mrlm_pl.serving.openenv import OpenEnvServer
 
             openenv = OpenEnvServer(server, int(options.openenv_port))
             await openenv.start()
+            stack.push_async_callback(openenv.stop)
+            names = ", ".join(f"/{name}" for name in server.offer.factories)
+            shown = f"\nOpenEnv on http://{place}:{openenv.port} with {names}"
         if options.join:
             server.service.sessions.prefix = f"{secrets.token_hex(6)}{SEPARATOR}"
             controller = Address(options.join, options.token_file, identity, options.message_mb)
-            membership = Membership(server, controller, options.advertise or f"{server.endpoint.host}:{server.port}")
+            membership = Membership(server, controller, options.advertise or f"{place}:{server.port}")
             await membership.start()
-    except ConfigurationError:
-        await server.stop()  # which would complain of a closed loop
-        raise
-    stopping = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(YOUNG_OBJECTS, YOUNG_COLLECTIONS)
-    print(f"serving on {server.endpoint.host}:{server.port}", flush=True)
-    if openenv is not None:
-        names = ", ".join(f"/{name}" for name in server.offer.factories)
-        print(f"OpenEnv on http://{server.endpoint.host}:{openenv.port} with {names}", flush=True)
-    ends: list[asyncio.Future[Any]] = [asyncio.ensure_future(stopping.wait())]
-    if membership is not None:
-        ends.append(asyncio.ensure_future(membership.refused()))
-    done, waiting = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-    for end in waiting:
-        end.cancel()
-    logger.info("going down: %d sessions are live", len(server.service.sessions))
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.remove_signal_handler(number)  # a second signal ends the process at once
-    await server.drain(options.grace_seconds)
-    if openenv is not None:
-        await openenv.stop()
-    if membership is not None:
-        await membership.stop()
+            stack.push_async_callback(membership.stop)
+            ends.append(asyncio.ensure_future(membership.refused()))
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stopping.set)
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(YOUNG_OBJECTS, YOUNG_COLLECTIONS)
+        print(f"serving on {place}:{server.port}{shown}", flush=True)
+        done, waiting = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        for end in waiting:
+            end.cancel()
+        logger.info("going down: %d sessions are live", len(server.service.sessions))
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)  # a second signal ends the process at once
+        await server.drain(options.grace_seconds)
     for end in done:
         end.result()

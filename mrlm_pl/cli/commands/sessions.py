@@ -43,10 +43,8 @@ def run(arguments: Sequence[str]) -> int:
         reply, joined = submit(_list(address, request)).result()
     except StatusError as error:
         if error.code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-            raise RemoteError(
-                f"no server answers at {options.address}; start one with `mrlm serve`, or check the address and TLS on "
-                f"both sides ({error.text})"
-            ) from error
+            remedy = f"start one with `mrlm serve`, or check the address and TLS on both sides ({error.text})"
+            raise RemoteError(f"no server answers at {options.address}; {remedy}") from error
         raise RemoteError(str(error)) from error
     if options.json:
         shown: dict[str, Any] = {}

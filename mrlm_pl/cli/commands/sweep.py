@@ -96,14 +96,13 @@ def run(arguments: Sequence[str]) -> int:
     """
     text = "Train a configuration with several seeds and settings side by side, and compare the runs."
     parser = PlainParser("sweep", text)
-    parser.usage = (
-        "mrlm sweep --config FILE --seeds N --output FOLDER [--grid KEY=VALUE,VALUE ...] [options of mrlm fit]"
-    )
-    parser.add_argument("--seeds", type=int, required=True, help="runs of each setting, with the seeds 0 to N - 1")
-    parser.add_argument("--output", required=True, metavar="FOLDER", help="folder of the runs")
+    parser.usage = "mrlm sweep --config FILE --seeds N --output FOLDER [--grid KEY=VALUE,VALUE ...] [options of fit]"
+    add = parser.add_argument
+    add("--seeds", type=int, required=True, help="runs of each setting, with the seeds 0 to N - 1")
+    add("--output", required=True, metavar="FOLDER", help="folder of the runs")
     text = "values of an option of mrlm fit; several keys make all combinations"
-    parser.add_argument("--grid", nargs="+", action="extend", default=[], metavar="KEY=VALUE,VALUE", help=text)
-    parser.add_argument("--jobs", type=int, help="runs at once; default: one for each core, or 1 with a GPU")
+    add("--grid", nargs="+", action="extend", default=[], metavar="KEY=VALUE,VALUE", help=text)
+    add("--jobs", type=int, help="runs at once; default: one for each core, or 1 with a GPU")
     add_options(parser)
     options, words = parser.parse_known_args(arguments)
     at_least(1, seeds=options.seeds, jobs=options.jobs)
@@ -189,9 +188,7 @@ def _values(item: str) -> tuple[str, list[str]]:
     key, _, text = item.partition("=")
     values = _split(text)
     if not key or values is None or not all(values):
-        raise ConfigurationError(
-            f"grid: {item!r} must be KEY=VALUE,VALUE, as in model.policies.main.learning_rate=1e-4,1e-3"
-        )
+        raise ConfigurationError(f"grid: {item!r} must be KEY=VALUE,VALUE, as in data.groups=2,4")
     (option,) = with_underscores([f"--{key}"])
     if double := next((value for value in values if values.count(value) > 1), None):
         raise ConfigurationError(f"grid: {option[2:]} has the value {double} twice; remove one")
@@ -320,9 +317,7 @@ def _record(output: Path, words: Sequence[str], members: Sequence[Member]) -> No
         kept = {} if differs else {key: {**before[key], **own[key]} for key in ("files", "settings")}
         write_json(record, {**own, **kept})
     except (ValueError, LookupError, TypeError) as error:
-        raise ConfigurationError(
-            f"output: {str(record)!r} is not the record of a sweep; remove it, or name another --output"
-        ) from error
+        raise ConfigurationError(f"output: {str(record)!r} is not the record of a sweep; remove it") from error
 
 
 def _begun(cell: Path) -> bool:

@@ -31,25 +31,18 @@ def run(arguments: Sequence[str]) -> int:
         RemoteError: the port is taken, or the host is no address of this machine.
     """
     parser = PlainParser("view", "Look at runs in a browser or a terminal.")
-    parser.add_argument("runs", metavar="RUN", nargs="*", help="run folder, folder of runs, or file of episodes")
-    parser.add_argument("--port", type=int, default=PORT, help=f"port of the pages; default {PORT}, 0 picks a free one")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; any but the default needs a token")
-    parser.add_argument("--token_file", help="file with the token that a browser must present; else MRLM_TOKEN")
-    parser.add_argument("--text", action="store_true", help="print to the terminal in place of serving pages")
-    parser.add_argument(
-        "--episode", metavar="ID", help="with --text: print this episode; with --export: write it and its group"
-    )
-    parser.add_argument(
-        "--iteration", metavar="N", type=int, help="with --text or --export: the episodes of this iteration, from 0"
-    )
-    parser.add_argument("--failed", action="store_true", help="with --text: only the episodes that failed")
-    parser.add_argument(
-        "--export",
-        metavar="PAGE.html",
-        help=f"write one page that opens without a server, with the newest {EPISODES} episodes of each run or those "
-        "of --iteration or --episode",
-    )
-    parser.add_argument("--demo", action="store_true", help="look at recorded runs that come with mrlm")
+    add = parser.add_argument
+    add("runs", metavar="RUN", nargs="*", help="run folder, folder of runs, or file of episodes")
+    add("--port", type=int, default=PORT, help=f"port of the pages; default {PORT}, 0 picks a free one")
+    add("--host", default="127.0.0.1", help="address to listen on; any but the default needs a token")
+    add("--token_file", help="file with the token that a browser must present; else MRLM_TOKEN")
+    add("--text", action="store_true", help="print to the terminal in place of serving pages")
+    add("--episode", metavar="ID", help="with --text: print this episode; with --export: write it and its group")
+    add("--iteration", metavar="N", type=int, help="with --text or --export: the episodes of this iteration, from 0")
+    add("--failed", action="store_true", help="with --text: only the episodes that failed")
+    text = f"write one page that opens without a server; of the newest {EPISODES} episodes where none are chosen"
+    add("--export", metavar="PAGE.html", help=text)
+    add("--demo", action="store_true", help="look at recorded runs that come with mrlm")
     options = parser.parse_args(arguments)
     if bool(options.runs) == options.demo:
         raise ConfigurationError("runs: name one or more, as in `mrlm view runs/quickstart`, or take `--demo` alone")
@@ -57,9 +50,7 @@ def run(arguments: Sequence[str]) -> int:
     if options.iteration is not None and (served or options.episode is not None):
         raise ConfigurationError("iteration: `--iteration N` goes with `--text` or `--export`, without `--episode`")
     if options.episode is not None and served:
-        raise ConfigurationError(
-            "episode: `--episode ID` goes with `--text` or `--export`; in a browser choose it in the table"
-        )
+        raise ConfigurationError("episode: `--episode ID` goes with `--text` or `--export`; the pages have a table")
     if options.failed and (not options.text or options.episode is not None):
         raise ConfigurationError("failed: `--failed` goes with `--text`, without `--episode`")
     if options.text and options.export is not None:
@@ -79,10 +70,8 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     token = read_token(options.token_file)
     if token is None and not is_loopback(options.host):
-        raise ConfigurationError(
-            f"host: {options.host!r} can be reached from other machines; set a token with `--token_file FILE` or "
-            "MRLM_TOKEN, or leave out `--host`"
-        )
+        remedy = "set a token with `--token_file FILE` or MRLM_TOKEN, or leave out `--host`"
+        raise ConfigurationError(f"host: {options.host!r} can be reached from other machines; {remedy}")
     serve(application(runs, token), options.host, options.port, token is not None)
     return 0
 

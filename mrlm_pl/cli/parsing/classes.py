@@ -34,6 +34,7 @@ from mrlm_pl.runs.plugins import (
     import_exports,
     imported,
     is_offered,
+    is_usable,
     plugin_functions,
     subclasses,
 )
@@ -46,13 +47,6 @@ LOSS = ("loss", "loss_settings", "clip")
 
 FSDP = "mrlm_pl.trainer.fsdp.FSDP"
 _OWN_PACKAGES = ("mrlm_pl.", "mrlm_environments.", "mrlm_callbacks.")
-_KINDS = {
-    "Environment": "environment",
-    "Algorithm": "algorithm",
-    "LightningDataModule": "data module",
-    "Callback": "callback",
-    "Logger": "logger",
-}
 
 
 def resolved(value: Any, annotation: Any, key: str) -> Any:
@@ -92,20 +86,18 @@ def resolved(value: Any, annotation: Any, key: str) -> Any:
             return {name: resolved(item, inner, f"{key}.{name}") for name, item in value.items()}
         if bases:
             name = next(iter(value.get(ARGUMENTS) or value))
-            raise MistakeError(
-                f"{key}.{name}",
-                f"no {bases[0].__name__} is named that has {name!r}; name its class first, as in `--{key} CLASS`",
-            )
+            remedy = f"name its class first, as in `--{key} CLASS`"
+            raise MistakeError(f"{key}.{name}", f"no {bases[0].__name__} is named that has {name!r}; {remedy}")
         return value if settings is None else checked(value, settings, key)
     optional = type(None) in members
     if settings is not None and not bases and not (value is None and optional) and not is_plain(value, members):
-        names = list(parameters(settings))
-        raise MistakeError(
-            key,
-            f"expected settings of {settings.__name__} ({', '.join(names)}), but the value is "
-            f"{'null' if value is None else repr(value)}; "
-            f"name them, as in `{{{names[0]}: VALUE}}` or `--{key}.{names[0]} VALUE`",
+        first, *_ = names = list(parameters(settings))
+        wanted, shown = (
+            f"settings of {settings.__name__} ({', '.join(names)})",
+            "null" if value is None else repr(value),
         )
+        remedy = f"name them, as in `{{{first}: VALUE}}` or `--{key}.{first} VALUE`"
+        raise MistakeError(key, f"expected {wanted}, but the value is {shown}; {remedy}")
     return value
 
 
@@ -142,11 +134,8 @@ def _function_path(name: str, members: Sequence[Any], key: str) -> str | None:
     if not paths and not is_plain(name, members) and not classes_made(members):
         near = nearest(name, map(_last, plugin_functions()))
         hint = f"did you mean {near!r}? Otherwise give" if near else "give"
-        raise MistakeError(
-            key,
-            f"no plugin exports a function {name!r}; {hint} its import path, as in `my_module.my_function` or "
-            "`./my_file.py:my_function`",
-        )
+        remedy = f"{hint} its import path, as in `my_module.my_function` or `./my_file.py:my_function`"
+        raise MistakeError(key, f"no plugin exports a function {name!r}; {remedy}")
     return next(iter(paths), None)
 
 
@@ -173,11 +162,9 @@ def checked(arguments: Mapping[str, Any], cls: type, key: str) -> dict[str, Any]
             raise MistakeError(f"{key}.{name}", unknown_key(cls.__name__, name, accepted(cls)))
         if known[name] is inspect.Parameter.empty and isinstance(value, Mapping):
             inner, _ = next(leaves(value, f"{key}.{name}"))
-            raise MistakeError(
-                inner,
-                f"the parameter {name!r} of {cls.__name__} has no type hint, so its settings are unknown; annotate it, "
-                f"as in `{name}: dict[str, Policy] | None = None`{place_of(cls)}",
-            )
+            fault = f"the parameter {name!r} of {cls.__name__} has no type hint, so its settings are unknown"
+            remedy = f"annotate it, as in `{name}: dict[str, Policy] | None = None`{place_of(cls)}"
+            raise MistakeError(inner, f"{fault}; {remedy}")
         found[name] = resolved(value, known[name], f"{key}.{name}")
     return found
 
@@ -201,9 +188,8 @@ def unfit(value: Any, annotation: Any, key: str) -> MistakeError | None:
         required = [item.name for item in own if item.default is item.empty and item.kind not in passed_on]
         missing = [name for name in required if name not in arguments]
         if missing and not any(faults):
-            return MistakeError(
-                key, f"{cls.__name__} needs {', '.join(missing)}; give it as `--{key}.{missing[0]} VALUE`"
-            )
+            remedy = f"give it as `--{key}.{missing[0]} VALUE`"
+            return MistakeError(key, f"{cls.__name__} needs {', '.join(missing)}; {remedy}")
         if not arguments and is_dataclass(cls):
             try:
                 cls()
@@ -439,14 +425,10 @@ def _unknown_name(name: str, bases: Sequence[type]) -> str:
     meant = f"did you mean {near!r}?" if near else ""
     if not near or len(known) <= MOST_NAMES:
         meant = f"{meant} {'Known' if near else 'known'} are: {', '.join(known)}".strip()
-    kind = _KINDS.get(base.__name__, base.__name__)
+    kind = re.sub(r"\B(?=[A-Z][a-z])", " ", base.__name__.removeprefix("Lightning")).lower()  # "data module"
     return f"there is no {kind} {name!r}; {meant}" if name else f"name one: {kind}s are {', '.join(known)}"
 
 
 def _usable(base: type) -> list[type]:
     """Return the concrete public classes below a base that have been imported, and the base itself."""
-    return [
-        cls
-        for cls in (base, *subclasses(base))
-        if not inspect.isabstract(cls) and not cls.__name__.startswith("_") and "<locals>" not in cls.__qualname__
-    ]
+    return [cls for cls in (base, *subclasses(base)) if is_usable(cls)]

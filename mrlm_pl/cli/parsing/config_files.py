@@ -55,11 +55,9 @@ def check_files(arguments: Sequence[str]) -> None:
     """
     for path in _named(arguments):
         if path.suffix in _SUFFIXES and not path.exists():  # other values may be the configuration itself
-            names = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
-            near = nearest(path.name, [name for name in names if Path(name).suffix in _SUFFIXES])
-            hint = (
-                f"did you mean {str(path.parent / near)!r}?" if near else f"it is looked for in {path.parent.resolve()}"
-            )
+            near = nearest(path.name, [file.name for suffix in _SUFFIXES for file in path.parent.glob(f"*{suffix}")])
+            place = f"it is looked for in {path.parent.resolve()}"
+            hint = f"did you mean {str(path.parent / near)!r}?" if near else place
             raise ConfigurationError(f"config: File does not exist: {str(path)!r}; {hint}")
         if path.is_dir():
             files = sorted(str(file) for file in path.iterdir() if file.suffix in _SUFFIXES)
@@ -67,25 +65,21 @@ def check_files(arguments: Sequence[str]) -> None:
             raise ConfigurationError(f"config: {str(path)!r} is a folder; {hint}")
     for file in config_files(arguments):
         top = _composed(file)
+        keys = "keys such as model, data and trainer"
         if top is None:
-            raise ConfigurationError(f"{file} is empty; a configuration has keys such as model, data and trainer")
+            raise ConfigurationError(f"{file} is empty; a configuration has {keys}")
         if not isinstance(top, yaml.MappingNode):
-            raise ConfigurationError(
-                f"{file}, line {_line(top)}: a configuration is a mapping with keys such as model, data and trainer"
-            )
+            raise ConfigurationError(f"{file}, line {_line(top)}: a configuration is a mapping with {keys}")
         for node in _mappings(top):
             seen: dict[str, int] = {}
             for key, value in node.value:
-                if key.value == "init_args" and not _is_mapping(value):
-                    raise ConfigurationError(
-                        f"{file}, line {_line(key)}: init_args are a mapping, as in `{{NAME: VALUE}}`"
-                    )
-                if key.value in seen:
-                    raise ConfigurationError(
-                        f"{file}, line {_line(key)}: the key {key.value!r} is in line {seen[key.value]} already; "
-                        "remove one of them"
-                    )
-                seen[key.value] = _line(key)
+                place, name = f"{file}, line {_line(key)}", key.value
+                is_mapping = isinstance(value, yaml.MappingNode) or value.tag == "tag:yaml.org,2002:null"
+                if name == "init_args" and not is_mapping:
+                    raise ConfigurationError(f"{place}: init_args are a mapping, as in `{{NAME: VALUE}}`")
+                if name in seen:
+                    raise ConfigurationError(f"{place}: the key {name!r} is in line {seen[name]} already; remove one")
+                seen[name] = _line(key)
 
 
 def _named(arguments: Sequence[str]) -> list[Path]:
@@ -136,16 +130,10 @@ def _composed(file: Path) -> yaml.Node | None:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ConfigurationError(
-            f"{file}{where}: {error.problem or error.context}; check the indentation (spaces, no tabs), colons and "
-            "brackets there"
-        ) from error
+        fault = f"{error.problem or error.context}; check indentation (spaces, no tabs), colons and brackets"
+        raise ConfigurationError(f"{file}{where}: {fault}") from error
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigurationError(f"{file} cannot be read: {' '.join(str(error).split())}") from error
-
-
-def _is_mapping(node: yaml.Node) -> bool:
-    return isinstance(node, yaml.MappingNode) or node.tag == "tag:yaml.org,2002:null"
 
 
 def _mappings(node: yaml.Node) -> Iterator[yaml.MappingNode]:

@@ -16,6 +16,7 @@ import yaml
 
 from mrlm_pl.cli.parsing.config_files import NAMED
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.grouping import mapped
 
 CLASS, ARGUMENTS = "class_path", "init_args"
 EARLIER = "<earlier>"
@@ -59,7 +60,7 @@ def merged(
         if not equals and value.startswith("--"):
             raise ConfigurationError(f"there is no value for {option}; give one, as in `{option} VALUE`")
         if option != "--config":
-            given, append = _loaded(value, load), option.endswith("+")
+            given, append = loaded(value, load), option.endswith("+")
             config = _assigned(config, parts, given, append)
             of_named += [(parts, given)] if {*parts[:-1]} & {*NAMED} and not append else []
         elif isinstance(found := load(_text(value)), dict):
@@ -76,7 +77,7 @@ def _text(value: str) -> str:
     return Path(value).read_text(encoding="utf-8") if "\n" not in value and Path(value).is_file() else value
 
 
-def _loaded(value: str, load: Callable[[str], Any]) -> Any:
+def loaded(value: str, load: Callable[[str], Any]) -> Any:
     """Return a value; plain ones and invalid YAML stay text, because the parser knows the types."""
     if value[:1] not in ("{", "[") and value not in ("null", ""):
         return value
@@ -91,11 +92,8 @@ def _merged(old: Any, new: Any, name: str = "") -> Any:
     if not isinstance(old, Mapping):
         is_class = isinstance(old, str) and isinstance(new, Mapping) and (CLASS in new or ARGUMENTS in new)
         return _merged({CLASS: old}, new) if is_class else new
-    if (
-        isinstance(new, list)
-        and new
-        and (isinstance(new[-1], str) or (isinstance(new[-1], Mapping) and CLASS in new[-1]))
-    ):
+    last = new[-1] if isinstance(new, list) and new else None
+    if isinstance(last, str) or (isinstance(last, Mapping) and CLASS in last):
         return new if CLASS in old or name in NAMED else [*new[:-1], _merged(old, new[-1])]
     if old and isinstance(new, str) and new not in SWITCHES:
         new = {CLASS: new}
@@ -153,10 +151,8 @@ def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 def same_settings(one: Any, other: Any) -> bool:
     """Return whether two settings are equal; two names of one file are."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(same_settings(one[name], other[name]) for name in one)
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(same_settings, one, other))
-    if isinstance(one, str) and isinstance(other, str) and os.path.exists(one) and os.path.exists(other):
-        return os.path.samefile(one, other)
-    return bool(one == other)
+
+    def resolved(value: Any) -> Any:
+        return os.path.realpath(value) if isinstance(value, str) and os.path.exists(value) else value
+
+    return bool(mapped(one, resolved) == mapped(other, resolved))

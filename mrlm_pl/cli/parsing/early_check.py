@@ -64,12 +64,12 @@ def check(arguments: Sequence[str]) -> None:
             _check_class(config.get(group), group, KINDS[group], PACKAGE / name, class_names(name))
         _check_policies(arguments, config)
         data = config.get("data")
-        if isinstance(data, Mapping) and (data.get(ARGUMENTS) or data).get("seed") is not None:
+        own = (data.get(ARGUMENTS) or data) if isinstance(data, Mapping) else {}
+        if own.get("seed") is not None:
             raise MistakeError("data.seed", "the seed of a run is `seed_everything`; set `--seed_everything N`")
-        environments, (short, names) = _environments_folder(), environment_names()
-        if environments is not None and isinstance(data, Mapping):
-            environment = (data.get(ARGUMENTS) or data).get("environment")
-            _check_class(environment, "data.environment", "environment", environments, names, short)
+        if (folder := _environments_folder()) is not None:
+            short, names = environment_names()
+            _check_class(own.get("environment"), "data.environment", "environment", folder, names, short)
     except MistakeError as mistake:
         raise mistake.in_files(arguments) from mistake
 
@@ -109,18 +109,13 @@ def _check_policies(arguments: Sequence[str], config: Mapping[str, Any]) -> None
     for name in given:
         near = nearest(name, known) if name not in known else None
         if near and name not in str(config["model"].get(ARGUMENTS, {}).get("seats")):
-            raise MistakeError(
-                f"model.policies.{name}",
-                f"there is no policy {name!r}; did you mean {near!r}? A new policy needs a seat: name it in "
-                "`--model.seats` too",
-            )
+            fault = f"there is no policy {name!r}; did you mean {near!r}? Name a new one in `--model.seats` too"
+            raise MistakeError(f"model.policies.{name}", fault)
     for name, policy in _policies(config).items():
         own = (policy.get(ARGUMENTS, policy) or {}) if isinstance(policy, Mapping) else {}
         if str(own.get("trained")).lower() == "false" and str(own.get("lora")).lower() not in ("none", "null"):
-            raise MistakeError(
-                f"model.policies.{name}",
-                f"policy {name!r} has lora but is not trained; set `lora: null`, or `trained: true`",
-            )
+            fault = f"policy {name!r} has lora but is not trained; set `lora: null`, or `trained: true`"
+            raise MistakeError(f"model.policies.{name}", fault)
 
 
 def _policies(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -160,9 +155,8 @@ def _check_class(
         setting = SYNONYMS.get(argument, argument)
         if setting in of_policy:
             option = f"--{key}.policies.{next(iter(_policies({key: value})), 'main')}.{setting}"
-            raise MistakeError(
-                f"{key}.{argument}", f"`{setting}` is a setting of a policy; give it as `{option} VALUE`"
-            )
+            fault = f"`{setting}` is a setting of a policy; give it as `{option} VALUE`"
+            raise MistakeError(f"{key}.{argument}", fault)
     _check_keys(own, name, known, key)
     for argument, (cls, source) in SETTINGS.items() if short is None else ():
         settings, known = own.get(argument), parameters(source, cls)
@@ -181,7 +175,8 @@ def _check_keys(value: Any, owner: str, known: Sequence[str] | None, key: str) -
 
 def class_names(package: str) -> list[str]:
     """Return the classes that a package of ours exports: ``algorithms`` or ``data``."""
-    return [name for name in _exported(PACKAGE / package) if name[0].isupper() and name != "Algorithm"]
+    exports = re.findall(r"\bimport \w+ as (\w+)", (PACKAGE / package / "__init__.pyi").read_text(encoding="utf-8"))
+    return [name for name in exports if name[0].isupper() and name != "Algorithm"]
 
 
 def _trainer_parameters() -> list[str]:
@@ -190,11 +185,6 @@ def _trainer_parameters() -> list[str]:
     places = found.submodule_search_locations if found is not None else None
     known = parameters(Path(places[0]) / TRAINER, "Trainer") if places else None
     return [*known, *OWN_TRAINER] if known else []
-
-
-def _exported(folder: Path) -> list[str]:
-    """Return the names that a package exports."""
-    return re.findall(r"\bimport \w+ as (\w+)", (folder / "__init__.pyi").read_text(encoding="utf-8"))
 
 
 def _environments_folder() -> Path | None:
@@ -217,28 +207,21 @@ def environment_names() -> tuple[dict[str, str], list[str]]:
     return short, [*short, *short.values(), "RemoteEnvironment"]
 
 
-def settings_options() -> list[str]:
-    """Return the options of a policy, of the sampling and of rollouts, which no parser lists."""
+def training_options() -> list[str]:
+    """Return the options of a policy, of the sampling and of rollouts, then those of the trainer and of algorithms."""
     classes = {
         "model.policies.main": SETTINGS["policies"],
         "data.sampling": SETTINGS["sampling"],
         "data": ("RolloutDataModule", PACKAGE / "data" / "rollout" / "module.py"),
+        "checkpoint": ("LastCheckpoint", PACKAGE / "runs" / "checkpoint.py"),
+        **{f"model.{name}": SETTINGS[name] for name in ("clip", "correction", "kl", "optimization")},
     }
-    return [f"--{group}.{name}" for group, (cls, file) in classes.items() for name in parameters(file, cls) or ()]
-
-
-def training_options() -> set[str]:
-    """Return the options of all algorithms, of a policy, of rollouts, of the last checkpoint and of the trainer."""
-    found = set(settings_options())
-    checkpoint = parameters(PACKAGE / "runs" / "checkpoint.py", "LastCheckpoint") or ()
-    found |= {f"--checkpoint.{name}" for name in checkpoint}
-    inner = {name: SETTINGS[name] for name in ("clip", "correction", "kl", "optimization")}
-    found |= {f"--model.{name}.{key}" for name, (cls, file) in inner.items() for key in parameters(file, cls) or ()}
-    found |= {f"--trainer.{name}" for name in _trainer_parameters() if name not in OWN_TRAINER}
+    found = [f"--{group}.{name}" for group, (cls, file) in classes.items() for name in parameters(file, cls) or ()]
+    found += [f"--trainer.{name}" for name in _trainer_parameters() if name not in OWN_TRAINER]
     for name in class_names(FOLDERS["model"]):
         file = _file_of(PACKAGE / FOLDERS["model"], name)
-        found |= {f"--model.{parameter}" for parameter in (parameters(file, name) if file else None) or ()}
-    return found
+        found += [f"--model.{parameter}" for parameter in (parameters(file, name) if file else None) or ()]
+    return list(dict.fromkeys(found))
 
 
 def parameters(file: Path, name: str) -> list[str] | None:

@@ -45,10 +45,10 @@ class RunOptions:
         return dict(self.played.get("init_args") or {})
 
 
-def environment_parser(command: str, description: str, *, required: bool = True) -> CommandParser:
+def environment_parser(command: str, description: str) -> CommandParser:
     """Return a parser with ``--config``, ``--environment NAME`` and ``--environment.ARGUMENT``."""
     parser = command_parser(command, description)
-    parser.add_subclass_arguments(Environment, "environment", required=required)
+    parser.add_subclass_arguments(Environment, "environment")
     return parser
 
 
@@ -61,10 +61,9 @@ def read(parser: CommandParser, arguments: Sequence[str]) -> Any:
         ConfigurationError: an option, a file or the environment's arguments hold a mistake.
     """
     named = [argument for option, argument in option_values(arguments) if option in (_OPTION, f"{_OPTION}.class_path")]
-    for name in named or ["*"]:
+    everything = any(option in ("--config", f"{_OPTION}.help") for option, _ in option_values(arguments))
+    for name in ["*"] if everything or not named else named:
         import_environment(name)
-    if any(option in ("--config", f"{_OPTION}.help") for option, _ in option_values(arguments)):
-        import_environment("*")
     return parser.read(arguments, {"environment": Environment})
 
 
@@ -96,10 +95,8 @@ def read_with_run(
     config, _ = merged(words, ("model", "environment"))
     model, named = config.get("model"), config.get("environment")
     if isinstance(model, dict) or isinstance(config.get("data"), dict):
-        other = "" if not files else ", or its configuration by `--model FILE`"
-        raise ConfigurationError(
-            f"config: `model` and `data` are settings of a run; name the run by `--model RUN`{other}"
-        )
+        remedy = f"name the run by `--model RUN`{', or its configuration by `--model FILE`' if files else ''}"
+        raise ConfigurationError(f"config: `model` and `data` are settings of a run; {remedy}")
     named = named.get(CLASS) if isinstance(named, dict) else named
     helped = any(word == "-h" or word.partition("=")[0].endswith("help") for word in words)
     if model is None and without is not None and not helped:

@@ -19,9 +19,8 @@ def output_file(name: str | None) -> Path | None:
         return None
     output = Path(name)
     if output.is_dir():
-        raise ConfigurationError(
-            f"output: {name!r} is a folder; name a file, as in `--output {shlex.quote(str(output / 'F.json'))}`"
-        )
+        example = shlex.quote(str(output / "F.json"))
+        raise ConfigurationError(f"output: {name!r} is a folder; name a file, as in `--output {example}`")
     with writing("output", name):
         check_writable(output)
     return output

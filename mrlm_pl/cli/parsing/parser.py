@@ -16,8 +16,8 @@ from yaml import YAMLError
 
 from mrlm_pl.cli.parsing.classes import LOSS, accepted, checked, helped, resolved, unfit
 from mrlm_pl.cli.parsing.config_files import MistakeError, check_files, file_of_key, option_values
-from mrlm_pl.cli.parsing.configuration import CLASS, merged
-from mrlm_pl.cli.parsing.early_check import settings_options, training_options
+from mrlm_pl.cli.parsing.configuration import CLASS, loaded, merged
+from mrlm_pl.cli.parsing.early_check import training_options
 from mrlm_pl.errors import DEBUG_VARIABLE, SYNONYMS, ConfigurationError, MRLMError, nearest, place_of_error
 from mrlm_pl.runs.plugins import imported
 
@@ -148,11 +148,11 @@ class ShortErrors:
             self.prog = _PARSED.get()[3]
             described, names = descriptions(imported(shown[2])), accepted(imported(shown[2]))
             for action in self._actions:  # type: ignore[attr-defined]
-                argument = action.dest.removeprefix(f"{shown[1]}.").partition(".")[0]
-                if argument in LOSS and argument not in names:
-                    action.help = argparse.SUPPRESS
+                argument = action.dest.removeprefix(f"{shown[1]}.")
                 if action.help is None:
-                    action.help = described.get(action.dest.removeprefix(f"{shown[1]}."))
+                    action.help = described.get(argument)
+                if {argument.partition(".")[0]} & {*LOSS} - {*names}:
+                    action.help = argparse.SUPPRESS
         for action in self._actions:  # type: ignore[attr-defined]
             if isinstance(action.help, str):  # before its lines are wrapped, in the middle of long names
                 action.help = plain_words(action.help)
@@ -227,8 +227,8 @@ def command_parser(command: str, description: str) -> CommandParser:
 class PlainParser(argparse.ArgumentParser):
     """The parser of commands without classes and files: mistakes raise :class:`ConfigurationError`."""
 
-    def __init__(self, command: str, description: str, **options: Any) -> None:
-        super().__init__(prog=f"mrlm {command}", description=description, allow_abbrev=False, **options)
+    def __init__(self, command: str, description: str) -> None:
+        super().__init__(prog=f"mrlm {command}", description=description, allow_abbrev=False)
 
     def format_help(self) -> str:
         """Return the help in plain words."""
@@ -240,12 +240,6 @@ class PlainParser(argparse.ArgumentParser):
         Raises:
             ConfigurationError: always.
         """
-        missing = re.match(r"the following arguments are required: (.+)", message)
-        kind = _KIND.match(message)
-        if kind:
-            raise ConfigurationError(f"{kind[1]}: expected {kind[2]}, but the value is {kind[3]}")
-        if missing:
-            raise ConfigurationError(f"{missing[1]} missing; see `{self.prog} --help`")
         raise ConfigurationError(explain(message, self))
 
 
@@ -256,38 +250,37 @@ def explain(message: str, parser: Any) -> str:
         message: of the library; a tree where a value may have several types.
         parser: whose options are compared with an unknown one.
     """
-    short = _unrecognized(message, parser) or _unaccepted_by_command(message, parser)
-    if short:
+    if short := _unrecognized(message, parser) or _unaccepted_by_command(message, parser):
         return short
-    choice = _CHOICE.match(message)
-    if choice:
+    if choice := _CHOICE.match(message):
         option, value, choices = choice.groups()
         names = [name.strip("'") for name in choices.split(", ")]
         near = nearest(value, names)
         hint = f"; did you mean {near!r}?" if near else ""
         return f"{option}: expected one of {', '.join(map(repr, names))}, but the value is {value}{hint}"
-    required = re.match(r"the following arguments are required: (.+)", message)
-    if required:
-        keys = [re.sub(r"^(fit|validate|test|predict)\.", "", key) for key in required.group(1).split(", ")]
+    plain = isinstance(parser, PlainParser)
+    if kind := _KIND.match(message):
+        return f"{kind[1]}: expected {kind[2]}, but the value is {kind[3]}"
+    if required := re.match(r"the following arguments are required: (.+)", message):
+        keys = [re.sub(r"^(fit|validate|test|predict)\.", "", key) for key in required[1].split(", ")]
         given = " ".join(f"--{key} VALUE" for key in keys)
-        return f"{', '.join(keys)} missing; give it as `{given}` or in a file with `--config FILE`"
+        in_file = f"give it as `{given}` or in a file with `--config FILE`"
+        return f"{', '.join(keys)} missing; {f'see `{parser.prog} --help`' if plain else in_file}"
     return " ".join(message.split())
 
 
 def _unfit_option(message: str, parser: Any, words: Sequence[str]) -> MistakeError | None:
     """Return the mistake in the value of an option that belongs to no group."""
     match = _OPTION_VALUE.match(message)
-    for action in parser._actions if match else ():
+    key = match[1] if match else None
+    for action in parser._actions:
         given = [value for option, value in option_values(words) if option in action.option_strings]
-        if match and action.dest == match.group(1) and given:
+        if action.dest == key and given:
             try:
-                value = get_loader("yaml")(given[-1])
-                resolved(value, action._typehint, action.dest)
+                value = resolved(loaded(given[-1], get_loader("yaml")), action._typehint, key)
+                return unfit(value, action._typehint, key)
             except MistakeError as mistake:
                 return mistake
-            except YAMLError:  # a bracket without its partner
-                value = given[-1]
-            return unfit(value, action._typehint, action.dest)
     return None
 
 
@@ -326,7 +319,7 @@ def _meant_option(name: str, known: Collection[str]) -> str | None:
     if "trainer" in known and synonym not in known:
         model = _PARSED.get(((), {}, {}, ""))[1].get("model")
         taken = accepted(imported(model[CLASS])) if isinstance(model, Mapping) and CLASS in model else None
-        options = [option[2:] for option in (*settings_options(), *sorted(training_options()))]
+        options = (option[2:] for option in training_options())
         alike = [option.split(".") for option in options if option.rpartition(".")[2] in (name, synonym)]
         own = [option for option in alike if taken is None or option[0] != "model" or option[1] in taken]
         if alike:

@@ -72,13 +72,10 @@ class SaveConfig(SaveConfigCallback):
         folder.mkdir(parents=True, exist_ok=True)
         names = itertools.chain(["config.yaml"], (f"config-{number}.yaml" for number in itertools.count(2)))
         path = next(folder / name for name in names if not (folder / name).exists())
+        # parsed values are valid: to validate them again takes as long as to write them
+        written = yaml.safe_load(self.parser.dump(self.config, skip_unset=False, skip_validation=True))
         with replacing(path) as draft:
-            # parsed values are valid: to validate them again takes as long as to write them
-            text = self.parser.dump(self.config, skip_unset=False, skip_validation=True)
-            draft.write_text(text, encoding="utf-8")
-            written = yaml.safe_load(text)
-            if (found := with_files(written)) != written:
-                draft.write_text(yaml.safe_dump(found, sort_keys=False, allow_unicode=True), encoding="utf-8")
+            draft.write_text(yaml.safe_dump(with_files(written), sort_keys=False, allow_unicode=True), encoding="utf-8")
         hyperparameters = {name: value for name, value in self.config.as_dict().items() if name != "config"}
         for logger in trainer.loggers:
             logger.log_hyperparams(without_secrets(hyperparameters))
@@ -142,7 +139,5 @@ def check_resumable(changed: Mapping[str, tuple[Any, Any]], *, adaptive_kl: bool
         if adaptive_kl and name == "model.kl.coefficient":
             reason = "`kl.target` has steered it since"
         if reason is not None:
-            raise ConfigurationError(
-                f"{name} is {new!r}, but the run that is resumed has {old!r}, and {reason}; resume with {old!r}, or "
-                "start another run without the checkpoint"
-            )
+            fault = f"{name} is {new!r}, but the run that is resumed has {old!r}, and {reason}"
+            raise ConfigurationError(f"{fault}; resume with {old!r}, or start another run without the checkpoint")

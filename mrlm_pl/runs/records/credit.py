@@ -108,11 +108,9 @@ def _compared(crediting: _Crediting, gradients: Gradients | None, draft: Path | 
             write_episodes(iteration_file(draft, number), new)
     report = comparison.report(crediting.name)
     if not report.episodes:
-        raise ConfigurationError(
-            f"model: {crediting.name} gives none of the chosen episodes of {str(crediting.folder)!r} credit: they "
-            f"failed, are excluded, or are fewer than {crediting.learner.smallest_group} of a task; choose another "
-            "algorithm or another iteration"
-        )
+        fault = f"{crediting.name} gives none of the chosen episodes of {str(crediting.folder)!r} credit"
+        reason = f"they failed, are excluded, or are fewer than {crediting.learner.smallest_group} of a task"
+        raise ConfigurationError(f"model: {fault}: {reason}; choose another algorithm or another iteration")
     if gradients is None:
         return report
     of_agents = gradients.by_agent()
@@ -172,16 +170,12 @@ class _Crediting:
         self.folder, self.learner, self.name, self.wanted = folder, learner, type(learner).__name__, wanted
         if latest_configuration(folder) is None:
             if learner.overlong_buffer and sampling is None:
-                raise ConfigurationError(
-                    f"model.overlong_buffer needs the limit on sampling, and {str(folder)!r} has no config.yaml; give "
-                    "`sampling=` of the run in Python, or set model.overlong_buffer 0"
-                )
+                fault = f"model.overlong_buffer needs the limit on sampling, and {str(folder)!r} has no config.yaml"
+                remedy = "give `sampling=` of the run in Python, or set model.overlong_buffer 0"
+                raise ConfigurationError(f"{fault}; {remedy}")
             if task_settings is None:
-                logger.warning(
-                    "%s has no config.yaml: rewards have no `reward_scale`; if the run had one, give "
-                    "`task_settings=` in Python",
-                    folder,
-                )
+                text = "%s has no config.yaml: rewards have no `reward_scale`; give `task_settings=` if the run had one"
+                logger.warning(text, folder)
         self.sampling = sampling or sampling_from(recorded.sampling, {})
         settings = recorded.task_settings if task_settings is None else task_settings
         self.scales = {
@@ -251,27 +245,20 @@ class _Crediting:
         elif learner.uses_greedy_baseline and not greedy:
             lacking = "a greedy episode of each task"
         if lacking and training:
-            raise ConfigurationError(
-                f"model: {self.name} compares with {lacking}, which {str(self.folder)!r} does not have; choose another "
-                "algorithm, or train with this one"
-            )
+            fault = f"{self.name} compares with {lacking}, which {str(self.folder)!r} does not have"
+            raise ConfigurationError(f"model: {fault}; choose another algorithm, or train with this one")
         unknown = {row.policy for item in training for row in item.rows()} - {*learner.policies}
         if unknown:
-            raise ConfigurationError(
-                f"model.policies: the episodes of {str(self.folder)!r} are of {sorted(unknown)}, and the policies are "
-                f"{sorted(learner.policies)}; give the policies and seats of the run"
-            )
+            fault = f"the episodes of {str(self.folder)!r} are of {sorted(unknown)}"
+            known = f"the policies are {sorted(learner.policies)}; give the policies and seats of the run"
+            raise ConfigurationError(f"model.policies: {fault}, and {known}")
 
     def _check_history(self, number: int) -> None:
         """Refuse a baseline of earlier iterations that are not there."""
         own = self.learner.progress().keys() - PolicyGradient.progress(self.learner).keys()
         if number != self.done and any(self.learner.progress()[key] for key in own):
-            fault = (
-                f"iteration {self.done} is not among the episodes; credit a run that keeps all iterations"
-                if self.wanted is None
-                else f"`--iteration {self.wanted}` leaves them out; credit all iterations"
-            )
-            raise ConfigurationError(
-                f"model: {self.name} compares with earlier iterations, and {fault}, or choose another algorithm"
-            )
+            fault = f"iteration {self.done} is not among the episodes; credit a run that keeps all iterations"
+            if self.wanted is not None:
+                fault = f"`--iteration {self.wanted}` leaves them out; credit all iterations"
+            raise ConfigurationError(f"model: {self.name} compares with earlier iterations, and {fault}")
         self.done += 1

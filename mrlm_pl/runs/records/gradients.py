@@ -57,10 +57,8 @@ class Gradients:
                     rows.append(((row.policy, person_of(row.agent)), (old.group, row, before, after)))
         for (policy, agent), found in grouped(rows).items():
             if policy not in self.policies:
-                raise ConfigurationError(
-                    f"policies: the episodes are of {policy!r}, and the policies are {sorted(self.policies)}; give "
-                    "those of the run"
-                )
+                known = f"the policies are {sorted(self.policies)}; give those of the run"
+                raise ConfigurationError(f"policies: the episodes are of {policy!r}, and {known}")
             for start in range(0, len(found), ROWS):
                 self._add(policy, agent, found[start : start + ROWS])
 

@@ -96,10 +96,8 @@ class RecordedEnvironment:
         """
         folder = Path(model)
         if risk := self.risk(_run_of(folder) or (folder if folder.is_dir() else folder.parent)):
-            raise ConfigurationError(
-                f"environment: by the configuration of {model!r}, {risk}; if you trust it, name the environment: "
-                f"`--environment {self.name or self.config['class_path']}`"
-            )
+            remedy = f"if you trust it, name the environment: `--environment {self.name or self.config['class_path']}`"
+            raise ConfigurationError(f"environment: by the configuration of {model!r}, {risk}; {remedy}")
 
 
 @dataclass(frozen=True)
@@ -136,10 +134,8 @@ class RecordedRun:
         policy = seated_policy(agent, self.seats, self.policies)
         if policy is not None:
             return policy
-        raise ConfigurationError(
-            f"agent {agent!r} has no seat among the policies {sorted(self.policies)}; "
-            f'bind it with `--seats \'{{"{agent}": "POLICY"}}\'`'
-        )
+        remedy = f'bind it with `--seats \'{{"{agent}": "POLICY"}}\'`'
+        raise ConfigurationError(f"agent {agent!r} has no seat among the policies {sorted(self.policies)}; {remedy}")
 
     def played(self, named: str | None, model: str) -> RecordedEnvironment | None:
         """Return the run's environment to play; None, with a warning if this is a run, for an environment of another.
@@ -155,27 +151,18 @@ class RecordedRun:
         found = list(self.environments) if named is None else self.matching(named)
         if len(found) > 1:
             names = [item.name or item.class_name for item in found]
-            raise ConfigurationError(
-                f"environment: the run {model!r} has {', '.join(names)}; choose one with `--environment {names[0]}`"
-            )
+            remedy = f"choose one with `--environment {names[0]}`"
+            raise ConfigurationError(f"environment: the run {model!r} has {', '.join(names)}; {remedy}")
         if found and named is None:
             found[0].check_unnamed(model)
         if not found and named is None:
-            what = (
-                "a model, a script's run or a run on files"
-                if Path(model).exists()
-                else "a model, or no run folder here"
-            )
-            raise ConfigurationError(
-                f"environment missing: {model!r} has none: it is {what}; give it as `--environment NAME`, in "
-                "Python as `environment=NAME`"
-            )
+            what = "a script's run or a run on files" if Path(model).exists() else "no run folder here"
+            remedy = "give it as `--environment NAME`, in Python as `environment=NAME`"
+            raise ConfigurationError(f"environment missing: {model!r} has none: it is a model, or {what}; {remedy}")
         if not found and self.environments:
             own = ", ".join(item.name or item.class_name for item in self.environments)
-            tell(
-                f"warning: {named!r} is no environment of {model!r}, which was trained in {own}; its settings "
-                "are the defaults and its agents may be others"
-            )
+            fault = f"{named!r} is no environment of {model!r}, which was trained in {own}"
+            tell(f"warning: {fault}; its settings are the defaults and its agents may be others")
         return found[0] if found else None
 
     def matching(self, named: str) -> list[RecordedEnvironment]:

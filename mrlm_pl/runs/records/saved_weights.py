@@ -67,24 +67,22 @@ class SavedWeights:
         opened = self._opened
         for key, weight in own.items():
             if opened.shapes.get(key) != weight.shape:
-                raise PolicyError(
-                    f"checkpoint {str(self)!r} has no weights {key!r} of shape {list(weight.shape)}, so it is of "
-                    f"another configuration than {str(self.path.parent.parent)!r} has; evaluate the run that wrote it"
-                )
+                fault = f"checkpoint {str(self)!r} has no weights {key!r} of shape {list(weight.shape)}"
+                other = f"it is of another configuration than {str(self.path.parent.parent)!r} has"
+                raise PolicyError(f"{fault}, so {other}; evaluate the run that wrote it")
         if self.path.is_dir():
             with self._reading(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # that this process reads it alone
                 sharded.load({"state_dict": own}, checkpoint_id=self.path, no_dist=True)
             if self._stamp() != opened.written:
-                raise PolicyError(
-                    f"checkpoint {str(self)!r} was replaced by the run while its policies were read; evaluate again"
-                )
+                fault = "was replaced by the run while its policies were read"
+                raise PolicyError(f"checkpoint {str(self)!r} {fault}; evaluate again")
         for key in own.keys() & opened.weights.keys():
             own[key].copy_(opened.weights[key])
 
     def tell(self) -> None:
         """Print which checkpoint the policies are from, once in a process."""
-        _tell_once(f"the policies have the weights of {self}, of {self.when}", self.written)
+        _tell_once(f"the policies have the weights of {self}, of {self.when}")
 
     @functools.cached_property
     def _opened(self) -> _Opened:
@@ -108,10 +106,8 @@ class SavedWeights:
             raise
         except (Exception, sharded.CheckpointException) as error:  # damaged files raise any class of error
             cause = next(iter(error.failures.values()))[0] if isinstance(error, sharded.CheckpointException) else error
-            raise PolicyError(
-                f"checkpoint {str(self)!r} cannot be read ({first_line(cause)}); if the run trains, evaluate again, "
-                "else put a complete checkpoint in its place or evaluate another model"
-            ) from error
+            remedy = "if the run trains, evaluate again, else put a complete checkpoint in its place"
+            raise PolicyError(f"checkpoint {str(self)!r} cannot be read ({first_line(cause)}); {remedy}") from error
 
 
 def _open(path: Path, written: tuple[int, int]) -> _Opened:
@@ -133,7 +129,4 @@ def _open(path: Path, written: tuple[int, int]) -> _Opened:
     return _Opened(written, when, shapes, weights)
 
 
-@functools.cache
-def _tell_once(message: str, written: tuple[int, int]) -> None:
-    """Print the message, once for each checkpoint."""
-    tell(message)
+_tell_once = functools.cache(tell)

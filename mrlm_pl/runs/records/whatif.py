@@ -113,9 +113,7 @@ def whatif(
     seated.serve(served_by or {})
     (recorded,) = list(chosen_episodes(run, episodes, seated.name, None, episode))[:1]
     if recorded.failed:
-        raise ConfigurationError(
-            f"episode {episode!r} failed when it was played ({recorded.error}); choose another one"
-        )
+        raise ConfigurationError(f"episode {episode!r} failed when it was played ({recorded.error}); choose another")
     counterfactuals(recorded, agent, turn, ())  # raises for a decision that is not there before models are read
     with seated.player(sampling or sampling_from(seated.run.sampling, {}), None, device) as player:
         said = script_of(recorded)[agent, turn]

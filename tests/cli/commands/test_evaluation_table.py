@@ -297,6 +297,20 @@ def test_mistakes_are_named_before_anything_is_played(
     assert (status, message in err, len(err.splitlines()), played) == (2, True, 1, []), err
 
 
+def test_a_seat_of_a_team_is_none_of_a_model_with_one_policy(runs: None, mrlm: Callable[..., Any]) -> None:
+    settings = {"policies": {"first": {}, "second": {}}}
+    for name in settings["policies"]:
+        shutil.copytree("model", Path("team", "policies", name))
+    Path("team", "config.yaml").write_text(yaml.safe_dump({"model": {"init_args": settings}}))
+    words = ("--model", "model", "team", "--environment", "parrot", *SHORT)
+    status, _, err = mrlm("eval", *words)
+    assert (status, "has no seat among the policies ['first', 'second']; bind it with `--seats" in err) == (1, True), (
+        err
+    )
+    status, _, err = mrlm("eval", *words, "--seats", '{"agent": "first"}')
+    assert status == 0, err
+
+
 def test_a_column_shows_rewards_where_a_score_has_no_accuracy() -> None:
     scores = [Score("a", "x", accuracy=0.5), Score("b", "x", mean_reward=1.0), Score("a", "y", accuracy=0.5)]
     assert measures([*scores, Score("b", "y", error="no room")]) == {"x": "mean_reward", "y": "accuracy"}

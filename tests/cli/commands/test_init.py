@@ -59,19 +59,11 @@ def test_a_name_that_cannot_be_imported_is_refused(name: str, mrlm: Command) -> 
     assert not Path(name).exists()
 
 
-@pytest.mark.parametrize(
-    ("name", "told"),
-    [
-        ("debate", "another environment is named 'debate'"),
-        ("length-ratio", "another environment is named 'length_ratio'"),
-        ("mrlm", "another installed package is named 'mrlm'"),
-        ("pytest-xdist", "another installed package is named 'pytest-xdist'"),
-    ],
-)
-def test_a_name_that_would_hide_another_is_refused(name: str, told: str, mrlm: Command) -> None:
+@pytest.mark.parametrize("name", ["debate", "length-ratio", "mrlm", "pytest-xdist"])
+def test_a_name_that_would_hide_another_is_refused(name: str, mrlm: Command) -> None:
     """Two environments of one name are an error of every command; an installed package would be replaced."""
     status, _, err = mrlm("init", name)
-    assert (status, told in err) == (2, True), err
+    assert (status, f"environment or package is named {name!r}; choose another name" in err) == (2, True), err
     assert not Path(name).exists()
 
 

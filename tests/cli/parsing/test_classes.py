@@ -117,11 +117,11 @@ def test_the_class_that_a_function_without_arguments_makes_is_found_by_its_name(
     value = {"class_path": "OpenAICompatible", "init_args": {"url": "http://127.0.0.1:8000"}}
     found = resolved(value, Callable[[], Engine], "engine")
     assert found == value | {"class_path": "mrlm_pl.OpenAICompatible"}
-    with pytest.raises(MistakeError, match="no Engine 'OpenAICompatibl'; did you mean 'OpenAICompatible'"):
+    with pytest.raises(MistakeError, match="no engine 'OpenAICompatibl'; did you mean 'OpenAICompatible'"):
         resolved({"class_path": "OpenAICompatibl"}, Callable[[], Engine], "engine")
     assert resolved("InProcessEngine", Callable[[], Engine], "engine") == {"class_path": "mrlm_pl.InProcessEngine"}
     assert resolved("mrlm_pl.InProcessEngine", Callable[[], Engine], "engine") == "mrlm_pl.InProcessEngine"
-    with pytest.raises(MistakeError, match="no Engine 'InProcesEngine'; did you mean 'InProcessEngine'"):
+    with pytest.raises(MistakeError, match="no engine 'InProcesEngine'; did you mean 'InProcessEngine'"):
         resolved("InProcesEngine", Callable[[], Engine], "engine")
     of_default = {"dtype": "torch.bfloat16"}
     assert resolved(of_default, Callable[[], Engine], "engine") == of_default
