@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from mrlm_pl.engines.base import LearnerPlace
 from mrlm_pl.engines.ray.cluster import RayCluster, WorkerLostError
-from mrlm_pl.engines.ray.gpus import GpuTeller, room_for_workers, shared_gpu, visible_gpus, wrong_reservation
+from mrlm_pl.engines.ray.gpus import GpuTeller, room_for_workers, visible_gpus, wrong_reservation
 from mrlm_pl.engines.ray.settings import PoolDeadlines, PoolResources, WeightTransfer
 from mrlm_pl.engines.transfer.broadcast import Invitation, WeightSender
 from mrlm_pl.engines.transfer.manifest import WeightSnapshot
@@ -328,7 +328,7 @@ class WorkerGroup(ABC):
         who = "the learner's reservation"
         reserved = self.cluster.call(teller, who, "answer", self.deadlines.start, "gpus").result()
         self.cluster.kill(teller)
-        wrong = wrong_reservation(reserved, learner, visible_gpus())
+        wrong = wrong_reservation(reserved, learner.ids(visible_gpus()))
         if wrong is not None:
             raise ConfigurationError(f"Ray at {self.cluster.address}: {wrong}")
 
@@ -340,12 +340,12 @@ class WorkerGroup(ABC):
         name = f"worker {place} of {self.kind} on {self.cluster.address}"
         about = self.cluster.call(actor, name, "start", self.deadlines.start, "describe").result()
         worker = Worker(place, name, actor, about)
-        if self.resources.gpus and not self.resources.share_learner_gpus:
+        beside_learner = self.resources.gpus and about["host"] == socket.gethostname()
+        if beside_learner and not self.resources.share_learner_gpus:
             assert self.learner is not None
-            both = shared_gpu(about, socket.gethostname(), self.learner, visible_gpus())
-            if both is not None:
+            for gpu in set(about["gpus"]).intersection(self.learner.ids(visible_gpus())):
                 raise ConfigurationError(
-                    f"{name} was given GPU {both} of {about['host']}, on which the learner computes; keep it free with "
+                    f"{name} was given GPU {gpu} of {about['host']}, on which the learner computes; keep it free with "
                     "resources.learner_gpus, or allow it with `resources.share_learner_gpus: true`"
                 )
         return worker
