@@ -19,12 +19,12 @@ from mrlm_pl.concurrency.event_loop import EventLoopThread
 from mrlm_pl.engines.base import Engine, Sample, SampleRequest
 from mrlm_pl.engines.http.dialects import Call, Drawn, ended_by_stop, read_reply
 from mrlm_pl.engines.http.probes import (
+    WEIGHT_PROBE,
     ServerFacts,
     check_server,
     check_weights,
     checked_folder,
     only_model,
-    probe_request,
 )
 from mrlm_pl.engines.http.replicas import (
     HttpStats,
@@ -293,13 +293,14 @@ class OpenAICompatible(Engine):
 
     async def _probes(self, policy: str) -> dict[str, Drawn]:
         """Return the samples for :func:`check_weights`, by the URL of each server that answers."""
-        request, facts, found = probe_request(policy), await self._known(), {}
-        body = self.dialect.body(request, self._model_of(facts.models, policy), request.sampling.max_tokens, 0)
+        facts, found = await self._known(), {}
+        model = self._model_of(facts.models, policy)
+        body = self.dialect.body(WEIGHT_PROBE, model, WEIGHT_PROBE.sampling.max_tokens, 0)
         for replica in self._replicas.all:
             if replica.ready:
                 try:
                     reply = await self._replicas.once(replica, self.dialect.path, body, f"policy {policy!r}")
-                    found[replica.url] = read_reply(self.dialect, reply, request)
+                    found[replica.url] = read_reply(self.dialect, reply, WEIGHT_PROBE)
                 except PassingError as error:  # a busy server; the next weights are compared again
                     logger.warning("the weights of %s were not compared: %s", replica.url, error)
         return found

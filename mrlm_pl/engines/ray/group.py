@@ -29,7 +29,6 @@ from mrlm_pl.settings import at_least
 logger = logging.getLogger(__name__)
 
 ReadModel = Callable[[], PreTrainedModel]
-_SEND_ATTEMPTS = 2
 _CLOSE_SECONDS = 5.0
 
 
@@ -194,20 +193,15 @@ class WorkerGroup(ABC):
         return lost
 
     def _send(self, model: str, workers: Sequence[Worker]) -> dict[Worker, str]:
-        """Send missing tensors to the workers' staging memory; return the reasons of lost workers."""
-        lost: dict[Worker, str] = {}
-        waiting = list(workers)
-        for _ in range(_SEND_ATTEMPTS):
-            if not waiting:
-                break
-            failed = self._send_once(model, waiting)
-            lost |= {worker: str(error) for worker, error in failed.items() if isinstance(error, WorkerLostError)}
-            for worker, error in failed.items():
-                logger.warning("weights of %r did not reach %s: %s", model, worker.name, error)
-            waiting = [worker for worker in failed if worker not in lost]
-        return lost | {worker: str(failed[worker]) for worker in waiting}
+        """Send missing tensors to the workers' staging memory, at most twice; return the reasons of lost workers."""
+        failed = self._send_once(model, workers)
+        again = [worker for worker, error in failed.items() if not isinstance(error, WorkerLostError)]
+        lost = {worker: error for worker, error in failed.items() if worker not in again}
+        return {worker: str(error) for worker, error in (lost | self._send_once(model, again)).items()}
 
-    def _send_once(self, model: str, workers: Sequence[Worker]) -> dict[Worker, Exception]:
+    def _send_once(self, model: str, workers: Sequence[Worker]) -> dict[Worker, EngineError]:
+        if not workers:
+            return {}
         self._read_again(model)
         snapshot, does = self._served[model].snapshot, "receive weights"
         manifest = snapshot.missing([worker.serves[model][0] for worker in workers], self.transfer.bucket_bytes)
@@ -226,7 +220,7 @@ class WorkerGroup(ABC):
                 if future.done() and future.exception() is not None:
                     raise EngineError(f"{worker.name} cannot receive weights")
 
-        failed: dict[Worker, Exception] = {}
+        failed: dict[Worker, EngineError] = {}
         try:
             self._sender.send(invitation, manifest, snapshot.__getitem__, check)
         except EngineError as error:
@@ -239,6 +233,7 @@ class WorkerGroup(ABC):
                     raise WorkerLostError(f"{worker.name} did not {does} in time after the last bucket")
                 future.result()
             except EngineError as error:
+                logger.warning("weights of %r did not reach %s: %s", model, worker.name, error)
                 failed[worker] = error
                 self._group = None
         return failed
