@@ -78,21 +78,13 @@ class Dialect(ABC):
             PassingError: the server aborted the request.
         """
 
-    @abstractmethod
     def update(self, folder: str, label: str) -> list[Call]:
         """Return the calls that load the weights of a folder; none if requests name the folder."""
+        return []
 
     def wake(self) -> list[Call]:
         """Return the calls that end an interrupted update, so that the server samples again; harmless to others."""
         return []
-
-    def probe(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Return the request for a sample whose reply has the two most probable tokens of each position."""
-        raise NotImplementedError
-
-    def likeliest(self, reply: Any) -> list[float]:
-        """Return the log-probabilities of the first token's two most probable choices, in nats, in any order."""
-        raise NotImplementedError
 
     def save(self, folder: Path) -> None:
         """Write files that the server needs besides a model's into the folder of its weights."""
@@ -162,9 +154,11 @@ class VllmDialect(Dialect):
         return _drawn(token_ids, choice["logprobs"]["token_logprobs"], choice["finish_reason"])
 
     def probe(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Return the request for a sample whose reply has the two most probable tokens of each position."""
         return {**body, "logprobs": 2, "return_tokens_as_token_ids": True}
 
     def likeliest(self, reply: Any) -> list[float]:
+        """Return the log-probabilities of the first token's two most probable choices, in nats, in any order."""
         return list(reply["choices"][0]["logprobs"]["top_logprobs"][0].values())
 
     def update(self, folder: str, label: str) -> list[Call]:
@@ -211,9 +205,11 @@ class SglangDialect(Dialect):
         return _drawn([pair[1] for pair in pairs], [pair[0] for pair in pairs], ended["type"], version)
 
     def probe(self, body: dict[str, Any]) -> dict[str, Any]:
+        """See :meth:`VllmDialect.probe`."""
         return {**body, "top_logprobs_num": 2}
 
     def likeliest(self, reply: Any) -> list[float]:
+        """See :meth:`VllmDialect.likeliest`."""
         return [item[0] for item in reply["meta_info"]["output_top_logprobs"][0]]
 
     def update(self, folder: str, label: str) -> list[Call]:

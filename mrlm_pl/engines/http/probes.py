@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from mrlm_pl.engines.base import SampleRequest, Sampling
-from mrlm_pl.engines.http.dialects import Dialect, Drawn
+from mrlm_pl.engines.http.dialects import Dialect, Drawn, SglangDialect, VllmDialect
 from mrlm_pl.engines.http.replicas import RefusalError
 from mrlm_pl.engines.http.text_dialect import TransformersDialect
 from mrlm_pl.errors import ConfigurationError
@@ -74,7 +74,7 @@ async def check_server(ask: Ask, url: str, dialect: Dialect, choose: Choose) -> 
     return facts
 
 
-async def _facts(ask: Ask, dialect: Dialect, choose: Choose) -> ServerFacts:
+async def _facts(ask: Ask, dialect: VllmDialect | SglangDialect, choose: Choose) -> ServerFacts:
     entries = (await ask("/v1/models", None))["data"]
     models = tuple(entry["id"] for entry in entries)
     window, model = entries[0].get("max_model_len"), choose(models)
