@@ -57,10 +57,6 @@ class Alternatives(FurtherEpisodes):
         at_least(1 if self.rest == "play" else 2, alternatives=self.count)
         one_of(("play", "replay"), rest=self.rest)
 
-    def candidates(self, episode: Episode) -> list[tuple[str, int]]:
-        """Return the agent and step of each message that may be branched."""
-        return [(turn.agent, turn.index) for row in episode.rows() if row.policy in self.policies for turn in row.turns]
-
     def due(self, group: Sequence[Episode], rounds: int) -> Sequence[EpisodeSpec]:
         if rounds:
             return ()
@@ -68,7 +64,8 @@ class Alternatives(FurtherEpisodes):
         for episode in group:
             if episode.failed:
                 continue
-            chosen = self.candidates(episode)
+            rows = [row for row in episode.rows() if row.policy in self.policies]
+            chosen = [(turn.agent, turn.index) for row in rows for turn in row.turns]
             if self.messages is not None and self.messages < len(chosen):
                 chosen = random.Random(derive_seed("branched", episode.seed)).sample(chosen, self.messages)
             for agent, step in chosen:
