@@ -412,12 +412,11 @@ def check_claims(claims: Mapping[str, Sequence[str]]) -> None:
     owners: dict[str, str] = {}
     for worker, own in claims.items():
         for claim in own:
-            if claim in owners:
+            if (other := owners.setdefault(claim, worker)) != worker:
                 raise ConfigurationError(
-                    f"{owners[claim]} and {worker} would share {claim}; give each its own (as many urls as workers), "
+                    f"{other} and {worker} would share {claim}; give each its own (as many urls as workers), "
                     "or place them on machines of their own (data.engine.resources.strategy: STRICT_SPREAD)"
                 )
-            owners[claim] = worker
     if owners and world_size() > 1:
         raise ConfigurationError(
             f"each of {world_size()} processes has a pool, and they would share {next(iter(owners))}; set "

@@ -20,7 +20,7 @@ class TensorRecord:
     Args:
         name: of the weight.
         shape: of the tensor.
-        dtype: name in ``torch``, such as ``bfloat16``.
+        dtype: of the tensor.
         start: first byte in the stream.
         size: number of bytes.
         checksum: XXH3 (64 bits) of the bytes.
@@ -28,7 +28,7 @@ class TensorRecord:
 
     name: str
     shape: tuple[int, ...]
-    dtype: str
+    dtype: torch.dtype
     start: int
     size: int
     checksum: int
@@ -49,7 +49,7 @@ class Manifest:
     def buckets(self) -> Iterator[tuple[int, int]]:
         """Yield the first byte and the one after the last of each bucket.
 
-        >>> list(Manifest((TensorRecord("w", (10,), "uint8", 0, 10, 0),), 4).buckets())
+        >>> list(Manifest((TensorRecord("w", (10,), torch.uint8, 0, 10, 0),), 4).buckets())
         [(0, 4), (4, 8), (8, 10)]
         """
         for start in range(0, self.total, self.bucket_bytes):
@@ -111,8 +111,8 @@ class WeightSnapshot:
         if place is None:
             reuse = old is not None and old.place is None and old.data.shape == data.shape
             data = old.data.copy_(data) if old is not None and reuse else data.to("cpu", copy=True)
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        return _Kept(data, TensorRecord(name, tuple(tensor.shape), dtype, 0, data.numel(), checksum(data)), place)
+        record = TensorRecord(name, tuple(tensor.shape), tensor.dtype, 0, data.numel(), checksum(data))
+        return _Kept(data, record, place)
 
     def checksums(self) -> dict[str, int]:
         """Return the checksum of each tensor by name."""
