@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from mrlm_pl.episode import Episode, decided
 from mrlm_pl.errors import EnvironmentContractError
 from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.rollout.replay import Rest, continued, counterfactuals
-from mrlm_pl.seeding import derive_seed
+from mrlm_pl.seeding import keyed_random
 from mrlm_pl.settings import at_least, one_of
 
 
@@ -57,10 +56,6 @@ class Alternatives(FurtherEpisodes):
         at_least(1 if self.rest == "play" else 2, alternatives=self.count)
         one_of(("play", "replay"), rest=self.rest)
 
-    def candidates(self, episode: Episode) -> list[tuple[str, int]]:
-        """Return the agent and step of each message that may be branched."""
-        return [(turn.agent, turn.index) for row in episode.rows() if row.policy in self.policies for turn in row.turns]
-
     def due(self, group: Sequence[Episode], rounds: int) -> Sequence[EpisodeSpec]:
         if rounds:
             return ()
@@ -68,9 +63,10 @@ class Alternatives(FurtherEpisodes):
         for episode in group:
             if episode.failed:
                 continue
-            chosen = self.candidates(episode)
+            rows = [row for row in episode.rows() if row.policy in self.policies]
+            chosen = [(turn.agent, turn.index) for row in rows for turn in row.turns]
             if self.messages is not None and self.messages < len(chosen):
-                chosen = random.Random(derive_seed("branched", episode.seed)).sample(chosen, self.messages)
+                chosen = keyed_random("branched", episode.seed).sample(chosen, self.messages)
             for agent, step in chosen:
                 specs += counterfactuals(episode, agent, step, [None] * self.count, self.rest)
         return specs
@@ -109,7 +105,7 @@ class Expansions(FurtherEpisodes):
             continued(leaf, step, rounds * self.nodes + number)
             for found in states.values()
             for number, (leaf, step) in enumerate(
-                random.Random(derive_seed("expanded", found[0][0].seed, rounds)).choices(found, k=self.nodes)
+                keyed_random("expanded", found[0][0].seed, rounds).choices(found, k=self.nodes)
             )
         ]
 

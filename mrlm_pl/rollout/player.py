@@ -71,6 +71,9 @@ class EpisodePlayer:
         processes: int = 0,
         loop: EventLoopThread | None = None,
     ) -> None:
+        at_least(0, retries=retries, processes=processes)
+        at_least(1, workers=workers)
+        positive(step_timeout=step_timeout)
         for environment in environments.values():
             for agent in environment.agents:
                 if agent not in seats:
@@ -78,10 +81,6 @@ class EpisodePlayer:
                         f"agent {agent!r} of environment {environment.name!r} has no seat; "
                         f"bind it to a policy with `seats: {{{agent}: POLICY}}`"
                     )
-        at_least(0, retries=retries, processes=processes)
-        at_least(1, workers=workers)
-        positive(step_timeout=step_timeout)
-        for environment in environments.values():
             if processes and inspect.iscoroutinefunction(environment.step):
                 raise ConfigurationError(
                     f"environment {environment.name!r} is async, and processes is {processes}; host processes are for "

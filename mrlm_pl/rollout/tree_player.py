@@ -212,29 +212,29 @@ class TreePlayer:
 
     async def _restore(self, plays: Sequence[Play]) -> None:
         """Bring the environments of plays into their states, by playing the turns again, each within its deadline."""
-        due = list(plays)
-        level = 0
-        while due:
+        for level in itertools.count():
+            due = [play for play in plays if play.error is None and level <= len(play.history)]
+            if not due:
+                return
             calls = [
                 partial(play.environment.step, play.history[level - 1])
                 if level
                 else partial(play.environment.reset, play.spec.task)
                 for play in due
             ]
-            further = []
             for play, result in zip(due, await self.player.call(calls), strict=True):
                 play.environment_seconds += result.seconds
                 if result.error is not None:
                     what = f"{type(result.error).__name__} when {play.spec.task.key} was played again"
                     play.error = f"{what}, at turn {level}: {result.error}"
-                elif level < len(play.history):
-                    further.append(play)
-                elif (result.value.observations if level else result.value) != play.observed:
+                elif (
+                    level == len(play.history)
+                    and (result.value.observations if level else result.value) != play.observed
+                ):
                     raise EnvironmentContractError(
                         f"environment {play.environment.name!r}: the same actions led to another state when they were "
                         "played again; a turn tree needs an environment that is deterministic in the task"
                     )
-            due, level = further, level + 1
 
     async def _step(self, branches: Sequence[_Branch]) -> None:
         """Judge the joint actions; what fails is begun again in a new environment."""

@@ -78,21 +78,13 @@ class Dialect(ABC):
             PassingError: the server aborted the request.
         """
 
-    @abstractmethod
     def update(self, folder: str, label: str) -> list[Call]:
         """Return the calls that load the weights of a folder; none if requests name the folder."""
+        return []
 
     def wake(self) -> list[Call]:
         """Return the calls that end an interrupted update, so that the server samples again; harmless to others."""
         return []
-
-    def probe(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Return the request for a sample whose reply has the two most probable tokens of each position."""
-        raise NotImplementedError
-
-    def likeliest(self, reply: Any) -> list[float]:
-        """Return the log-probabilities of the first token's two most probable choices, in nats, in any order."""
-        raise NotImplementedError
 
     def save(self, folder: Path) -> None:
         """Write files that the server needs besides a model's into the folder of its weights."""
@@ -155,15 +147,18 @@ class VllmDialect(Dialect):
                 f"the server generated from {len(prompt)} tokens that are not the {len(request.token_ids)} of the "
                 "request; a proxy on the way may have changed them"
             )
-        logprobs = (choice.get("logprobs") or {}).get("token_logprobs")
         if choice.get("finish_reason") not in ("stop", "length"):
             raise PassingError(f"the server ended a sample with {choice.get('finish_reason')!r}")
-        return _drawn(token_ids, logprobs, choice["finish_reason"])
+        if choice.get("logprobs") is None:
+            raise ConfigurationError("the server gives no log-probabilities of sampled tokens; training needs them")
+        return _drawn(token_ids, choice["logprobs"]["token_logprobs"], choice["finish_reason"])
 
     def probe(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Return the request for a sample whose reply has the two most probable tokens of each position."""
         return {**body, "logprobs": 2, "return_tokens_as_token_ids": True}
 
     def likeliest(self, reply: Any) -> list[float]:
+        """Return the log-probabilities of the first token's two most probable choices, in nats, in any order."""
         return list(reply["choices"][0]["logprobs"]["top_logprobs"][0].values())
 
     def update(self, folder: str, label: str) -> list[Call]:
@@ -206,22 +201,15 @@ class SglangDialect(Dialect):
                 f"the server generated from {facts.get('prompt_tokens')} tokens, and the request has "
                 f"{len(request.token_ids)}; a proxy on the way may have changed them"
             )
-        pairs = facts.get("output_token_logprobs")
-        if pairs is None:
-            raise ConfigurationError(
-                "the server gives no `output_token_logprobs` for `return_logprob`, and no engine re-tokenizes text; "
-                "use SGLang's own server, or another `dialect`"
-            )
-        version = str(facts.get("weight_version") or "")
-        drawn = _drawn([pair[1] for pair in pairs], [pair[0] for pair in pairs], ended["type"], version)
-        if reply.get("output_ids") is not None and tuple(reply["output_ids"]) != drawn.token_ids:
-            raise RemoteError("the server's output_ids are not the tokens of its output_token_logprobs")
-        return drawn
+        pairs, version = facts["output_token_logprobs"], str(facts.get("weight_version") or "")
+        return _drawn([pair[1] for pair in pairs], [pair[0] for pair in pairs], ended["type"], version)
 
     def probe(self, body: dict[str, Any]) -> dict[str, Any]:
+        """See :meth:`VllmDialect.probe`."""
         return {**body, "top_logprobs_num": 2}
 
     def likeliest(self, reply: Any) -> list[float]:
+        """See :meth:`VllmDialect.likeliest`."""
         return [item[0] for item in reply["meta_info"]["output_top_logprobs"][0]]
 
     def update(self, folder: str, label: str) -> list[Call]:
@@ -232,9 +220,7 @@ class SglangDialect(Dialect):
             raise RemoteError(f"the server did not load the weights: {str(reply)[:200]}")
 
 
-def _drawn(token_ids: Sequence[int], logprobs: Sequence[float | None] | None, ended: str, version: str = "") -> Drawn:
-    if logprobs is None:
-        raise ConfigurationError("the server gives no log-probabilities of sampled tokens; training needs them")
+def _drawn(token_ids: Sequence[int], logprobs: Sequence[float | None], ended: str, version: str = "") -> Drawn:
     numbers = [float("nan") if value is None else float(value) for value in logprobs]
     if not token_ids or len(token_ids) != len(numbers) or not all(math.isfinite(value) for value in numbers):
         raise RemoteError(

@@ -19,12 +19,12 @@ from mrlm_pl.concurrency.event_loop import EventLoopThread
 from mrlm_pl.engines.base import Engine, Sample, SampleRequest
 from mrlm_pl.engines.http.dialects import Call, Drawn, ended_by_stop, read_reply
 from mrlm_pl.engines.http.probes import (
+    WEIGHT_PROBE,
     ServerFacts,
     check_server,
     check_weights,
     checked_folder,
     only_model,
-    probe_request,
 )
 from mrlm_pl.engines.http.replicas import (
     HttpStats,
@@ -109,7 +109,7 @@ class OpenAICompatible(Engine):
         self._loop = EventLoopThread()
         self._end = weakref.finalize(self, _end, self._loop, self._replicas)  # at the latest at the end of the process
         self._places = asyncio.Semaphore(terms.concurrency)
-        self._open, self._idle, self._under_way = asyncio.Event(), asyncio.Event(), 0
+        self._open, self._under_way = asyncio.Event(), set[asyncio.Task[Sample]]()
         self._open.set()
         self._cuts_warned = False
 
@@ -160,15 +160,13 @@ class OpenAICompatible(Engine):
     async def _sample(self, request: SampleRequest) -> Sample:
         async with self._places:
             await self._open.wait()
-            self._under_way += 1
-            try:
-                return await self._drawn(request, await self._known())
-            finally:
-                self._under_way -= 1
-                if not self._under_way:
-                    self._idle.set()
+            drawing = asyncio.create_task(self._drawn(request))
+            self._under_way.add(drawing)
+            drawing.add_done_callback(self._under_way.discard)
+            return await drawing
 
-    async def _drawn(self, request: SampleRequest, facts: ServerFacts) -> Sample:
+    async def _drawn(self, request: SampleRequest) -> Sample:
+        facts = await self._known()
         limit = request.limit(facts.window)
         self._check_distribution(request, facts)
         served = self._policies.get(request.policy, _Served(0))
@@ -255,16 +253,12 @@ class OpenAICompatible(Engine):
         """Switch to new weights between two requests."""
         self._open.clear()
         try:
-            while self._under_way:
-                self._idle.clear()
-                try:
-                    await asyncio.wait_for(self._idle.wait(), self._replicas.terms.patience_seconds)
-                except asyncio.TimeoutError as error:
-                    raise RemoteTimeoutError(
-                        f"new weights of policy {policy!r} waited {self._replicas.terms.patience_seconds:g} s for "
-                        f"{self._under_way} running requests at {self._replicas.targets}; lower sampling.max_tokens or "
-                        "raise patience_seconds"
-                    ) from error
+            patience = self._replicas.terms.patience_seconds
+            if self._under_way and (left := (await asyncio.wait(self._under_way, timeout=patience))[1]):
+                raise RemoteTimeoutError(
+                    f"new weights of policy {policy!r} waited {patience:g} s for {len(left)} running requests at "
+                    f"{self._replicas.targets}; lower sampling.max_tokens or raise patience_seconds"
+                )
             self._policies[policy] = served
             if served.folder:
                 for replica in self._replicas.all:
@@ -293,13 +287,14 @@ class OpenAICompatible(Engine):
 
     async def _probes(self, policy: str) -> dict[str, Drawn]:
         """Return the samples for :func:`check_weights`, by the URL of each server that answers."""
-        request, facts, found = probe_request(policy), await self._known(), {}
-        body = self.dialect.body(request, self._model_of(facts.models, policy), request.sampling.max_tokens, 0)
+        facts, found = await self._known(), {}
+        model = self._model_of(facts.models, policy)
+        body = self.dialect.body(WEIGHT_PROBE, model, WEIGHT_PROBE.sampling.max_tokens, 0)
         for replica in self._replicas.all:
             if replica.ready:
                 try:
                     reply = await self._replicas.once(replica, self.dialect.path, body, f"policy {policy!r}")
-                    found[replica.url] = read_reply(self.dialect, reply, request)
+                    found[replica.url] = read_reply(self.dialect, reply, WEIGHT_PROBE)
                 except PassingError as error:  # a busy server; the next weights are compared again
                     logger.warning("the weights of %s were not compared: %s", replica.url, error)
         return found

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from mrlm_pl.engines.base import SampleRequest, Sampling
-from mrlm_pl.engines.http.dialects import Dialect, Drawn
+from mrlm_pl.engines.http.dialects import Dialect, Drawn, SglangDialect, VllmDialect
 from mrlm_pl.engines.http.replicas import RefusalError
 from mrlm_pl.engines.http.text_dialect import TransformersDialect
 from mrlm_pl.errors import ConfigurationError
@@ -28,8 +28,8 @@ PROBES = ((1, 2, 3), (3, 1), (2,), (1, 1, 2, 3))
 CLEAR = 0.02
 """Smallest difference of these two continuations, in nats, for a context to fit."""
 
-PROBE_TOKENS, TOLERANCE = 8, 0.5
-"""Tokens for the comparison of weights, and the largest difference of their log-probabilities, in nats."""
+WEIGHT_PROBE, TOLERANCE = SampleRequest(PROBES[0], "", 0, Sampling(temperature=0.0, max_tokens=8)), 0.5
+"""The request for the comparison of weights, and the largest difference of their log-probabilities, in nats."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ async def check_server(ask: Ask, url: str, dialect: Dialect, choose: Choose) -> 
     return facts
 
 
-async def _facts(ask: Ask, dialect: Dialect, choose: Choose) -> ServerFacts:
+async def _facts(ask: Ask, dialect: VllmDialect | SglangDialect, choose: Choose) -> ServerFacts:
     entries = (await ask("/v1/models", None))["data"]
     models = tuple(entry["id"] for entry in entries)
     window, model = entries[0].get("max_model_len"), choose(models)
@@ -151,14 +151,9 @@ def checked_folder(policy: str, folder: Path | None, targets: str) -> Path:
     return folder
 
 
-def probe_request(policy: str) -> SampleRequest:
-    """Return the request for :func:`check_weights`."""
-    return SampleRequest(PROBES[0], policy, 0, Sampling(temperature=0.0, max_tokens=PROBE_TOKENS))
-
-
 @torch.no_grad()
 def check_weights(probe: Drawn, model: torch.nn.Module, targets: str, policy: str) -> None:
-    """Compare a server's sample for :func:`probe_request` with a model that should have the same weights.
+    """Compare a server's sample for :data:`WEIGHT_PROBE` with a model that should have the same weights.
 
     Args:
         probe: the sample.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mrlm_pl.engines.base import SampleRequest
-from mrlm_pl.engines.http.dialects import Call, Dialect, Drawn, SglangDialect, VllmDialect
+from mrlm_pl.engines.http.dialects import Dialect, Drawn, SglangDialect, VllmDialect
 from mrlm_pl.engines.http.replicas import PassingError
 from mrlm_pl.errors import ConfigurationError, EngineError
 from mrlm_pl.policy.pretrained import BUILTIN_TINY, read_config, read_tokenizer
@@ -78,9 +78,6 @@ class TransformersDialect(Dialect):
             raise EngineError("the server sampled special tokens alone, which are not part of text")
         certain = sampled == len(token_ids) and (ended == "stop" or not stopped)
         return Drawn(tuple(token_ids), (0.0,) * len(token_ids), stopped, certain)
-
-    def update(self, folder: str, label: str) -> list[Call]:
-        return []
 
     def save(self, folder: Path) -> None:
         self.tokenizer.save_pretrained(folder)

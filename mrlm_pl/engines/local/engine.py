@@ -224,8 +224,6 @@ class InProcessEngine(Engine):
                 room in the model's window.
             NonFiniteError: the model's logits are not finite.
         """
-        if not requests:
-            return []
         given_up = threading.Event()
         try:
             return await asyncio.wrap_future(self._open_work().submit(self._sample, list(requests), given_up))

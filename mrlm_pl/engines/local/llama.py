@@ -95,22 +95,18 @@ class FusedDecoder(Decoder):
         self.weights = DecoderWeights(model, dtype, own) if base is None else AdaptedWeights(model, base)
         super().__init__(self.weights.device, dtype)
         self.rows: MakeRows = DecoderRows
-        self._frequency = self.weights.inverse_frequency.clone()
         self._cos = self._sin = torch.empty(0)
 
     def refresh(self) -> None:
         """Read the current weights of the module, which are on the same device as before."""
         self.weights.read()
-        if not torch.equal(self._frequency, self.weights.inverse_frequency):
-            self._frequency = self.weights.inverse_frequency.clone()
-            self._cos = self._sin = torch.empty(0)
 
     def rotation(self, length: int) -> tuple[Tensor, Tensor]:
         """Return cosines and signed sines ``[>= length, head size]``; the first half of the sines is negated."""
         if len(self._cos) < length:
-            scale = self.weights.rotary_scale
-            angles = torch.outer(torch.arange(length + _ROTATION_SLACK, device=self.device).float(), self._frequency)
-            dtype = self.weights.embedding.dtype
+            scale, dtype = self.weights.rotary_scale, self.weights.embedding.dtype
+            positions = torch.arange(length + _ROTATION_SLACK, device=self.device).float()
+            angles = torch.outer(positions, self.weights.inverse_frequency)
             cos, sin = angles.cos().mul_(scale).to(dtype), angles.sin().mul_(scale).to(dtype)
             self._cos, self._sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
         return self._cos, self._sin

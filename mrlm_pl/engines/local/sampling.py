@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mrlm_pl.engines.base import Sampling
+from mrlm_pl.grouping import grouped
 from mrlm_pl.policy.forward.devices import on_device
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -207,9 +208,8 @@ class Sampler:
         self._group()
 
     def _group(self) -> None:
-        distinct = list(dict.fromkeys(self._samplings))
-        members = [[b for b, s in enumerate(self._samplings) if s == sampling] for sampling in distinct]
-        self._groups = [(s, on_device(rows, self._device)) for s, rows in zip(distinct, members, strict=True)]
+        members = grouped((sampling, b) for b, sampling in enumerate(self._samplings))
+        self._groups = [(sampling, on_device(rows, self._device)) for sampling, rows in members.items()]
 
     def keep(self, rows: Sequence[int]) -> None:
         """Drop all rows but ``rows`` (indices into the current ones, at least one)."""

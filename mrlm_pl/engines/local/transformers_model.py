@@ -19,6 +19,7 @@ from mrlm_pl.errors import EngineError
 from mrlm_pl.grouping import grouped
 from mrlm_pl.policy.architecture import Architecture
 from mrlm_pl.policy.compilation import plain_layers
+from mrlm_pl.policy.forward.attention import exchanged
 from mrlm_pl.policy.forward.families import rope_boundary
 from mrlm_pl.policy.sharding import all_tensors, whole
 
@@ -87,19 +88,13 @@ class GenericModel(Backend):
 
     @contextmanager
     def _evaluation(self) -> Iterator[None]:
-        training = [module for module in self.model.modules() if module.training]
-        for module in training:
-            module.training = False
-        try:
-            with (
-                torch.no_grad(),
-                plain_layers(self.model),
-                torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype != self.model.dtype),
-            ):
-                yield
-        finally:
-            for module in training:
-                module.training = True
+        with (
+            exchanged([(module, "training", False) for module in self.model.modules() if module.training]),
+            torch.no_grad(),
+            plain_layers(self.model),
+            torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype != self.model.dtype),
+        ):
+            yield
 
     def forward(self, ids: Tensor, mask: Tensor | None, cache: Any) -> tuple[Tensor, Any]:
         """Return logits ``[B, V]`` after the last column of ``ids`` ``[B, T]``, and the cache with these tokens.

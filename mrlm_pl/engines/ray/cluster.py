@@ -11,7 +11,7 @@ from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any, Literal
 
-from mrlm_pl.concurrency.calls import in_daemon
+from mrlm_pl.concurrency.calls import in_daemon, mark_read
 from mrlm_pl.concurrency.event_loop import EventLoopThread
 from mrlm_pl.engines.ray.connection import CHECK_SECONDS, STOP_SECONDS, RayConnection
 from mrlm_pl.errors import EngineError, first_line
@@ -24,11 +24,10 @@ Strategy = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 def answer_of(asked: Future[Any]) -> asyncio.Future[Any]:
     """Return the answer of an actor, to await.
 
-    The caller may leave before it comes: at the deadline, or cancelled. A later error has no reader, which asyncio
-    would report as a fault.
+    The caller may leave before it comes: at the deadline, or cancelled.
     """
     future = asyncio.wrap_future(asked)
-    future.add_done_callback(lambda done: done.cancelled() or done.exception())
+    future.add_done_callback(mark_read)
     return future
 
 

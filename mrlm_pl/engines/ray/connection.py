@@ -14,10 +14,11 @@ import sys
 import tempfile
 import threading
 import time
-from concurrent.futures import Future, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 from typing import IO, Any
 
+from mrlm_pl.concurrency.calls import in_daemon
 from mrlm_pl.engines.ray.gpus import GpuLedger
 from mrlm_pl.errors import ConfigurationError, EngineError
 
@@ -80,7 +81,7 @@ class RayConnection:
         self._stop, self._ready = threading.Event(), Future[None]()
         self._folder: Path | None = None
         self._own: list[Any] = []
-        self._below: set[Any] = set()
+        self._noted: set[Any] = set()
         self.address, self.host = address or "this machine", ""
         self._joined = ray.is_initialized()  # by other code, which also ends it
         self.started_here = address is None and not self._joined
@@ -89,14 +90,13 @@ class RayConnection:
             if address not in (None, "auto"):
                 self._compare(str(address))
             return
-        self._thread = threading.Thread(target=self._live, name="mrlm-ray", daemon=True)
-        self._thread.start()
+        self._life = in_daemon(self._live)
         atexit.register(self.close)
-        if not wait([self._ready], seconds).done:
+        if not wait([self._ready, self._life], seconds, FIRST_COMPLETED).done:
             self._stop.set()
             raise EngineError(f"Ray at {self.address} did not answer within {seconds:g} s; {self._remedy()}")
-        if (failure := self._ready.exception()) is not None:
-            raise EngineError(f"Ray at {self.address} cannot be used: {failure}; {self._remedy()}")
+        if not self._ready.done():
+            raise EngineError(f"Ray at {self.address} cannot be used: {self._life.exception()}; {self._remedy()}")
 
     @classmethod
     def shared(cls, address: str | None, seconds: float) -> RayConnection:
@@ -159,29 +159,25 @@ class RayConnection:
         """Start Ray, wait, end it; runs in its own thread."""
         logging.getLogger("ray").setLevel(logging.ERROR)
         options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False, "namespace": "mrlm"}
-        try:
-            if self.asked is None:
-                self._folder, self._lock = _own_folder()
-                options |= {
-                    "address": "local",
-                    "num_cpus": _CPUS,
-                    "num_gpus": 0,  # the ledger assigns them: it knows the learner's
-                    "include_dashboard": False,
-                    "object_store_memory": _OBJECT_STORE_BYTES,
-                    "_temp_dir": str(self._folder),
-                    "_system_config": {"prestart_worker_first_driver": False},  # a process for each CPU otherwise
-                }
-            else:
-                host, _, port = self.asked.rpartition(":")
-                if port.isdigit():
-                    # Ray would retry for long.
-                    socket.create_connection((host, int(port)), timeout=STOP_SECONDS).close()
-                options["address"] = self.asked
-            self.ray.init(**options)
-            self._look_around()
-        except BaseException as error:
-            self._ready.set_exception(error)
-            return
+        if self.asked is None:
+            self._folder, self._lock = _own_folder()
+            options |= {
+                "address": "local",
+                "num_cpus": _CPUS,
+                "num_gpus": 0,  # the ledger assigns them: it knows the learner's
+                "include_dashboard": False,
+                "object_store_memory": _OBJECT_STORE_BYTES,
+                "_temp_dir": str(self._folder),
+                "_system_config": {"prestart_worker_first_driver": False},  # a process for each CPU otherwise
+            }
+        else:
+            host, _, port = self.asked.rpartition(":")
+            if port.isdigit():
+                # Ray would retry for long.
+                socket.create_connection((host, int(port)), timeout=STOP_SECONDS).close()
+            options["address"] = self.asked
+        self.ray.init(**options)
+        self._look_around()
         self._ready.set_result(None)
         self._stop.wait()
         if not self.broken():
@@ -196,13 +192,14 @@ class RayConnection:
             self.note_children()
 
     def note_children(self) -> None:
-        """Note the children of the processes that were started here, while these run."""
+        """Note the processes that were started here and their children, while they run."""
         import psutil  # comes with Ray
 
         for process in self._own:
             if process.poll() is None:
                 with contextlib.suppress(psutil.NoSuchProcess):
-                    self._below |= set(psutil.Process(process.pid).children(recursive=True))
+                    top = psutil.Process(process.pid)
+                    self._noted |= {top, *top.children(recursive=True)}
 
     def check(self, silence: float) -> None:
         """Check that the head of the cluster answers.
@@ -251,7 +248,7 @@ class RayConnection:
         self.note_children()
         self._stop.set()
         atexit.unregister(self.close)
-        self._thread.join(STOP_SECONDS)
+        wait([self._life], STOP_SECONDS)
         self._end_processes()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -261,14 +258,10 @@ class RayConnection:
         """Kill the remaining processes that were started here."""
         import psutil
 
-        for process in self._own:
-            if process.poll() is None:
-                process.kill()
-            process.wait(STOP_SECONDS)
-        for process in self._below:
+        for process in self._noted:
             with contextlib.suppress(psutil.NoSuchProcess):  # most have ended by themselves
                 process.kill()
-        psutil.wait_procs(self._below, timeout=STOP_SECONDS)
+        psutil.wait_procs(self._noted, timeout=STOP_SECONDS)
 
 
 def _own_folder() -> tuple[Path, IO[str]]:

@@ -6,7 +6,6 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
-from typing import Any
 
 import torch
 
@@ -109,17 +108,15 @@ class GpuTeller:
         return [str(item) for item in ray.get_runtime_context().get_accelerator_ids()["GPU"]]
 
 
-def wrong_reservation(reserved: Sequence[str], learner: LearnerPlace, visible: Sequence[str]) -> str | None:
+def wrong_reservation(reserved: Sequence[str], used: Sequence[str]) -> str | None:
     """Return why the GPUs that Ray keeps free are not the learner's, with the remedy; None if they are.
 
     Ids of different kinds, numbers and UUIDs, cannot be compared and count as right.
 
     Args:
         reserved: ids of the GPUs that Ray keeps free.
-        learner: its devices.
-        visible: ids of the GPUs that its processes see.
+        used: ids of the learner's GPUs.
     """
-    used = learner.ids(visible)
     kinds = {item.isdigit() for item in (*reserved, *used)}
     if used and (len(kinds) > 1 or set(reserved) <= set(used)):
         return None
@@ -129,17 +126,3 @@ def wrong_reservation(reserved: Sequence[str], learner: LearnerPlace, visible: S
         f"resources.learner_gpus keeps GPU {','.join(reserved)} of the learner's machine free, but the learner "
         f"computes on {computes}, which a worker may be given; {remedy}"
     )
-
-
-def shared_gpu(worker: Mapping[str, Any], host: str, learner: LearnerPlace, visible: Sequence[str]) -> str | None:
-    """Return a GPU that a worker shares with the learner, or None.
-
-    Args:
-        worker: its ``host`` and ``gpus``.
-        host: the learner's.
-        learner: its devices.
-        visible: ids of the GPUs that its processes see.
-    """
-    used = learner.ids(visible)
-    both = [gpu for gpu in worker["gpus"] if gpu in used]
-    return both[0] if worker["host"] == host and both else None

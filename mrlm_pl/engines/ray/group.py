@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from mrlm_pl.engines.base import LearnerPlace
 from mrlm_pl.engines.ray.cluster import RayCluster, WorkerLostError
-from mrlm_pl.engines.ray.gpus import GpuTeller, room_for_workers, shared_gpu, visible_gpus, wrong_reservation
+from mrlm_pl.engines.ray.gpus import GpuTeller, room_for_workers, visible_gpus, wrong_reservation
 from mrlm_pl.engines.ray.settings import PoolDeadlines, PoolResources, WeightTransfer
 from mrlm_pl.engines.transfer.broadcast import Invitation, WeightSender
 from mrlm_pl.engines.transfer.manifest import WeightSnapshot
@@ -29,7 +29,6 @@ from mrlm_pl.settings import at_least
 logger = logging.getLogger(__name__)
 
 ReadModel = Callable[[], PreTrainedModel]
-_SEND_ATTEMPTS = 2
 _CLOSE_SECONDS = 5.0
 
 
@@ -194,20 +193,15 @@ class WorkerGroup(ABC):
         return lost
 
     def _send(self, model: str, workers: Sequence[Worker]) -> dict[Worker, str]:
-        """Send missing tensors to the workers' staging memory; return the reasons of lost workers."""
-        lost: dict[Worker, str] = {}
-        waiting = list(workers)
-        for _ in range(_SEND_ATTEMPTS):
-            if not waiting:
-                break
-            failed = self._send_once(model, waiting)
-            lost |= {worker: str(error) for worker, error in failed.items() if isinstance(error, WorkerLostError)}
-            for worker, error in failed.items():
-                logger.warning("weights of %r did not reach %s: %s", model, worker.name, error)
-            waiting = [worker for worker in failed if worker not in lost]
-        return lost | {worker: str(failed[worker]) for worker in waiting}
+        """Send missing tensors to the workers' staging memory, at most twice; return the reasons of lost workers."""
+        failed = self._send_once(model, workers)
+        again = [worker for worker, error in failed.items() if not isinstance(error, WorkerLostError)]
+        lost = {worker: error for worker, error in failed.items() if worker not in again}
+        return {worker: str(error) for worker, error in (lost | self._send_once(model, again)).items()}
 
-    def _send_once(self, model: str, workers: Sequence[Worker]) -> dict[Worker, Exception]:
+    def _send_once(self, model: str, workers: Sequence[Worker]) -> dict[Worker, EngineError]:
+        if not workers:
+            return {}
         self._read_again(model)
         snapshot, does = self._served[model].snapshot, "receive weights"
         manifest = snapshot.missing([worker.serves[model][0] for worker in workers], self.transfer.bucket_bytes)
@@ -226,7 +220,7 @@ class WorkerGroup(ABC):
                 if future.done() and future.exception() is not None:
                     raise EngineError(f"{worker.name} cannot receive weights")
 
-        failed: dict[Worker, Exception] = {}
+        failed: dict[Worker, EngineError] = {}
         try:
             self._sender.send(invitation, manifest, snapshot.__getitem__, check)
         except EngineError as error:
@@ -239,6 +233,7 @@ class WorkerGroup(ABC):
                     raise WorkerLostError(f"{worker.name} did not {does} in time after the last bucket")
                 future.result()
             except EngineError as error:
+                logger.warning("weights of %r did not reach %s: %s", model, worker.name, error)
                 failed[worker] = error
                 self._group = None
         return failed
@@ -328,7 +323,7 @@ class WorkerGroup(ABC):
         who = "the learner's reservation"
         reserved = self.cluster.call(teller, who, "answer", self.deadlines.start, "gpus").result()
         self.cluster.kill(teller)
-        wrong = wrong_reservation(reserved, learner, visible_gpus())
+        wrong = wrong_reservation(reserved, learner.ids(visible_gpus()))
         if wrong is not None:
             raise ConfigurationError(f"Ray at {self.cluster.address}: {wrong}")
 
@@ -340,12 +335,12 @@ class WorkerGroup(ABC):
         name = f"worker {place} of {self.kind} on {self.cluster.address}"
         about = self.cluster.call(actor, name, "start", self.deadlines.start, "describe").result()
         worker = Worker(place, name, actor, about)
-        if self.resources.gpus and not self.resources.share_learner_gpus:
+        beside_learner = self.resources.gpus and about["host"] == socket.gethostname()
+        if beside_learner and not self.resources.share_learner_gpus:
             assert self.learner is not None
-            both = shared_gpu(about, socket.gethostname(), self.learner, visible_gpus())
-            if both is not None:
+            for gpu in set(about["gpus"]).intersection(self.learner.ids(visible_gpus())):
                 raise ConfigurationError(
-                    f"{name} was given GPU {both} of {about['host']}, on which the learner computes; keep it free with "
+                    f"{name} was given GPU {gpu} of {about['host']}, on which the learner computes; keep it free with "
                     "resources.learner_gpus, or allow it with `resources.share_learner_gpus: true`"
                 )
         return worker
@@ -417,12 +412,11 @@ def check_claims(claims: Mapping[str, Sequence[str]]) -> None:
     owners: dict[str, str] = {}
     for worker, own in claims.items():
         for claim in own:
-            if claim in owners:
+            if (other := owners.setdefault(claim, worker)) != worker:
                 raise ConfigurationError(
-                    f"{owners[claim]} and {worker} would share {claim}; give each its own (as many urls as workers), "
+                    f"{other} and {worker} would share {claim}; give each its own (as many urls as workers), "
                     "or place them on machines of their own (data.engine.resources.strategy: STRICT_SPREAD)"
                 )
-            owners[claim] = worker
     if owners and world_size() > 1:
         raise ConfigurationError(
             f"each of {world_size()} processes has a pool, and they would share {next(iter(owners))}; set "

@@ -104,8 +104,6 @@ class RayPool(WorkerGroup, Engine):
         Raises:
             EngineError: of a worker's engine; or too many workers were lost, or the cluster is.
         """
-        if not requests:
-            return []
         if not self.workers:
             raise EngineError("the pool has no weights; call load() first" if not self.closed else "the pool is closed")
         places = self._spreading.place(requests)

@@ -33,13 +33,14 @@ class FilledWorker:
     Args:
         gpus: ids of the GPUs that this process may see, for ``CUDA_VISIBLE_DEVICES``; None leaves it as it is.
         name: of the worker.
-        calls: number of concurrent calls.
     """
 
-    def __init__(self, gpus: str | None, name: str, calls: int) -> None:
+    _calls = 1  # at the same time
+
+    def __init__(self, gpus: str | None, name: str) -> None:
         if gpus is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = gpus  # before this process uses CUDA
-        self._name, self._calls = name, calls
+        self._name = name
         self.claims: Sequence[str] = ()
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._receiver = WeightReceiver()
@@ -142,7 +143,7 @@ class PoolWorker(FilledWorker):
         calls: int | None,
         learner: LearnerPlace,
     ) -> None:
-        super().__init__(gpus, name, 1)
+        super().__init__(gpus, name)
         self._learner, self._make_engine = learner, make_engine
         self._place, self._places, self._calls_asked = place, places, calls
         self._engine: Any = None
@@ -153,12 +154,10 @@ class PoolWorker(FilledWorker):
         Raises:
             Exception: the engine cannot be made, or not for this worker.
         """
-        if self._engine is None:  # not in the constructor, whose errors Ray hides
-            engine = self._make_engine()
-            engine.meet_learner(self._learner)
-            self.claims = engine.join_pool(self._place, self._places)
-            self._calls = self._calls_asked or engine.calls_at_once
-            self._engine = engine
+        self._engine = self._make_engine()  # not in the constructor, whose errors Ray hides
+        self._engine.meet_learner(self._learner)
+        self.claims = self._engine.join_pool(self._place, self._places)
+        self._calls = self._calls_asked or self._engine.calls_at_once
         return await super().describe() | {"takes_pieces": self._engine.takes_pieces}
 
     def use(self, policy: str, model: Any, version: int) -> dict[str, Any]:
@@ -222,9 +221,6 @@ class Precision:
 
 class ReferenceWorker(FilledWorker):
     """Frozen models in a worker process, for one forward pass at a time."""
-
-    def __init__(self, gpus: str | None, name: str) -> None:
-        super().__init__(gpus, name, calls=1)
 
     async def logprobs(self, model: str, planned: ForwardPass, precision: Precision) -> Tensor:
         """Return the log-probability [n] of each action token of a pass, on the CPU."""

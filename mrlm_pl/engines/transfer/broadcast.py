@@ -224,7 +224,7 @@ class WeightReceiver:
                     f"weight {item.name!r} arrived with checksum {found:016x} instead of {item.checksum:016x}; the old "
                     "weights keep serving"
                 )
-            received[item.name] = data.view(getattr(torch, item.dtype)).reshape(item.shape)
+            received[item.name] = data.view(item.dtype).reshape(item.shape)
         return received
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import xxhash
@@ -20,7 +20,7 @@ class TensorRecord:
     Args:
         name: of the weight.
         shape: of the tensor.
-        dtype: name in ``torch``, such as ``bfloat16``.
+        dtype: of the tensor.
         start: first byte in the stream.
         size: number of bytes.
         checksum: XXH3 (64 bits) of the bytes.
@@ -28,7 +28,7 @@ class TensorRecord:
 
     name: str
     shape: tuple[int, ...]
-    dtype: str
+    dtype: torch.dtype
     start: int
     size: int
     checksum: int
@@ -49,7 +49,7 @@ class Manifest:
     def buckets(self) -> Iterator[tuple[int, int]]:
         """Yield the first byte and the one after the last of each bucket.
 
-        >>> list(Manifest((TensorRecord("w", (10,), "uint8", 0, 10, 0),), 4).buckets())
+        >>> list(Manifest((TensorRecord("w", (10,), torch.uint8, 0, 10, 0),), 4).buckets())
         [(0, 4), (4, 8), (8, 10)]
         """
         for start in range(0, self.total, self.bucket_bytes):
@@ -77,11 +77,8 @@ def checksum(data: Tensor) -> int:
 @dataclass
 class _Kept:
     data: Tensor  # its bytes; a copy is on the CPU
-    shape: tuple[int, ...]
-    dtype: str
-    checksum: int
-    memory: int
-    changes: int
+    record: TensorRecord  # in a stream of its own
+    place: tuple[int, int] | None  # its memory and ``torch``'s count of changes; None for a copy
 
 
 class WeightSnapshot:
@@ -102,24 +99,24 @@ class WeightSnapshot:
             tensors: by name.
             passing: copy all of them, because their memory is temporary.
         """
-        self._kept = {name: self._keep(self._kept.get(name), tensor, passing) for name, tensor in tensors.items()}
+        self._kept = {name: self._keep(name, tensor, passing) for name, tensor in tensors.items()}
 
-    def _keep(self, old: _Kept | None, tensor: Tensor, passing: bool) -> _Kept:
-        changes = -1 if tensor.is_inference() else tensor._version
-        fixed = not (tensor.requires_grad or passing) and changes >= 0
-        if old is not None and fixed and (old.memory, old.changes) == (tensor.data_ptr(), changes):
-            return old
+    def _keep(self, name: str, tensor: Tensor, passing: bool) -> _Kept:
+        old, place = self._kept.get(name), None
+        if not (tensor.requires_grad or passing or tensor.is_inference()):
+            place = tensor.data_ptr(), tensor._version
+            if old is not None and old.place == place:
+                return old
         data = as_bytes(tensor)
-        if not fixed:
-            reuse = old is not None and old.memory == -1 and old.data.shape == data.shape
+        if place is None:
+            reuse = old is not None and old.place is None and old.data.shape == data.shape
             data = old.data.copy_(data) if old is not None and reuse else data.to("cpu", copy=True)
-        memory = tensor.data_ptr() if fixed else -1
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        return _Kept(data, tuple(tensor.shape), dtype, checksum(data), memory, changes)
+        record = TensorRecord(name, tuple(tensor.shape), tensor.dtype, 0, data.numel(), checksum(data))
+        return _Kept(data, record, place)
 
     def checksums(self) -> dict[str, int]:
         """Return the checksum of each tensor by name."""
-        return {name: kept.checksum for name, kept in self._kept.items()}
+        return {name: kept.record.checksum for name, kept in self._kept.items()}
 
     def __getitem__(self, name: str) -> Tensor:
         """Return the bytes ``[N]`` of a tensor."""
@@ -136,9 +133,7 @@ class WeightSnapshot:
         records: list[TensorRecord] = []
         start = 0
         for name, kept in self._kept.items():
-            if all(has.get(name) == kept.checksum for has in receivers):
-                continue
-            size = kept.data.numel()
-            records.append(TensorRecord(name, kept.shape, kept.dtype, start, size, kept.checksum))
-            start += -(-size // ALIGNMENT) * ALIGNMENT
+            if any(has.get(name) != kept.record.checksum for has in receivers):
+                records.append(replace(kept.record, start=start))
+                start += -(-kept.record.size // ALIGNMENT) * ALIGNMENT
         return Manifest(tuple(records), bucket_bytes)

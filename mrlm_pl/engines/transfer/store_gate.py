@@ -75,7 +75,8 @@ class StoreGate:
             self._loop.close()
 
     async def _receive(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError, EOFError, asyncio.TimeoutError):
+        # asyncio reports a cancelled connection as a fault
+        with suppress(OSError, EOFError, asyncio.TimeoutError, asyncio.CancelledError):
             if not self._strangers.locked():
                 async with self._strangers:
                     proved = await asyncio.wait_for(self._is_proved(reader, writer), HANDSHAKE_SECONDS)

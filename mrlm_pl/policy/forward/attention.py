@@ -335,7 +335,7 @@ def forward_switches(model: nn.Module, attention: str | None, noise: bool = Fals
                 values += [(module, name, 0.0) for name in rates]
         elif module.training and not noise:
             values.append((module, "training", False))
-    with _exchanged(values):
+    with exchanged(values):
         yield
 
 
@@ -346,7 +346,7 @@ def _switched(module: Any, implementation: _Values, noise: bool) -> Callable[...
     def apply(forward: Callable[..., Any], *args: Any) -> Any:
         def run(*inputs: Any) -> Any:
             modules = [] if noise else [part for part in module.modules() if part.training]
-            with _exchanged(implementation + [(part, "training", False) for part in modules]):
+            with exchanged(implementation + [(part, "training", False) for part in modules]):
                 return forward(*inputs)
 
         return checkpointing(run, *args)
@@ -359,7 +359,7 @@ _Values = list[tuple[Any, str, Any]]
 
 
 @contextmanager
-def _exchanged(values: _Values) -> Iterator[None]:
+def exchanged(values: _Values) -> Iterator[None]:
     """Set attributes within the context, and then their previous values."""
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in values]
     for owner, name, value in values:

@@ -6,7 +6,7 @@ import pytest
 
 from mrlm_pl.engines import PoolResources, WeightTransfer
 from mrlm_pl.engines.base import LearnerPlace
-from mrlm_pl.engines.ray.gpus import GpuLedger, room_for_workers, shared_gpu, visible_gpus, wrong_reservation
+from mrlm_pl.engines.ray.gpus import GpuLedger, room_for_workers, visible_gpus, wrong_reservation
 from mrlm_pl.errors import ConfigurationError
 
 
@@ -62,17 +62,16 @@ def test_thirds_add_up_to_a_whole() -> None:
 
 
 def test_a_reservation_for_the_learner_must_be_where_it_computes() -> None:
-    learner = LearnerPlace((0,))
-    assert wrong_reservation(["3"], learner, ["3", "4"]) is None
-    found = wrong_reservation(["2"], learner, ["3", "4"])
+    assert wrong_reservation(["3"], ["3"]) is None
+    found = wrong_reservation(["2"], ["3"])
     assert found is not None
     assert "keeps GPU 2" in found
     assert "computes on GPU 3" in found
     assert "CUDA_VISIBLE_DEVICES=2" in found
     # Ray gives the ranks theirs in any order.
-    assert wrong_reservation(["1"], LearnerPlace((0, 1), 0, 2), ["0", "1"]) is None
-    assert wrong_reservation(["GPU-ab"], learner, ["3"]) is None, "what cannot be compared is not refused"
-    assert "leave it out" in str(wrong_reservation(["0"], LearnerPlace(), []))
+    assert wrong_reservation(["1"], ["0", "1"]) is None
+    assert wrong_reservation(["GPU-ab"], ["3"]) is None, "what cannot be compared is not refused"
+    assert "leave it out" in str(wrong_reservation(["0"], []))
 
 
 def test_weights_go_from_gpu_to_gpu_only_where_each_side_has_its_own() -> None:
@@ -83,10 +82,3 @@ def test_weights_go_from_gpu_to_gpu_only_where_each_side_has_its_own() -> None:
     assert automatic.between(learner, PoolResources(gpus=0.5)) == "gloo"
     assert automatic.between(learner, PoolResources(gpus=1, share_learner_gpus=True)) == "gloo"
     assert WeightTransfer(transport="gloo").between(learner, whole) == "gloo"
-
-
-def test_a_worker_on_the_learners_gpu_is_noticed() -> None:
-    worker = {"host": "a", "gpus": ["5"]}
-    assert shared_gpu(worker, "a", LearnerPlace((1,)), ["4", "5"]) == "5"
-    assert shared_gpu(worker, "b", LearnerPlace((1,)), ["4", "5"]) is None
-    assert shared_gpu(worker, "a", LearnerPlace((0,)), ["4", "5"]) is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -364,12 +365,19 @@ def test_a_cluster_that_gives_a_worker_the_learners_gpu_is_refused(
 ) -> None:
     policy = Policy(str(model_folder))
     policy.load()
-    for share in (False, True):
+    host = worker_group.socket.gethostname()
+    for device, share, machine, refused in (
+        (1, False, host, True),
+        (1, True, host, False),
+        (0, False, host, False),
+        (1, False, "another", False),
+    ):
         reference, cluster = make_reference(resources=PoolResources(gpus=0.5, share_learner_gpus=share))
         cluster.started_here = False
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")  # Ray sets it for a worker's process
-        reference.meet_learner(LearnerPlace((1,)))
-        if share:
+        monkeypatch.setattr(worker_group, "socket", SimpleNamespace(gethostname=lambda machine=machine: machine))
+        reference.meet_learner(LearnerPlace((device,)))
+        if not refused:
             reference.logprobs(policy, table())
         else:
             with pytest.raises(ConfigurationError, match=r"worker 0 of the reference pool on here was given GPU 1"):

@@ -44,6 +44,15 @@ def test_those_who_know_the_secret_share_the_store(gate: StoreGate) -> None:
     assert [store.get("back") for store in stores] == [b"yes"] * 3
 
 
+def test_a_gate_is_closed_in_silence_while_a_receiver_is_connected(
+    gate: StoreGate, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = reached_store(HOST, gate.port, "right", 60.0)
+    store.set("a", "b")
+    gate.close()
+    assert not caplog.records
+
+
 def test_others_do_not(gate: StoreGate) -> None:
     with pytest.raises(RuntimeError, match="closed before the secret was proved"):
         reached_store(HOST, gate.port, "wrong", 60.0)
