@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any, get_args
 
@@ -74,24 +75,9 @@ class MAPPO(PolicyGradient):
         super().__init__(policies, seats, **settings)
         between(0, 1, gamma=gamma, lam=lam)
         one_of(get_args(CriticTargets), targets=targets)
-        model = self._copy_of_a_policy() if critic is None else critic
+        model = copy.deepcopy(next(iter(self.trained_policies.values()))) if critic is None else critic
         self.critic: CentralizedCritic = CentralizedCritic(model, self.learners, value_learning_rate, value_clip)
         self.gamma, self.lam, self.targets, self.whiten_advantages = gamma, lam, targets, whiten_advantages
-
-    def _copy_of_a_policy(self) -> Policy:
-        first = next(iter(self.trained_policies.values()))
-        return Policy(
-            first.name_or_path,
-            first.learning_rate,
-            first.weight_decay,
-            chat_template=first.chat_template,
-            chat_template_kwargs=first.chat_template_kwargs,
-            random_init_seed=first.random_init_seed,
-            lora=first.lora,
-            gradient_checkpointing=first.gradient_checkpointing,
-            compile=first.compiled,
-            max_forward_tokens=first.max_forward_tokens,
-        )
 
     def credit(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]) -> Tables:
         warn_of_constant_sum(episodes, "MAPPO learns from the team's reward alone, so use IPPO", self.warned)
