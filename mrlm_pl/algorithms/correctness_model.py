@@ -69,28 +69,25 @@ class CorrectnessModel(RewardModelAlgorithm):
         super().__init__(policies, **settings)
         one_of(get_args(ScoreTokens), score_tokens=score_tokens)
         self.score_tokens = score_tokens
-        self.question_probe: QuestionProbe | None = None
-        self.measures = nn.ModuleDict({prefix: AnswerMeasures() for prefix in ("val", "test")})
+        self.val_measures, self.test_measures = AnswerMeasures(), AnswerMeasures()
 
     def read_weights(self) -> None:
         super().read_weights()
-        if self.question_probe is None:
+        if not hasattr(self, "question_probe"):
             (policy,) = self.learners.values()
             assert policy.value_head is not None
             self.question_probe = QuestionProbe(policy.value_head.linear.in_features)
 
     def networks(self) -> list[nn.Module]:
-        return [*super().networks(), *([] if self.question_probe is None else [self.question_probe])]
+        return [*super().networks(), self.question_probe]
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         groups = super().parameter_groups()
-        assert self.question_probe is not None
         head = groups[-1]
         probe = list(self.question_probe.parameters())
         return [*groups, {**head, "params": probe, "name": f"{head['policy']}/question_only"}]
 
     def idle_loss(self, name: str) -> Tensor:
-        assert self.question_probe is not None
         row = torch.zeros(1, 2, dtype=torch.int64, device=self.device)
         nothing, lengths = torch.zeros_like(row, dtype=torch.bool), torch.tensor([2], device=self.device)
         guess = token_values(self.policy(name).model, self.question_probe, row, lengths, nothing).sum()
@@ -118,7 +115,6 @@ class CorrectnessModel(RewardModelAlgorithm):
 
     def _question_losses(self, name: str, rows: PolicyBatch) -> tuple[Tensor, Tensor]:
         """The probe's loss [B] for each answer, and its logits [B]; the answers themselves are cut off."""
-        assert self.question_probe is not None
         assert rows.correct is not None
         policy = self.policy(name)
         first = rows.action_mask & ~_after_first(rows.action_mask)
@@ -146,15 +142,14 @@ class CorrectnessModel(RewardModelAlgorithm):
                 raise NonFiniteError(f"{int((~scores.isfinite()).sum())} of {len(scores)} scores are not finite")
             self.metrics.add_evaluation_means(prefix, {"loss": losses.mean()}, len(losses))
             found = {"scores": scores, "question_scores": self._question_losses(name, rows)[1], "correct": rows.correct}
-        measures = self.measures[prefix]
-        assert isinstance(measures, AnswerMeasures)
-        measures.add(**found)
+        self._measures(prefix).add(**found)
 
     def evaluation_metrics(self, prefix: str) -> dict[str, float]:
-        measures = self.measures[prefix]
-        assert isinstance(measures, AnswerMeasures)
-        found = {f"{prefix}/{name}": value for name, value in measures.take().items()}
+        found = {f"{prefix}/{name}": value for name, value in self._measures(prefix).take().items()}
         return super().evaluation_metrics(prefix) | found
+
+    def _measures(self, prefix: str) -> AnswerMeasures:
+        return self.val_measures if prefix == "val" else self.test_measures
 
 
 def _after_first(action_mask: Tensor) -> Tensor:
