@@ -12,7 +12,7 @@ from torchmetrics import SumMetric
 from torchmetrics.classification import BinaryAccuracy, BinaryAUROC, BinaryCalibrationError
 
 from mrlm_pl.errors import NonFiniteError
-from mrlm_pl.learner.batch import Batch, PolicyBatch
+from mrlm_pl.learner.batch import Batch, PolicyBatch, known
 from mrlm_pl.learner.reward_model import RewardModelAlgorithm
 from mrlm_pl.losses import correctness_loss
 from mrlm_pl.losses.masking import last_token_mask
@@ -75,8 +75,7 @@ class CorrectnessModel(RewardModelAlgorithm):
         super().read_weights()
         if not hasattr(self, "question_probe"):
             (policy,) = self.learners.values()
-            assert policy.value_head is not None
-            self.question_probe = QuestionProbe(policy.value_head.linear.in_features)
+            self.question_probe = QuestionProbe(known(policy.value_head).linear.in_features)
 
     def networks(self) -> list[nn.Module]:
         return [*super().networks(), self.question_probe]
@@ -94,11 +93,10 @@ class CorrectnessModel(RewardModelAlgorithm):
         return super().idle_loss(name) + guess  # 0, with a gradient for the probe
 
     def policy_loss(self, name: str, rows: PolicyBatch, batch: Batch) -> Tensor:
-        assert rows.correct is not None
         losses, scores = self._losses(name, rows)
         guesses = self._question_losses(name, rows)[0]
         with torch.no_grad():
-            agree = ((scores > 0) == (rows.correct > 0.5)).float()
+            agree = ((scores > 0) == (known(rows.correct) > 0.5)).float()
         self.metrics.add_means(name, {"accuracy": agree.mean(), "question_only_loss": guesses.mean()}, len(agree))
         answers = batch.totals[name].sequences
         probed = guesses.sum() / answers
@@ -106,16 +104,14 @@ class CorrectnessModel(RewardModelAlgorithm):
 
     def _losses(self, name: str, rows: PolicyBatch) -> tuple[Tensor, Tensor]:
         """The loss [B] of each answer, and its score [B]."""
-        assert rows.correct is not None
         last = last_token_mask(rows.action_mask)
         mask = last if self.score_tokens == "last" else _after_first(rows.action_mask) | last
         values = self.values(name, rows, mask)
-        losses = correctness_loss(values, rows.correct, mask).sum(1) / mask.sum(1)
+        losses = correctness_loss(values, known(rows.correct), mask).sum(1) / mask.sum(1)
         return losses, values.detach()[last]
 
     def _question_losses(self, name: str, rows: PolicyBatch) -> tuple[Tensor, Tensor]:
         """The probe's loss [B] for each answer, and its logits [B]; the answers themselves are cut off."""
-        assert rows.correct is not None
         policy = self.policy(name)
         first = rows.action_mask & ~_after_first(rows.action_mask)
         width = int(first.nonzero()[:, 1].max()) + 1
@@ -128,7 +124,7 @@ class CorrectnessModel(RewardModelAlgorithm):
             prefix_groups=rows.groups,
             max_tokens=policy.max_forward_tokens,
         )
-        losses = correctness_loss(values, rows.correct, first[:, :width])
+        losses = correctness_loss(values, known(rows.correct), first[:, :width])
         return losses.sum(1), values.detach()[first[:, :width]]
 
     def measure(self, prefix: str, batch: Batch) -> None:
@@ -136,12 +132,12 @@ class CorrectnessModel(RewardModelAlgorithm):
         nothing = torch.zeros(0, device=self.device)
         found: Mapping[str, Tensor] = {"scores": nothing, "question_scores": nothing, "correct": nothing}
         for name, rows in batch.policies.items():
-            assert rows.correct is not None
             losses, scores = self._losses(name, rows)
             if not bool(torch.isfinite(scores).all()):
                 raise NonFiniteError(f"{int((~scores.isfinite()).sum())} of {len(scores)} scores are not finite")
             self.metrics.add_evaluation_means(prefix, {"loss": losses.mean()}, len(losses))
-            found = {"scores": scores, "question_scores": self._question_losses(name, rows)[1], "correct": rows.correct}
+            guesses = self._question_losses(name, rows)[1]
+            found = {"scores": scores, "question_scores": guesses, "correct": known(rows.correct)}
         self._measures(prefix).add(**found)
 
     def evaluation_metrics(self, prefix: str) -> dict[str, float]:
