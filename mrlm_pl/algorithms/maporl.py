@@ -210,11 +210,9 @@ class AnswerCritics(AgentCritics):
 
 def _check_schedule(schedule: list[list[int]] | None, iterations: int) -> None:
     at_least(1, turn_iterations=iterations)
-    if schedule is None:
-        return
-    if not schedule:
+    if schedule == []:
         raise ConfigurationError("turn_schedule is empty; name the turns, such as [[1], [2, 3]], or leave it out")
-    for turns in schedule:
+    for turns in schedule or ():
         if not turns or min(turns) < 1 or len(set(turns)) != len(turns):
             raise ConfigurationError(
                 f"turn_schedule has the entry {turns}; each must name different turns, counted from 1"

@@ -193,13 +193,11 @@ class PolicyCritics(Critic):
     option = "critics"
 
     def __init__(self, models: Mapping[str, Policy], policies: Mapping[str, Policy], *settings: Any) -> None:
-        trained = [name for name, policy in policies.items() if policy.trained]
+        super().__init__(models, policies, *settings)
+        self._trained = trained = [name for name, policy in policies.items() if policy.trained]
         for name in models:
             if name not in trained:
                 raise ConfigurationError(f"critics names {name!r}, which is no trained policy; these are {trained}")
-        super().__init__(models, policies, *settings)
-        self._trained = trained
-        for name in models:
             check_reads(f"critics.{name}", self.model(name), name, policies[name])
 
     def model_for(self, policy: str, agent: str) -> Policy:
