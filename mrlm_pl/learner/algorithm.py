@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lightning.pytorch import Callback, LightningModule
@@ -240,9 +240,7 @@ class Algorithm(NamesUnknown, LightningModule, ABC):
 
     def policy(self, name: str) -> Policy:
         """Return the policy of that name."""
-        policy = self.policies[name]
-        assert isinstance(policy, Policy)
-        return policy
+        return cast("Policy", self.policies[name])
 
     def seat(self, agent: str) -> str:
         """Name of the policy that decides for an agent.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -55,9 +55,7 @@ class Critic(nn.Module):
 
     def model(self, key: str) -> Policy:
         """Return the critic's model of that name."""
-        model = self.models[key]
-        assert isinstance(model, Policy)
-        return model
+        return cast("Policy", self.models[key])
 
     def model_for(self, policy: str, agent: str) -> Policy:
         """Return the model that estimates the returns of an agent that a policy plays."""
