@@ -128,10 +128,9 @@ class CorrectnessModel(RewardModelAlgorithm):
         return losses.sum(1), values.detach()[first[:, :width]]
 
     def measure(self, prefix: str, batch: Batch) -> None:
-        self.run_idle_passes(batch)
         nothing = torch.zeros(0, device=self.device)
         found: Mapping[str, Tensor] = {"scores": nothing, "question_scores": nothing, "correct": nothing}
-        for name, rows in batch.policies.items():
+        for name, rows in self.measured_rows(batch).items():
             losses, scores = self._losses(name, rows)
             if not bool(torch.isfinite(scores).all()):
                 raise NonFiniteError(f"{int((~scores.isfinite()).sum())} of {len(scores)} scores are not finite")

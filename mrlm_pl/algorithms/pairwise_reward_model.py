@@ -57,8 +57,7 @@ class PairwiseRewardModel(RewardModelAlgorithm):
         return bradley_terry_loss(chosen, rejected, margin=self.margin), (chosen - rejected).detach()
 
     def measure(self, prefix: str, batch: Batch) -> None:
-        self.run_idle_passes(batch)
-        for name, rows in batch.policies.items():
+        for name, rows in self.measured_rows(batch).items():
             losses, gaps = self._compare(name, rows)
             if not bool(torch.isfinite(gaps).all()):
                 raise NonFiniteError(

@@ -102,8 +102,7 @@ class SFT(Algorithm):
         return self.policies[name](**{**rows.inputs(), "action_mask": counted}, dropout_key=self.global_step), parts
 
     def measure(self, prefix: str, batch: Batch) -> None:
-        self.run_idle_passes(batch)
-        for name, rows in batch.policies.items():
+        for name, rows in self.measured_rows(batch).items():
             logp, parts = self._likelihoods(name, rows)
             means = {
                 metric: (float(masked_mean(-logp, mask)), float(mask.sum()))

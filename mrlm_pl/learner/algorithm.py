@@ -491,8 +491,9 @@ class Algorithm(NamesUnknown, LightningModule, ABC):
                 f"{type(self).__name__}"
             )
 
-    def run_idle_passes(self, batch: Batch) -> None:
-        """Run a forward pass of each trained policy that has rows on other ranks alone, which wait for it."""
+    def measured_rows(self, batch: Batch) -> Mapping[str, PolicyBatch]:
+        """Return the rows of each policy; those with rows on other ranks alone, which wait for them, make a pass."""
         for name in self.trained_policies:
             if name not in batch.policies and self.trainer.world_size > 1:
                 self.idle_loss(name)
+        return batch.policies

@@ -39,8 +39,7 @@ class GivenAnswersAlgorithm(Algorithm):
         return losses.sum() / (batch.totals[name].sequences / (len(rows) // len(losses)))
 
     def measure(self, prefix: str, batch: Batch) -> None:
-        self.run_idle_passes(batch)
-        for name, rows in batch.policies.items():
+        for name, rows in self.measured_rows(batch).items():
             losses, metrics = self.compare(name, rows)
             self.metrics.add_evaluation_means(prefix, {"loss": losses.mean(), **metrics}, len(losses))
 
