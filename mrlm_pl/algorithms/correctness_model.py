@@ -13,9 +13,9 @@ from torchmetrics.classification import BinaryAccuracy, BinaryAUROC, BinaryCalib
 
 from mrlm_pl.errors import NonFiniteError
 from mrlm_pl.learner.batch import Batch, PolicyBatch, known
-from mrlm_pl.learner.reward_model import RewardModelAlgorithm
-from mrlm_pl.losses import correctness_loss
-from mrlm_pl.losses.masking import last_token_mask
+from mrlm_pl.learner.critics import ScoreHead
+from mrlm_pl.learner.given_answers import GivenAnswersAlgorithm
+from mrlm_pl.losses import correctness_loss, last_token_mask
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward.logprobs import token_values
 from mrlm_pl.policy.value_head import ValueHead
@@ -32,7 +32,7 @@ class QuestionProbe(ValueHead):
         return super().forward(hidden.detach())
 
 
-class CorrectnessModel(RewardModelAlgorithm):
+class CorrectnessModel(GivenAnswersAlgorithm):
     """A verifier trained on answers that are right or wrong (arXiv 2502.18439).
 
     ``s_t`` is the value before token t of question and answer in the chat template, ``c`` 1 for a right answer::
@@ -55,7 +55,7 @@ class CorrectnessModel(RewardModelAlgorithm):
     Args:
         score_tokens: where the score is trained: at the ``last`` token or at all of the ``response``.
         value_learning_rate: learning rate of the value head and the probe; None is the policy's.
-        policies, optimization: see :class:`~mrlm_pl.learner.reward_model.RewardModelAlgorithm`.
+        policies, optimization: see :class:`~mrlm_pl.learner.given_answers.GivenAnswersAlgorithm`.
 
     Raises:
         ConfigurationError: there are several policies, or an unknown name.
@@ -64,9 +64,15 @@ class CorrectnessModel(RewardModelAlgorithm):
     data_module = "AnswerDataModule"
 
     def __init__(
-        self, policies: dict[str, Policy] | None = None, *, score_tokens: ScoreTokens = "last", **settings: Any
+        self,
+        policies: dict[str, Policy] | None = None,
+        *,
+        score_tokens: ScoreTokens = "last",
+        value_learning_rate: float | None = None,
+        **settings: Any,
     ) -> None:
         super().__init__(policies, **settings)
+        self.critic: ScoreHead = ScoreHead({}, self.learners, value_learning_rate)
         one_of(get_args(ScoreTokens), score_tokens=score_tokens)
         self.score_tokens = score_tokens
         self.val_measures, self.test_measures = AnswerMeasures(), AnswerMeasures()
@@ -90,23 +96,20 @@ class CorrectnessModel(RewardModelAlgorithm):
         row = torch.zeros(1, 2, dtype=torch.int64, device=self.device)
         nothing, lengths = torch.zeros_like(row, dtype=torch.bool), torch.tensor([2], device=self.device)
         guess = token_values(self.policy(name).model, self.question_probe, row, lengths, nothing).sum()
-        return super().idle_loss(name) + guess  # 0, with a gradient for the probe
+        return self.policy(name).idle_values() + guess  # 0, with a gradient for the probe
 
-    def policy_loss(self, name: str, rows: PolicyBatch, batch: Batch) -> Tensor:
+    def compare(self, name: str, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
         losses, scores = self._losses(name, rows)
         guesses = self._question_losses(name, rows)[0]
-        with torch.no_grad():
-            agree = ((scores > 0) == (known(rows.correct) > 0.5)).float()
-        self.metrics.add_means(name, {"accuracy": agree.mean(), "question_only_loss": guesses.mean()}, len(agree))
-        answers = batch.totals[name].sequences
-        probed = guesses.sum() / answers
-        return losses.sum() / answers + (probed - probed.detach())  # the loss is the verifier's alone
+        agree = ((scores > 0) == (known(rows.correct) > 0.5)).float()
+        metrics = {"accuracy": agree.mean(), "question_only_loss": guesses.mean()}
+        return losses + (guesses - guesses.detach()), metrics  # the loss is the verifier's alone
 
     def _losses(self, name: str, rows: PolicyBatch) -> tuple[Tensor, Tensor]:
         """The loss [B] of each answer, and its score [B]."""
         last = last_token_mask(rows.action_mask)
         mask = last if self.score_tokens == "last" else _after_first(rows.action_mask) | last
-        values = self.values(name, rows, mask)
+        values = self.critic.scores(name, rows, mask, self.global_step)
         losses = correctness_loss(values, known(rows.correct), mask).sum(1) / mask.sum(1)
         return losses, values.detach()[last]
 

@@ -53,6 +53,7 @@ class DPO(GivenAnswersAlgorithm):
         reference_free: bool = False,
     ) -> None:
         super().__init__(policies, optimization)
+        self.refuse_dropout()
         self.loss = preference_loss(loss, beta=beta, label_smoothing=label_smoothing, margin=margin)
         self.beta, self.reads_reference_sums = beta, not reference_free
 

@@ -54,6 +54,7 @@ class KTO(GivenAnswersAlgorithm):
         undesirable_weight: float = 1.0,
     ) -> None:
         super().__init__(policies, optimization)
+        self.refuse_dropout()
         positive(beta=beta)
         at_least(0, desirable_weight=desirable_weight, undesirable_weight=undesirable_weight)
         self.beta = beta

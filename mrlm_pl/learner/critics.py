@@ -224,6 +224,18 @@ class PolicyCritics(Critic):
         return self.model(policy).idle_values() if policy in self.models else 0.0
 
 
+class ScoreHead(PolicyCritics):
+    """The value head of a reward model, on its policy, whose output head is not trained."""
+
+    def read_weights(self) -> None:
+        for name, policy in self.policies.items():
+            policy.load_critic(name)
+
+    def scores(self, name: str, rows: PolicyBatch, mask: Tensor, dropout_key: int) -> Tensor:
+        """Return the value [B, T] before each token where ``mask`` [B, T] is True, 0 elsewhere."""
+        return self.policies[name].values(**{**rows.inputs(), "action_mask": mask}, dropout_key=dropout_key)
+
+
 class AgentCritics(Critic):
     """A model for each agent, which reads its tokens and learns from its trajectories alone.
 

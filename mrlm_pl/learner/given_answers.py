@@ -21,13 +21,16 @@ class GivenAnswersAlgorithm(Algorithm):
         optimization: see :class:`Algorithm`.
 
     Raises:
-        ConfigurationError: there are several policies, or the policy has dropout.
+        ConfigurationError: there are several policies.
     """
 
-    def __init__(self, policies: dict[str, Policy] | None, optimization: Optimization) -> None:
+    def __init__(
+        self,
+        policies: dict[str, Policy] | None = None,
+        optimization: Optimization = Optimization(),  # noqa: B008 (frozen)
+    ) -> None:
         super().__init__(policies, None, optimization)
         self.refuse_several_policies()
-        self.refuse_dropout()
 
     @abstractmethod
     def compare(self, name: str, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:

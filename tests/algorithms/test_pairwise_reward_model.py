@@ -16,7 +16,7 @@ from mrlm_pl.data import PreferenceDataModule
 from mrlm_pl.episode import Message, Trajectory
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.batch import Batch, collate_rows
-from mrlm_pl.losses import BatchTotals
+from mrlm_pl.losses import BatchTotals, last_token_mask
 from mrlm_pl.policy import LoRA, Policy
 from mrlm_pl.reward_models import RewardModel
 from tests.support.watching import Watch
@@ -83,7 +83,8 @@ def test_it_learns_the_pairs_and_the_exported_folder_scores_alike(
     assert trainer.callback_metrics["val/margin"] > 1.0
     rows = data.collate("train", range(8))["main"]
     with torch.no_grad():
-        own = algorithm.scores("main", rows).tolist()
+        last = last_token_mask(rows.action_mask)
+        own = algorithm.critic.scores("main", rows, last, 0)[last].tolist()
     exported = RewardModel(str(Path(trainer.default_root_dir) / "policies" / "main"))
     for number in range(8):
         for side, text in enumerate((f"{2 * number} it is", f"{3 * number + 1} or so")):
