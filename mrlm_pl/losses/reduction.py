@@ -16,7 +16,6 @@ from torch import Tensor
 
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.losses.masking import masked_values
-from mrlm_pl.settings import one_of
 
 Reduction = Literal["token_mean", "sequence_mean", "sequence_sum", "constant_length", "episode_mean"]
 """The unit of equal weight.
@@ -93,7 +92,8 @@ def token_weights(
     >>> token_weights("sequence_mean", mask, batch_totals(mask)).tolist()
     [[0.25, 0.25, 0.0], [0.5, 0.0, 0.0]]
     """
-    one_of(get_args(Reduction), reduction=reduction)
+    if reduction not in get_args(Reduction):
+        raise ConfigurationError(f"reduction is {reduction!r}; choose from {', '.join(get_args(Reduction))}")
     if reduction == "constant_length" and (max_length is None or max_length < 1):
         raise ConfigurationError(
             f"constant_length needs max_length, the longest response in tokens, and not {max_length}"
