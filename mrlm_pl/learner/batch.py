@@ -19,7 +19,6 @@ from torch.nn.utils.rnn import pad_sequence
 
 from mrlm_pl.episode import Trajectory
 from mrlm_pl.losses import BatchTotals
-from mrlm_pl.losses.masking import check_shape
 from mrlm_pl.policy.forward.devices import on_device
 
 T = TypeVar("T")
@@ -209,7 +208,8 @@ def episode_token_counts(action_mask: Tensor, episode_ids: Tensor) -> Tensor:
     >>> episode_token_counts(mask, torch.tensor([7, 9, 7])).tolist()
     [4, 1, 4]
     """
-    check_shape(action_mask.shape[:1], episode_ids=episode_ids)
+    if episode_ids.shape != action_mask.shape[:1]:
+        raise ValueError(f"episode_ids has shape {tuple(episode_ids.shape)}; give one id per row, [B]")
     labels, index = torch.unique(episode_ids, return_inverse=True)
     lengths = action_mask.sum(-1)
     return lengths.new_zeros(labels.numel()).index_add(0, index, lengths)[index]
