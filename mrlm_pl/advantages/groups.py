@@ -120,7 +120,8 @@ def finite_rewards(rewards: Tensor) -> Tensor:
 
 def _group_sizes(rewards: Tensor, group_ids: Tensor) -> tuple[Tensor, Tensor]:
     """Size of each group, and each row's position in that list."""
-    check_shape(rewards.shape, group_ids=group_ids)
+    if group_ids.shape != rewards.shape:
+        raise ValueError(f"group_ids has shape {tuple(group_ids.shape)}; it must be {tuple(rewards.shape)}")
     _, index, sizes = torch.unique(group_ids, return_inverse=True, return_counts=True)
     return sizes, index
 
