@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from mrlm_pl.errors import NonFiniteError
+from mrlm_pl.losses.masking import check_shape
 
 
 class GroupDeviations(NamedTuple):
@@ -120,9 +121,7 @@ def finite_rewards(rewards: Tensor) -> Tensor:
 def _group_sizes(rewards: Tensor, group_ids: Tensor) -> tuple[Tensor, Tensor]:
     """Size of each group, and each row's position in that list."""
     if group_ids.shape != rewards.shape:
-        raise ValueError(
-            f"group_ids has shape {tuple(group_ids.shape)}; give one label per reward, {list(rewards.shape)}"
-        )
+        raise ValueError(f"group_ids has shape {tuple(group_ids.shape)}; it must be {tuple(rewards.shape)}")
     _, index, sizes = torch.unique(group_ids, return_inverse=True, return_counts=True)
     return sizes, index
 
@@ -260,8 +259,5 @@ def remax_advantages(rewards: Tensor, greedy_rewards: Tensor) -> Tensor:
     >>> remax_advantages(torch.tensor([1.0, 0.0]), torch.tensor([0.25, 0.25])).tolist()
     [0.75, -0.25]
     """
-    if rewards.shape != greedy_rewards.shape:
-        raise ValueError(
-            f"greedy_rewards has shape {tuple(greedy_rewards.shape)}; give one per reward, {list(rewards.shape)}"
-        )
+    check_shape(rewards.shape, greedy_rewards=greedy_rewards)
     return finite_rewards(rewards) - finite_rewards(greedy_rewards)

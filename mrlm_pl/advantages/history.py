@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mrlm_pl.advantages.groups import finite_rewards
 from mrlm_pl.advantages.whitening import NO_MOMENTS, Moments
+from mrlm_pl.losses.masking import check_shape
 
 
 def history_normalized_advantages(
@@ -60,8 +61,7 @@ def role_baselines(
     >>> before.tolist(), after
     ([0.0, 0.25], {'poker/first': 0.4375})
     """
-    if rewards.shape != (len(roles),):
-        raise ValueError(f"rewards has shape {tuple(rewards.shape)}; give one for each of the {len(roles)} roles")
+    check_shape([len(roles)], rewards=rewards)
     after = dict(baselines)
     found = []
     for reward, role in zip(finite_rewards(rewards).tolist(), roles, strict=True):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mrlm_pl.advantages.whitening import Moments, masked_moments
-from mrlm_pl.losses.masking import masked_values
+from mrlm_pl.losses.masking import check_shape, masked_values
 
 MIN_STD = 1e-6
 """A task type whose advantages spread less than this, in units of advantage, carries no scale and is left unchanged."""
@@ -35,7 +35,7 @@ def task_moments(advantages: Tensor, action_mask: Tensor, task_types: Tensor) ->
     >>> task_moments(torch.tensor([[1.0, 3.0], [5.0, 9.0]]), mask, torch.tensor([0, 4]))
     {0: Moments(count=2, mean=2.0, squared_sum=2.0), 4: Moments(count=1, mean=5.0, squared_sum=0.0)}
     """
-    _check_task_types(action_mask, task_types)
+    check_shape(action_mask.shape[:1], task_types=task_types)
     return {
         int(task): masked_moments(advantages, action_mask & (task_types == task)[:, None])
         for task in torch.unique(task_types)
@@ -77,7 +77,7 @@ def task_scaled_advantages(
     >>> task_scaled_advantages(torch.tensor([[1.0, 3.0]]), mask[:1], torch.tensor([0]), center=True)
     tensor([[-0.7071,  0.7071]])
     """
-    _check_task_types(action_mask, task_types)
+    check_shape(action_mask.shape[:1], task_types=task_types)
     if moments is None:
         moments = task_moments(advantages, action_mask, task_types)
     normalized = masked_values(advantages.detach(), action_mask)
@@ -89,8 +89,3 @@ def task_scaled_advantages(
             rows, shift = (task_types == task)[:, None], of_task.mean if center else 0.0
             normalized = torch.where(rows, (normalized - shift) / of_task.std, normalized)
     return masked_values(normalized, action_mask)
-
-
-def _check_task_types(action_mask: Tensor, task_types: Tensor) -> None:
-    if task_types.shape != action_mask.shape[:1]:
-        raise ValueError(f"task_types has shape {tuple(task_types.shape)}; give one type per row of the mask, [B]")

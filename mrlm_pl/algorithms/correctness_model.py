@@ -12,10 +12,10 @@ from torchmetrics import SumMetric
 from torchmetrics.classification import BinaryAccuracy, BinaryAUROC, BinaryCalibrationError
 
 from mrlm_pl.errors import NonFiniteError
-from mrlm_pl.learner.batch import Batch, PolicyBatch
-from mrlm_pl.learner.reward_model import RewardModelAlgorithm
-from mrlm_pl.losses import correctness_loss
-from mrlm_pl.losses.masking import last_token_mask
+from mrlm_pl.learner.batch import Batch, PolicyBatch, known
+from mrlm_pl.learner.critics import ScoreHead
+from mrlm_pl.learner.given_answers import GivenAnswersAlgorithm
+from mrlm_pl.losses import correctness_loss, last_token_mask
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward.logprobs import token_values
 from mrlm_pl.policy.value_head import ValueHead
@@ -32,7 +32,7 @@ class QuestionProbe(ValueHead):
         return super().forward(hidden.detach())
 
 
-class CorrectnessModel(RewardModelAlgorithm):
+class CorrectnessModel(GivenAnswersAlgorithm):
     """A verifier trained on answers that are right or wrong (arXiv 2502.18439).
 
     ``s_t`` is the value before token t of question and answer in the chat template, ``c`` 1 for a right answer::
@@ -55,7 +55,7 @@ class CorrectnessModel(RewardModelAlgorithm):
     Args:
         score_tokens: where the score is trained: at the ``last`` token or at all of the ``response``.
         value_learning_rate: learning rate of the value head and the probe; None is the policy's.
-        policies, optimization: see :class:`~mrlm_pl.learner.reward_model.RewardModelAlgorithm`.
+        policies, optimization: see :class:`~mrlm_pl.learner.given_answers.GivenAnswersAlgorithm`.
 
     Raises:
         ConfigurationError: there are several policies, or an unknown name.
@@ -64,62 +64,57 @@ class CorrectnessModel(RewardModelAlgorithm):
     data_module = "AnswerDataModule"
 
     def __init__(
-        self, policies: dict[str, Policy] | None = None, *, score_tokens: ScoreTokens = "last", **settings: Any
+        self,
+        policies: dict[str, Policy] | None = None,
+        *,
+        score_tokens: ScoreTokens = "last",
+        value_learning_rate: float | None = None,
+        **settings: Any,
     ) -> None:
         super().__init__(policies, **settings)
+        self.critic: ScoreHead = ScoreHead({}, self.learners, value_learning_rate)
         one_of(get_args(ScoreTokens), score_tokens=score_tokens)
         self.score_tokens = score_tokens
-        self.question_probe: QuestionProbe | None = None
-        self.measures = nn.ModuleDict({prefix: AnswerMeasures() for prefix in ("val", "test")})
+        self.val_measures, self.test_measures = AnswerMeasures(), AnswerMeasures()
 
     def read_weights(self) -> None:
         super().read_weights()
-        if self.question_probe is None:
+        if not hasattr(self, "question_probe"):
             (policy,) = self.learners.values()
-            assert policy.value_head is not None
-            self.question_probe = QuestionProbe(policy.value_head.linear.in_features)
+            self.question_probe = QuestionProbe(known(policy.value_head).linear.in_features)
 
     def networks(self) -> list[nn.Module]:
-        return [*super().networks(), *([] if self.question_probe is None else [self.question_probe])]
+        return [*super().networks(), self.question_probe]
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         groups = super().parameter_groups()
-        assert self.question_probe is not None
         head = groups[-1]
         probe = list(self.question_probe.parameters())
         return [*groups, {**head, "params": probe, "name": f"{head['policy']}/question_only"}]
 
     def idle_loss(self, name: str) -> Tensor:
-        assert self.question_probe is not None
         row = torch.zeros(1, 2, dtype=torch.int64, device=self.device)
         nothing, lengths = torch.zeros_like(row, dtype=torch.bool), torch.tensor([2], device=self.device)
         guess = token_values(self.policy(name).model, self.question_probe, row, lengths, nothing).sum()
-        return super().idle_loss(name) + guess  # 0, with a gradient for the probe
+        return self.policy(name).idle_values() + guess  # 0, with a gradient for the probe
 
-    def policy_loss(self, name: str, rows: PolicyBatch, batch: Batch) -> Tensor:
-        assert rows.correct is not None
+    def compare(self, name: str, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
         losses, scores = self._losses(name, rows)
         guesses = self._question_losses(name, rows)[0]
-        with torch.no_grad():
-            agree = ((scores > 0) == (rows.correct > 0.5)).float()
-        self.metrics.add_means(name, {"accuracy": agree.mean(), "question_only_loss": guesses.mean()}, len(agree))
-        answers = batch.totals[name].sequences
-        probed = guesses.sum() / answers
-        return losses.sum() / answers + (probed - probed.detach())  # the loss is the verifier's alone
+        agree = ((scores > 0) == (known(rows.correct) > 0.5)).float()
+        metrics = {"accuracy": agree.mean(), "question_only_loss": guesses.mean()}
+        return losses + (guesses - guesses.detach()), metrics  # the loss is the verifier's alone
 
     def _losses(self, name: str, rows: PolicyBatch) -> tuple[Tensor, Tensor]:
         """The loss [B] of each answer, and its score [B]."""
-        assert rows.correct is not None
         last = last_token_mask(rows.action_mask)
         mask = last if self.score_tokens == "last" else _after_first(rows.action_mask) | last
-        values = self.values(name, rows, mask)
-        losses = correctness_loss(values, rows.correct, mask).sum(1) / mask.sum(1)
+        values = self.critic.scores(name, rows, mask, self.global_step)
+        losses = correctness_loss(values, known(rows.correct), mask).sum(1) / mask.sum(1)
         return losses, values.detach()[last]
 
     def _question_losses(self, name: str, rows: PolicyBatch) -> tuple[Tensor, Tensor]:
         """The probe's loss [B] for each answer, and its logits [B]; the answers themselves are cut off."""
-        assert self.question_probe is not None
-        assert rows.correct is not None
         policy = self.policy(name)
         first = rows.action_mask & ~_after_first(rows.action_mask)
         width = int(first.nonzero()[:, 1].max()) + 1
@@ -132,29 +127,27 @@ class CorrectnessModel(RewardModelAlgorithm):
             prefix_groups=rows.groups,
             max_tokens=policy.max_forward_tokens,
         )
-        losses = correctness_loss(values, rows.correct, first[:, :width])
+        losses = correctness_loss(values, known(rows.correct), first[:, :width])
         return losses.sum(1), values.detach()[first[:, :width]]
 
     def measure(self, prefix: str, batch: Batch) -> None:
-        self.run_idle_passes(batch)
         nothing = torch.zeros(0, device=self.device)
         found: Mapping[str, Tensor] = {"scores": nothing, "question_scores": nothing, "correct": nothing}
-        for name, rows in batch.policies.items():
-            assert rows.correct is not None
+        for name, rows in self.measured_rows(batch).items():
             losses, scores = self._losses(name, rows)
             if not bool(torch.isfinite(scores).all()):
                 raise NonFiniteError(f"{int((~scores.isfinite()).sum())} of {len(scores)} scores are not finite")
             self.metrics.add_evaluation_means(prefix, {"loss": losses.mean()}, len(losses))
-            found = {"scores": scores, "question_scores": self._question_losses(name, rows)[1], "correct": rows.correct}
-        measures = self.measures[prefix]
-        assert isinstance(measures, AnswerMeasures)
-        measures.add(**found)
+            guesses = self._question_losses(name, rows)[1]
+            found = {"scores": scores, "question_scores": guesses, "correct": known(rows.correct)}
+        self._measures(prefix).add(**found)
 
     def evaluation_metrics(self, prefix: str) -> dict[str, float]:
-        measures = self.measures[prefix]
-        assert isinstance(measures, AnswerMeasures)
-        found = {f"{prefix}/{name}": value for name, value in measures.take().items()}
+        found = {f"{prefix}/{name}": value for name, value in self._measures(prefix).take().items()}
         return super().evaluation_metrics(prefix) | found
+
+    def _measures(self, prefix: str) -> AnswerMeasures:
+        return self.val_measures if prefix == "val" else self.test_measures
 
 
 def _after_first(action_mask: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from mrlm_pl.learner.batch import PolicyBatch
+from mrlm_pl.learner.batch import PolicyBatch, known
 from mrlm_pl.learner.given_answers import GivenAnswersAlgorithm
 from mrlm_pl.learner.optimization import Optimization
 from mrlm_pl.losses import PreferenceLoss, preference_gap, preference_loss, preference_metrics
@@ -53,14 +53,14 @@ class DPO(GivenAnswersAlgorithm):
         reference_free: bool = False,
     ) -> None:
         super().__init__(policies, optimization)
+        self.refuse_dropout()
         self.loss = preference_loss(loss, beta=beta, label_smoothing=label_smoothing, margin=margin)
         self.beta, self.reads_reference_sums = beta, not reference_free
 
     def compare(self, name: str, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
         pairs = self.logp_sums(name, rows).view(-1, 2)
         if self.reads_reference_sums:
-            assert rows.reference_sums is not None
-            references = rows.reference_sums.view(-1, 2)
+            references = known(rows.reference_sums).view(-1, 2)
             gaps = preference_gap(pairs[:, 0], pairs[:, 1], references[:, 0], references[:, 1])
             moved = pairs - references
         else:

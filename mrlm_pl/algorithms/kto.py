@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from mrlm_pl.learner.batch import PolicyBatch
+from mrlm_pl.learner.batch import PolicyBatch, known
 from mrlm_pl.learner.given_answers import GivenAnswersAlgorithm
 from mrlm_pl.learner.optimization import Optimization
 from mrlm_pl.losses import kto_loss
@@ -54,16 +54,15 @@ class KTO(GivenAnswersAlgorithm):
         undesirable_weight: float = 1.0,
     ) -> None:
         super().__init__(policies, optimization)
+        self.refuse_dropout()
         positive(beta=beta)
         at_least(0, desirable_weight=desirable_weight, undesirable_weight=undesirable_weight)
         self.beta = beta
         self.weights = {"desirable_weight": desirable_weight, "undesirable_weight": undesirable_weight}
 
     def compare(self, name: str, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        assert rows.reference_sums is not None
-        assert rows.correct is not None
-        ratios, unrelated = (self.logp_sums(name, rows) - rows.reference_sums).view(-1, 2).unbind(1)
-        desirable, baseline = rows.correct.view(-1, 2)[:, 0], unrelated.detach().mean().clamp(min=0.0)
+        ratios, unrelated = (self.logp_sums(name, rows) - known(rows.reference_sums)).view(-1, 2).unbind(1)
+        desirable, baseline = known(rows.correct).view(-1, 2)[:, 0], unrelated.detach().mean().clamp(min=0.0)
         ahead = self.beta * (ratios.detach() - baseline)
         metrics = {
             "baseline_kl": baseline,

@@ -14,7 +14,7 @@ from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.grouping import summed_pairs
-from mrlm_pl.learner.batch import PolicyBatch
+from mrlm_pl.learner.batch import PolicyBatch, known
 from mrlm_pl.learner.credit.answers import answer_rows
 from mrlm_pl.learner.credit.influence import InfluenceRewards, Sums, learned_in
 from mrlm_pl.learner.credit.returns import Tables
@@ -189,13 +189,11 @@ class AnswerCritics(AgentCritics):
         return values, values.new_zeros(len(table.batch))
 
     def rows(self, table: RewardedRows) -> Tables:
-        assert table.batch.values is not None
-        assert table.batch.returns is not None
         found = {}
         for agent, (rows, answered) in self._answers(table).items():
             nothing = torch.zeros(rows.action_mask.shape, device=answered.device)
-            rows.values = nothing.masked_scatter(rows.action_mask, table.batch.values[answered])
-            rows.returns = nothing.masked_scatter(rows.action_mask, table.batch.returns[answered])
+            rows.values = nothing.masked_scatter(rows.action_mask, known(table.batch.values)[answered])
+            rows.returns = nothing.masked_scatter(rows.action_mask, known(table.batch.returns)[answered])
             found[self.label(agent)] = rows
         return found
 
@@ -212,11 +210,9 @@ class AnswerCritics(AgentCritics):
 
 def _check_schedule(schedule: list[list[int]] | None, iterations: int) -> None:
     at_least(1, turn_iterations=iterations)
-    if schedule is None:
-        return
-    if not schedule:
+    if schedule == []:
         raise ConfigurationError("turn_schedule is empty; name the turns, such as [[1], [2, 3]], or leave it out")
-    for turns in schedule:
+    for turns in schedule or ():
         if not turns or min(turns) < 1 or len(set(turns)) != len(turns):
             raise ConfigurationError(
                 f"turn_schedule has the entry {turns}; each must name different turns, counted from 1"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any, get_args
 
 from mrlm_pl.advantages import NO_MOMENTS, masked_moments
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
+from mrlm_pl.learner.batch import known
 from mrlm_pl.learner.credit.joint_states import CriticTargets, JointReader, acting_batches, joint_states
 from mrlm_pl.learner.credit.returns import Tables
 from mrlm_pl.learner.credit.team import warn_of_constant_sum
@@ -74,24 +76,9 @@ class MAPPO(PolicyGradient):
         super().__init__(policies, seats, **settings)
         between(0, 1, gamma=gamma, lam=lam)
         one_of(get_args(CriticTargets), targets=targets)
-        model = self._copy_of_a_policy() if critic is None else critic
+        model = copy.deepcopy(next(iter(self.trained_policies.values()))) if critic is None else critic
         self.critic: CentralizedCritic = CentralizedCritic(model, self.learners, value_learning_rate, value_clip)
         self.gamma, self.lam, self.targets, self.whiten_advantages = gamma, lam, targets, whiten_advantages
-
-    def _copy_of_a_policy(self) -> Policy:
-        first = next(iter(self.trained_policies.values()))
-        return Policy(
-            first.name_or_path,
-            first.learning_rate,
-            first.weight_decay,
-            chat_template=first.chat_template,
-            chat_template_kwargs=first.chat_template_kwargs,
-            random_init_seed=first.random_init_seed,
-            lora=first.lora,
-            gradient_checkpointing=first.gradient_checkpointing,
-            compile=first.compiled,
-            max_forward_tokens=first.max_forward_tokens,
-        )
 
     def credit(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]) -> Tables:
         warn_of_constant_sum(episodes, "MAPPO learns from the team's reward alone, so use IPPO", self.warned)
@@ -104,10 +91,9 @@ class MAPPO(PolicyGradient):
             values = critic.values(**batch.to(self.device).inputs())
             credit = states.credit(values, self.gamma, self.lam, self.targets)
             rows = {**acting_batches(episodes, credit), name: batch}
-            assert batch.returns is not None
-            assert batch.values is not None
-            own["return"] = masked_moments(batch.returns, batch.action_mask)
-            own["error"] = masked_moments(batch.returns - batch.values, batch.action_mask)
+            returns = known(batch.returns)
+            own["return"] = masked_moments(returns, batch.action_mask)
+            own["error"] = masked_moments(returns - known(batch.values), batch.action_mask)
             own["shortened"] = states.shortened
         totals = sum_over_ranks(self.trainer, own)
         self.metrics.add_values(name, totals.get("return", NO_MOMENTS), totals.get("error", NO_MOMENTS))

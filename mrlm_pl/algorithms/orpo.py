@@ -41,6 +41,7 @@ class ORPO(GivenAnswersAlgorithm):
         odds_weight: float = 0.1,
     ) -> None:
         super().__init__(policies, optimization)
+        self.refuse_dropout()
         positive(odds_weight=odds_weight)
         self.odds_weight = odds_weight
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from mrlm_pl.errors import NonFiniteError
-from mrlm_pl.learner.batch import Batch, PolicyBatch
-from mrlm_pl.learner.reward_model import RewardModelAlgorithm
-from mrlm_pl.losses import bradley_terry_loss
+from mrlm_pl.learner.batch import PolicyBatch
+from mrlm_pl.learner.critics import ScoreHead
+from mrlm_pl.learner.given_answers import GivenAnswersAlgorithm
+from mrlm_pl.losses import bradley_terry_loss, last_token_mask
 from mrlm_pl.policy import Policy
 from mrlm_pl.settings import at_least
 
 
-class PairwiseRewardModel(RewardModelAlgorithm):
+class PairwiseRewardModel(GivenAnswersAlgorithm):
     """A reward model trained on pairs of answers (arXiv 2203.02155; with a margin 2307.09288).
 
     ``s(w)`` and ``s(l)`` are the scores of the chosen and the rejected answer, the values before their last tokens::
@@ -33,7 +33,7 @@ class PairwiseRewardModel(RewardModelAlgorithm):
     Args:
         margin: how far the chosen answer must be ahead.
         value_learning_rate: learning rate of the value head; None is the policy's.
-        policies, optimization: see :class:`~mrlm_pl.learner.reward_model.RewardModelAlgorithm`.
+        policies, optimization: see :class:`~mrlm_pl.learner.given_answers.GivenAnswersAlgorithm`.
 
     Raises:
         ConfigurationError: there are several policies, or the margin is negative or not finite.
@@ -41,32 +41,30 @@ class PairwiseRewardModel(RewardModelAlgorithm):
 
     data_module = "PreferenceDataModule"
 
-    def __init__(self, policies: dict[str, Policy] | None = None, *, margin: float = 0.0, **settings: Any) -> None:
+    def __init__(
+        self,
+        policies: dict[str, Policy] | None = None,
+        *,
+        margin: float = 0.0,
+        value_learning_rate: float | None = None,
+        **settings: Any,
+    ) -> None:
         super().__init__(policies, **settings)
         at_least(0, margin=margin)
         self.margin = margin
+        self.critic: ScoreHead = ScoreHead({}, self.learners, value_learning_rate)
 
-    def policy_loss(self, name: str, rows: PolicyBatch, batch: Batch) -> Tensor:
-        losses, gaps = self._compare(name, rows)
-        self.metrics.add_means(name, {"pair_accuracy": _share_won(gaps), "margin": gaps.mean()}, len(gaps))
-        return losses.sum() / (batch.totals[name].sequences / 2)
+    def idle_loss(self, name: str) -> Tensor:
+        return self.policy(name).idle_values()
 
-    def _compare(self, name: str, rows: PolicyBatch) -> tuple[Tensor, Tensor]:
-        """Losses [P] and differences of the scores [P] of pairs in rows 0 and 1, 2 and 3, ..."""
-        chosen, rejected = self.scores(name, rows).view(-1, 2).unbind(1)
-        return bradley_terry_loss(chosen, rejected, margin=self.margin), (chosen - rejected).detach()
-
-    def measure(self, prefix: str, batch: Batch) -> None:
-        self.run_idle_passes(batch)
-        for name, rows in batch.policies.items():
-            losses, gaps = self._compare(name, rows)
-            if not bool(torch.isfinite(gaps).all()):
-                raise NonFiniteError(
-                    f"{int((~gaps.isfinite()).sum())} of {len(gaps)} pairs have scores that are not finite"
-                )
-            means = {"loss": losses.mean(), "pair_accuracy": _share_won(gaps), "margin": gaps.mean()}
-            self.metrics.add_evaluation_means(prefix, means, len(gaps))
-
-
-def _share_won(gaps: Tensor) -> Tensor:
-    return ((gaps > 0).float() + 0.5 * (gaps == 0).float()).mean()
+    def compare(self, name: str, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        last = last_token_mask(rows.action_mask)
+        chosen, rejected = self.critic.scores(name, rows, last, self.global_step)[last].view(-1, 2).unbind(1)
+        gaps = (chosen - rejected).detach()
+        if not (self.training or bool(gaps.isfinite().all())):  # training stops at a loss that is not finite
+            raise NonFiniteError(
+                f"{int((~gaps.isfinite()).sum())} of {len(gaps)} pairs have scores that are not finite; the reward "
+                "model is broken: train it again"
+            )
+        won = ((gaps > 0).float() + 0.5 * (gaps == 0).float()).mean()
+        return bradley_terry_loss(chosen, rejected, margin=self.margin), {"pair_accuracy": won, "margin": gaps.mean()}

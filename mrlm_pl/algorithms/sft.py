@@ -11,7 +11,7 @@ from torch import Tensor
 from mrlm_pl.episode import Trajectory
 from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.learner.algorithm import Algorithm
-from mrlm_pl.learner.batch import Batch, PolicyBatch
+from mrlm_pl.learner.batch import Batch, PolicyBatch, known
 from mrlm_pl.learner.optimization import Optimization
 from mrlm_pl.losses import Reduction, cross_entropy_loss, masked_mean, reduce_tokens
 from mrlm_pl.policy import Policy
@@ -96,15 +96,13 @@ class SFT(Algorithm):
         parts = {"nll": (self.action_weight, rows.action_mask, name)}
         counted = rows.layout.action_mask
         if self.observation_weight:
-            assert rows.observation_mask is not None
-            assert rows.layout.observation_mask is not None
-            parts["observation_nll"] = (self.observation_weight, rows.observation_mask, f"{name}/observations")
-            counted = counted | rows.layout.observation_mask
+            observed = known(rows.observation_mask)
+            parts["observation_nll"] = (self.observation_weight, observed, f"{name}/observations")
+            counted = counted | known(rows.layout.observation_mask)
         return self.policies[name](**{**rows.inputs(), "action_mask": counted}, dropout_key=self.global_step), parts
 
     def measure(self, prefix: str, batch: Batch) -> None:
-        self.run_idle_passes(batch)
-        for name, rows in batch.policies.items():
+        for name, rows in self.measured_rows(batch).items():
             logp, parts = self._likelihoods(name, rows)
             means = {
                 metric: (float(masked_mean(-logp, mask)), float(mask.sum()))

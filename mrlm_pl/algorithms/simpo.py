@@ -42,6 +42,7 @@ class SimPO(GivenAnswersAlgorithm):
         margin: float = 1.0,
     ) -> None:
         super().__init__(policies, optimization)
+        self.refuse_dropout()
         positive(beta=beta)
         at_least(0, margin=margin)
         self.beta, self.margin = beta, margin

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lightning.pytorch import Callback, LightningModule
@@ -240,9 +240,7 @@ class Algorithm(NamesUnknown, LightningModule, ABC):
 
     def policy(self, name: str) -> Policy:
         """Return the policy of that name."""
-        policy = self.policies[name]
-        assert isinstance(policy, Policy)
-        return policy
+        return cast("Policy", self.policies[name])
 
     def seat(self, agent: str) -> str:
         """Name of the policy that decides for an agent.
@@ -493,8 +491,9 @@ class Algorithm(NamesUnknown, LightningModule, ABC):
                 f"{type(self).__name__}"
             )
 
-    def run_idle_passes(self, batch: Batch) -> None:
-        """Run a forward pass of each trained policy that has rows on other ranks alone, which wait for it."""
+    def measured_rows(self, batch: Batch) -> Mapping[str, PolicyBatch]:
+        """Return the rows of each policy; those with rows on other ranks alone, which wait for them, make a pass."""
         for name in self.trained_policies:
             if name not in batch.policies and self.trainer.world_size > 1:
                 self.idle_loss(name)
+        return batch.policies

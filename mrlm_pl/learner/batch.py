@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,8 @@ from torch.nn.utils.rnn import pad_sequence
 from mrlm_pl.episode import Trajectory
 from mrlm_pl.losses import BatchTotals
 from mrlm_pl.policy.forward.devices import on_device
+
+T = TypeVar("T")
 
 Compared = tuple[float | None, float | None]
 """The return of a turn and its baseline, as they are compared; None where there is none."""
@@ -172,6 +174,16 @@ class Batch:
             name: None if rows is None else rows.to_keeping_host(device) for name, rows in self.without_gradient.items()
         }
         return moved
+
+
+def known(value: T | None) -> T:
+    """Return a value that an earlier step of a run has set, such as the values of rows with a critic.
+
+    >>> known(3)
+    3
+    """
+    assert value is not None
+    return value
 
 
 def padded_masks(masks: Sequence[Sequence[bool]]) -> Tensor:

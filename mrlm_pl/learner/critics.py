@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.learner.batch import PolicyBatch
+from mrlm_pl.learner.batch import PolicyBatch, known
 from mrlm_pl.learner.credit.tokens import RewardedRows, agent_places
 from mrlm_pl.learner.optimization import value_group, weight_group
 from mrlm_pl.losses import BatchTotals, masked_mean, reduce_tokens, value_loss
@@ -55,9 +55,7 @@ class Critic(nn.Module):
 
     def model(self, key: str) -> Policy:
         """Return the critic's model of that name."""
-        model = self.models[key]
-        assert isinstance(model, Policy)
-        return model
+        return cast("Policy", self.models[key])
 
     def model_for(self, policy: str, agent: str) -> Policy:
         """Return the model that estimates the returns of an agent that a policy plays."""
@@ -160,11 +158,9 @@ class Critic(nn.Module):
             rows: with the values and returns at the start of the update.
             values: [B, T] the current ones, where they are known.
         """
-        assert rows.values is not None
-        assert rows.returns is not None
         if values is None:
             values = model.values(**rows.inputs())
-        return value_loss(values, rows.values, rows.returns, rows.action_mask, clip=self.value_clip)
+        return value_loss(values, known(rows.values), known(rows.returns), rows.action_mask, clip=self.value_clip)
 
     def loss(self, label: str, rows: PolicyBatch, totals: BatchTotals) -> tuple[Tensor, dict[str, Tensor]]:
         """Return a micro-batch's part (0-dim) of the mean value loss of a model with its own trajectories, and metrics.
@@ -195,13 +191,11 @@ class PolicyCritics(Critic):
     option = "critics"
 
     def __init__(self, models: Mapping[str, Policy], policies: Mapping[str, Policy], *settings: Any) -> None:
-        trained = [name for name, policy in policies.items() if policy.trained]
+        super().__init__(models, policies, *settings)
+        self._trained = trained = [name for name, policy in policies.items() if policy.trained]
         for name in models:
             if name not in trained:
                 raise ConfigurationError(f"critics names {name!r}, which is no trained policy; these are {trained}")
-        super().__init__(models, policies, *settings)
-        self._trained = trained
-        for name in models:
             check_reads(f"critics.{name}", self.model(name), name, policies[name])
 
     def model_for(self, policy: str, agent: str) -> Policy:
@@ -228,6 +222,18 @@ class PolicyCritics(Critic):
 
     def idle_values(self, policy: str) -> Tensor | float:
         return self.model(policy).idle_values() if policy in self.models else 0.0
+
+
+class ScoreHead(PolicyCritics):
+    """The value head of a reward model, on its policy, whose output head is not trained."""
+
+    def read_weights(self) -> None:
+        for name, policy in self.policies.items():
+            policy.load_critic(name)
+
+    def scores(self, name: str, rows: PolicyBatch, mask: Tensor, dropout_key: int) -> Tensor:
+        """Return the value [B, T] before each token where ``mask`` [B, T] is True, 0 elsewhere."""
+        return self.policies[name].values(**{**rows.inputs(), "action_mask": mask}, dropout_key=dropout_key)
 
 
 class AgentCritics(Critic):

@@ -21,13 +21,16 @@ class GivenAnswersAlgorithm(Algorithm):
         optimization: see :class:`Algorithm`.
 
     Raises:
-        ConfigurationError: there are several policies, or the policy has dropout.
+        ConfigurationError: there are several policies.
     """
 
-    def __init__(self, policies: dict[str, Policy] | None, optimization: Optimization) -> None:
+    def __init__(
+        self,
+        policies: dict[str, Policy] | None = None,
+        optimization: Optimization = Optimization(),  # noqa: B008 (frozen)
+    ) -> None:
         super().__init__(policies, None, optimization)
         self.refuse_several_policies()
-        self.refuse_dropout()
 
     @abstractmethod
     def compare(self, name: str, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
@@ -39,8 +42,7 @@ class GivenAnswersAlgorithm(Algorithm):
         return losses.sum() / (batch.totals[name].sequences / (len(rows) // len(losses)))
 
     def measure(self, prefix: str, batch: Batch) -> None:
-        self.run_idle_passes(batch)
-        for name, rows in batch.policies.items():
+        for name, rows in self.measured_rows(batch).items():
             losses, metrics = self.compare(name, rows)
             self.metrics.add_evaluation_means(prefix, {"loss": losses.mean(), **metrics}, len(losses))
 

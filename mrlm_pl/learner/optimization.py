@@ -12,6 +12,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_only
 
 from mrlm_pl.errors import ConfigurationError, NonFiniteError
+from mrlm_pl.learner.batch import known
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.sharding import total_norm
 from mrlm_pl.settings import at_least, naming_unknown, one_of
@@ -93,9 +94,8 @@ def value_group(owner: str, critic: Policy, value_learning_rate: float | None) -
         critic: with its weights read.
         value_learning_rate: of the head; None is the critic's own.
     """
-    assert critic.value_head is not None
     rate = critic.learning_rate if value_learning_rate is None else value_learning_rate
-    head = list(critic.value_head.parameters())
+    head = list(known(critic.value_head).parameters())
     return {"params": head, "lr": rate, "weight_decay": 0.0, "name": f"{owner}/value", "policy": owner}
 
 

@@ -484,8 +484,7 @@ class PolicyGradient(Algorithm):
         return counted.nonzero().flatten()
 
     def policy_loss(self, name: str, rows: PolicyBatch, batch: Batch) -> Tensor:
-        if name not in self.policies:
-            assert self.critic is not None
+        if self.critic is not None and name not in self.policies:
             loss, metrics = self.critic.loss(name, rows, batch.totals[name])
             self.metrics.add_means(name, metrics, rows.action_mask.sum())
             return loss
@@ -494,16 +493,14 @@ class PolicyGradient(Algorithm):
         if self.old_policy.is_current:
             rows = replace(rows, proximal_logp=logp.detach())
         losses, metrics = self._corrected_losses(logp, rows)
-        if self._trains_values(rows):
-            assert self.critic is not None
+        if self.critic is not None and rows.values is not None:
             value_losses = self.critic.value_losses(self.critic.model_for(name, ""), rows, values)
             losses = losses + self.critic.coefficient * value_losses
             metrics["value_loss"] = masked_mean(value_losses.detach(), mask)
         if entropy is not None:
             losses = losses + self.entropy.of_losses(name, entropy)
             metrics["entropy"] = masked_mean(entropy, mask)
-        if taught is not None:
-            assert self.distiller is not None
+        if self.distiller is not None and taught is not None:
             losses = losses + self.distiller.loss(name, taught)
         if rows.ref_logp is not None and self.kl.settings.placement == "loss":
             losses = losses + self.kl.of_losses(name, logp, rows)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mrlm_pl.episode import Episode, TurnKey
 from mrlm_pl.grouping import grouped
-from mrlm_pl.learner.batch import PolicyBatch
+from mrlm_pl.learner.batch import PolicyBatch, known
 from mrlm_pl.learner.credit.records import turn_keys
 
 DECIMALS = 3
@@ -65,7 +65,6 @@ class TokenMeasures:
             rows: with the log-probabilities of the old and reference policies.
             entropy: [B, T] of the current policy, or None.
         """
-        assert rows.numbers is not None
         measures = {"ratio": (logp - rows.old_logp).exp()}
         if entropy is not None:
             measures["entropy"] = entropy
@@ -73,7 +72,7 @@ class TokenMeasures:
             measures["kl"] = logp - rows.ref_logp
         tables = {name: measure.detach().float().cpu() for name, measure in measures.items()}
         mask = rows.action_mask.cpu()
-        for place, number in enumerate(rows.numbers.tolist()):
+        for place, number in enumerate(known(rows.numbers).tolist()):
             for key, start, stop in self.spans[policy][number]:
                 if bool(mask[place, start:stop].all()):
                     self.found[key] = {name: table[place, start:stop].clone() for name, table in tables.items()}
@@ -81,16 +80,12 @@ class TokenMeasures:
     def lines(self) -> Iterator[str]:
         """Yield a line of JSON for each episode, or turn tree, with measures."""
         for of, turns in grouped((key[0], (key[1:], measures)) for key, measures in self.found.items()).items():
-            record = {"of": of, "turns": {_name(*key): _rounded(measures) for key, measures in turns}}
+            record = {"of": of, "turns": {"/".join(map(str, key)): _rounded(measures) for key, measures in turns}}
             yield msgspec.json.encode(record).decode()
 
     def state(self) -> dict[str, Any]:
         """Return the arguments that restore the measures."""
         return {"iteration": self.iteration, "spans": dict(self.spans), "found": self.found}
-
-
-def _name(node: str, agent: str, number: int) -> str:
-    return f"{node}/{agent}/{number}"
 
 
 def _rounded(measures: Mapping[str, Tensor]) -> dict[str, list[float]]:

@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 MAX_LOG_RATIO = 20.0
 """Log-ratios are clamped to +- this before ``exp``: e^20 lies far beyond every clip range, and an infinite ratio would
 turn the zero gradient of a clipped token into NaN."""
+
+
+def check_shape(shape: Sequence[int], **tensors: Tensor) -> None:
+    """Validate that tensors have this shape: broadcasting would hide a [B] tensor given for a [B, T] one.
+
+    Raises:
+        ValueError: names the first one that has another shape.
+
+    >>> check_shape((2, 3), values=torch.zeros(2))
+    Traceback (most recent call last):
+    ValueError: values has shape (2,); it must be (2, 3)
+    """
+    for name, tensor in tensors.items():
+        if tensor.shape != tuple(shape):
+            raise ValueError(f"{name} has shape {tuple(tensor.shape)}; it must be {tuple(shape)}")
 
 
 def masked_values(values: Tensor, mask: Tensor) -> Tensor:
@@ -18,18 +35,14 @@ def masked_values(values: Tensor, mask: Tensor) -> Tensor:
 
     Raises:
         TypeError: ``mask`` is not boolean.
-        ValueError: the shapes differ (broadcasting would hide a [B] tensor given for a [B, T] one).
+        ValueError: the shapes differ; see :func:`check_shape`.
 
     >>> masked_values(torch.tensor([[1.0, float("nan")]]), torch.tensor([[True, False]])).tolist()
     [[1.0, 0.0]]
     """
     if mask.dtype != torch.bool:
         raise TypeError(f"a mask is a boolean tensor; got dtype {mask.dtype}: pass mask.bool()")
-    if values.shape != mask.shape:
-        raise ValueError(
-            f"values of shape {tuple(values.shape)} do not fit the mask of shape {tuple(mask.shape)}: "
-            "give one value per token (broadcast_to_tokens spreads a per-sequence value)"
-        )
+    check_shape(mask.shape, values=values)
     return values.to(torch.promote_types(values.dtype, torch.float32)).masked_fill(~mask, 0.0)
 
 

@@ -92,26 +92,23 @@ def token_weights(
     >>> token_weights("sequence_mean", mask, batch_totals(mask)).tolist()
     [[0.25, 0.25, 0.0], [0.5, 0.0, 0.0]]
     """
+    if reduction not in get_args(Reduction):
+        raise ConfigurationError(f"reduction is {reduction!r}; choose from {', '.join(get_args(Reduction))}")
+    if reduction == "constant_length" and (max_length is None or max_length < 1):
+        raise ConfigurationError(
+            f"constant_length needs max_length, the longest response in tokens, and not {max_length}"
+        )
+    if reduction == "episode_mean" and episode_tokens is None:
+        raise ConfigurationError("episode_mean needs episode_tokens, the action tokens of each row's episode")
     lengths = action_mask.sum(-1)
-    units = torch.ones_like(lengths)
-    if reduction == "token_mean":
-        denominator = totals.tokens
-    elif reduction == "sequence_mean":
-        units, denominator = lengths, totals.sequences
-    elif reduction == "sequence_sum":
-        denominator = totals.sequences
-    elif reduction == "constant_length":
-        if max_length is None or max_length < 1:
-            raise ConfigurationError(
-                f"constant_length needs max_length, the longest response in tokens, and not {max_length}"
-            )
-        denominator = totals.sequences * max_length
-    elif reduction == "episode_mean":
-        if episode_tokens is None:
-            raise ConfigurationError("episode_mean needs episode_tokens, the action tokens of each row's episode")
-        units, denominator = episode_tokens, totals.episodes
-    else:
-        raise ConfigurationError(f"reduction is {reduction!r}; choose one of {', '.join(get_args(Reduction))}")
+    ones = torch.ones_like(lengths)
+    units, denominator = {
+        "token_mean": (ones, totals.tokens),
+        "sequence_mean": (lengths, totals.sequences),
+        "sequence_sum": (ones, totals.sequences),
+        "constant_length": (ones, totals.sequences * (max_length or 1)),
+        "episode_mean": (ones if episode_tokens is None else episode_tokens, totals.episodes),
+    }[reduction]
     # Infinite for a row, or a whole batch, without action tokens: masked out with it.
     row_weights = 1.0 / (units.float() * denominator)
     return masked_values(row_weights[:, None].expand(action_mask.shape), action_mask)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional as F
 
-from mrlm_pl.losses.masking import masked_values
+from mrlm_pl.losses.masking import check_shape, masked_values
 
 
 def cross_entropy_loss(logp: Tensor, token_mask: Tensor) -> Tensor:
@@ -41,8 +41,7 @@ def correctness_loss(logits: Tensor, correct: Tensor, score_mask: Tensor) -> Ten
     >>> correctness_loss(logits, torch.tensor([1.0]), mask)  # ln 2 at score 0
     tensor([[0.0000, 0.6931]])
     """
-    if correct.shape != logits.shape[:1]:
-        raise ValueError(f"correct has shape {tuple(correct.shape)}; give one label per row, [{logits.shape[0]}]")
+    check_shape(logits.shape[:1], correct=correct)
     logits = masked_values(logits, score_mask)
     labels = correct.to(logits.dtype)
     if not bool(((labels >= 0) & (labels <= 1)).all()):
@@ -60,8 +59,5 @@ def bradley_terry_loss(chosen_scores: Tensor, rejected_scores: Tensor, *, margin
     >>> round(bradley_terry_loss(torch.tensor([2.0]), torch.tensor([1.0])).item(), 6)  # ln(1 + e^-1)
     0.313262
     """
-    if chosen_scores.shape != rejected_scores.shape:
-        raise ValueError(
-            f"a pair has two scores; got shapes {tuple(chosen_scores.shape)} and {tuple(rejected_scores.shape)}"
-        )
+    check_shape(chosen_scores.shape, rejected_scores=rejected_scores)
     return -F.logsigmoid(chosen_scores - rejected_scores - margin)

@@ -16,6 +16,7 @@ from mrlm_pl.algorithms.correctness_model import AnswerMeasures
 from mrlm_pl.data import AnswerDataModule
 from mrlm_pl.episode import Message
 from mrlm_pl.errors import ConfigurationError, DataError, NonFiniteError
+from mrlm_pl.losses import last_token_mask
 from mrlm_pl.policy import LoRA, Policy
 from mrlm_pl.reward_models import RewardModel
 from tests.support.watching import Watch
@@ -236,7 +237,8 @@ def test_the_exported_folder_gives_the_scores_of_the_module(
     trainer.fit(algorithm, data)
     rows = data.collate("train", range(len(ROWS)))["main"]
     with torch.no_grad():
-        own = algorithm.scores("main", rows).tolist()
+        last = last_token_mask(rows.action_mask)
+        own = algorithm.critic.scores("main", rows, last, 0)[last].tolist()
     assert max(own) - min(own) > 0.01
     exported = RewardModel(str(Path(trainer.default_root_dir) / "policies" / "main"))
     for given, score in zip(ROWS, own, strict=True):

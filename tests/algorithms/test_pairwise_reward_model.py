@@ -14,9 +14,9 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from mrlm_pl.algorithms import PairwiseRewardModel
 from mrlm_pl.data import PreferenceDataModule
 from mrlm_pl.episode import Message, Trajectory
-from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.errors import ConfigurationError, NonFiniteError
 from mrlm_pl.learner.batch import Batch, collate_rows
-from mrlm_pl.losses import BatchTotals
+from mrlm_pl.losses import BatchTotals, last_token_mask
 from mrlm_pl.policy import LoRA, Policy
 from mrlm_pl.reward_models import RewardModel
 from tests.support.watching import Watch
@@ -40,9 +40,11 @@ def model(folder: Path, lora: LoRA | None = None, **options: Any) -> PairwiseRew
     return PairwiseRewardModel({"main": Policy(str(folder), learning_rate=1e-2, lora=lora)}, **options)
 
 
-def compared(model_folder: Path, scores: list[float], **options: Any) -> tuple[float, dict[str, float]]:
+def compared(
+    model_folder: Path, scores: list[float], training: bool = True, **options: Any
+) -> tuple[float, dict[str, float]]:
     """Loss and log of pairs with these scores, the chosen and the rejected one in turn."""
-    algorithm = model(model_folder, **options)
+    algorithm = model(model_folder, **options).train(training)
     algorithm.log = lambda *args, **kwargs: None  # type: ignore[method-assign]
     row = Trajectory("a", "main", (8, 9, 10), (False, True, True), (0.0, 0.0, 0.0), ())
     count = len(scores)
@@ -61,6 +63,11 @@ def test_loss_accuracy_and_margin_are_those_of_arithmetic(model_folder: Path) ->
     assert noted["train/margin"] == pytest.approx(-0.5 / 3)
     loss, _ = compared(model_folder, scores, margin=0.5)
     assert loss == pytest.approx(sum(math.log1p(math.exp(0.5 - gap)) for gap in (1.0, -1.5, 0.0)) / 3, rel=1e-6)
+
+
+def test_an_evaluation_stops_at_scores_that_are_not_finite(model_folder: Path) -> None:
+    with pytest.raises(NonFiniteError, match="1 of 2 pairs have scores that are not finite"):
+        compared(model_folder, [1.0, 0.0, math.inf, 0.0], training=False)
 
 
 @pytest.mark.parametrize("margin", [-1.0, math.nan, math.inf])
@@ -83,7 +90,8 @@ def test_it_learns_the_pairs_and_the_exported_folder_scores_alike(
     assert trainer.callback_metrics["val/margin"] > 1.0
     rows = data.collate("train", range(8))["main"]
     with torch.no_grad():
-        own = algorithm.scores("main", rows).tolist()
+        last = last_token_mask(rows.action_mask)
+        own = algorithm.critic.scores("main", rows, last, 0)[last].tolist()
     exported = RewardModel(str(Path(trainer.default_root_dir) / "policies" / "main"))
     for number in range(8):
         for side, text in enumerate((f"{2 * number} it is", f"{3 * number + 1} or so")):

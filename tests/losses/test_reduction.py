@@ -137,7 +137,7 @@ def test_totals_that_deny_the_tokens_of_a_piece_do_not_pass_in_silence() -> None
 def test_rejected_arguments() -> None:
     mask = mask_of_lengths(2)
     totals = batch_totals(mask)
-    with pytest.raises(ConfigurationError, match="'mean'; choose one of token_mean"):
+    with pytest.raises(ConfigurationError, match="reduction is 'mean'; choose from token_mean"):
         token_weights("mean", mask, totals)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="max_length"):
         token_weights("constant_length", mask, totals)

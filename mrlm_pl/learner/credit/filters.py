@@ -19,7 +19,7 @@ from mrlm_pl.advantages import (
 )
 from mrlm_pl.advantages.task_normalization import TaskNormalization
 from mrlm_pl.episode import Episode
-from mrlm_pl.learner.batch import PolicyBatch, episode_token_counts
+from mrlm_pl.learner.batch import PolicyBatch, episode_token_counts, known
 from mrlm_pl.learner.credit.returns import task_types
 from mrlm_pl.learner.metrics import Metrics
 from mrlm_pl.learner.ranks import gather_ranks, sum_over_ranks
@@ -68,20 +68,18 @@ def whiten_rows(trainer: Any, tables: Mapping[str, PolicyBatch]) -> None:
 
 def exclude_zero_variance(trainer: Any, metrics: Metrics, tables: Mapping[str, PolicyBatch]) -> None:
     """Take the (group, agent) pairs of which no row has an advantage out of the loss, and log their proportion."""
-    own: dict[tuple[str, str], int] = {}
+    own: dict[str, Tensor] = {}
     for name, rows in tables.items():
         useful = (rows.advantages != 0).any(-1)
         kept = torch.isin(rows.comparisons, rows.comparisons[useful])
         rows.action_mask &= kept[:, None]
-        assert rows.episodes is not None
-        rows.episode_tokens = episode_token_counts(rows.action_mask, rows.episodes)
+        rows.episode_tokens = episode_token_counts(rows.action_mask, known(rows.episodes))
         pairs, used = len(rows.comparisons.unique()), len(rows.comparisons[useful].unique())
-        own |= {(name, "filtered"): pairs - used, (name, "pairs"): pairs}
-    totals = sum_over_ranks(trainer, own)
-    for name, number in totals:
-        if number == "pairs" and totals[name, number]:
-            share = totals[name, "filtered"] / totals[name, number]
-            metrics.rollout[metrics.name("filtered_agents", name)] = share
+        own[name] = torch.tensor([pairs - used, pairs])
+    for name, counts in sum_over_ranks(trainer, own).items():
+        filtered, pairs = counts.tolist()
+        if pairs:
+            metrics.rollout[metrics.name("filtered_agents", name)] = filtered / pairs
 
 
 def keep_top_entropy(

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from mrlm_pl.episode import Episode, Trajectory
 from mrlm_pl.grouping import grouped
-from mrlm_pl.learner.batch import PolicyBatch, collate_rows
-from mrlm_pl.learner.credit.returns import labels
+from mrlm_pl.learner.batch import PolicyBatch
+from mrlm_pl.learner.credit.returns import labels, rows_by_policy
 
 P = TypeVar("P", Episode, Trajectory)
 
@@ -47,19 +47,17 @@ def row_tables(pairs: Sequence[RowPair], numbers: Sequence[int] | None = None) -
     rows = [row for pair in pairs for row in pair.rows()]
     numbered = zip(range(len(pairs)) if numbers is None else numbers, pairs, strict=True)
     answers = [2 * number + side for number, pair in numbered for side in (0, 1) for _ in pair[side]]
-    tokens = Counter[int]()
-    for row, answer in zip(rows, answers, strict=True):
-        tokens[answer // 2] += row.num_actions
-    tables = {}
-    for policy in dict.fromkeys(row.policy for row in rows):
-        places = [place for place, row in enumerate(rows) if row.policy == policy]
-        own, of_pairs = [answers[place] for place in places], [answers[place] // 2 for place in places]
-        comparisons = labels((pair, rows[place].agent) for pair, place in zip(of_pairs, places, strict=True))
-        table = collate_rows([rows[place] for place in places], of_pairs, comparisons, of_pairs)
-        table.episode_tokens = torch.tensor([tokens[pair] for pair in of_pairs])
-        table.joint_actions, table.trajectories = torch.tensor(own), ()  # pairs have no advantages
-        tables[policy] = table, torch.tensor(places)
-    return tables
+    of_pairs, tokens = [answer // 2 for answer in answers], Counter[int]()
+    for row, pair in zip(rows, of_pairs, strict=True):
+        tokens[pair] += row.num_actions
+    comparisons = labels((pair, row.agent) for pair, row in zip(of_pairs, rows, strict=True))
+    tables = rows_by_policy(rows, of_pairs, comparisons, of_pairs)
+    places = grouped((row.policy, place) for place, row in enumerate(rows))
+    for policy, table in tables.items():
+        table.episode_tokens = torch.tensor([tokens[of_pairs[place]] for place in places[policy]])
+        table.joint_actions = torch.tensor([answers[place] for place in places[policy]])
+        table.trajectories = ()  # pairs have no advantages
+    return {policy: (table, torch.tensor(places[policy])) for policy, table in tables.items()}
 
 
 def joint_pairs(episodes: Sequence[Episode], reward_gap: float = 0.0) -> list[JointPair]:

@@ -164,7 +164,7 @@ class Distiller:
             whose = "" if teacher.partner is None or teacher.policy else f" of the partner {teacher.partner!r}"
             of = students if teacher.agents is None else {learner.seat(agent) for agent in teacher.agents}
             for student in of:
-                self._check(name, whose, learner.policy(name), student, learner.policy(student))
+                self._check(name, whose, student)
             seat = None if teacher.partner is None else learner.seat(teacher.partner)
             if seat is not None and (differs := _difference(learner.policy(name), learner.policy(seat))):
                 raise ConfigurationError(
@@ -173,38 +173,24 @@ class Distiller:
                 )
         learner.teachers = tuple(name for name in self.names if name is not None)
 
-    def _check(self, name: str, whose: str, teacher: Policy, student_name: str, student: Policy) -> None:
+    def _check(self, name: str, whose: str, student_name: str) -> None:
         """Validate that a teacher can score the tokens of a student."""
-        fault, differs = None, _difference(teacher, student)
+        teacher, student = self.learner.policy(name), self.learner.policy(student_name)
+        differs = _difference(teacher, student)
+        other = f"({teacher.name_or_path!r}) has another {differs} than its student {student_name!r}"
         sizes = [policy.config.get_text_config().vocab_size for policy in (teacher, student)]
-        if teacher.trained:
-            fault = (
-                "is trained; set `policy` to a frozen one, which then reads the partner's conversation, or set "
-                "`trained: false`"
-                if whose
-                else "is trained; set `trained: false` for it, or leave out its name, so that the student is its own "
-                "teacher"
-            )
-        elif teacher.served_by is not None:
-            fault = (
-                f"is served by {teacher.served_by}, which scores no tokens; read its weights here: leave out served_by"
-            )
-        elif differs == "vocabulary":
-            fault = (
-                f"({teacher.name_or_path!r}) has another vocabulary than its student {student_name!r} "
-                f"({student.name_or_path!r}); choose a teacher of the same family"
-            )
-        elif differs:
-            fault = (
-                f"({teacher.name_or_path!r}) has another {differs} than its student {student_name!r}; set the "
-                "chat_template that the teacher was trained with for both"
-            )
-        elif self.in_loss and sizes[0] != sizes[1]:
-            fault = (
-                f"predicts {sizes[0]} tokens, and its student {student_name!r} {sizes[1]}; set distillation.form to "
-                "sampled"
-            )
-        if fault:
+        frozen = "set `trained: false`, or leave out its name, so that the student is its own teacher"
+        if whose:
+            frozen = "set `policy` to a frozen one, which then reads the partner's conversation, or `trained: false`"
+        faults = {
+            f"is trained; {frozen}": teacher.trained,
+            f"is served by {teacher.served_by}, which scores no tokens; leave out served_by": teacher.served_by,
+            f"{other} ({student.name_or_path!r}); choose a teacher of the same family": differs == "vocabulary",
+            f"{other}; set the chat_template that the teacher was trained with for both": differs == "chat template",
+            f"predicts {sizes[0]} tokens, and its student {student_name!r} {sizes[1]}; set distillation.form to "
+            "sampled": self.in_loss and sizes[0] != sizes[1],
+        }
+        for fault in filter(faults.get, faults):
             raise ConfigurationError(f"distillation.teachers: the policy {name!r}{whose} {fault}")
 
     def prepare(self, tables: Mapping[str, PolicyBatch], episodes: Sequence[Episode]) -> None:

@@ -96,9 +96,5 @@ def majority(attempt: Attempt) -> Sequence[Message] | None:
 
 
 REPROMPTS: dict[str, Reprompt] = {
-    "sibling": sibling,
-    "demonstration": demonstration,
-    "feedback": feedback,
-    "team": team,
-    "majority": majority,
+    reprompt.__name__: reprompt for reprompt in (sibling, demonstration, feedback, team, majority)
 }
