@@ -328,7 +328,7 @@ def test_every_option_is_read(monkeypatch, tmp_path):
     assert (limits.lease_seconds, limits.step_seconds, limits.sessions, limits.message_mb) == (2.5, 4.5, 11, 9)
     assert (seen["threads"], seen["queue"]) == (3, 5)
     verifier, scorer = seen["verifier"], seen["verifier"].scorer
-    assert (verifier.limits.batch, verifier.limits.queue, verifier.model) == (6, 70, str(tmp_path))
+    assert (verifier.batch, verifier.queue, verifier.model) == (6, 70, str(tmp_path))
     assert (scorer.max_tokens, scorer.batch_tokens, scorer.precision, scorer.device) == (40, 50, "bf16", "cpu")
     assert {action.dest for action in serve_parser()._actions} >= set(values)
 

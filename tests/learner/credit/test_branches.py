@@ -49,7 +49,7 @@ def test_alternatives_that_are_played_on_have_the_true_gradient(count: int) -> N
 
 def test_a_random_message_has_its_share_of_the_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     game = Game("ab", WORTH, LOGITS)
-    monkeypatch.setattr(branches.random, "Random", lambda seed: Sampled(game.choices))
+    monkeypatch.setattr(branches, "keyed_random", lambda *key: Sampled(game.choices))
     found = game.expected(Alternatives(1, 1, "play", ("main",)), 1, lambda e: messages(e, "play"))
     assert found == pytest.approx({key: 2 / 2 * value for key, value in game.true_gradient().items()})
 
@@ -96,7 +96,7 @@ def test_leaves_against_those_without_the_turn_have_the_true_gradient(
 ) -> None:
     """In every form of the two trees."""
     game, drawn = Game("aa", WORTH, LOGITS), itertools.cycle(places)
-    monkeypatch.setattr(branches.random, "Random", lambda seed: At(next(drawn)))
+    monkeypatch.setattr(branches, "keyed_random", lambda *key: At(next(drawn)))
     found = game.expected(Expansions(1, 1), 2, lambda e: leaves(e, LeafCredit(normalize=False)))
     assert found == pytest.approx({key: 4 * value for key, value in game.true_gradient().items()}), "of four leaves"
 
@@ -106,7 +106,7 @@ def test_the_published_advantages_weigh_later_turns_more(monkeypatch: pytest.Mon
     of the task contain it: 4 / 2 of its gradient. The second turn has half of its tree and three quarters of the task:
     4 (1 / 2 + 3 / 4)."""
     game = Game("aa", WORTH, LOGITS)
-    monkeypatch.setattr(branches.random, "Random", lambda seed: At(-1))
+    monkeypatch.setattr(branches, "keyed_random", lambda *key: At(-1))
     found = game.expected(Expansions(1, 1), 2, lambda e: leaves(e, LeafCredit("paper", normalize=False)))
     true = game.true_gradient()
     assert found == pytest.approx({"": 2 * true[""], "0": 5 * true["0"], "1": 5 * true["1"]})
@@ -115,7 +115,7 @@ def test_the_published_advantages_weigh_later_turns_more(monkeypatch: pytest.Mon
 def test_episodes_of_different_length_bias_the_trees(monkeypatch: pytest.MonkeyPatch) -> None:
     """Long episodes are continued from their later states as well, so that fewer leaves leave at the first."""
     game = Game("aa", {"0": 1.0, "10": 0.0, "11": 2.0}, {"": 0.4, "1": 0.9})
-    monkeypatch.setattr(branches.random, "Random", lambda seed: game.choices)
+    monkeypatch.setattr(branches, "keyed_random", lambda *key: game.choices)
     found = game.expected(Expansions(1, 1), 2, lambda e: leaves(e, LeafCredit(normalize=False)))
     true = game.true_gradient()
     shares = {key: found[key] / (4 * true[key]) for key in true}
