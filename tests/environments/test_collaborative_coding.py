@@ -269,10 +269,11 @@ def test_a_solution_becomes_two_programs_that_keep_its_meaning() -> None:
         exec("\n".join(parts), names)
         assert (names["f"](2), names["f"](-7)) == (19, -8)
     helper, main_part = split_solution("def f(x, y): return x + y", "f")
-    assert helper == "def aux(x, y):\n    return x + y"
-    assert main_part.split("\n")[1:] == [
-        "    value = aux(x, y)", "    if value is not None:", "        return value", "    return x + y",
-    ]  # fmt: skip
+    assert helper == "def aux(x, y):\n    return [x + y]"
+    assert main_part == "def f(x, y):\n    found = aux(x, y)\n    return found[0]"
+    without_end = split_solution("def f(found):\n    if found:\n        return lambda: 1", "f")
+    assert without_end[0] == "def aux(found):\n    if found:\n        return [lambda: 1]\n    return [None]"
+    assert without_end[1] == "def f(found):\n    helped = aux(found)\n    return helped[0]"
     with pytest.raises(ValueError, match="does not define g"):
         split_solution("def f(x): return 1", "g")
 

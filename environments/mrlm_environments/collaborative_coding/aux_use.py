@@ -46,7 +46,7 @@ def defines(code: str, name: str) -> bool:
         body = takewhile(lambda line: not line.strip() or line[:1] in (" ", "\t", ")"), lines)
         return any(re.match(r"[ \t]+return[ \t]+\S", line) for line in body)
     return found is not None and any(
-        isinstance(node, ast.Return) and node.value is not None for node in _own_nodes(found.body)
+        isinstance(node, ast.Return) and node.value is not None for node in own_nodes(found.body)
     )
 
 
@@ -165,7 +165,7 @@ def _live(body: Sequence[ast.stmt]) -> list[ast.stmt]:
     return found
 
 
-def _own_nodes(body: Sequence[ast.stmt]) -> Iterator[ast.AST]:
+def own_nodes(body: Sequence[ast.stmt]) -> Iterator[ast.AST]:
     """Yield the nodes of a function's own body, not those of functions inside it."""
     waiting: list[ast.AST] = list(body)
     while waiting:
@@ -183,7 +183,7 @@ def _bound_inside(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
 
 def _bound_names(stmt: ast.stmt) -> set[str]:
     """Return names that a statement binds in its own scope."""
-    return bound_by([stmt, *_own_nodes([stmt])])
+    return bound_by([stmt, *own_nodes([stmt])])
 
 
 def _is_aux(node: ast.expr) -> bool:

@@ -7,7 +7,7 @@ import copy
 import itertools
 
 from mrlm_environments.code.syntax import METHOD
-from mrlm_environments.collaborative_coding.aux_use import AUX, function_of
+from mrlm_environments.collaborative_coding.aux_use import AUX, function_of, own_nodes
 from mrlm_pl.sandbox import bound_names
 from mrlm_pl.sandbox.inside.grader import bound_by
 
@@ -15,8 +15,8 @@ from mrlm_pl.sandbox.inside.grader import bound_by
 def split_solution(solution: str, entry: str) -> tuple[str, str]:
     """Return programs of the helper and of the main agent that earn full marks where the solution passes the tests.
 
-    ``aux`` is the whole solution, and the main function does the work again where ``aux`` returns None. Other functions
-    of the solution are the helper's.
+    ``aux`` does the work of the solution and returns its value in a list, out of which the main function takes it, so
+    that without ``aux`` it has nothing. Other functions of the solution are the helper's.
 
     Raises:
         ValueError: the solution does not define the function.
@@ -27,7 +27,7 @@ def split_solution(solution: str, entry: str) -> tuple[str, str]:
         raise ValueError(f"the solution does not define {entry}")
     imports = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
     helpers = [node for node in tree.body if not (isinstance(node, METHOD) and node.name == entry)]
-    main, aux = _redundant(function)
+    main, aux = _divided(function)
     return ast.unparse(ast.Module([*helpers, aux], [])), ast.unparse(ast.Module([*imports, main], []))
 
 
@@ -48,15 +48,19 @@ def _without_aux(tree: ast.Module) -> ast.Module:
     return tree
 
 
-def _redundant(function: ast.FunctionDef) -> tuple[ast.FunctionDef, ast.FunctionDef]:
-    """Return a main function that does the work itself where ``aux``, the whole of it, returns None."""
+def _divided(function: ast.FunctionDef) -> tuple[ast.FunctionDef, ast.FunctionDef]:
+    """Return the main function, and ``aux`` with the whole of the function's body."""
     aux, main, given = copy.deepcopy(function), copy.deepcopy(function), function.args
     aux.name = AUX
+    if not isinstance(aux.body[-1], ast.Return):
+        aux.body += ast.parse("return None").body
+    for node in own_nodes(aux.body):
+        if isinstance(node, ast.Return):
+            node.value = ast.List([node.value or ast.Constant(None)], ast.Load())
     passed = [node.arg for node in (*given.posonlyargs, *given.args)]
     passed += [f"*{given.vararg.arg}"] if given.vararg else []
     passed += [f"{node.arg}={node.arg}" for node in given.kwonlyargs]
     passed += [f"**{given.kwarg.arg}"] if given.kwarg else []
-    name = next(name for name in ("value", "helped", "from_aux") if name not in bound_by(ast.walk(function)))
-    call = f"{name} = {AUX}({', '.join(passed)})\nif {name} is not None:\n    return {name}"
-    main.body[:0] = ast.parse(call).body
+    name = next(name for name in ("found", "helped", "from_aux") if name not in bound_by(ast.walk(given)))
+    main.body = ast.parse(f"{name} = {AUX}({', '.join(passed)})\nreturn {name}[0]").body
     return main, aux
