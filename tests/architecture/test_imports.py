@@ -265,6 +265,7 @@ LIGHT_MODULES = [
     "mrlm_pl.environment.rows",
     "mrlm_pl.sandbox",
     "mrlm_pl.serving.verifiers.client",
+    "mrlm_pl.serving.verifiers.asking",
     "mrlm_pl.serving.verifiers.service",
     "mrlm_pl.reward_models.model",
 ]

@@ -82,7 +82,7 @@ class SavedWeights:
 
     def tell(self) -> None:
         """Print which checkpoint the policies are from, once in a process."""
-        _tell_once(f"the policies have the weights of {self}, of {self.when}")
+        _tell_once(f"the policies have the weights of {self}, of {self.when}", self.written)
 
     @functools.cached_property
     def _opened(self) -> _Opened:
@@ -129,4 +129,7 @@ def _open(path: Path, written: tuple[int, int]) -> _Opened:
     return _Opened(written, when, shapes, weights)
 
 
-_tell_once = functools.cache(tell)
+@functools.cache
+def _tell_once(message: str, written: tuple[int, int]) -> None:
+    """Print the message, once for each checkpoint."""
+    tell(message)

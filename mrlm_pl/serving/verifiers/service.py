@@ -18,7 +18,7 @@ from mrlm_pl.serving.transport.codec import from_json
 from mrlm_pl.serving.transport.connection import refuse
 from mrlm_pl.serving.verifiers import verifier_pb2 as pb
 from mrlm_pl.serving.verifiers import verifier_pb2_grpc
-from mrlm_pl.serving.verifiers.client import MAX_BATCH, MAX_CHARACTERS
+from mrlm_pl.serving.verifiers.asking import MAX_BATCH, MAX_CHARACTERS
 from mrlm_pl.settings import at_least
 
 logger = logging.getLogger(__name__)

@@ -29,7 +29,7 @@ from mrlm_pl.serving.transport import connection
 from mrlm_pl.serving.transport.security import Identity
 from mrlm_pl.serving.verifiers import VerifierClient
 from mrlm_pl.serving.verifiers import verifier_pb2 as pb
-from mrlm_pl.serving.verifiers.client import MAX_CHARACTERS
+from mrlm_pl.serving.verifiers.asking import MAX_CHARACTERS
 from tests.support.certificates import Authority
 from tests.support.environment_servers import eventually
 from tests.support.ports import free_port

@@ -21,7 +21,7 @@ from mrlm_pl.serving.server import Endpoint
 from mrlm_pl.serving.transport.codec import to_json
 from mrlm_pl.serving.transport.security import TOKEN_VARIABLE
 from mrlm_pl.serving.verifiers import verifier_pb2 as pb
-from mrlm_pl.serving.verifiers.client import MAX_BATCH, MAX_CHARACTERS
+from mrlm_pl.serving.verifiers.asking import MAX_BATCH, MAX_CHARACTERS
 from mrlm_pl.serving.verifiers.service import VerifierService
 from tests.support.environment_servers import eventually, refusal
 from tests.support.verifier_models import tiny
