@@ -17,6 +17,8 @@ from mrlm_pl.learner.contract import RolloutLearner
 
 logger = logging.getLogger(__name__)
 
+_DEFAULTS = AsyncOptions()
+
 
 def check_groups(learner: RolloutLearner, plan: GroupPlan, settings: Mapping[str, TaskSettings]) -> None:
     """Validate the sizes of the groups.
@@ -118,7 +120,7 @@ def check_lag(
             f"data.async_options.over_age is reweight, but {name} weighs nothing; give it a "
             "correction (`model.correction: {kind: truncated}`), or choose drop"
         )
-    if mode == "sync" and (max_lag > 1 or options != AsyncOptions()):
+    if mode == "sync" and (max_lag > 1 or options != _DEFAULTS):
         logger.warning(
             "data.max_lag and data.async_options have no effect in data.mode sync, where what samples is what learns; "
             "`--data.mode async` plays episodes while the learner updates"
