@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from mrlm_pl.environment.contract import Environment, ToolSchema
-from mrlm_pl.environment.steps import Observations, Step
+from mrlm_pl.environment.steps import Observations, Step, shown
 from mrlm_pl.environment.tasks import TaskSource
 from mrlm_pl.episode import Message, Task
 from mrlm_pl.errors import EnvironmentContractError
@@ -180,4 +180,6 @@ def _serve(pipe: Connection) -> None:
                 value = getattr(instances[number], method)(argument)
             pipe.send((False, value))  # raises before it sends what cannot be pickled
         except Exception as error:
+            if value is not None:
+                error = EnvironmentContractError(f"{shown(value)} cannot be sent between processes: {error}")
             pipe.send((True, _portable(error)))

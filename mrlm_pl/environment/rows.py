@@ -341,7 +341,8 @@ def _unpacked(path: Path) -> bytes:
 
 def _missing(path: Path) -> str:
     if path.is_dir():
-        return f"{path} is a folder; name a file in it, such as rows.jsonl"
+        names = sorted(item.name for item in path.iterdir() if item.is_file())
+        return f"{path} is a folder; name a file in it, such as {next(iter(names), 'rows.jsonl')}"
     if near := nearest_path(path):
         return f"data file {path} does not exist; did you mean {near}?"
     return f"data file {path} does not exist; it is looked for in the folder {path.parent.resolve()}, check the path"

@@ -60,11 +60,11 @@ def read_config(model: str, source: str) -> Any:
     except (OSError, ValueError, KeyError) as error:
         near = nearest_path(Path(model), folders=True)
         meant = f"did you mean {str(near)!r}? Otherwise give" if near else "give"
-        raise PolicyError(
-            f"model {model!r} is neither a folder here nor a readable model of the hub ({first_line(error)}); {meant} "
-            f"a folder, a hub id or {BUILTIN_TINY!r}, and for a server its tokenizer's model and the address as "
-            "`served_by`"
-        ) from error
+        remedy = f"{meant} a folder, a hub id or {BUILTIN_TINY!r}"
+        if model.rpartition(":")[2].isdecimal():
+            remedy = "give its tokenizer's model, and the address as `served_by`"
+        fault = f"model {model!r} is neither a folder here nor a readable model of the hub ({first_line(error)})"
+        raise PolicyError(f"{fault}; {remedy}") from error
 
 
 def read_tokenizer(model: str, source: str) -> Any:

@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import multiprocessing
 import os
+import pickle
+import re
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mrlm_pl.environment import Outcome, SingleAgentEnvironment
-from mrlm_pl.environment.hosts import EnvironmentHosts
+from mrlm_pl.environment.hosts import EnvironmentHosts, _serve
 from mrlm_pl.episode import Message
 from mrlm_pl.errors import EnvironmentContractError
 from mrlm_pl.rollout.play import EpisodeSpec
@@ -50,6 +55,26 @@ def test_a_step_after_its_host_was_stopped_is_an_error_and_a_reset_takes_another
         environment.step({"agent": Message("assistant", "0")})
     environment.reset(task)
     hosts.close()
+
+
+class Locked:
+    def step(self, _: Any) -> Any:
+        return threading.Lock()
+
+
+def test_an_answer_that_cannot_be_pickled_is_named() -> None:
+    ours, theirs = multiprocessing.Pipe()
+    ours.send((0, "make", pickle.dumps(Locked())))
+    ours.send((0, "step", None))
+    serving = threading.Thread(target=_serve, args=(theirs,))
+    serving.start()
+    assert ours.recv() == (False, None)
+    failed, error = ours.recv()
+    ours.close()
+    serving.join()
+    assert failed
+    assert isinstance(error, EnvironmentContractError)
+    assert re.fullmatch(r"<unlocked .* cannot be sent between processes: cannot pickle .*", str(error)), error
 
 
 def test_an_environment_that_cannot_be_pickled_is_refused() -> None:

@@ -106,6 +106,12 @@ def test_an_unknown_suffix_is_refused(tmp_path: Path) -> None:
         read_rows(str(tmp_path / "d.csv.zip"), None, ())
 
 
+def test_a_folder_names_a_file_in_it(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text(lines(ROWS))
+    with pytest.raises(DataError, match=rf"{tmp_path} is a folder; name a file in it, such as train\.jsonl"):
+        read_rows(str(tmp_path), None, ())
+
+
 def test_a_missing_file_with_no_name_like_it_tells_where_it_is_looked_for(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_text(lines(ROWS))
     with pytest.raises(DataError, match=rf"zebra\.parquet does not exist; it is looked for in the folder {tmp_path}"):

@@ -114,8 +114,8 @@ def test_a_folder_without_tokenizer_is_refused_before_any_weights_are_read(model
         ("builtin:huge", "builtin:tiny"),
         ("/a/b/c", "there is no folder"),
         ("a" * 5_000, "has 5000 characters; give a folder or a hub id"),
-        ("a\0b", "is neither a folder here nor"),
-        ("127.0.0.1:50060", "the address as `served_by`"),
+        ("a\0b", r"is neither a folder here nor .*; give a folder, a hub id or 'builtin:tiny'$"),
+        ("127.0.0.1:50060", "; give its tokenizer's model, and the address as `served_by`"),
     ],
 )
 def test_unknown_models_are_named(name: str, message: str) -> None:

@@ -230,7 +230,7 @@ def test_a_baseline_of_earlier_iterations_needs_them(main: Any, quiet_trainer: A
     assert recredit(run, RLOO(main)).episodes == 8
     with pytest.raises(ConfigurationError, match="RAE compares with earlier iterations, and iteration 0 is not among"):
         recredit(run, RAE(main))
-    with pytest.raises(ConfigurationError, match="and `--iteration 1` leaves them out; credit all iterations"):
+    with pytest.raises(ConfigurationError, match="1` leaves them out; credit all iterations, or choose another"):
         recredit(run, RAE(main), iteration=1)
     gone = r"no episode of iteration 0; the episodes of 1 of 2 iterations are not kept \(see `data.save_episodes`\)"
     with pytest.raises(ConfigurationError, match=gone):

@@ -242,7 +242,8 @@ def hosted_environments(
         cls = find_environment(name)
         if cls.whole_prompts:
             fault = f"environments: {cls.name!r} cannot be hosted: its observations are whole conversations"
-            raise ConfigurationError(f"{fault}; run it where the policies are, with `mrlm fit` or `mrlm gateway`")
+            remedy = "run it where the policies are, with `mrlm fit` or `mrlm gateway`, and its programs anywhere"
+            raise ConfigurationError(f"{fault}; {remedy}")
         if cls.name in hosted:
             raise ConfigurationError(f"environments: {name!r} is hosted already as {cls.name!r}; name it once")
         hosted[cls.name] = HostedClass(cls, settings.get(name, {}), allow_settings)

@@ -317,7 +317,8 @@ def _record(output: Path, words: Sequence[str], members: Sequence[Member]) -> No
         kept = {} if differs else {key: {**before[key], **own[key]} for key in ("files", "settings")}
         write_json(record, {**own, **kept})
     except (ValueError, LookupError, TypeError) as error:
-        raise ConfigurationError(f"output: {str(record)!r} is not the record of a sweep; remove it") from error
+        remedy = "remove it, or name another --output"
+        raise ConfigurationError(f"output: {str(record)!r} is not the record of a sweep; {remedy}") from error
 
 
 def _begun(cell: Path) -> bool:

@@ -50,7 +50,7 @@ def run(arguments: Sequence[str]) -> int:
     if options.iteration is not None and (served or options.episode is not None):
         raise ConfigurationError("iteration: `--iteration N` goes with `--text` or `--export`, without `--episode`")
     if options.episode is not None and served:
-        raise ConfigurationError("episode: `--episode ID` goes with `--text` or `--export`; the pages have a table")
+        raise ConfigurationError("episode: `--episode ID` goes with `--text` or `--export`; else choose it on the page")
     if options.failed and (not options.text or options.episode is not None):
         raise ConfigurationError("failed: `--failed` goes with `--text`, without `--episode`")
     if options.text and options.export is not None:

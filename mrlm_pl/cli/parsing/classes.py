@@ -91,12 +91,9 @@ def resolved(value: Any, annotation: Any, key: str) -> Any:
         return value if settings is None else checked(value, settings, key)
     optional = type(None) in members
     if settings is not None and not bases and not (value is None and optional) and not is_plain(value, members):
-        first, *_ = names = list(parameters(settings))
-        wanted, shown = (
-            f"settings of {settings.__name__} ({', '.join(names)})",
-            "null" if value is None else repr(value),
-        )
-        remedy = f"name them, as in `{{{first}: VALUE}}` or `--{key}.{first} VALUE`"
+        names, shown = list(parameters(settings)), "null" if value is None else repr(value)
+        wanted = f"settings of {settings.__name__} ({', '.join(names)})"
+        remedy = f"name them, as in `{{{names[0]}: VALUE}}` or `--{key}.{names[0]} VALUE`"
         raise MistakeError(key, f"expected {wanted}, but the value is {shown}; {remedy}")
     return value
 

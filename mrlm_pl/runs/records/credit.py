@@ -260,5 +260,6 @@ class _Crediting:
             fault = f"iteration {self.done} is not among the episodes; credit a run that keeps all iterations"
             if self.wanted is not None:
                 fault = f"`--iteration {self.wanted}` leaves them out; credit all iterations"
-            raise ConfigurationError(f"model: {self.name} compares with earlier iterations, and {fault}")
+            fault = f"{self.name} compares with earlier iterations, and {fault}"
+            raise ConfigurationError(f"model: {fault}, or choose another algorithm")
         self.done += 1

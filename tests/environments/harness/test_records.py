@@ -395,7 +395,7 @@ def test_a_port_that_does_not_exist_is_named() -> None:
 
 
 def test_it_is_not_hosted_by_servers() -> None:
-    with pytest.raises(ConfigurationError, match="'harness' cannot be hosted"):
+    with pytest.raises(ConfigurationError, match=r"'harness' cannot be hosted.*, and its programs anywhere"):
         hosted_environments(["harness"], {}, allow_settings=False)
     with pytest.raises(RemoteError, match="whole conversations"):
         to_json({"agent": Prompt((Message("user", "Q"),))})
