@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -305,6 +306,18 @@ def test_the_server_survives_the_thread_that_started_it(level: str) -> None:
     assert not host.alive
     with pytest.raises(SandboxError, match="server is gone"):
         Cell(host, settings, 65536)
+
+
+def test_a_closed_cell_takes_no_request(level: str) -> None:
+    with Sandbox(level=level).open() as cell:
+        pass
+    ends = [os.pipe() for _ in range(8)]  # have the descriptors of the cell
+    try:
+        with pytest.raises(ValueError, match="negative"):
+            cell.request({"operation": "run", "source": "1"}, time.monotonic() + 1)
+    finally:
+        for end in itertools.chain(*ends):
+            os.close(end)
 
 
 def test_a_level_that_does_not_exist_is_none_of_the_levels() -> None:
