@@ -62,7 +62,7 @@ class _WhatIf(TypedDict):
 
 
 _WHATIF = msgspec.json.Decoder(_WhatIf)
-"""Reads what the page shows of a report of ``mrlm whatif``, which also holds the texts of all its continuations."""
+"""Reads the shown fields of a report of ``mrlm whatif``; the texts of its continuations are left out."""
 
 
 class Run:

@@ -103,7 +103,7 @@ async def run_command(command: Sequence[str], row: Mapping[str, Any], endpoint: 
         try:
             await asyncio.shield(asyncio.wait([program.exited]))
         finally:
-            transport.close()  # of a program that runs it would take the status, which asyncio then misses
+            transport.close()  # while a program runs, this takes its status, which asyncio then misses
     if program.flooded:
         raise ProgramError(f"the program {words[0]!r} printed more than {PRINTED_MB} MiB; print less, or into a file")
     if status := transport.get_returncode():
