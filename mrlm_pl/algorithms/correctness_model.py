@@ -84,7 +84,7 @@ class CorrectnessModel(GivenAnswersAlgorithm):
             self.question_probe = QuestionProbe(known(policy.value_head).linear.in_features)
 
     def networks(self) -> list[nn.Module]:
-        return [*super().networks(), self.question_probe]
+        return [*super().networks(), *(module for module in self.children() if isinstance(module, QuestionProbe))]
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         groups = super().parameter_groups()

@@ -18,7 +18,7 @@ from mrlm_pl.sandbox.host.server_process import STARTUP_SECONDS, ServerProcess, 
 from mrlm_pl.sandbox.inside.candidate import SHELL_TIMED_OUT
 from mrlm_pl.sandbox.wall.confinement import HOME, CellSettings
 from mrlm_pl.sandbox.wall.isolation import STRENGTH, IsolationName
-from mrlm_pl.settings import at_least, positive
+from mrlm_pl.settings import at_least, one_of, positive
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +80,7 @@ class Sandbox:
         positive("sandbox.", wall_seconds=self.wall_seconds)
         at_least(64, "sandbox.", memory_mb=self.memory_mb)
         at_least(1, "sandbox.", disk_mb=self.disk_mb, output_kb=self.output_kb)
+        one_of(STRENGTH, "sandbox.", minimum=self.minimum, level=self.level)
         object.__setattr__(self, "packages", tuple(sorted(set(self.packages))))
         if self.level and STRENGTH[self.level] < STRENGTH[self.minimum]:
             raise ConfigurationError(

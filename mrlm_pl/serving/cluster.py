@@ -26,7 +26,6 @@ from mrlm_pl.serving.environments.service import Code, EnvironmentService, Limit
 from mrlm_pl.serving.server import Endpoint, EnvironmentServer
 from mrlm_pl.serving.transport import environment_pb2 as pb
 from mrlm_pl.serving.transport import environment_pb2_grpc
-from mrlm_pl.serving.transport.call_check import MALFORMED
 from mrlm_pl.serving.transport.connection import Address, Connection, RefusalError, StatusError, refuse
 from mrlm_pl.serving.transport.security import Identity
 
@@ -151,8 +150,6 @@ class ControllerService(EnvironmentService, environment_pb2_grpc.ControllerServi
         worker: Worker | None = None
         try:
             async for report in request_iterator:
-                if report is None:
-                    await refuse(context, Code.INVALID_ARGUMENT, MALFORMED)
                 if worker is None:
                     known = self.live.get(report.worker)
                     if known is not None and time.monotonic() - known.heard < SILENT_SECONDS:

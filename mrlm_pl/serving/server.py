@@ -126,6 +126,8 @@ class EnvironmentServer:
             self.port = server.add_secure_port(address, credentials)
         except RuntimeError as error:
             hint = "is it taken, or is tls_key not the key of tls_certificate?"
+            if self.endpoint.identity.empty:
+                hint = "is it taken? Use another"
             raise ConfigurationError(f"port: cannot listen on {address} ({error}); {hint}") from error
         await server.start()
         await self._tell_health(health_pb2.HealthCheckResponse.SERVING)

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 import yaml
@@ -45,8 +45,24 @@ _EPISODES = (".jsonl", ".jsonl.zst", ".jsonl.gz", ".json")
 _REPORTED = ("environment", "episodes", "mean_reward", "ci95", "accuracy", "accuracy_ci95")
 _NOT_COMPARED = re.compile(r"^(seed_everything|output|resume|ckpt_path|trainer\.default_root_dir)$")
 
-_WHATIF = {"episode", "agent", "turn", "recorded", "other", "advantage", "ci95"}
-"""Fields by which a report of ``mrlm whatif`` is known."""
+
+class _Outcomes(TypedDict):
+    mean: float
+    ci95: tuple[float | None, float | None]
+
+
+class _WhatIf(TypedDict):
+    episode: str
+    agent: str
+    turn: int
+    recorded: _Outcomes
+    other: _Outcomes
+    advantage: float
+    ci95: tuple[float | None, float | None]
+
+
+_WHATIF = msgspec.json.Decoder(_WhatIf)
+"""Reads the shown fields of a report of ``mrlm whatif``; the texts of its continuations are left out."""
 
 
 class Run:
@@ -274,8 +290,8 @@ class Run:
         """Yield the reports of ``mrlm whatif`` on an episode, from ``RUN/whatif``."""
         for path in filter(None, map(self._inside, sorted((self.path / "whatif").glob("*.json"))[:MOST_REPORTS])):
             with suppress(ValueError, RecursionError):
-                found = msgspec.json.decode(_text(path))
-                if isinstance(found, dict) and found.keys() >= _WHATIF and found["episode"] == episode:
+                found = _WHATIF.decode(_text(path))
+                if found["episode"] == episode:
                     yield found
 
     def _resumed(self) -> list[int]:
@@ -387,7 +403,8 @@ def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the plain values in a configuration by name, without the words that only name a class's arguments."""
     nested = isinstance(value, list) and any(isinstance(item, (Mapping, list)) for item in value)
     if not value or not (nested or isinstance(value, Mapping)):
-        yield name, None if value in ({}, []) else value
+        if not isinstance(value, list) or len(value) <= SETTINGS:
+            yield name, None if value in ({}, []) else value
         return
     for key, item in enumerate(value) if nested else value.items():
         yield from _leaves(item, name if key == "init_args" else f"{name}.{key}".lstrip("."))

@@ -103,6 +103,13 @@ def test_loss_and_gradient_are_those_of_the_values_at_the_answer(
     assert compared > 20
 
 
+def test_it_has_no_networks_before_its_weights_are_read(model_folder: Path) -> None:
+    algorithm = CorrectnessModel({"main": Policy(str(model_folder))})
+    assert algorithm.networks() == []
+    algorithm.read_weights()
+    assert len(algorithm.networks()) == 3
+
+
 def test_the_probe_learns_from_the_state_before_the_answer(
     model_folder: Path, quiet_trainer: Any, tmp_path: Path
 ) -> None:

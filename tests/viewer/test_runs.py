@@ -225,11 +225,12 @@ def test_answers_of_whatif_are_part_of_the_record(folder: Path) -> None:
         given = {"episode": name, "agent": "first", "turn": 0, "recorded": side, "other": {**side, "mean": 0.25}}
         return {**given, "advantage": 0.75, "ci95": [0.5, 1.0]}
 
-    for number, text in enumerate([json.dumps(report("0-0")), json.dumps(report("0-1")), "{}", "no json"]):
+    broken = json.dumps({**report("0-0"), "recorded": "4"})
+    for number, text in enumerate([json.dumps(report("0-0")), json.dumps(report("0-1")), broken, "{}", "no json"]):
         (folder / "whatif").mkdir(exist_ok=True)
         (folder / "whatif" / f"{number}.json").write_text(text)
     (found,) = run_of(folder).record("0-0")["whatif"]
-    assert (found["agent"], found["advantage"], found["other"]["mean"]) == ("first", 0.75, 0.25)
+    assert (found["agent"], found["advantage"], found["other"]) == ("first", 0.75, {"mean": 0.25, "ci95": (None, None)})
 
 
 def test_an_unknown_episode_is_an_error(folder: Path) -> None:
@@ -329,6 +330,11 @@ def test_a_configuration_that_expands_is_bounded(folder: Path) -> None:
     began = time.monotonic()
     assert len(list(run_of(folder).settings())) <= 20_000
     assert time.monotonic() - began < 60
+
+
+def test_a_setting_of_very_many_values_is_left_out(folder: Path) -> None:
+    (folder / "config.yaml").write_text(f"short: [1, 2]\nempty: []\nlong: {[1] * 20_001}")
+    assert list(run_of(folder).settings()) == [("short", [1, 2]), ("empty", None)]
 
 
 def test_what_cannot_be_opened_is_an_error_with_a_remedy(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ class CollaborativeCodingEnvironment(Environment):
         return self._tasks.source(split, (), read, identity, generate, "prompt")
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
-        """Return the task's own solution, where it has one, divided between the two; see ``split_solution``."""
+        """Return the programs that ``split_solution`` makes of the task's own solution, where it has one."""
         if task.data["solution"] is None:
             return None
         parts = split_solution(task.data["solution"], entry_of(task.data))

@@ -248,7 +248,9 @@ class RayConnection:
         self.note_children()
         self._stop.set()
         atexit.unregister(self.close)
-        wait([self._life], STOP_SECONDS)
+        ended = wait([self._life], STOP_SECONDS).done
+        if self._ready.done() and ended and (error := self._life.exception()) is not None:
+            logger.warning("Ray at %s did not end in order: %s", self.address, error)
         self._end_processes()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)

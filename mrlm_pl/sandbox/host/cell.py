@@ -121,7 +121,7 @@ class Cell(AbstractContextManager["Cell"]):
             self._drain()
             for descriptor in (self._requests, self._replies, self._out):
                 os.close(descriptor)
-            self._out_open = False
+            self._requests, self._out_open = -1, False  # another file may have the number now
 
     def _drain(self) -> None:
         """Read the available output; endless output is left after the bytes that end a cell."""

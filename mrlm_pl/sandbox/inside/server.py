@@ -152,12 +152,13 @@ class _Server:
             sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
             sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
             process = int(os.readlink("/proc/self"))  # as the trainer sees it, which watches all that the cell starts
+            landlocked = {"limits": False, "landlock": True, "namespaces": True}[self.level]
             if self.level == "namespaces":
                 confinement.confine_in_namespaces(cell)
             else:
                 folder = f"{self.folder}/{cell.number}"
                 os.mkdir(folder, 0o700)
-                confinement.confine_in_folder(cell, folder, landlocked=self.level == "landlock")
+                confinement.confine_in_folder(cell, folder, landlocked=landlocked)
                 if os.getppid() != self.process:  # it died before it could be waited for
                     os._exit(SETUP_FAILED)
             confinement.forget_former_places()

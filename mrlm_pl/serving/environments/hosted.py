@@ -6,6 +6,7 @@ import inspect
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -54,8 +55,7 @@ class Offer:
         self.factories, self.settings = dict(factories), settings
         self._hosts = EnvironmentHosts(processes, step_seconds) if processes else None
         self._lock = threading.Lock()
-        self._variants: dict[tuple[str, str], _Variant] = {}
-        self._making: dict[tuple[str, str], threading.Lock] = {}
+        self._variants: dict[tuple[str, str], Future[_Variant]] = {}
 
     def template(self, name: str, settings: Mapping[str, Any]) -> Environment:
         """Return the environment of a name with a client's settings, made once; blocks while it is made.
@@ -80,8 +80,9 @@ class Offer:
         """Close all environments and end the host processes; may be called twice."""
         with self._lock:
             variants, self._variants = list(self._variants.values()), {}
-        for variant in variants:
-            _close(variant.environment)
+        for making in variants:
+            if making.done() and making.exception() is None:
+                _close(making.result().environment)
         if self._hosts is not None:
             self._hosts.close()
 
@@ -92,30 +93,36 @@ class Offer:
                 grpc.StatusCode.NOT_FOUND, f"there is no environment {name[:100]!r} here; there are {there}"
             )
         key = (name, repr(sorted(settings.items())))
-        if (variant := self._variants.get(key)) is not None:
-            return variant
         with self._lock:
-            making = self._making.setdefault(key, threading.Lock())
-        with making:
-            if (variant := self._variants.get(key)) is not None:
-                return variant  # another caller has made it
+            first = key not in self._variants
+            making = self._variants.setdefault(key, Future())
+        if first:
             try:
                 variant = _Variant(self._make(name, settings))
-            finally:
-                self._making.pop(key, None)  # clients may try any number of settings
-            with self._lock:
-                self._variants[key] = variant
-                oldest = next(iter(self._variants))
-                dropped = self._variants.pop(oldest) if len(self._variants) > self.MAX_VARIANTS else None
-        if dropped is not None:
-            _close(dropped.environment)
-        return variant
+            except BaseException as error:
+                with self._lock:
+                    self._variants.pop(key, None)  # clients may try any number of settings
+                making.set_exception(error)
+            else:
+                self._keep(key, making, variant)
+        return making.result()
 
     def _make(self, name: str, settings: Mapping[str, Any]) -> Environment:
         environment = self.factories[name](settings)
         if self._hosts is not None and not inspect.iscoroutinefunction(environment.step):
             return self._hosts.host(environment)
         return environment
+
+    def _keep(self, key: tuple[str, str], making: Future[_Variant], variant: _Variant) -> None:
+        """Keep a variant as the newest, whenever it was begun, and drop the oldest one beyond the bound."""
+        with self._lock:
+            self._variants.pop(key, None)
+            self._variants[key] = making
+            making.set_result(variant)
+            made = [key for key, making in self._variants.items() if making.done()]
+            dropped = self._variants.pop(made[0]) if len(made) > self.MAX_VARIANTS else None
+        if dropped is not None:
+            _close(dropped.result().environment)
 
 
 def _close(environment: Environment) -> None:

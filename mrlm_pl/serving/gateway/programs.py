@@ -100,8 +100,10 @@ async def run_command(command: Sequence[str], row: Mapping[str, Any], endpoint: 
         await asyncio.wait([program.closed], timeout=LEFT_BEHIND_SECONDS)
     finally:
         program.stop()
-        transport.close()
-        await asyncio.shield(asyncio.wait([program.exited]))
+        try:
+            await asyncio.shield(asyncio.wait([program.exited]))
+        finally:
+            transport.close()  # while a program runs, this takes its status, which asyncio then misses
     if program.flooded:
         raise ProgramError(f"the program {words[0]!r} printed more than {PRINTED_MB} MiB; print less, or into a file")
     if status := transport.get_returncode():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from typing import Any
 
 import grpc
@@ -21,7 +22,7 @@ MALFORMED = (
 class CallCheck(grpc.aio.ServerInterceptor):
     """Refuses calls without the token, except health checks, and malformed requests, as the caller's fault.
 
-    gRPC would report the latter as INTERNAL. In a stream of requests, a malformed one is None.
+    gRPC would report the latter as INTERNAL.
 
     Args:
         token: of valid calls; None accepts all.
@@ -55,8 +56,19 @@ class CallCheck(grpc.aio.ServerInterceptor):
                 await refuse(context, grpc.StatusCode.INVALID_ARGUMENT, MALFORMED)
             return await handler.unary_unary(request, context)
 
-        unary = {} if handler.unary_unary is None else {"unary_unary": answer}
-        return handler._replace(request_deserializer=read, **unary)
+        async def stream(requests: Any, context: Any) -> AsyncIterator[Any]:
+            async def well_formed() -> AsyncIterator[Any]:
+                async for request in requests:
+                    if request is None:
+                        await refuse(context, grpc.StatusCode.INVALID_ARGUMENT, MALFORMED)
+                    yield request
+
+            async with aclosing(handler.stream_stream(well_formed(), context)) as replies:
+                async for reply in replies:
+                    yield reply
+
+        kind = {"stream_stream": stream} if handler.unary_unary is None else {"unary_unary": answer}
+        return handler._replace(request_deserializer=read, **kind)
 
 
 async def _refuse(requests: Any, context: Any) -> Any:

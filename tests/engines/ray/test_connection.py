@@ -7,11 +7,13 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from mrlm_pl.concurrency.calls import in_daemon
 from mrlm_pl.engines.ray.cluster import RayCluster
 from mrlm_pl.engines.ray.connection import _SETTINGS, RayConnection
 from mrlm_pl.engines.ray.gpus import GpuLedger
@@ -50,6 +52,16 @@ def test_the_last_pool_ends_ray_and_not_the_first(events: list[str]) -> None:
     assert events == ["start None", "end None"]
     RayCluster("head:1").close()
     assert events[2:] == ["start head:1", "end head:1"], "another can be used afterwards"
+
+
+def test_an_error_at_the_end_of_ray_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    connection = RayConnection.__new__(RayConnection)
+    connection._joined, connection._stop, connection._own, connection._noted = False, threading.Event(), [], set()
+    connection.address, connection._folder, connection._ready = "here", None, Future()
+    connection._ready.set_result(None)
+    connection._life = in_daemon(lambda: print(1 / 0))
+    connection.close()
+    assert "Ray at here did not end in order: division by zero" in caplog.text
 
 
 def test_two_addresses_in_a_process_are_refused(events: list[str]) -> None:

@@ -49,6 +49,12 @@ def test_malformed_messages_are_refused(served: Served, method: str) -> None:
     assert served.step(session, 0).turn == 0
 
 
+def test_malformed_messages_of_a_stream_are_refused(served: Served) -> None:
+    call = served.channel.stream_stream("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")
+    code, text = refusal(lambda: list(call(iter([MALFORMED[1]]), timeout=20)))
+    assert (code, "malformed" in text) == (Code.INVALID_ARGUMENT, True), text
+
+
 @pytest.mark.parametrize(
     ("request_", "text"),
     [

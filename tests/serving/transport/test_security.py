@@ -83,7 +83,8 @@ def test_a_server_on_an_ipv6_address(serve: Any) -> None:
 
 
 def test_a_port_that_is_taken(served: Served, serve: Any) -> None:
-    with pytest.raises(ConfigurationError, match=rf"port: cannot listen on 127\.0\.0\.1:{served.server.port}"):
+    told = rf"port: cannot listen on 127\.0\.0\.1:{served.server.port} .*; is it taken\? Use another$"
+    with pytest.raises(ConfigurationError, match=told):
         serve(port=served.server.port)
 
 
