@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -195,11 +194,11 @@ def test_a_model_without_policies_is_not_measured(tmp_path: Path) -> None:
 def test_a_gpu_is_measured_with_as_many_tokens_as_an_update_has(monkeypatch: pytest.MonkeyPatch) -> None:
     measured: list[list[int]] = []
 
-    def products(x: torch.Tensor, w: torch.Tensor, dtype: torch.dtype, rows: int) -> Callable[[], None]:
+    def products(x: torch.Tensor, w: torch.Tensor, dtype: torch.dtype, rows: int) -> None:
         measured.append([len(x), rows])
-        return lambda: None
 
     monkeypatch.setattr("mrlm_pl.trainer.precision._products", products)
+    monkeypatch.setattr("mrlm_pl.trainer.precision._seconds", lambda *_: 1.0)
     for device in ("meta", "cpu"):  # no accelerator computes here
         product_seconds(4864, 896, torch.device(device))
     assert measured == [[4096, 256]] * 2 + [[32, 32]] * 2

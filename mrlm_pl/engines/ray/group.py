@@ -338,9 +338,10 @@ class WorkerGroup(ABC):
         beside_learner = self.resources.gpus and about["host"] == socket.gethostname()
         if beside_learner and not self.resources.share_learner_gpus:
             assert self.learner is not None
-            for gpu in set(about["gpus"]).intersection(self.learner.ids(visible_gpus())):
+            shared = set(about["gpus"]).intersection(self.learner.ids(visible_gpus()))
+            if shared:
                 raise ConfigurationError(
-                    f"{name} was given GPU {gpu} of {about['host']}, on which the learner computes; keep it free with "
+                    f"{name} was given GPU {min(shared)} of {about['host']}, on which the learner computes; keep it free with "
                     "resources.learner_gpus, or allow it with `resources.share_learner_gpus: true`"
                 )
         return worker

@@ -190,7 +190,8 @@ class Distiller:
             f"predicts {sizes[0]} tokens, and its student {student_name!r} {sizes[1]}; set distillation.form to "
             "sampled": self.in_loss and sizes[0] != sizes[1],
         }
-        for fault in filter(faults.get, faults):
+        fault = next((text for text, found in faults.items() if found), None)
+        if fault is not None:
             raise ConfigurationError(f"distillation.teachers: the policy {name!r}{whose} {fault}")
 
     def prepare(self, tables: Mapping[str, PolicyBatch], episodes: Sequence[Episode]) -> None:
