@@ -492,7 +492,7 @@ class Algorithm(NamesUnknown, LightningModule, ABC):
             )
 
     def measured_rows(self, batch: Batch) -> Mapping[str, PolicyBatch]:
-        """Return the rows of each policy; a policy with rows on other ranks alone makes the pass that these wait for."""
+        """Return the rows of each policy; one with rows on other ranks alone makes the pass that these wait for."""
         for name in self.trained_policies:
             if name not in batch.policies and self.trainer.world_size > 1:
                 self.idle_loss(name)
