@@ -341,8 +341,8 @@ class WorkerGroup(ABC):
             shared = set(about["gpus"]).intersection(self.learner.ids(visible_gpus()))
             if shared:
                 raise ConfigurationError(
-                    f"{name} was given GPU {min(shared)} of {about['host']}, on which the learner computes; keep it free "
-                    "with resources.learner_gpus, or allow it with `resources.share_learner_gpus: true`"
+                    f"{name} was given GPU {min(shared)} of {about['host']}, on which the learner computes; keep it "
+                    "free with resources.learner_gpus, or allow it with `resources.share_learner_gpus: true`"
                 )
         return worker
 
