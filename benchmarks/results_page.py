@@ -161,7 +161,8 @@ CHAPTERS: dict[str, dict[str, Section]] = {
             "A GRPO step against TRL",
             "Generation, reward, loss and update of the same model, prompts and lengths. mrlm takes oneDNN's products "
             "in float32 here, TRL has MKL's: [scaling](scaling.md#precision). The first two rows were measured before "
-            "generation packed its weights.",
+            "generation packed its weights. The rows of s and xs are from the environment of `make quickstart`, which "
+            "has no matplotlib: where it is installed, torchmetrics imports it, which takes 27 MiB.",
             costs.grpo_step,
         ),
         "grpo_step_amx": Section(
@@ -171,8 +172,9 @@ CHAPTERS: dict[str, dict[str, Section]] = {
         ),
         "team_step": Section(
             "A team's step against CoMLRL",
-            "MAGRPO, two agents with a turn tree: [teams](teams.md#speed). Size m in one round, beside tests on the "
-            "other core.",
+            "MAGRPO, two agents with a turn tree: [teams](teams.md#speed). The rows of s are from the environment "
+            "of `make quickstart`, which has no matplotlib: where it is installed, torchmetrics imports it, which takes "
+            "27 MiB. Those of m were measured with it, in one round, beside tests on the other core.",
             costs.team_step,
         ),
         "adapters_step": Section(
