@@ -173,8 +173,8 @@ CHAPTERS: dict[str, dict[str, Section]] = {
         "team_step": Section(
             "A team's step against CoMLRL",
             "MAGRPO, two agents with a turn tree: [teams](teams.md#speed). The rows of s are from the environment "
-            "of `make quickstart`, which has no matplotlib: where it is installed, torchmetrics imports it, which takes "
-            "27 MiB. Those of m were measured with it, in one round, beside tests on the other core.",
+            "of `make quickstart`, which has no matplotlib: where it is installed, torchmetrics imports it, which "
+            "takes 27 MiB. Those of m were measured with it, in one round, beside tests on the other core.",
             costs.team_step,
         ),
         "adapters_step": Section(
