@@ -179,7 +179,7 @@ def sampling_text(sampling: Sampling) -> str:
 
 
 def _parts(kind: str, others: str, parts: Mapping[str, Part], seats: Collection[tuple[str, str]]) -> str:
-    """Return a table of the agents, in the order in which they act, or of the policies, each with its seats' others."""
+    """Return a table of the agents, in the order in which they act, with their policies; or the other way round."""
     rows = [[kind, others, *_PART_COLUMNS]]
     for name, part in parts.items():
         seated = ", ".join(other for own, other in seats if own == name) or "-"
