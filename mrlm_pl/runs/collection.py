@@ -80,9 +80,7 @@ def collect(
         RolloutError: every episode failed.
         StorageError: the file cannot be written, for example because the disk is full.
     """
-    output = Path(output)
-    if output.is_dir() or not {".jsonl", ".zst", ".gz"} & set(output.suffixes):
-        raise ConfigurationError(f"output: {str(output)!r} must be a file that ends in .jsonl, .jsonl.zst or .jsonl.gz")
+    path = _path_of(output)
     seated = SeatedModel(model, environment, seats, name, precision=precision)
     sampling = as_settings(Sampling, sampling or sampling_from(seated.run.sampling, {}), "sampling")
     distinct = _distinct(temperatures, num_episodes, samples_per_task)
@@ -92,7 +90,7 @@ def collect(
     numbers = (num_episodes, samples_per_task, split, seed, filter_reward, max_turns, device, *_half(seated, device))
     made_by = (seated.label, seated.run.seats, type(seated.environment).__qualname__, seated.name)
     arguments = settings or seated.arguments
-    file = CollectionFile(output, [*made_by, arguments, asdict(sampling), distinct, *numbers])
+    file = CollectionFile(path, [*made_by, arguments, asdict(sampling), distinct, *numbers])
     with seated.player(sampling, max_turns, device) as player, EpisodeProgress() as progress:
         progress(0, len(planned))
         chunk = CHUNK * len(distinct)
@@ -149,12 +147,13 @@ def serve_gateway(
         remedy = "use HarnessEnvironment with neither command nor function (`--environment.command null`)"
         raise ConfigurationError(f"{fault}; {remedy}")
     at_least(1, at_once=at_once)
+    path = _path_of(output)
     seated = SeatedModel(model, environment, seats, name, precision=precision)
     specs = seated.specs(num_episodes, split, seed, samples_per_task)
     sampling = as_settings(Sampling, sampling or sampling_from(seated.run.sampling, {}), "sampling")
     numbers = (num_episodes, samples_per_task, split, seed, max_turns, device, *_half(seated, device))
     made_by = (seated.label, seated.run.seats, seated.name, dict(settings or {}))
-    file = CollectionFile(Path(output), [*made_by, asdict(sampling), *numbers])
+    file = CollectionFile(path, [*made_by, asdict(sampling), *numbers])
     with gateway.kept(), seated.player(sampling, max_turns, device) as player:
         player.retries, player.caller.timeout = 0, float("inf")  # a program asks when it likes; leases bound the rest
         if player.engine.takes_pieces:
@@ -177,6 +176,13 @@ def serve_gateway(
         player.run_blocking(play_all)
     file.finish()
     return file
+
+
+def _path_of(output: str | Path) -> Path:
+    path = Path(output)
+    if path.is_dir() or not {".jsonl", ".zst", ".gz"} & set(path.suffixes):
+        raise ConfigurationError(f"output: {str(path)!r} must be a file that ends in .jsonl, .jsonl.zst or .jsonl.gz")
+    return path
 
 
 class CollectionFile:

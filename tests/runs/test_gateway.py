@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 import threading
 import urllib.request
@@ -160,3 +161,8 @@ def test_a_program_that_is_gone_receives_no_episode() -> None:
 def test_other_environments_are_refused(environment: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="neither command nor function"):
         serve_gateway("builtin:tiny", environment, output=tmp_path / "a.jsonl", listening=print)
+
+
+def test_an_output_of_another_kind_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape("a.csv' must be a file that ends in .jsonl")):
+        serve_gateway("builtin:tiny", HarnessEnvironment([{}]), output=tmp_path / "a.csv", listening=print)
