@@ -149,9 +149,8 @@ class VllmDialect(Dialect):
             )
         if choice.get("finish_reason") not in ("stop", "length"):
             raise PassingError(f"the server ended a sample with {choice.get('finish_reason')!r}")
-        if choice.get("logprobs") is None:
-            raise ConfigurationError("the server gives no log-probabilities of sampled tokens; training needs them")
-        return _drawn(token_ids, choice["logprobs"]["token_logprobs"], choice["finish_reason"])
+        logprobs = (choice.get("logprobs") or {}).get("token_logprobs")
+        return _drawn(token_ids, logprobs, choice["finish_reason"])
 
     def probe(self, body: dict[str, Any]) -> dict[str, Any]:
         """Return the request for a sample whose reply has the two most probable tokens of each position."""
@@ -201,8 +200,11 @@ class SglangDialect(Dialect):
                 f"the server generated from {facts.get('prompt_tokens')} tokens, and the request has "
                 f"{len(request.token_ids)}; a proxy on the way may have changed them"
             )
-        pairs, version = facts["output_token_logprobs"], str(facts.get("weight_version") or "")
-        return _drawn([pair[1] for pair in pairs], [pair[0] for pair in pairs], ended["type"], version)
+        pairs, version = facts.get("output_token_logprobs"), str(facts.get("weight_version") or "")
+        token_ids = [pair[1] for pair in pairs or ()]
+        if pairs is not None and reply.get("output_ids", token_ids) != token_ids:
+            raise RemoteError("the server's output_ids are not the tokens of its output_token_logprobs; update SGLang")
+        return _drawn(token_ids, pairs and [pair[0] for pair in pairs], ended["type"], version)
 
     def probe(self, body: dict[str, Any]) -> dict[str, Any]:
         """See :meth:`VllmDialect.probe`."""
@@ -220,7 +222,9 @@ class SglangDialect(Dialect):
             raise RemoteError(f"the server did not load the weights: {str(reply)[:200]}")
 
 
-def _drawn(token_ids: Sequence[int], logprobs: Sequence[float | None], ended: str, version: str = "") -> Drawn:
+def _drawn(token_ids: Sequence[int], logprobs: Sequence[float | None] | None, ended: str, version: str = "") -> Drawn:
+    if logprobs is None:
+        raise ConfigurationError("the server gives no log-probabilities of sampled tokens; training needs them")
     numbers = [float("nan") if value is None else float(value) for value in logprobs]
     if not token_ids or len(token_ids) != len(numbers) or not all(math.isfinite(value) for value in numbers):
         raise RemoteError(

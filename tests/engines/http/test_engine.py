@@ -622,6 +622,23 @@ def test_a_changed_context_is_told(serve: Callable[..., Any], engine: Callable[.
         run(remote, request((5,)))
 
 
+def test_samples_of_sglang_without_their_log_probabilities_are_refused(
+    serve: Callable[..., Any], engine: Callable[..., OpenAICompatible]
+) -> None:
+    server = serve(FakeSglang)
+    remote = engine(server)
+    run(remote, request((5,)))
+    for key, value, error, text in (
+        ("output_token_logprobs", None, ConfigurationError, "no log-probabilities of sampled tokens"),
+        ("output_ids", [3], RemoteError, "output_ids are not the tokens of its output_token_logprobs"),
+    ):
+        status, reply = server.sample(server.asked("/generate")[-1])
+        (reply["meta_info"] if key in reply["meta_info"] else reply)[key] = value
+        server.faults = [(status, reply)]
+        with pytest.raises(error, match=text):
+            run(remote, request((5,)))
+
+
 def test_a_closed_engine_says_so(serve: Callable[..., Any], engine: Callable[..., OpenAICompatible]) -> None:
     remote = engine(serve())
     remote.close()
