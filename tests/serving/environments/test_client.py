@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from mrlm_pl.concurrency.backoff import until
 from mrlm_pl.environment import Environment
 from mrlm_pl.environment.check import check_environment
 from mrlm_pl.episode import Message
@@ -281,15 +282,28 @@ def test_servers_with_other_settings_are_named_once(serve: Server, caplog: pytes
     assert "hosts environment 'scripted' with other settings than" in told
 
 
-def test_a_cancelled_reset_at_a_server_that_is_gone_logs_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_cancelled_reset_at_a_server_that_is_gone_logs_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    submit, submitted = client.submit, list[Any]()
+
+    def noting(coroutine: Any) -> Any:
+        submitted.append(submit(coroutine))
+        return submitted[-1]
+
     async def give_up() -> None:
         asked = asyncio.ensure_future(RemoteEnvironment(nowhere(), "scripted", open_seconds=1.0).reset(TASK))
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0)  # it has sent its request
         asked.cancel()
         await asyncio.wait([asked])
-        await asyncio.sleep(2.0)  # its request fails meanwhile
+        assert asked.cancelled()
+        (opening,) = submitted
+        assert await until(opening.done, 60.0)
+        assert isinstance(opening.exception(), RemoteError)
+        await asyncio.sleep(0.1)
         gc.collect()
 
+    monkeypatch.setattr(client, "submit", noting)
     asyncio.run(give_up())
     assert [record.message for record in caplog.records if record.name == "asyncio"] == []
     assert "does not answer" in caplog.text
