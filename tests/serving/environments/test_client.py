@@ -297,9 +297,8 @@ def test_a_cancelled_reset_at_a_server_that_is_gone_logs_no_traceback(
         asked.cancel()
         await asyncio.wait([asked])
         assert asked.cancelled()
-        (opening,) = submitted
-        assert await until(opening.done, 60.0)
-        assert isinstance(opening.exception(), RemoteError)
+        assert await until(submitted[0].done, 60.0)
+        assert isinstance(submitted.pop().exception(), RemoteError)
         await asyncio.sleep(0.1)
         gc.collect()
 
