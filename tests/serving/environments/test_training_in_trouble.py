@@ -252,10 +252,10 @@ def test_an_address_of_a_server_that_answers_wrongly_beside_another(
     serve: Any, train: Any, undisturbed: Run, way: str
 ) -> None:
     loop = EventLoopThread()
-    wrong, port = loop.submit(talk_nonsense(way)).result(10)
+    wrong, port = loop.submit(talk_nonsense(way)).result(100)
     served = letters(serve)
     run = train(remote(served.target, f"127.0.0.1:{port}"))
-    loop.submit(wrong.stop(0)).result(10)
+    loop.submit(wrong.stop(0)).result(100)
     loop.close()
     assert run.failed == [0.0] * ITERATIONS
     assert 1 <= sum(attempts == 2 for attempts in run.attempts) <= EPISODES // 2
