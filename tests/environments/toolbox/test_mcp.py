@@ -25,7 +25,7 @@ from mrlm_pl.environment import ToolSchema
 from mrlm_pl.environment.tools import Tool, ToolError
 from mrlm_pl.episode import Task
 from mrlm_pl.errors import ConfigurationError
-from tests.support.ports import nowhere
+from tests.support.ports import free_port, nowhere
 
 TASK = Task("tools", "train", 0)
 SERVER = """
@@ -192,9 +192,7 @@ def test_a_server_that_cannot_be_used_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_server_by_its_address(program: str) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     process = subprocess.Popen([sys.executable, program, str(port)], stderr=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 100
