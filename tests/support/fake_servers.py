@@ -57,7 +57,7 @@ class FakeServer:
             self._server = None
 
     def wake(self) -> None:
-        """Let the samples go on that wait."""
+        """Release the samples that wait."""
 
         async def wake() -> None:
             self.awake.set()
