@@ -94,7 +94,7 @@ def test_the_third_file_waits_for_the_first(tmp_path: Path, monkeypatch: pytest.
     third.join(0.2)
     assert third.is_alive()
     gate.release()
-    third.join(30)
+    third.join(100)
     assert not third.is_alive()
     assert [path.name for path in tmp_path.iterdir()] == ["0.jsonl.zst"]
     gate.release(2)

@@ -28,6 +28,7 @@ from mrlm_pl.policy.lora import merged_state
 from mrlm_pl.rollout.cross_policy import CrossPolicy, stale_turns
 from mrlm_pl.runs.metrics_file import MetricsFile
 from mrlm_pl.trainer.fsdp import FSDP
+from tests.support.ports import free_port
 from tests.support.short_fits import fingerprint
 
 
@@ -266,8 +267,8 @@ def test_split_weights_are_refused(duel: Any) -> None:
 
 @pytest.mark.slow
 def test_two_processes_hold_the_same_pool_and_opponent(tmp_path: Path, model_folder: Path) -> None:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    for variable in ("MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "WORLD_SIZE", "NODE_RANK"):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_PORT": str(free_port())}
+    for variable in ("MASTER_ADDR", "LOCAL_RANK", "WORLD_SIZE", "NODE_RANK"):
         environment.pop(variable, None)
     command = [sys.executable, "-m", "tests.support.duel", str(tmp_path), str(model_folder)]
     done = subprocess.run(

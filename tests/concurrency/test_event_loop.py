@@ -48,8 +48,6 @@ def test_errors_come_back_and_closing_cancels_what_runs() -> None:
 
 
 def test_what_does_not_end_is_told_and_left(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr("mrlm_pl.concurrency.event_loop.END_SECONDS", 0.2)
-
     began = threading.Event()
 
     async def stubborn() -> None:
@@ -67,7 +65,8 @@ def test_what_does_not_end_is_told_and_left(monkeypatch: pytest.MonkeyPatch, cap
         released.wait(60)
 
     try:
-        for coroutine, name in ((stubborn(), "stubborn"), (blocking(), "blocks the event loop")):
+        for coroutine, name, seconds in ((stubborn(), "stubborn", 1.0), (blocking(), "blocks the event loop", 0.2)):
+            monkeypatch.setattr("mrlm_pl.concurrency.event_loop.END_SECONDS", seconds)
             caplog.clear()
             loop = EventLoopThread()
             began.clear()
@@ -97,6 +96,7 @@ def test_a_loop_that_somebody_blocks_is_told_of_once(monkeypatch: pytest.MonkeyP
         return 3
 
     loop = EventLoopThread()
+    loop.submit(asyncio.sleep(0)).result()  # its thread runs
     assert loop.submit_watched(block(), 60.0, "advice").result() == 3
     loop.close()
     [told] = warned

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
+import time
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -137,16 +140,25 @@ def test_a_hung_call_costs_its_deadline_and_no_thread() -> None:
     run(test)
 
 
-def test_a_deadline_begins_when_a_thread_takes_the_call() -> None:
+def test_a_deadline_begins_when_a_thread_takes_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(monotonic=lambda: clock.now, perf_counter=time.perf_counter, now=0.0)
+    monkeypatch.setattr("mrlm_pl.concurrency.calls.time", clock)
+    monkeypatch.setattr("mrlm_pl.concurrency.calls.WATCH_SECONDS", 0.01)
+
     async def test() -> None:
-        workers, gate = Workers(1, 10), Gate()
-        first = asyncio.ensure_future(workers.run("a", gate, 60))
-        await gate.entered()
-        second = asyncio.ensure_future(workers.run("b", lambda: "in time", 1.0))
-        await asyncio.sleep(1.2)
-        gate.open.set()
+        workers, first_gate, second_gate = Workers(1, 10), Gate(), Gate()
+        first = asyncio.ensure_future(workers.run("a", first_gate, math.inf))
+        await first_gate.entered()
+        second = asyncio.ensure_future(workers.run("b", second_gate, 60))
+        await asyncio.sleep(0)
+        clock.now += 100
+        first_gate.open.set()
         assert await first == "through"
-        assert await second == "in time"
+        await second_gate.entered()
+        clock.now += 50
+        await asyncio.sleep(0.1)  # several looks of the watch
+        second_gate.open.set()
+        assert await second == "through"
         workers.close()
 
     run(test)
@@ -175,11 +187,13 @@ def test_a_call_that_is_cancelled_while_it_waits_is_never_made() -> None:
 def test_a_cancelled_call_that_hangs_does_not_keep_its_thread() -> None:
     async def test() -> None:
         workers, gate = Workers(1, 10), Gate()
-        call = asyncio.ensure_future(workers.run("a", gate, 0.3))
+        call = asyncio.ensure_future(workers.run("a", gate, 60))
         await gate.entered()
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
+        (job,) = workers._running
+        job.timeout = 0.0  # only now, so that it is late after it was cancelled
         assert await workers.run("b", lambda: "served", 60) == "served"
         assert workers.abandoned == 1
         gate.open.set()

@@ -25,7 +25,7 @@ class Noting(Engine):
         if self.here is not None and self.other is not None:
             self.here.set()
             try:
-                await asyncio.wait_for(self.other.wait(), 5)
+                await asyncio.wait_for(self.other.wait(), 60)
             except asyncio.CancelledError:
                 self.notes.append("cancelled")
                 raise

@@ -127,7 +127,7 @@ def test_the_check_of_arguments_ends(kind: str, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(json_schemas, "CHECK_SECONDS", 0.2)
     begun = time.monotonic()
     fault = argument_fault(ToolSchema("t", "", schema), arguments)
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 100
     assert fault == "they could not be checked within 0.2 s"
 
 

@@ -7,6 +7,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_only
 
 from mrlm_pl.learner.optimization import Optimization
+from tests.support.logs import logged_here
 
 
 def test_the_optimizer_is_fused_unless_gradients_have_a_scale() -> None:
@@ -37,4 +38,4 @@ def test_one_rank_warns_of_the_warm_up(caplog: pytest.LogCaptureFixture, monkeyp
     monkeypatch.setattr(rank_zero_only, "rank", 1)
     groups = [{"params": [torch.nn.Parameter(torch.ones(2))], "lr": 1e-3}]
     Optimization(schedule="constant_with_warmup", warmup_steps=4).configured(groups, False, lambda: 4)
-    assert not caplog.messages
+    assert not logged_here(caplog)

@@ -154,7 +154,7 @@ def test_environments_answer_while_the_engine_samples() -> None:
     class Lasts(ByLength):
         async def sample(self, requests: Sequence[SampleRequest]) -> list[Sample]:
             if len(requests) < 8 and not seen:
-                seen.append(await asyncio.to_thread(stepping.wait, 10))
+                seen.append(await asyncio.to_thread(stepping.wait, 60))
             return await super().sample(requests)
 
     class Tells(Words):

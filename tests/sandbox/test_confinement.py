@@ -95,7 +95,7 @@ with open("/usr/local/libraries", "wb") as file:
     file.write(b"2 libraries\\0libtinfo.so.6\\0/opt/missing/lib/libtinfo.so.6\\0")
 kernel.mount("/usr/local/libraries", "/etc/ld.so.cache", None, kernel.MS_BIND)
 time = os.stat("/dev/null").st_mtime_ns
-sandbox = Sandbox(level="namespaces", wall_seconds=20)
+sandbox = Sandbox(level="namespaces", wall_seconds=100)
 print(sandbox.shell('''
 for folder in /usr/share /usr/share/inner; do
   test -e $folder/file || echo no file

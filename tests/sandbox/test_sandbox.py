@@ -10,6 +10,7 @@ import signal
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 
 from mrlm_pl.errors import ConfigurationError, SandboxError
-from mrlm_pl.sandbox import Cell, CellEndedError, IsolationName, Sandbox
+from mrlm_pl.sandbox import Cell, CellEndedError, Execution, IsolationName, Sandbox
 from mrlm_pl.sandbox import sandbox as sandbox_module
 from mrlm_pl.sandbox.host import server_process
 from mrlm_pl.sandbox.host.server_process import ServerProcess, server
@@ -27,6 +28,16 @@ from mrlm_pl.sandbox.wall.confinement import CellSettings
 LEVELS = ("namespaces", "landlock", "limits")
 SLACK = 30.0
 """Seconds that a busy machine may add."""
+
+
+def ended_after(output: str, level: str, run: Callable[[Sandbox], Execution]) -> tuple[Execution, float]:
+    """Run a program with the first time limit that it lives long enough to print this in; return the limit too."""
+    for seconds in (1.0, 4.0, 16.0, 64.0):
+        done = run(Sandbox(level=level, wall_seconds=seconds))
+        if done.output:
+            break
+    assert done.output == output
+    return done, seconds
 
 
 def cell_of(level: str, **changes: int | bool) -> Cell:
@@ -43,11 +54,12 @@ def test_output_and_the_last_value_are_shown(level: str) -> None:
     assert 0 < done.seconds < SLACK
 
 
-@pytest.mark.parametrize("program", ["while True: pass", "import time; time.sleep(60)", "input() or 2 ** 10 ** 10"])
+@pytest.mark.parametrize("program", ["while True: pass", "import time; time.sleep(200)", "input() or 2 ** 10 ** 10"])
 def test_wall_time(level: str, program: str) -> None:
-    done = Sandbox(level=level, wall_seconds=1.0).run(f"import os; os.dup2(os.pipe()[0], 0)\nprint('up')\n{program}")
-    assert (done.ending, done.output, done.error) == ("time", "up\n", None)
-    assert 1.0 <= done.seconds < SLACK
+    source = f"import os; os.dup2(os.pipe()[0], 0)\nprint('up')\n{program}"
+    done, seconds = ended_after("up\n", level, lambda sandbox: sandbox.run(source))
+    assert (done.ending, done.error) == ("time", None)
+    assert seconds <= done.seconds < seconds + SLACK
 
 
 def test_processor_time(level: str) -> None:
@@ -72,10 +84,10 @@ def test_memory(level: str) -> None:
 def test_memory_of_all_processes_of_a_script(level: str) -> None:
     # The shell replaces itself by the last command of a list and gives its memory back, so that must not be the sleep.
     # It keeps two bytes for each character: 20 MB in each of six processes.
-    script = "for i in 1 2 3 4 5 6; do (x=$(head -c 10000000 /dev/zero | tr '\\0' x); sleep 20; true) & done; wait"
-    done = Sandbox(level=level, memory_mb=64, wall_seconds=20).shell(script)
+    script = "for i in 1 2 3 4 5 6; do (x=$(head -c 10000000 /dev/zero | tr '\\0' x); sleep 100; true) & done; wait"
+    done = Sandbox(level=level, memory_mb=64, wall_seconds=100).shell(script)
     assert done.ending == "memory"
-    assert Sandbox(level=level, memory_mb=256, wall_seconds=20).shell(script.replace("20;", "0.2;")).status == 0
+    assert Sandbox(level=level, memory_mb=256, wall_seconds=100).shell(script.replace("100;", "0.2;")).status == 0
 
 
 def test_output_is_cut(level: str) -> None:
@@ -85,7 +97,7 @@ def test_output_is_cut(level: str) -> None:
 
 
 def test_a_flood_of_output_ends_a_program(level: str) -> None:
-    done = Sandbox(level=level, wall_seconds=30, output_kb=2).run("while True: print('x' * 60_000)")
+    done = Sandbox(level=level, wall_seconds=100, output_kb=2).run("while True: print('x' * 60_000)")
     assert (done.ending, done.cut, len(done.output)) == ("output", True, 2048)
 
 
@@ -94,15 +106,15 @@ def test_disk(level: str) -> None:
 import time
 for number in range(40):
     with open(f"file{number}", "wb") as file: file.write(bytes([number]) * (1 << 20))
-time.sleep(20)
+time.sleep(100)
 """
-    done = Sandbox(level=level, disk_mb=4, wall_seconds=20).run(program)
+    done = Sandbox(level=level, disk_mb=4, wall_seconds=100).run(program)
     if level == "namespaces":
         assert done.error == "OSError: [Errno 28] No space left on device"
     else:
         assert done.ending == "disk"
     assert (
-        Sandbox(level=level, disk_mb=64, wall_seconds=20).run(program.replace("sleep(20)", "sleep(.2)")).error is None
+        Sandbox(level=level, disk_mb=64, wall_seconds=100).run(program.replace("sleep(100)", "sleep(.2)")).error is None
     )
 
 
@@ -118,9 +130,9 @@ def test_disk_of_files_without_a_name(level: str, kept: str) -> None:
 import os, tempfile, time
 kept = [{kept} for _ in range(16)]
 for file in kept: file.write(bytes(1 << 20))
-time.sleep(20)
+time.sleep(100)
 """
-    done = Sandbox(level=level, disk_mb=4, wall_seconds=20).run(program)
+    done = Sandbox(level=level, disk_mb=4, wall_seconds=100).run(program)
     assert done.ending == "disk" or (done.error or "")[:18] in ("OSError: [Errno 28", "PermissionError: [")
 
 
@@ -130,8 +142,8 @@ def test_one_large_file(level: str) -> None:
 
 
 def test_number_of_files(level: str) -> None:
-    done = Sandbox(level=level, wall_seconds=20).run(
-        "import time\nfor number in range(9_000): open(str(number), 'w').close()\ntime.sleep(20)"
+    done = Sandbox(level=level, wall_seconds=100).run(
+        "import time\nfor number in range(9_000): open(str(number), 'w').close()\ntime.sleep(100)"
     )
     assert done.ending == "disk" or (done.error or "").startswith("OSError: [Errno 28] No space left on device")
 
@@ -175,7 +187,7 @@ def test_a_program_that_is_no_python() -> None:
     ],
 )
 def test_endings(level: str, program: str, ending: str) -> None:
-    done = Sandbox(level=level, wall_seconds=20).run(program)
+    done = Sandbox(level=level, wall_seconds=100).run(program)
     assert (done.ending, done.error) == (ending, None)
 
 
@@ -183,7 +195,7 @@ def test_an_ended_cell_stays_ended_and_closes_twice(level: str) -> None:
     cell = cell_of(level)
     for _ in range(2):
         with pytest.raises(CellEndedError) as ended:
-            cell.request({"operation": "run", "source": "import os; os._exit(0)"}, time.monotonic() + 10)
+            cell.request({"operation": "run", "source": "import os; os._exit(0)"}, time.monotonic() + 60)
         assert ended.value.ending == "exit"
     cell.close()
     cell.close()
@@ -205,9 +217,9 @@ def test_scripts(level: str) -> None:
 
 
 def test_scripts_that_take_too_long(level: str) -> None:
-    done = Sandbox(level=level, wall_seconds=1.0).shell("echo up; sleep 60 & sleep 60")
-    assert (done.output, done.ending) == ("up\n", "time")
-    assert 1.0 <= done.seconds < SLACK
+    done, seconds = ended_after("up\n", level, lambda sandbox: sandbox.shell("echo up; sleep 200 & sleep 200"))
+    assert done.ending == "time"
+    assert seconds <= done.seconds < seconds + SLACK
 
 
 def test_files_of_scripts_last_in_a_cell() -> None:
@@ -241,7 +253,7 @@ print(json.dumps([sorted(os.environ), os.environ["HOME"], os.getcwd(), found]))
         )
         settings = CellSettings(next(host.numbers), 512, 10, 64, shell=False)
         with Cell(host, settings, 65536) as cell:
-            cell.request({"operation": "run", "source": program}, time.monotonic() + 20)
+            cell.request({"operation": "run", "source": program}, time.monotonic() + 60)
             variables, home, folder, descriptors = json.loads(cell.output()[0])
     finally:
         host.close()
@@ -255,14 +267,14 @@ print(json.dumps([sorted(os.environ), os.environ["HOME"], os.getcwd(), found]))
 
 def test_a_cell_leaves_no_folder(level: str) -> None:
     with cell_of(level) as cell:
-        cell.request({"operation": "run", "source": "open('file', 'w').close()"}, time.monotonic() + 10)
+        cell.request({"operation": "run", "source": "open('file', 'w').close()"}, time.monotonic() + 60)
         folder = cell.server.folder_of(cell.settings.number)
         assert os.path.exists(f"{folder}/file") if folder else level == "namespaces"
     assert not folder or not os.path.exists(folder)
 
 
 def test_many_threads_at_once(level: str) -> None:
-    sandbox = Sandbox(level=level, wall_seconds=20)
+    sandbox = Sandbox(level=level, wall_seconds=100)
     with ThreadPoolExecutor(16) as pool:
         done = list(pool.map(lambda n: sandbox.run(f"{n}, sum(range(100_000))"), range(48)))
     assert [one.output for one in done] == [f"({n}, 4999950000)\n" for n in range(48)]
@@ -299,7 +311,7 @@ def test_the_server_survives_the_thread_that_started_it(level: str) -> None:
     time.sleep(0.1)
     settings = CellSettings(next(host.numbers), 512, 10, 64, shell=False)
     with Cell(host, settings, 65536) as cell:
-        cell.request({"operation": "run", "source": "print('here')"}, time.monotonic() + 20)
+        cell.request({"operation": "run", "source": "print('here')"}, time.monotonic() + 60)
         assert cell.output() == ("here\n", False)
     host.close()
     host.close()
@@ -374,12 +386,12 @@ def test_a_killed_server_leaves_no_folder(level: str) -> None:
     host = ServerProcess(level)
     settings = CellSettings(next(host.numbers), 512, 10, 64, shell=False)
     with Cell(host, settings, 65536) as cell:
-        cell.request({"operation": "run", "source": "open('file', 'w').close()"}, time.monotonic() + 20)
+        cell.request({"operation": "run", "source": "open('file', 'w').close()"}, time.monotonic() + 60)
         folder = host.folder_of(settings.number)
         assert os.path.exists(f"{folder}/file") if folder else level == "namespaces"
         os.kill(host._process.pid, signal.SIGKILL)
         with pytest.raises(CellEndedError):
-            cell.request({"operation": "run", "source": "while True: pass"}, time.monotonic() + 20)
+            cell.request({"operation": "run", "source": "while True: pass"}, time.monotonic() + 60)
     host.close()
     assert not folder or not os.path.exists(os.path.dirname(folder))
 
@@ -398,6 +410,16 @@ def test_a_level_that_cannot_be_set_up_is_tried_once(monkeypatch: pytest.MonkeyP
             with pytest.raises(SandboxError, match=f"'limits' cannot be set up here: no module .*{packages[0]}"):
                 server("limits", packages)
     assert started == [("limits", ("one",)), ("limits", ("two",))]
+
+
+def test_a_server_that_starts_late_is_no_reason_for_a_weaker_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_process, "STARTUP_SECONDS", 0.001)
+    monkeypatch.setattr(server_process, "_servers", {})
+    sandbox_module._strongest_here.cache_clear()
+    with pytest.raises(SandboxError, match=r"of level 'namespaces' did not start within 0\.001 s; try again"):
+        _ = Sandbox().isolation
+    monkeypatch.undo()
+    assert Sandbox().isolation == server_process.strongest()[0]
 
 
 def test_a_minimum_that_is_not_met_is_an_error_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,7 +58,7 @@ FORKING = """
 import os, sys, threading, time
 from mrlm_pl.sandbox import Sandbox
 from mrlm_pl.sandbox.host import server_process
-sandbox = Sandbox(level=sys.argv[1], wall_seconds=20)
+sandbox = Sandbox(level=sys.argv[1], wall_seconds=100)
 own = sandbox.open()
 busy = [threading.Thread(target=sandbox.run, args=("import time; time.sleep(1)",)) for _ in range(os.cpu_count() + 1)]
 for thread in busy: thread.start()

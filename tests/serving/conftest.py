@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from mrlm_pl.concurrency.event_loop import EventLoopThread
-from mrlm_pl.serving.environments import client
+from mrlm_pl.serving.environments import client, sessions
 from mrlm_pl.serving.environments.service import Limits
 from mrlm_pl.serving.server import Endpoint, EnvironmentServer
 from mrlm_pl.serving.transport import addresses, connection
@@ -30,6 +32,14 @@ def unshared(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     silent.update(addresses._silent)  # a request that still waits for them warns in no test of other packages
     for asking in addresses._gone.values():  # nor is anybody asked on, whose port another may have by then
         asking.get_loop().call_soon_threadsafe(asking.cancel)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The time by which the leases of servers in this process run out: it stands still until a test moves ``now``."""
+    made = SimpleNamespace(now=time.monotonic(), monotonic=lambda: made.now)
+    monkeypatch.setattr(sessions, "time", made)
+    return made
 
 
 @pytest.fixture

@@ -250,11 +250,12 @@ def test_a_silent_worker_does_not_delay_the_renewal_at_others(cluster: Cluster) 
 
     async def ask() -> Any:
         async with grpc.aio.insecure_channel(cluster.target) as channel:
-            return await EnvironmentServiceStub(channel).KeepAlive(request, timeout=2.0)
+            return await EnvironmentServiceStub(channel).KeepAlive(request, timeout=100.0)
 
-    with pytest.raises(grpc.aio.AioRpcError):
-        cluster.run(ask())
-    assert [session.touched > old for session, old in zip(sessions, before, strict=True)] == [False, True]
+    asked = cluster.loop.submit(ask())
+    eventually(lambda: sessions[1].touched > before[1], 60.0)
+    assert (sessions[0].touched, asked.done()) == (before[0], False)
+    asked.cancel()
 
 
 def test_a_worker_that_is_gone_is_not_asked_for_ever(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -378,7 +379,7 @@ def test_malformed_reports_are_refused(cluster: Cluster) -> None:
         join = channel.stream_stream("/mrlm.remote.v2.ControllerService/Join")
         good = pb.WorkerReport(worker="other", address="127.0.0.1:9").SerializeToString()
         for reports, orders in (([b"\x0a\xff\x01"], 0), ([good, b"\x0a\x02\xff\xfe"], 1)):
-            answers = join(iter(reports), timeout=20)
+            answers = join(iter(reports), timeout=100)
             for _ in range(orders):
                 assert next(answers) == pb.WorkerOrder(drain=False).SerializeToString()
             with pytest.raises(grpc.RpcError) as error:

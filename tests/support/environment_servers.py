@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 import signal
 import socket
 import subprocess
@@ -43,7 +44,7 @@ TASK = Task("scripted", "train", 0, 2**64 + 1, {"flag": True, "one": 1, "share":
 
 
 class Scripted(SingleAgentEnvironment):
-    """Act on the reply (``end``, ``hang``, ``raise``, ``exit``, ``big N``), and count all others."""
+    """Act on the reply (``end``, ``hang``, ``until FILE``, ``raise``, ``exit``, ``big N``), and count all others."""
 
     name = "scripted"
     tools_offered = (ToolSchema("look", "Looks.", {"type": "object", "properties": {"deep": {"type": "boolean"}}}),)
@@ -78,6 +79,10 @@ class Scripted(SingleAgentEnvironment):
             self.gate.wait(100)
         elif word == "sleep":
             time.sleep(float(rest))
+        elif word == "until":
+            Path(f"{rest}-{os.getpid()}-{id(self)}").touch()  # the step is under way
+            while not Path(rest).exists():
+                time.sleep(0.01)
         elif word == "raise":
             raise OSError("the back end is away")
         elif word == "late":
@@ -317,7 +322,7 @@ async def talk_nonsense(way: str) -> tuple[grpc.aio.Server, int]:
 
 
 async def _serve(port: int, lease_seconds: float, controller: str) -> None:
-    limits = Limits(lease_seconds, 20.0)
+    limits = Limits(lease_seconds, 100.0)
     server = EnvironmentServer(offer(), Endpoint(port=port), limits)
     await server.start()
     if controller:

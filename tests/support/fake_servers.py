@@ -25,7 +25,8 @@ class FakeServer:
         log: method, path, headers and body of each request.
         delay: seconds before each sample.
         awake: samples wait until it is set.
-        peak: maximal number of concurrent sampling requests.
+        busy: concurrent sampling requests.
+        peak: their maximal number.
     """
 
     samples = ""
@@ -34,7 +35,7 @@ class FakeServer:
         self.model, self.name, self.window = model, name, window
         self.faults: list[Answer | None] = []
         self.log: list[tuple[str, str, dict[str, str], Any]] = []
-        self.delay, self.peak, self._now = 0.0, 0, 0
+        self.delay, self.peak, self.busy = 0.0, 0, 0
         self.awake = asyncio.Event()
         self.awake.set()
         self.scaled, self.eos, self.version = False, None, "default"
@@ -54,6 +55,14 @@ class FakeServer:
             self._loop.submit(end()).result(60)
             self._loop.close()
             self._server = None
+
+    def wake(self) -> None:
+        """Release the samples that wait."""
+
+        async def wake() -> None:
+            self.awake.set()
+
+        self._loop.submit(wake()).result(60)
 
     def asked(self, path: str) -> list[Any]:
         """Return the bodies of the requests to a path."""
@@ -86,14 +95,14 @@ class FakeServer:
     async def _answer(self, method: str, path: str, headers: dict[str, str], body: Any) -> Answer | None:
         self.log.append((method, path, headers, body))
         if path == self.samples:
-            self._now += 1
-            self.peak = max(self.peak, self._now)
+            self.busy += 1
+            self.peak = max(self.peak, self.busy)
             try:
                 await asyncio.sleep(self.delay)
                 await self.awake.wait()
                 return self.faults.pop(0) if self.faults else self.sample(body)
             finally:
-                self._now -= 1
+                self.busy -= 1
         if path == "/v1/models":
             entry = {"id": self.name, "object": "model", "max_model_len": self.window}
             return 200, {"object": "list", "data": [entry]}

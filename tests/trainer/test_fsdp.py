@@ -17,14 +17,16 @@ from transformers import AutoModelForCausalLM
 from mrlm_pl.cli.commands.consolidate import consolidate
 from mrlm_pl.episode_files import read_episodes
 from tests.support import distributed_run
+from tests.support.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 
 
 def start(model_folder: Path, runs: Mapping[Path, Mapping[str, Any]]) -> subprocess.CompletedProcess[str]:
     """Train runs, by folder, one after the other in the same processes."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    for variable in ("MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "WORLD_SIZE", "NODE_RANK"):
+    # Lightning would choose a port that the system may give to another process before it listens.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_PORT": str(free_port())}
+    for variable in ("MASTER_ADDR", "LOCAL_RANK", "WORLD_SIZE", "NODE_RANK"):
         environment.pop(variable, None)
     words = [word for folder, options in runs.items() for word in (str(folder), json.dumps(options))]
     command = [sys.executable, "-m", distributed_run.__name__, str(model_folder), *words]

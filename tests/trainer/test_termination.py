@@ -61,7 +61,7 @@ class Signals(EchoEnvironment):
         if not Signals.sent:
             Signals.sent = True
             self.send()
-        await asyncio.sleep(20.0)
+        await asyncio.sleep(90.0)
         Signals.ended = True
         return super().step(actions)
 

@@ -82,11 +82,11 @@ def served() -> Iterator[Callable[[dict[str, Run]], str]]:
         return int(runner.addresses[0][1])
 
     def serve(runs: dict[str, Run]) -> str:
-        return f"http://127.0.0.1:{asyncio.run_coroutine_threadsafe(start(runs), loop).result(30)}/"
+        return f"http://127.0.0.1:{asyncio.run_coroutine_threadsafe(start(runs), loop).result(100)}/"
 
     yield serve
     for runner in runners:
-        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(30)
+        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(100)
     loop.call_soon_threadsafe(loop.stop)
     thread.join(10)
     loop.close()
@@ -102,7 +102,7 @@ def wait(browser: Any, script: str, *arguments: Any) -> Any:
     """Return the value of a script as soon as it is true."""
     from selenium.webdriver.support.ui import WebDriverWait
 
-    return WebDriverWait(browser, 30, 0.05).until(lambda driver: driver.execute_script(script, *arguments))
+    return WebDriverWait(browser, 100, 0.05).until(lambda driver: driver.execute_script(script, *arguments))
 
 
 def show(browser: Any, address: str) -> str:

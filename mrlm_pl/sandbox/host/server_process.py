@@ -27,7 +27,7 @@ from mrlm_pl.sandbox.wall.isolation import STRENGTH, IsolationName
 
 logger = logging.getLogger(__name__)
 
-STARTUP_SECONDS = 20.0
+STARTUP_SECONDS = 60.0
 KILL_SECONDS = 30
 """A killed process ends when the disk has taken its last write, which may take long on a busy disk."""
 
@@ -40,6 +40,10 @@ _BOOT = (
 """Starts the server with the standard library alone: the package's own ``__init__`` needs other distributions."""
 
 
+class LateServerError(SandboxError):
+    """A server does not start in time: a fault of a busy machine, which says nothing of the level."""
+
+
 class ServerProcess:
     """A running server of one isolation level. Its methods may be called from any thread.
 
@@ -49,6 +53,7 @@ class ServerProcess:
 
     Raises:
         SandboxError: the machine does not offer the level, or a package cannot be loaded; says why.
+        LateServerError: the server does not start in time.
 
     Attributes:
         numbers: of its next cells.
@@ -78,12 +83,19 @@ class ServerProcess:
         )
         far_end.close()
         self._link.settimeout(STARTUP_SECONDS)
-        first = self._receive()
+        try:
+            first = self._receive()
+        except TimeoutError:
+            self.close()
+            raise LateServerError(
+                f"the sandbox server of level {level!r} did not start within {STARTUP_SECONDS:g} s; try again when the "
+                "machine is less busy"
+            ) from None
         if "ready" not in first:
             self.close()
             raise SandboxError(
                 f"sandbox level {level!r} cannot be set up here: "
-                f"{first.get('failed', 'the server ended or did not answer').strip().splitlines()[-1]}"
+                f"{first.get('failed', 'the server ended').strip().splitlines()[-1]}"
             )
         self._link.settimeout(None)
         self._folder = str(first["folder"])
@@ -160,10 +172,10 @@ class ServerProcess:
                 remove_tree(self._folder)  # which a server that was killed could not
 
     def _receive(self) -> dict[str, Any]:
-        """Return the next message; an empty one when the server has ended, or does not answer in time."""
+        """Return the next message; an empty one when the server has ended."""
         try:
             text = self._link.recv(MAX_MESSAGE)
-        except (ConnectionResetError, TimeoutError):
+        except ConnectionResetError:
             return {}
         return json.loads(text) if text else {}
 
@@ -208,6 +220,8 @@ def server(level: IsolationName, packages: tuple[str, ...] = ()) -> ServerProces
                 found.close()
             try:
                 found = _servers[kind] = ServerProcess(level, packages)
+            except LateServerError:
+                raise
             except SandboxError as error:
                 _refused[kind] = str(error)
                 raise
@@ -231,12 +245,14 @@ def strongest() -> tuple[IsolationName, dict[IsolationName, str]]:
     """Return the strongest level that this machine offers, and why each stronger one is not.
 
     Raises:
-        SandboxError: not even limits can be set.
+        SandboxError: not even limits can be set, or a server does not start in time.
     """
     reasons: dict[IsolationName, str] = {}
     for level in reversed(STRENGTH):
         try:
             server(level)
+        except LateServerError:
+            raise  # rather than take a weaker level
         except SandboxError as error:
             reasons[level] = str(error)
         else:

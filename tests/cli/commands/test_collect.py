@@ -272,7 +272,7 @@ def test_the_second_interrupt_ends_the_process_at_once():
         "    except KeyboardInterrupt:\n        signal.raise_signal(signal.SIGINT)\n"
         "print('not reached')\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=250)
     assert done.returncode == -signal.SIGINT
     assert "press it again to end at once" in done.stderr
     assert done.stdout == ""

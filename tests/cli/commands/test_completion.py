@@ -42,7 +42,7 @@ def test_bash_completes_commands_options_and_names(tmp_path: Path) -> None:
 
     def completed(*words: str) -> list[str]:
         code = COMPLETE.format(words=" ".join(map(shlex.quote, words)))
-        done = subprocess.run(["bash", "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(["bash", "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=250)
         assert done.returncode == 0, done.stderr
         return done.stdout.split()
 

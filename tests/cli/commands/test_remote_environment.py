@@ -23,9 +23,9 @@ def target(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.delenv("MRLM_TOKEN", raising=False)
     server = EnvironmentServer(Offer({"math": lambda settings: MathEnvironment((1, 1), ["algebra"])}, 0, 20.0))
     loop = EventLoopThread()
-    loop.submit(server.start()).result(20)
+    loop.submit(server.start()).result(100)
     yield f"127.0.0.1:{server.port}"
-    loop.submit(server.stop()).result(20)
+    loop.submit(server.stop()).result(100)
     loop.close()
 
 

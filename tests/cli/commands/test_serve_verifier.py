@@ -69,11 +69,11 @@ def test_a_run_is_served_beside_environments(process: Any, run_folder: Path, tmp
     ]
     environment = RemoteEnvironment(server.target, "math", token_file=str(token))
     assert played(environment, "0", task=environment.tasks("train")[0]).done
-    numbers = urllib.request.urlopen(f"http://127.0.0.1:{metrics}/metrics", timeout=10).read().decode()
+    numbers = urllib.request.urlopen(f"http://127.0.0.1:{metrics}/metrics", timeout=100).read().decode()
     assert "mrlm_verifier_scores_total 8.0" in numbers
     assert "mrlm_verifier_queue 0.0" in numbers
     server.send(signal.SIGTERM)
-    assert server.process.wait(20) == 0
+    assert server.process.wait(100) == 0
 
 
 def test_mistakes_are_told_before_the_port_is_open(mrlm: Any, tmp_path: Path, monkeypatch: Any) -> None:

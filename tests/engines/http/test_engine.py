@@ -281,9 +281,18 @@ def test_the_least_busy_is_asked_and_no_more_at_once_than_allowed(
     remote = engine(*servers, terms=Terms(60, 60, 4, concurrency=6))
     run(remote, request((5,)))
     for server in servers:
-        server.delay, server.peak = 0.4, 0
+        server.peak = 0
+        server.awake.clear()
         server.log.clear()
-    run(remote, *(request((5,), seed=number, max_tokens=1) for number in range(12)))
+
+    async def play() -> None:
+        asked = asyncio.ensure_future(remote.sample([request((5,), seed=n, max_tokens=1) for n in range(12)]))
+        assert await until(lambda: [server.busy for server in servers] == [3, 3], 60)
+        for server in servers:
+            server.wake()
+        await asked
+
+    asyncio.run(asyncio.wait_for(play(), 100))
     assert [server.peak for server in servers] == [3, 3]
     assert sum(len(server.asked("/v1/completions")) for server in servers) >= 12
 
@@ -389,15 +398,17 @@ def test_new_weights_wait_for_the_requests_under_way(
     server = serve(FakeSglang)
     remote = engine(server, weights_folder=str(tmp_path))
     remote.load("p", changed(model, 0.0), 1)
-    server.delay = 1.5
+    server.awake.clear()
 
     async def play() -> tuple[list[Sample], list[Sample]]:
         weights, before = changed(model, 2.0), len(server.asked("/generate"))
         first = asyncio.ensure_future(remote.sample([request((5,), seed=1)] * 3))
         assert await until(lambda: len(server.asked("/generate")) == before + 3, 60)
         loading = asyncio.get_running_loop().run_in_executor(None, remote.load, "p", weights, 2)
-        await asyncio.sleep(0.5)
+        assert await until(lambda: not remote._open.is_set(), 60)
         second = asyncio.ensure_future(remote.sample([request((5,), seed=1)]))
+        await asyncio.sleep(0.2)  # were it not held back, its request would be at the server by now
+        server.wake()
         await loading
         return await first, await second
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from mrlm_pl.engines.http.replicas import Terms
 from mrlm_pl.episode import Message
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.chat import Conversation
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]
@@ -34,9 +34,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     if found.returncode:
         missing = found.stderr.strip().splitlines()[-1]
         pytest.skip(f"{missing}: pip install 'transformers[serving]', or name an interpreter in MRLM_SERVE_PYTHON")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     log = (tmp_path_factory.mktemp("serve") / "log").open("w")
     command = [PYTHON, "-m", "transformers.cli.transformers", "serve", "--host", "127.0.0.1", "--port", str(port)]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
@@ -50,7 +48,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
     finally:
         server.terminate()
-        server.wait(20)
+        server.wait(100)
 
 
 def _healthy(port: int) -> bool:

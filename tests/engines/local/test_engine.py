@@ -417,7 +417,7 @@ def test_the_event_loop_runs_on_while_tokens_are_made(make_engine: MakeEngine) -
 
     def hook(*_: object) -> None:
         inside.set()
-        assert ticks.wait(30)  # only the event loop sets it, so a blocked loop would fail here
+        assert ticks.wait(100)  # only the event loop sets it, so a blocked loop would fail here
 
     model.register_forward_pre_hook(hook)
 

@@ -68,9 +68,9 @@ def test_an_interrupt_does_not_wait_for_other_samples(
 
     def generate(*_: Any) -> list[Any]:
         if threading.current_thread() is threading.main_thread():
-            asked.wait()
+            asked.wait(60)
             raise KeyboardInterrupt
-        told.wait(1)
+        told.wait(60)
         ended.set()
         raise RuntimeError("cancelled")
 

@@ -17,6 +17,7 @@ from mrlm_pl.engines.local.transformers_model import CacheUse, GenericModel
 from mrlm_pl.policy.forward.logprobs import token_logprobs
 from tests.engines.conftest import build, request, run
 from tests.engines.local.test_engine import contexts, forward_logprobs
+from tests.support.logs import logged_here
 from tests.support.model_families import measure, tiny_model
 
 MakeEngine = Callable[..., InProcessEngine]
@@ -80,7 +81,7 @@ def test_a_cache_that_picks_wrong_rows_is_not_used(
     model = build("gpt2")
     assert cache_use(GenericModel(model, torch.float32)).use == use
     engines = [make_engine(model), make_engine(model)]
-    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    warnings = [record.getMessage() for record in logged_here(caplog) if record.levelno == logging.WARNING]
     assert len(warnings) == (not use.cached)
     assert all("'gpt2'" in text and "every token recomputes its row" in text for text in warnings)
     rows = contexts(3, 9, 9, 17)

@@ -34,7 +34,7 @@ def make_pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakePool]:
     def make(workers: int = 2, **options: Any) -> tuple[RayPool, FakeCluster]:
         cluster = stand_in(monkeypatch)
         options.setdefault("transfer", WeightTransfer(bucket_bytes=4096))
-        options.setdefault("deadlines", PoolDeadlines(start=60, sample=60, transfer=5, silence=1))
+        options.setdefault("deadlines", PoolDeadlines(start=60, sample=60, transfer=60, silence=1))
         pools.append(RayPool(workers, **options))
         return pools[-1], cluster
 
@@ -273,7 +273,7 @@ class SlowLoadEngine(InProcessEngine):
 def test_calls_that_come_while_a_worker_switches_are_held_back(make_pool: MakePool) -> None:
     engine = SlowLoadEngine
     engine.may.set()
-    pool, _ = make_pool(1, engine=engine, calls=4, deadlines=PoolDeadlines(60, 60, 20, 1))
+    pool, _ = make_pool(1, engine=engine, calls=4, deadlines=PoolDeadlines(60, 60, 60, 1))
     model, ask = build("llama"), request([1, 2, 3], 4, max_tokens=5)
     pool.load("p", model, 1)
     changed(model, 1)
@@ -318,7 +318,7 @@ def test_a_worker_that_dies_is_replaced_and_its_requests_are_sent_again(make_poo
 @pytest.mark.parametrize("method", ["build", "stage", "switch"])
 @pytest.mark.long_after(1)
 def test_a_worker_that_dies_while_it_is_updated_never_serves_old_weights(method: str, make_pool: MakePool) -> None:
-    pool, cluster = make_pool(3)
+    pool, cluster = make_pool(3, deadlines=PoolDeadlines(60, 60, 5, 1))  # the others wait for it as long
     model = build("llama")
     if method != "build":
         pool.load("p", model, 1)
@@ -406,15 +406,16 @@ def test_a_pool_that_cannot_start_begins_anew_when_it_is_asked_again(
 def test_a_worker_that_does_not_start_in_time_does_not_stay(make_pool: MakePool) -> None:
     pool, cluster = make_pool(1)
     pool.load("p", build("llama"), 1)
-    pool.deadlines = PoolDeadlines(3.0, 60, 5, 1)  # the first start may take longer
     late = threading.Event()
 
     def hang(actor: FakeActor) -> None:
         async def describe() -> Any:
             await asyncio.to_thread(late.wait)
 
+        pool.deadlines = PoolDeadlines(start=60, sample=60, transfer=60, silence=1)
         if len(cluster.actors) == 1:  # the first that takes the place of another
             actor.worker.describe = describe
+            pool.deadlines = PoolDeadlines(start=0.5, sample=60, transfer=60, silence=1)
 
     cluster.prepare = hang
     cluster.of(0).kill()
@@ -428,12 +429,14 @@ def test_a_worker_that_does_not_answer_is_replaced(make_pool: MakePool) -> None:
     made: list[Engine] = []
 
     def engine() -> Engine:
+        pool.deadlines = PoolDeadlines(start=60, sample=60, transfer=60, silence=1)
         made.append(InProcessEngine() if made else SlowEngine())
         return made[-1]
 
-    pool, _ = make_pool(1, engine=engine, deadlines=PoolDeadlines(60, 3.0, 5, 1))
+    pool, _ = make_pool(1, engine=engine)
     model = build("llama")
     pool.load("p", model, 1)
+    pool.deadlines = PoolDeadlines(start=60, sample=0.5, transfer=60, silence=1)
     assert_same(run(pool, request([1], 3)), expected(model, [request([1], 3)], 1))
     assert pool.replaced == 1
     SlowEngine.go_on.set()

@@ -15,6 +15,7 @@ from lightning.pytorch import Trainer
 from mrlm_environments import MathEnvironment
 
 from mrlm_pl.algorithms import GRPO
+from mrlm_pl.concurrency.backoff import until
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.engines import InProcessEngine, OpenAICompatible, PoolDeadlines, RayPool, Sample, WeightTransfer
 from mrlm_pl.engines.http.replicas import Terms
@@ -57,7 +58,7 @@ def make_pool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[MakeP
         settings: dict[str, Any] = {"url": urls[0] if len(urls) == 1 else urls, "terms": QUICK}
         settings |= {"weights_folder": str(tmp_path), "dialect": "sglang" if is_sglang(servers) else "vllm"}
         engine = partial(OpenAICompatible, **(settings | (options or {})))
-        deadlines = PoolDeadlines(start=60, sample=60, transfer=5, silence=1)
+        deadlines = PoolDeadlines(start=60, sample=60, transfer=60, silence=1)
         made = RayPool(workers, engine=engine, transfer=WeightTransfer(4096), deadlines=deadlines, **pool)
         pools.append(made)
         return made, cluster
@@ -218,7 +219,7 @@ def test_a_server_that_a_lost_worker_left_paused_goes_on(serve: Callable[..., An
 
     def die(method: str) -> None:
         if method == "switch":
-            servers[1]._loop.submit(pause(servers[1])).result(5)
+            servers[1]._loop.submit(pause(servers[1])).result(100)
             cluster.actors[1].kill()
 
     async def pause(server: FakeVllm) -> None:
@@ -230,8 +231,11 @@ def test_a_server_that_a_lost_worker_left_paused_goes_on(serve: Callable[..., An
     assert pool.replaced == 1
 
 
-async def six_calls(pool: RayPool) -> None:
-    await asyncio.gather(*(pool.sample([request((5,), n, max_tokens=1)]) for n in range(6)))
+async def six_calls(pool: RayPool, server: FakeVllm, at_once: int) -> None:
+    calls = asyncio.gather(*(pool.sample([request((5,), n, max_tokens=1)]) for n in range(6)))
+    assert await until(lambda: server.busy == at_once, 60)
+    server.wake()
+    await calls
 
 
 def test_a_server_is_given_many_calls_at_once_unless_calls_says_less(
@@ -241,11 +245,10 @@ def test_a_server_is_given_many_calls_at_once_unless_calls_says_less(
     for options, peak in (({}, 6), ({"calls": 2}, 2)):
         pool, _ = make_pool(server, workers=1, **options)
         pool.load("p", build("llama"), 1)
-        server.delay, server.peak = 0.1, 0
-
-        asyncio.run(six_calls(pool))
+        server.peak = 0
+        server.awake.clear()
+        asyncio.run(six_calls(pool, server, peak))
         assert server.peak == peak
-        server.delay = 0.0
         pool.close()
 
 

@@ -33,7 +33,7 @@ def make_reference(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeReference]:
     def make(workers: int = 1, **options: Any) -> tuple[RayReference, FakeCluster]:
         cluster = stand_in(monkeypatch)
         options.setdefault("transfer", WeightTransfer(bucket_bytes=2**16, transport="gloo"))
-        options.setdefault("deadlines", PoolDeadlines(start=60, sample=60, transfer=5, silence=1))
+        options.setdefault("deadlines", PoolDeadlines(start=60, sample=60, transfer=60, silence=1))
         made.append(RayReference(workers, **options))
         return made[-1], cluster
 
@@ -212,7 +212,7 @@ def test_a_worker_that_does_not_answer_is_told_with_who_waits(
     policy, stuck = Policy(str(model_folder)), threading.Event()
     policy.load()
     reference.logprobs(policy, table())
-    reference.deadlines = PoolDeadlines(60, 0.4, 5, 1)  # starting may take longer
+    reference.deadlines = PoolDeadlines(60, 0.4, 60, 1)  # starting may take longer
     monkeypatch.setattr(
         "mrlm_pl.engines.ray.workers.pass_logprobs", lambda model, planned: stuck.wait(100) and torch.zeros(0)
     )
@@ -390,7 +390,7 @@ def test_a_rollout_pool_is_told_where_the_learner_computes(
     make_reference()
     cluster = NotedCluster()
     monkeypatch.setattr(worker_group, "RayCluster", lambda *arguments: cluster)
-    transfer, deadlines = WeightTransfer(transport="gloo"), PoolDeadlines(10, 10, 3, 1)
+    transfer, deadlines = WeightTransfer(transport="gloo"), PoolDeadlines(60, 60, 60, 1)
     pool = RayPool(2, resources=PoolResources(gpus=1), transfer=transfer, deadlines=deadlines)
     pool.meet_learner(LearnerPlace((0, 2), 0, 2))
     with pytest.raises(ConfigurationError, match="2 workers want 1 GPUs"):

@@ -308,7 +308,7 @@ def test_what_the_agent_sees() -> None:
 
 def test_feedback_reveals_nothing_of_the_tests() -> None:
     row = {**ROW, "pairs": [[[7316], 14632], [["secret"], "secretsecret"]]}
-    environment = CodeEnvironment(max_attempts=6, sandbox=Sandbox(wall_seconds=1.0))
+    environment = CodeEnvironment(max_attempts=6)
     environment.reset(task_of(row))
     seen = []
     for program in (
@@ -318,6 +318,7 @@ def test_feedback_reveals_nothing_of_the_tests() -> None:
         "def double(x):\n    while True: pass",
         "1 +",
     ):
+        environment.sandbox = Sandbox(wall_seconds=1.0 if "while True" in program else 30.0)
         step = environment.step({"agent": Message("assistant", program)})
         assert not step.done
         assert step.success is None
@@ -327,6 +328,7 @@ def test_feedback_reveals_nothing_of_the_tests() -> None:
     assert "too long" in seen[3]
     assert "SyntaxError" in seen[4]
     assert not any(secret in text for text in seen for secret in ("7316", "14632", "secret", "assert"))
+    environment.sandbox = Sandbox(wall_seconds=30.0)
     last = environment.step({"agent": Message("assistant", RIGHT)})
     assert last.done
     assert last.rewards["agent"] == 2.5, "2, after a program that earned -.5"

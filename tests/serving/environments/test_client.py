@@ -10,10 +10,12 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from mrlm_pl.concurrency.backoff import until
 from mrlm_pl.environment import Environment
 from mrlm_pl.environment.check import check_environment
 from mrlm_pl.episode import Message
@@ -192,7 +194,7 @@ def test_nobody_waits_for_the_server_of_another(serve: Server, monkeypatch: pyte
     ask = RemoteEnvironment._ask
 
     def met(self: RemoteEnvironment, method: str, request: Any) -> Any:
-        both.wait(10)
+        both.wait(100)
         return ask(self, method, request)
 
     monkeypatch.setattr(RemoteEnvironment, "_ask", met)
@@ -233,10 +235,13 @@ def test_another_server_takes_over_while_the_first_drains(serve: Server) -> None
     assert first.server.service.steps_total == 3
 
 
-def test_leases_are_kept_while_nothing_happens(serve: Server) -> None:
+def test_leases_are_kept_while_nothing_happens(serve: Server, clock: SimpleNamespace) -> None:
     served = serve(lease_seconds=2.0)
     playing = begun(remote(served))
-    time.sleep(4.5)
+    (session,) = served.server.service.sessions.values()
+    for _ in range(3):
+        clock.now += 1.5
+        eventually(lambda: session.touched == clock.now, 60)
     assert say(playing).rewards == {"agent": 1.0}
     playing.close()
 
@@ -277,15 +282,29 @@ def test_servers_with_other_settings_are_named_once(serve: Server, caplog: pytes
     assert "hosts environment 'scripted' with other settings than" in told
 
 
-def test_a_cancelled_reset_at_a_server_that_is_gone_logs_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_cancelled_reset_at_a_server_that_is_gone_logs_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    submit, submitted = client.submit, list[Any]()
+
+    def noting(coroutine: Any) -> Any:
+        submitted.append(submit(coroutine))
+        return submitted[-1]
+
     async def give_up() -> None:
         asked = asyncio.ensure_future(RemoteEnvironment(nowhere(), "scripted", open_seconds=1.0).reset(TASK))
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0)  # it has sent its request
         asked.cancel()
         await asyncio.wait([asked])
-        await asyncio.sleep(2.0)  # its request fails meanwhile
+        assert asked.cancelled()
+        assert await until(submitted[0].done, 60.0)
+        assert isinstance(submitted.pop().exception(), RemoteError)
+        await asyncio.sleep(0.1)
         gc.collect()
 
+    gc.collect()  # what earlier tests have left
+    caplog.clear()
+    monkeypatch.setattr(client, "submit", noting)
     asyncio.run(give_up())
     assert [record.message for record in caplog.records if record.name == "asyncio"] == []
     assert "does not answer" in caplog.text

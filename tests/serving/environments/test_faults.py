@@ -14,7 +14,9 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -69,12 +71,12 @@ def failure(environment: Any, text: str) -> tuple[Exception | None, float]:
     return None, time.monotonic()
 
 
-def test_callers_are_told_at_once_that_a_server_was_killed(process: Any) -> None:
+def test_callers_are_told_at_once_that_a_server_was_killed(process: Any, tmp_path: Path) -> None:
     server = process()
     waiting, idle = [begun(remote(server.target)) for _ in range(8)], begun(remote(server.target))
     with ThreadPoolExecutor(8) as pool:
-        told = [pool.submit(failure, environment, "sleep 90") for environment in waiting]
-        time.sleep(0.5)
+        told = [pool.submit(failure, environment, f"until {tmp_path}/never") for environment in waiting]
+        eventually(lambda: len(list(tmp_path.iterdir())) == 8)
         server.send(signal.SIGKILL)
         killed = time.monotonic()
         for future in told:
@@ -92,7 +94,7 @@ def test_callers_are_told_at_once_that_a_server_was_killed(process: Any) -> None
 @pytest.mark.parametrize("direct", [True, False], ids=["direct", "through the controller"])
 @pytest.mark.long_after(1)
 def test_callers_are_told_at_once_that_a_worker_was_killed(
-    process: Any, monkeypatch: pytest.MonkeyPatch, direct: bool
+    process: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, direct: bool
 ) -> None:
     async def reaches(worker: Any, session: str) -> bool:
         return direct
@@ -108,17 +110,18 @@ def test_callers_are_told_at_once_that_a_worker_was_killed(
     doomed = [playing._session.startswith(f"worker{first.port}.") for playing in waiting]
     assert 0 < sum(doomed) < 8
     with ThreadPoolExecutor(8) as pool:
-        told = [pool.submit(failure, playing, "sleep 4") for playing in waiting]
-        time.sleep(0.5)
+        told = [pool.submit(failure, playing, f"until {tmp_path}/go") for playing in waiting]
+        eventually(lambda: len(list(tmp_path.iterdir())) == 8)
         first.send(signal.SIGKILL)
+        for future, lost in zip(told, doomed, strict=True):
+            if lost:
+                error, _ = future.result(60)
+                assert isinstance(error, RemoteError)
+                assert "UNAVAILABLE" in str(error)
+        assert [future.done() for future in told] == doomed, "not when the step would have been over"
+        (tmp_path / "go").touch()
         outcomes = [future.result(100) for future in told]
-    lost = [(error, moment) for error, moment in outcomes if error is not None]
     assert [error is not None for error, _ in outcomes] == doomed, "those of that worker, and no other"
-    for error, _ in lost:
-        assert isinstance(error, RemoteError)
-        assert "UNAVAILABLE" in str(error)
-    finished = [moment for error, moment in outcomes if error is None]
-    assert max(moment for _, moment in lost) < min(finished), "not when the step would have been over"
     more = [begun(environment) for _ in range(4)]
     assert all(say(playing, "end").done for playing in more)
     assert second.process.poll() is None
@@ -155,7 +158,9 @@ if sys.argv[2] == "wait":
 """
 
 
-def test_the_places_of_a_client_that_was_killed_are_free_within_its_lease(serve: Server) -> None:
+def test_the_places_of_a_client_that_was_killed_are_free_within_its_lease(
+    serve: Server, clock: SimpleNamespace
+) -> None:
     served = serve(lease_seconds=3.0)
     client = subprocess.Popen(
         [sys.executable, "-c", CLIENT, served.target, "wait"], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True
@@ -163,28 +168,39 @@ def test_the_places_of_a_client_that_was_killed_are_free_within_its_lease(serve:
     assert client.stdout is not None
     assert client.stdout.readline() == "open\n"
     assert served.live == 10
-    time.sleep(4.0)
+    sessions = list(served.server.service.sessions.values())
+    for _ in range(2):
+        clock.now += 2.0
+        eventually(lambda: all(session.touched == clock.now for session in sessions))
     assert served.live == 10, "it keeps its leases"
     client.kill()
     client.communicate()
-    eventually(lambda: served.live == 0)
+
+    def are_free_after_another_lease() -> bool:
+        clock.now += 3.0  # again, should the server read the client's last request only now
+        return served.live == 0
+
+    eventually(are_free_after_another_lease)
     eventually(lambda: len(Scripted.closed) == 10)
 
 
 def test_a_client_that_ends_says_goodbye(serve: Server) -> None:
     served = serve(lease_seconds=60)
-    subprocess.run([sys.executable, "-c", CLIENT, served.target, "end"], check=True, capture_output=True, timeout=60)
+    subprocess.run([sys.executable, "-c", CLIENT, served.target, "end"], check=True, capture_output=True, timeout=300)
     assert served.server.service.sessions.opened_total == 10
     eventually(lambda: served.live == 0, 30)
 
 
 def test_an_environment_that_hangs_costs_its_episode_alone(serve: Server) -> None:
-    served = serve(threads=2, step_seconds=1.0)
+    served = serve(threads=2)
     hanging, other = [begun(remote(served.target)) for _ in range(4)], begun(remote(served.target))
+    patient = served.server.service.limits
+    served.server.service.limits = replace(patient, step_seconds=1.0)
     with ThreadPoolExecutor(4) as pool:
         for error, _ in pool.map(lambda environment: failure(environment, "hang"), hanging):
             assert isinstance(error, TimeoutError)
             assert "turn 0: TimeoutError" in str(error) or "no answer within 1 s" in str(error)
+    served.server.service.limits = patient
     assert say(other).rewards == {"agent": 1.0}
     assert "took longer than 1 s" in str(failure(hanging[0], "x")[0])
     assert served.server.workers.abandoned == 4
@@ -197,7 +213,7 @@ def test_calls_beyond_those_at_once_are_repeated(serve: Any, monkeypatch: pytest
     served: Served = serve()
     sessions = [served.open().session for _ in range(2)]
     playing = begun(remote(served.target))
-    hanging = [served.stub.Step.future(step_request(session, 0, "hang"), timeout=20) for session in sessions]
+    hanging = [served.stub.Step.future(step_request(session, 0, "hang"), timeout=100) for session in sessions]
     eventually(lambda: len(Scripted.steps) == 2)
     assert refusal(served.step, sessions[0], 0)[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
     with ThreadPoolExecutor(1) as pool:
@@ -223,10 +239,10 @@ def test_calls_beyond_those_at_once_are_repeated(serve: Any, monkeypatch: pytest
 )
 def test_a_server_that_answers_wrongly(way: str, text: str) -> None:
     loop = EventLoopThread()
-    server, port = loop.submit(talk_nonsense(way)).result(20)
+    server, port = loop.submit(talk_nonsense(way)).result(100)
     with pytest.raises(RemoteError, match=text):
-        played(remote(f"127.0.0.1:{port}", open_seconds=1.0), "go")
-    loop.submit(server.stop(0)).result(10)
+        played(remote(f"127.0.0.1:{port}", open_seconds=1.0 if way == "silence" else 60.0), "go")
+    loop.submit(server.stop(0)).result(100)
     loop.close()
 
 
@@ -249,8 +265,9 @@ def test_something_else_listens_on_the_port(greeting: bytes) -> None:
 
 def test_a_connection_that_falls_silent_costs_the_deadline(served: Served) -> None:
     proxy = Proxy(served.target)
-    environment = begun(remote(proxy.target, step_seconds=3.0))
+    environment = begun(remote(proxy.target))
     assert say(environment).rewards == {"agent": 1.0}
+    environment.step_seconds = 3.0
     proxy.silence()
     with pytest.raises(RemoteTimeoutError, match="did not answer within 3 s"):
         say(environment)
@@ -259,7 +276,8 @@ def test_a_connection_that_falls_silent_costs_the_deadline(served: Served) -> No
 
 def test_a_server_that_is_silent_is_late_at_a_reset_as_at_a_step(served: Served) -> None:
     proxy = Proxy(served.target)
-    environment = begun(remote(proxy.target, step_seconds=2.0, open_seconds=1.0))
+    environment = begun(remote(proxy.target))
+    environment.step_seconds, environment.open_seconds = 2.0, 1.0
     proxy.silence()
     for call in (lambda: say(environment), lambda: begun(environment)):
         with pytest.raises(TimeoutError, match=r"did not answer within 2 s") as raised:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
@@ -10,6 +9,7 @@ import pytest
 
 from mrlm_pl.environment import Environment
 from mrlm_pl.serving.environments.hosted import Offer
+from tests.support.environment_servers import eventually
 
 
 def test_callers_who_wait_for_an_environment_that_cannot_be_made_share_its_error() -> None:
@@ -17,7 +17,8 @@ def test_callers_who_wait_for_an_environment_that_cannot_be_made_share_its_error
 
     def make(settings: Mapping[str, Any]) -> Environment:
         attempts.append(settings)
-        time.sleep(0.3)  # until all callers wait
+        (making,) = offer._variants.values()
+        eventually(lambda: len(making._condition._waiters) == 3)  # all other callers
         raise ValueError("no data")
 
     offer, together = Offer({"slow": make}, 0, 10.0), Barrier(4)

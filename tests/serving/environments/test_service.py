@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -165,15 +166,19 @@ def test_opening_with_the_same_key_opens_one_session(served: Served) -> None:
     assert served.open().session != served.open().session
 
 
-def test_a_lease_runs_out_with_the_reason(serve: Any) -> None:
+def test_a_lease_runs_out_with_the_reason(serve: Any, clock: SimpleNamespace) -> None:
     served = serve(lease_seconds=2.0)
     kept, lost = served.open().session, served.open().session
     longer = served.open(lease_seconds=30)
     assert longer.lease_seconds == 2.0, "a client may ask for less only"
     served.stub.Close(pb.CloseRequest(session=longer.session))
+    assert not served.stub.KeepAlive(pb.KeepAliveRequest(sessions=[kept, lost])).unknown
+    begun = clock.now
     while served.live > 1:
+        clock.now += 0.5
         assert not served.stub.KeepAlive(pb.KeepAliveRequest(sessions=[kept])).unknown
-        time.sleep(0.1)
+        served.run(served.server.service.expire())
+    assert clock.now - begun >= 2.0
     code, text = refusal(served.step, lost, 0)
     assert code is Code.NOT_FOUND
     assert text == f"session {lost!r} is unknown: its lease of 2 s ran out without a call"
@@ -192,10 +197,15 @@ def test_a_lease_that_would_never_or_always_end_is_refused(served: Served, lease
     assert served.open(lease_seconds=7).lease_seconds == 7
 
 
-def test_a_step_that_takes_long_keeps_its_lease(serve: Any) -> None:
-    served = serve(lease_seconds=1.0)
+def test_a_step_that_takes_long_keeps_its_lease(served: Served, clock: SimpleNamespace) -> None:
     session = served.open().session
-    assert served.step(session, 0, "sleep 2.5").turn == 0
+    call = served.stub.Step.future(step_request(session, 0, "hang"))
+    eventually(lambda: Scripted.steps)
+    clock.now += 1000.0
+    served.run(served.server.service.expire())
+    Scripted.gate.set()
+    assert call.result(60).turn == 0
+    assert served.step(session, 1).turn == 1, "its end renews the lease"
 
 
 def test_closing_twice(served: Served) -> None:
@@ -224,13 +234,16 @@ def test_closing_stops_what_waits(serve: Any) -> None:
 
 
 def test_a_hung_step_ends_its_session_and_no_other(serve: Any) -> None:
-    served = serve(threads=2, step_seconds=1.0)
+    served = serve(threads=2)
     sessions = [served.open().session for _ in range(3)]
+    patient = served.server.service.limits
+    served.server.service.limits = replace(patient, step_seconds=1.0)
     for session in sessions[:2]:
         code, text = refusal(served.step, session, 0, "hang")
         assert code is Code.DEADLINE_EXCEEDED
         assert "1 s" in text
         assert "turn 0 took longer than 1 s" in refusal(served.step, session, 0)[1]
+    served.server.service.limits = patient
     assert served.step(sessions[2], 0).turn == 0
     assert served.live == 1
 
@@ -371,8 +384,9 @@ def test_a_listed_session_can_neither_be_stepped_nor_closed(served: Served) -> N
 
 
 @pytest.mark.parametrize("end", ["close", "step", "lease"])
-def test_the_answer_to_an_opening_is_kept_until_it_has_been_used(serve: Any, end: str) -> None:
-    served = serve(lease_seconds=1.0 if end == "lease" else 60.0)
+def test_the_answer_to_an_opening_is_kept_until_it_has_been_used(
+    served: Served, clock: SimpleNamespace, end: str
+) -> None:
     kept = served.server.service._opened
     opened = served.open(key="mine")
     assert served.open(key="mine").session == opened.session
@@ -380,6 +394,8 @@ def test_the_answer_to_an_opening_is_kept_until_it_has_been_used(serve: Any, end
         served.stub.Close(pb.CloseRequest(session=opened.session))
     elif end == "step":
         served.step(opened.session, 0)
+    else:
+        clock.now += 1000.0
     eventually(lambda: not kept)
     code, text = refusal(served.open, key="mine")
     assert code is Code.ALREADY_EXISTS, "a request that comes late opens no second session"
@@ -426,16 +442,16 @@ def test_a_slow_environment_is_kept_though_quicker_ones_began_later(monkeypatch:
     def make(settings: Any) -> Scripted:
         if settings["greeting"] == "slow":
             begun.set()
-            assert go_on.wait(10)
+            assert go_on.wait(100)
         return Scripted(**settings)
 
     made = offer(more={"scripted": make})
     with ThreadPoolExecutor(1) as pool:
         slow = pool.submit(made.template, "scripted", {"greeting": "slow"})
-        assert begun.wait(10)
+        assert begun.wait(100)
         quick = [made.template("scripted", {"greeting": greeting}) for greeting in ("a", "b")]
         go_on.set()
-        slow.result(10)
+        slow.result(100)
     assert made.template("scripted", {"greeting": "slow"}) is slow.result()
     assert [id(item) in Scripted.closed for item in (slow.result(), *quick)] == [False, True, False]
     made.close()
@@ -449,13 +465,13 @@ def test_an_environment_that_fails_during_the_end_leaves_no_other_open() -> None
 
         def close(self) -> None:
             go_on.set()
-            assert failed.wait(10)
+            assert failed.wait(100)
             super().close()
 
     def make(settings: Any) -> Scripted:
         if settings["greeting"] == "fails":
             begun.set()
-            assert go_on.wait(10)
+            assert go_on.wait(100)
             raise ValueError("no such greeting")
         return (Last if settings["greeting"] == "first" else Scripted)(**settings)
 
@@ -464,7 +480,7 @@ def test_an_environment_that_fails_during_the_end_leaves_no_other_open() -> None
         first = made.template("scripted", {"greeting": "first"})
         failing = pool.submit(made.template, "scripted", {"greeting": "fails"})
         failing.add_done_callback(lambda done: failed.set())
-        assert begun.wait(10)
+        assert begun.wait(100)
         last = made.template("scripted", {"greeting": "last"})
         made.close()
     assert isinstance(failing.exception(), ValueError)

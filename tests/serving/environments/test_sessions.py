@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,23 +9,6 @@ import pytest
 from mrlm_pl.serving.environments import sessions
 from mrlm_pl.serving.environments.sessions import Session, SessionTable
 from mrlm_pl.serving.transport.connection import RefusalError
-
-
-class Clock:
-    """Stands in for ``time.monotonic``."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(sessions.time, "monotonic", clock.monotonic)
-    return clock
 
 
 def session(table: SessionTable, lease: float = 10.0, **fields: Any) -> Session:
@@ -41,7 +25,7 @@ def test_ids_are_long_and_never_the_same() -> None:
     assert min(map(len, ids)) >= 22, "128 bits"
 
 
-def test_a_lease_is_renewed_by_every_call(clock: Clock) -> None:
+def test_a_lease_is_renewed_by_every_call(clock: SimpleNamespace) -> None:
     table = SessionTable()
     mine, idle = session(table), session(table)
     clock.now += 9
@@ -54,7 +38,7 @@ def test_a_lease_is_renewed_by_every_call(clock: Clock) -> None:
     assert set(table.expired()) == {mine, idle}
 
 
-def test_a_session_that_is_busy_does_not_expire(clock: Clock) -> None:
+def test_a_session_that_is_busy_does_not_expire(clock: SimpleNamespace) -> None:
     table = SessionTable()
     mine = session(table)
     loop = asyncio.new_event_loop()

@@ -28,7 +28,7 @@ from mrlm_pl.episode import Message, Task
 from mrlm_pl.policy import Policy
 from mrlm_pl.serving import RemoteEnvironment
 from mrlm_pl.serving.transport.connection import Connection
-from tests.support.environment_servers import Proxy, Served, offer, talk_nonsense
+from tests.support.environment_servers import Proxy, Served, eventually, offer, talk_nonsense
 from tests.support.served_training import episodes
 
 Trouble = Callable[[Task, int], None]
@@ -156,9 +156,13 @@ def test_steps_that_hang_cost_their_episodes_one_attempt(serve: Any, train: Any,
 
     def trouble(task: Task, number: int) -> None:
         if number in hung:
+            eventually(lambda: len(running) == 1)  # those beside it have ended
+            (job,) = running
+            job.timeout = 0.0
             gate.wait(100)
 
-    served = letters(serve, step_seconds=1.5)
+    served = letters(serve)
+    running = served.server.workers._running
     run = train(remote(served.target), trouble)
     abandoned = served.server.workers.abandoned
     gate.set()
@@ -252,10 +256,10 @@ def test_an_address_of_a_server_that_answers_wrongly_beside_another(
     serve: Any, train: Any, undisturbed: Run, way: str
 ) -> None:
     loop = EventLoopThread()
-    wrong, port = loop.submit(talk_nonsense(way)).result(10)
+    wrong, port = loop.submit(talk_nonsense(way)).result(100)
     served = letters(serve)
     run = train(remote(served.target, f"127.0.0.1:{port}"))
-    loop.submit(wrong.stop(0)).result(10)
+    loop.submit(wrong.stop(0)).result(100)
     loop.close()
     assert run.failed == [0.0] * ITERATIONS
     assert 1 <= sum(attempts == 2 for attempts in run.attempts) <= EPISODES // 2

@@ -96,7 +96,7 @@ FORKED = """
 import os
 from mrlm_pl.errors import RemoteError
 from mrlm_pl.serving.verifiers import VerifierClient
-scorer = VerifierClient(TARGET, patience_seconds=10)
+scorer = VerifierClient(TARGET, patience_seconds=60)
 def in_child(expected):
     child = os.fork()
     if child == 0:
@@ -148,7 +148,7 @@ def test_it_waits_for_a_server_that_starts_late_and_says_so_once(serve: Any, cap
     scorer = client(f"127.0.0.1:{port}")
     with ThreadPoolExecutor(5) as pool, caplog.at_level(logging.WARNING):
         asked = [pool.submit(scored, scorer, f"0.{number}") for number in range(1, 6)]
-        time.sleep(1.0)
+        eventually(lambda: any(f"127.0.0.1:{port} does not answer" in message for message in caplog.messages))
         assert not any(item.done() for item in asked)
         serve(endpoint=Endpoint(port=port))
         assert [item.result() for item in asked] == [[0.1], [0.2], [0.3], [0.4], [0.5]]

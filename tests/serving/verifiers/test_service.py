@@ -131,7 +131,7 @@ def test_requests_that_nobody_waits_for_are_not_scored(serve: Any) -> None:
         kept = pool.submit(server.ask, "0.4")
         waiting(server, 2)
         late = pool.submit(refusal, server.ask, "0.1", "0.2", timeout=2.0)
-        waiting(server, 4)
+        eventually(lambda: server.service.waiting == 4 or late.done())
         cancelled.cancel()
         assert late.result()[0] is Code.DEADLINE_EXCEEDED
         waiting(server, 1)
@@ -144,9 +144,9 @@ def test_requests_that_nobody_waits_for_are_not_scored(serve: Any) -> None:
 def test_a_large_request_stops_at_its_deadline(serve: Any) -> None:
     scorer = Spoken()
     server: Verifier = serve(scorer, batch=1)
-    assert refusal(server.ask, *["zzz"] * 20, timeout=0.5)[0] is Code.DEADLINE_EXCEEDED
-    eventually(lambda: not server.service.busy)
-    assert len(scorer.batches) <= 12
+    assert refusal(server.ask, *["zzz"] * 500, timeout=0.5)[0] is Code.DEADLINE_EXCEEDED
+    eventually(lambda: not server.service.busy, 200)
+    assert len(scorer.batches) < 250  # 50 seconds of work
 
 
 def test_the_metrics_may_count_while_requests_arrive() -> None:
@@ -261,7 +261,7 @@ def test_a_drain_answers_what_waits_and_takes_no_more(serve: Any) -> None:
     with ThreadPoolExecutor(2) as pool:
         asked = [pool.submit(server.ask, "wait", "0.5")]
         eventually(lambda: scorer.batches)
-        draining = server.drain(20)
+        draining = server.drain(100)
         eventually(lambda: server.service.draining)
         code, text = refusal(server.ask, "0.5", timeout=60)
         assert (code, "going down" in text) == (Code.UNAVAILABLE, True)

@@ -335,7 +335,7 @@ class AsyncCollector(Collector):
                 # Where several groups fail, the first error ends the run; without this asyncio reports the others.
                 group.playing.add_done_callback(lambda task: task.cancelled() or task.exception())
         groups = [self._admitted[iteration, number] for number in numbers]
-        moves, moved = self._moves(), time.monotonic()
+        moves, still = self._moves(), 0.0
         while True:
             playing = [group.playing for group in self._admitted.values() if group.playing is not None]
             for task in playing:
@@ -344,10 +344,12 @@ class AsyncCollector(Collector):
             missing = {group.playing for group in groups if group.collected is None and group.playing}
             if not missing:
                 return groups
+            began = time.monotonic()
             await asyncio.wait(missing, timeout=_POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            still += min(time.monotonic() - began, 2 * _POLL_SECONDS)  # a process that was suspended did not wait
             if self._moves() != moves:
-                moves, moved = self._moves(), time.monotonic()
-            elif time.monotonic() - moved > self.options.patience:
+                moves, still = self._moves(), 0.0
+            elif still > self.options.patience:
                 raise RolloutError(
                     f"the learner waits for {len(missing)} groups of iteration {iteration}, and no episode has moved "
                     f"for {self.options.patience:g} s: {self._waiting()}; look there, or raise "

@@ -207,17 +207,37 @@ def test_learning_from_what_is_too_old_takes_a_correction(model_folder: Path, ec
 
 
 def test_a_learner_that_waits_in_vain_says_for_what(model_folder: Path, quiet_trainer: Any) -> None:
+    options = AsyncOptions()
+
     class Stuck(Slow):
         async def step(self, actions: Mapping[str, Message]) -> Step:  # type: ignore[override]
+            object.__setattr__(options, "patience", 0.5)  # only now: a busy machine may have sampled for longer
             await asyncio.sleep(1000)
             raise AssertionError
 
-    algorithm, data = make(
-        model_folder, Stuck(), mode="async", async_options=AsyncOptions(patience=0.5), step_timeout=900.0
-    )
+    algorithm, data = make(model_folder, Stuck(), mode="async", async_options=options, step_timeout=900.0)
     with pytest.raises(RolloutError, match=r"waits for its environment's step for \d+ s.*async_options.patience"):
         quiet_trainer().fit(algorithm, data)
     assert data.collection.collector is None, "nothing continues behind a run that has ended"
+
+
+def test_a_process_that_was_suspended_has_not_waited(
+    model_folder: Path, quiet_trainer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(ahead=0.0, monotonic=lambda: time.monotonic() + clock.ahead)
+    monkeypatch.setattr(async_collector, "time", clock)
+    monkeypatch.setattr(async_collector, "_POLL_SECONDS", 0.02)
+
+    class Suspended(Slow):
+        async def step(self, actions: Mapping[str, Message]) -> Step:  # type: ignore[override]
+            await asyncio.sleep(0.2)
+            clock.ahead += 10_000.0
+            return await super().step(actions)
+
+    algorithm, data = make(model_folder, Suspended(0.2), mode="async", iterations=1)
+    trainer = quiet_trainer()
+    trainer.fit(algorithm, data)
+    assert trainer.global_step == 1
 
 
 def test_an_error_that_ends_the_run_is_raised_at_once(model_folder: Path, quiet_trainer: Any) -> None:
@@ -543,8 +563,8 @@ def test_an_environment_that_blocks_the_event_loop_is_found(model_folder: Path, 
                 time.sleep(6.0)  # not awaited: no deadline on the loop can see it
             return await super().step(actions)
 
-    algorithm, data = make(model_folder, Blocks(0.0), mode="async", async_options=AsyncOptions(patience=1.0))
-    with pytest.raises(RolloutError, match=r"event loop has stood still for 1 s in step .*test_asynchronous.py:\d+"):
+    algorithm, data = make(model_folder, Blocks(0.0), mode="async", async_options=AsyncOptions(patience=3.0))
+    with pytest.raises(RolloutError, match=r"event loop has stood still for 3 s in step .*test_asynchronous.py:\d+"):
         quiet_trainer().fit(algorithm, data)
     assert data.collection.collector is None
 

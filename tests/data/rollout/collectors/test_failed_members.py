@@ -278,6 +278,8 @@ def test_a_run_that_ends_in_the_middle_of_its_episodes_keeps_nothing_open(
                 return Step(rewards={"agent": float("nan")}, done=True, stop_reason="end")
             return await super().step(actions)
 
+    gc.collect()  # what earlier tests have left
+    caplog.clear()
     with pytest.raises(NonFiniteError):
         run(model_folder, quiet_trainer(), Poisoned(3, turns=4), mode=mode, iterations=9, failed_members="resample")
     none_left_open()
