@@ -70,7 +70,7 @@ class OpenEnvServer:
             await site.start()
         except (OSError, OverflowError) as error:
             await self.stop()
-            raise ConfigurationError(f"openenv_port: cannot listen on port {self.port}: {error}") from error
+            raise ConfigurationError(f"openenv_port: cannot listen on port {self.port}: {error}; use another") from error
         self.port = self._runner.addresses[0][1]
 
     async def stop(self) -> None:
