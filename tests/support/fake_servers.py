@@ -21,7 +21,7 @@ class FakeServer:
     """A server in this process, with the standard library's sockets.
 
     Attributes:
-        faults: answers to the next sampling requests instead of samples, as bytes or of JSON; None breaks the connection.
+        faults: answers to the next sampling requests instead of samples, also as bytes; None breaks the connection.
         log: method, path, headers and body of each request.
         delay: seconds before each sample.
         awake: samples wait until it is set.

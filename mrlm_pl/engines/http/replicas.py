@@ -255,7 +255,7 @@ class Replicas:
         try:
             return json.loads(text) if text else None
         except json.JSONDecodeError as error:
-            fault = f"{whom}: {verb} {url} answered with invalid JSON: {text[:100]!r}; check the URL and proxies on the way"
+            fault = f"{whom}: {verb} {url} answered with invalid JSON: {text[:100]!r}; check the URL and its proxies"
             raise RemoteError(fault) from error
 
     async def close(self) -> None:
