@@ -46,8 +46,8 @@ class DurableCheckpointIO(TorchCheckpointIO):
             if not isinstance(reason, OSError):
                 raise
             fault = f"the checkpoint {str(path)!r} cannot be written: {reason.strerror or reason}"
-            remedy = "the one before is kept; free space on the disk, then resume the run"
-            raise StorageError(f"{fault}; {remedy}") from error
+            kept = "the one before is kept; " if Path(path).exists() else ""
+            raise StorageError(f"{fault}; {kept}free space on the disk, then resume the run") from error
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any = lambda storage, _: storage, weights_only: bool | None = None

@@ -26,7 +26,7 @@ def serve_metrics(server: EnvironmentServer, port: int) -> None:
     try:
         start_http_server(int(port), "127.0.0.1", registry)
     except (OSError, OverflowError) as error:
-        raise ConfigurationError(f"metrics_port: cannot listen on port {port}: {error}") from error
+        raise ConfigurationError(f"metrics_port: cannot listen on port {port}: {error}; use another") from error
 
 
 class _Numbers:

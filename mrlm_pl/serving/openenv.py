@@ -70,7 +70,8 @@ class OpenEnvServer:
             await site.start()
         except (OSError, OverflowError) as error:
             await self.stop()
-            raise ConfigurationError(f"openenv_port: cannot listen on port {self.port}: {error}") from error
+            fault = f"openenv_port: cannot listen on port {self.port}: {error}"
+            raise ConfigurationError(f"{fault}; use another") from error
         self.port = self._runner.addresses[0][1]
 
     async def stop(self) -> None:

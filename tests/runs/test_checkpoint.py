@@ -17,7 +17,7 @@ from mrlm_pl.engines import Sampling
 from mrlm_pl.errors import EngineError, NonFiniteError, RemoteTimeoutError, RolloutError, StorageError
 from mrlm_pl.policy import Policy
 from mrlm_pl.runs import Trainer, checkpoint
-from mrlm_pl.runs.checkpoint import LastCheckpoint
+from mrlm_pl.runs.checkpoint import DurableCheckpointIO, LastCheckpoint
 
 
 class Clock:
@@ -118,3 +118,9 @@ def test_a_failed_rollout_saves_and_other_errors_keep_the_checkpoint_before(
     last.dirpath = "run"
     last.on_exception(trainer, SimpleNamespace(), end)  # type: ignore[arg-type]
     assert bool(found) == saved
+
+
+def test_a_first_checkpoint_that_cannot_be_written_speaks_of_none_before(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match=r"cannot be written: [^;]*; free space on the disk, then resume the run"):
+        DurableCheckpointIO().save_checkpoint({}, tmp_path / "file" / "last.ckpt")

@@ -102,6 +102,15 @@ def test_tests_that_an_answer_breaks_fail_the_program(way: str) -> None:
         grade(SANDBOX, "def f(): return 1", Tests(("raise SystemExit",), names=("f",)))
 
 
+def test_an_error_of_a_code_has_the_words_of_the_program_s_error() -> None:
+    caught = "try:\n    f(b'\\xff')\n    told = ''\nexcept UnicodeDecodeError as error:\n    told = str(error)\n"
+    tests = Tests((f"{caught}assert 'invalid start byte' in told", "f(b'\\xff')"), names=("f",))
+    found = grade(SANDBOX, "def f(text): return text.decode()", tests)
+    assert found.passed == 1
+    assert found.fault is not None
+    assert "invalid start byte" in found.fault
+
+
 @pytest.mark.parametrize("kind", ["UnicodeDecodeError", "UnicodeEncodeError", "UnicodeTranslateError"])
 def test_errors_of_codes_keep_class_and_arguments_and_can_be_shown(kind: str) -> None:
     arguments = ["utf-8", "x", -(2**62), -(2**62) + 1, "r"]

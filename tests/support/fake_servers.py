@@ -21,7 +21,7 @@ class FakeServer:
     """A server in this process, with the standard library's sockets.
 
     Attributes:
-        faults: answers to the next sampling requests instead of samples; None breaks the connection.
+        faults: answers to the next sampling requests instead of samples, also as bytes; None breaks the connection.
         log: method, path, headers and body of each request.
         delay: seconds before each sample.
         awake: samples wait until it is set.
@@ -82,7 +82,7 @@ class FakeServer:
                 if answer is None:
                     writer.transport.abort()
                     return
-                body = json.dumps(answer[1]).encode()
+                body = answer[1] if isinstance(answer[1], bytes) else json.dumps(answer[1]).encode()
                 writer.write(b"HTTP/1.1 %d X\r\nContent-Type: application/json\r\n" % answer[0])
                 writer.write(b"Content-Length: %d\r\n\r\n" % len(body) + body)
                 await writer.drain()

@@ -244,7 +244,8 @@ def read_reply(dialect: Dialect, reply: Any, request: SampleRequest) -> Drawn:
     try:
         return dialect.read(reply, request)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise RemoteError(f"not a reply of {dialect.name}: {str(reply)[:200]}") from error
+        fault = f"not a reply of {dialect.name}: {str(reply)[:200]}; check data.engine.url and data.engine.dialect"
+        raise RemoteError(fault) from error
 
 
 def ended_by_stop(drawn: Drawn, request: SampleRequest) -> bool:

@@ -255,7 +255,8 @@ class Replicas:
         try:
             return json.loads(text) if text else None
         except json.JSONDecodeError as error:
-            raise RemoteError(f"{whom}: {verb} {url} answered with invalid JSON: {text[:100]!r}") from error
+            fault = f"{whom}: {verb} {url} answered with invalid JSON: {text[:100]!r}; check the URL and its proxies"
+            raise RemoteError(fault) from error
 
     async def close(self) -> None:
         """Close the connections."""

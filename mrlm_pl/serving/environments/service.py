@@ -156,7 +156,8 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
             raise RefusalError(Code.UNAVAILABLE, "the server is going down and opens no session; use another")
         if len(self.sessions) + self.opening >= self.limits.sessions:
             raise RefusalError(
-                Code.RESOURCE_EXHAUSTED, f"{self.limits.sessions} sessions are live, as many as the server allows"
+                Code.RESOURCE_EXHAUSTED,
+                f"{self.limits.sessions} sessions are live, as many as the server allows; raise its max_sessions",
             )
         lease = request.lease_seconds or self.limits.lease_seconds
         if not 0 < lease < math.inf:

@@ -359,8 +359,8 @@ def _text(content: Any, place: str) -> str:
 def _tools(given: Any) -> tuple[ToolSchema, ...]:
     found = []
     for place, tool in enumerate(given if isinstance(given, (list, tuple)) else [given]):
-        function = tool.get("function", tool) if isinstance(tool, Mapping) else {}
-        if not isinstance(function, Mapping) or tool.get("type") != "function" or not function.get("name"):
+        kind, function = (tool.get("type"), tool.get("function", tool)) if isinstance(tool, Mapping) else ("", {})
+        if not isinstance(function, Mapping) or kind != "function" or not function.get("name"):
             raise _fault(f"tools[{place}]", f"is {tool!r:.80}; only functions with a name can be served")
         parameters = function.get("parameters") or {"type": "object", "properties": {}}
         if not isinstance(parameters, Mapping):

@@ -97,8 +97,8 @@ class Servers:
     ) -> tuple[T, Address]:
         """Ask one after another until one answers; return its answer and its address.
 
-        Warns of servers that do not answer, every :data:`WARNING_SECONDS` however many requests wait for them, and when
-        one answers again.
+        Warns of servers that do not answer, and of full ones after half of the time, every :data:`WARNING_SECONDS`
+        however many requests wait for them, and when one answers again.
 
         Args:
             ask: sends one request to a server; receives the seconds left.
@@ -128,7 +128,7 @@ class Servers:
                 if _silent.pop(named, None):
                     logger.warning("%s answers again", named)
                 return answer, address
-            if problem.code is not grpc.StatusCode.RESOURCE_EXHAUSTED:
+            if problem.code is not grpc.StatusCode.RESOURCE_EXHAUSTED or backoff.left < seconds / 2:
                 _warn_silent(named, problem, seconds)
             if not await backoff.pause():
                 raise RemoteTimeoutError(f"{late} ({problem})") from problem

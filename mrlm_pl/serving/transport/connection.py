@@ -58,6 +58,7 @@ _WRONG_KEYS = {
     "CERTIFICATE_VERIFY_FAILED": (
         "renew the server's certificate, or give the authority that signed it as tls_authority"
     ),
+    "Failed to create security handshaker": "tls_key is not the key of tls_certificate: give its own",
     "WRONG_VERSION_NUMBER": "the server has no TLS: leave tls_... out, or give it tls_certificate and tls_key",
     _WANTS_TLS: (
         "give tls_authority, and tls_certificate and tls_key where it wants those of clients (for served_by as "

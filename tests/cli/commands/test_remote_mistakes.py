@@ -57,7 +57,7 @@ def short(err: str) -> bool:
     ("arguments", "text"),
     [
         ("serve --environments math --port 99999", "port: there is no port 99999; give 1 to 65535, or 0"),
-        ("serve --environments math --port 0 --metrics_port 99999", "metrics_port: cannot listen on port 99999"),
+        ("serve --environments math --port 0 --metrics_port 99999", "99999: bind(): port must be 0-65535.; use"),
         ("serve --environments math --join nowhere", "join: the address 'nowhere' is not HOST:PORT"),
         ("serve --environments math --join h:1 --advertise h", "advertise: the address 'h' is not HOST:PORT"),
         ("serve --environments math --advertise h:1", "advertise: only a controller needs it; name one with `--join"),

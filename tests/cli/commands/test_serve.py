@@ -290,7 +290,9 @@ def test_a_wrong_port_for_openenv_is_all_that_is_told():
     command = [sys.executable, "-m", "mrlm_pl.cli.main", "serve", "--environments", "math", "--port", "0"]
     done = subprocess.run([*command, "--openenv_port", "99999"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith("mrlm: error: openenv_port: cannot listen on port 99999")
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("mrlm: error: openenv_port: cannot listen on port 99999")
+    assert last.endswith("; use another")
 
 
 def test_a_port_that_is_taken_is_told_before_a_model_is_read(mrlm, tmp_path):

@@ -474,7 +474,18 @@ def test_a_reply_of_something_else_is_an_error_that_shows_it(
     remote = engine(server)
     run(remote, request((5,)))
     server.faults = [(200, {"choices": [choice]})]
-    with pytest.raises(RemoteError, match="not a reply of vllm"):
+    with pytest.raises(RemoteError, match=r"not a reply of vllm: .*; check data\.engine\.url and"):
+        run(remote, request((5,)))
+
+
+def test_a_reply_that_is_cut_is_an_error_with_its_address(
+    serve: Callable[..., Any], engine: Callable[..., OpenAICompatible]
+) -> None:
+    server = serve()
+    remote = engine(server)
+    run(remote, request((5,)))
+    server.faults = [(200, b'{"choices": [')]
+    with pytest.raises(RemoteError, match=rf"{server.url}\S+ answered with invalid JSON: .*; check the URL"):
         run(remote, request((5,)))
 
 

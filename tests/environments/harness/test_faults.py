@@ -338,9 +338,10 @@ def test_a_plain_function_may_return_a_coroutine() -> None:
         ({"messages": [{"role": "assistant", "tool_calls": [NAN]}]}, "invalid_request"),
         ({"messages": [{"role": "tool", "content": "3", "tool_call_id": 5}]}, "invalid_request"),
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": 5}}]}, "invalid_request"),
+        ({"tools": "search"}, "invalid_request"),
         ({"messages": [{"role": "user", "content": "x" * (17 << 20)}]}, "body_too_large"),
     ],
-    ids=["stop", "stops", "calls", "nan", "id", "tool", "size"],
+    ids=["stop", "stops", "calls", "nan", "id", "tool", "tools", "size"],
 )
 def test_a_malformed_call_is_refused_and_its_episode_continues(wrong: Any, code: str) -> None:
     async def program(row: Any, endpoint: Any) -> float:

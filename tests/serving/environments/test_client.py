@@ -328,6 +328,14 @@ def test_a_reset_that_nobody_waits_for_any_more_leaves_no_session(serve: Server)
     eventually(lambda: served.live == 0)
 
 
+def test_a_server_that_stays_full_is_named(serve: Server, caplog: pytest.LogCaptureFixture) -> None:
+    full = serve(sessions=1)
+    full.open()
+    with pytest.raises(RemoteError, match=r"no server opened a session within 0\.4 s .*raise its max_sessions"):
+        begun(remote(full, open_seconds=0.4))
+    assert "does not answer (RESOURCE_EXHAUSTED: 1 sessions are live" in caplog.text
+
+
 def test_a_queue_that_is_full_for_a_while_is_waited_for(serve: Server) -> None:
     served = serve(threads=1, queue=1)
     playing = [begun(remote(served, step_seconds=90.0)) for _ in range(6)]

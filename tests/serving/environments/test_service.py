@@ -253,7 +253,7 @@ def test_a_full_queue_and_a_full_server(serve: Any) -> None:
     sessions = [served.open().session for _ in range(3)]
     code, text = refusal(served.open)
     assert code is Code.RESOURCE_EXHAUSTED
-    assert text == "3 sessions are live, as many as the server allows"
+    assert text == "3 sessions are live, as many as the server allows; raise its max_sessions"
     first = served.stub.Step.future(step_request(sessions[0], 0, "hang"))
     eventually(lambda: Scripted.steps)
     second = served.stub.Step.future(step_request(sessions[1], 0))

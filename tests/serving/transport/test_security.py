@@ -135,6 +135,14 @@ def test_a_connection_with_tls(serve: Any, authority: Authority) -> None:
     eventually(lambda: served.live == 0)  # a client does not wait for the end of its session
 
 
+def test_a_client_whose_key_is_another_s_is_told_so(serve: Any, authority: Authority) -> None:
+    served: Served = serve(identity=Identity(*authority.identity("server"), authority.file))
+    (certificate, _), (_, key) = authority.identity("client"), authority.identity("other")
+    keys = {"tls_authority": authority.file, "tls_certificate": certificate, "tls_key": key}
+    with pytest.raises(RemoteError, match="tls_key is not the key of tls_certificate"):
+        played(client(served, **keys), "end")
+
+
 @pytest.mark.parametrize("wants_theirs", [False, True])
 @pytest.mark.timeout(60)  # a repeated call would wait for hours
 def test_tls_at_the_server_alone_is_refused_at_once(serve: Any, authority: Authority, wants_theirs: bool) -> None:
