@@ -63,6 +63,8 @@ def read_config(model: str, source: str) -> Any:
         remedy = f"{meant} a folder, a hub id or {BUILTIN_TINY!r}"
         if model.rpartition(":")[2].isdecimal():
             remedy = "give its tokenizer's model, and the address as `served_by`"
+        elif model.endswith(".ckpt") and not near:
+            remedy = "a checkpoint must be in RUN/checkpoints with RUN/config.yaml; of a script's run give its folder"
         fault = f"model {model!r} is neither a folder here nor a readable model of the hub ({first_line(error)})"
         raise PolicyError(f"{fault}; {remedy}") from error
 

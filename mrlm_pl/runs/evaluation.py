@@ -124,8 +124,8 @@ class SeatedModel:
         """
         specs = evaluation_specs(self.environment, num_episodes, split, seed, samples_per_task, self.name)
         if len(specs) < num_episodes:
-            first = "play each task several times with --samples-per-task"
-            remedy = first if samples_per_task == 1 else "raise --samples-per-task, or lower --num-episodes"
+            first = "play each task several times with `samples_per_task`"
+            remedy = first if samples_per_task == 1 else "raise `samples_per_task`, or lower `num_episodes`"
             found = f"the {split} split has tasks for {len(specs)}"
             tell(f"warning: {num_episodes} episodes requested, but {found}; {remedy}")
         return specs

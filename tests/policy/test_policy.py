@@ -114,6 +114,7 @@ def test_a_folder_without_tokenizer_is_refused_before_any_weights_are_read(model
         ("builtin:huge", "builtin:tiny"),
         ("/a/b/c", "there is no folder"),
         ("a" * 5_000, "has 5000 characters; give a folder or a hub id"),
+        ("best/step=5.ckpt", r"; a checkpoint must be in RUN/checkpoints with RUN/config.yaml; of a script's run give"),
         ("a\0b", r"is neither a folder here nor .*; give a folder, a hub id or 'builtin:tiny'$"),
         ("127.0.0.1:50060", "; give its tokenizer's model, and the address as `served_by`"),
     ],

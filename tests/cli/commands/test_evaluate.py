@@ -270,9 +270,12 @@ def test_a_split_with_fewer_tasks_than_episodes_is_told(mrlm, model_folder):
     options = ("eval", "--model", str(model_folder), *data, "--max-tokens", "2", "--num-episodes")
     status, _, err = mrlm(*options, "2")
     assert status == 0, err
-    assert "mrlm: warning: 2 episodes requested, but the test split has tasks for 1; play each task" in err
+    told = (
+        "2 episodes requested, but the test split has tasks for 1; play each task several times with `samples_per_task`"
+    )
+    assert f"mrlm: warning: {told}" in err
     more = mrlm(*options, "6", "--samples-per-task", "2")[2]
-    assert "6 episodes requested, but the test split has tasks for 2; raise --samples-per-task, or lower" in more
+    assert "6 episodes requested, but the test split has tasks for 2; raise `samples_per_task`, or lower" in more
     status, out, err = mrlm(*options, "200", "--output", "r.json")
     assert "episodes       1, 200 requested (no more tasks)" in out
     report = json.loads(Path("r.json").read_text())
