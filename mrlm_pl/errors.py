@@ -108,6 +108,7 @@ SYNONYMS = {
     "accuracy": "success",
     "algorithm": "model",
     "beta": "kl",
+    "dapo": "grpo",
     "discount": "gamma",
     "epsilon": "clip",
     "eval_steps": "val_check_interval",
@@ -132,7 +133,7 @@ SYNONYMS = {
     "termination_threshold": "stop_above",
     "whiten": "whiten_advantages",
 }
-"""Names of our settings and metrics in other frameworks."""
+"""Names of our algorithms, settings and metrics in other frameworks, by theirs."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

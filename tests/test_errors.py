@@ -16,6 +16,7 @@ from mrlm_pl.errors import nearest, nearest_path
         ("clpi", ("clip_low", "clip"), "clip"),
         ("xyz", ("GRPO",), None),
         ("", ("GRPO",), None),
+        ("DAPO", ["DPO", "GRPO"], "GRPO"),
     ],
 )
 def test_swapped_letters_come_first(name, known, meant):
