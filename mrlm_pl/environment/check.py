@@ -315,7 +315,7 @@ def _results(checks: Mapping[str, Callable[[], str | Finding]]) -> tuple[Check, 
             results.append(Check(name, True, found.message, found.applies, found.measures))
         except DataError:
             raise
-        except Exception as error:  # an environment may raise anything
+        except (Exception, SystemExit) as error:  # an environment may raise anything
             told = str(error) if isinstance(error, MRLMError) else described(error)
             same = [result.name for result in results if result.message == told]
             results.append(Check(name, False, f"as in {same[0]!r}" if same else told))
@@ -384,7 +384,7 @@ def check_data(environment: Environment, split: str, *, max_turns: int = 64) -> 
     return DataReport(tuple(solved), failed, tuple(without), tuple(solved.values()))
 
 
-def described(error: Exception) -> str:
+def described(error: BaseException) -> str:
     """Return class, text and place of an error; the place is the innermost line outside of installed packages."""
     found = place_of_error(error)
     return f"{type(error).__name__}: {error}{f' ({found})' if found else ''}"

@@ -89,7 +89,8 @@ class TurnOrder:
         Raises:
             EnvironmentContractError: they are empty, no messages, or name an agent that does not exist.
         """
-        self._due, self._acted = self._receivers(observations), set()
+        self._acted = set()
+        self._due = self._receivers(observations)
         if not self._due:
             raise self._error("reset returned no observation", "give at least one agent its first messages")
 
@@ -114,7 +115,8 @@ class TurnOrder:
 
         Raises:
             EnvironmentContractError: unknown agents, components that do not sum to the reward, a metric that is no
-                finite number, an observation after the end, or no agent that acts before it.
+                finite number, a success that is no truth value, an observation after the end, or no agent that acts
+                before it.
             NonFiniteError: a reward is NaN or infinite.
         """
         if not isinstance(step, Step):
@@ -150,6 +152,8 @@ class TurnOrder:
         for name, metric in step.metrics.items():
             if not (is_number(metric) and math.isfinite(metric)):
                 raise self._error(f"the metric {name!r} is {shown(metric)}", "give a finite number")
+        if step.success not in (None, False, True):
+            raise self._error(f"success is {shown(step.success)}", "give True, False or None")
         receivers = self._receivers(step.observations)
         if step.done and receivers:
             raise self._error(f"the episode is done but {sorted(receivers)} received observations", "send none")
@@ -171,6 +175,8 @@ class TurnOrder:
             strange = [item for item in messages if not (isinstance(item, Message) and isinstance(item.content, str))]
             if strange:
                 raise self._error(f"the observation of agent {agent!r} holds {shown(strange[0])}", remedy)
+            if not messages and agent not in self._acted:
+                raise self._error(f"agent {agent!r} has no message before its first decision", remedy)
         return frozenset(observations)
 
     def _error(self, fault: str, remedy: str) -> EnvironmentContractError:
@@ -254,6 +260,10 @@ def _check_actions(environment: Any, actions: Any) -> None:
 
 
 def _check_tasks(environment: Any, source: Any) -> None:
+    agents = list(environment.agents)
+    if not agents or len({*agents}) < len(agents):
+        remedy = "give each its own name, as in ('first', 'second')"
+        raise ConfigurationError(f"environment {environment.name!r}: its agents are {agents}; {remedy}")
     if not (hasattr(source, "__getitem__") and hasattr(source, "size")):
         raise ConfigurationError(
             f"environment {environment.name!r}: tasks returned {shown(source)}; return a TaskSource, as in "

@@ -284,7 +284,8 @@ class PolicyGradient(Algorithm):
             return turn_returns_of(episodes, bonus)
         if isinstance(self.further, Coalitions):
             return self.further.returns(episodes, bonus)
-        return returns_of(episodes, bonus, greedy)
+        found = returns_of(episodes, bonus, greedy)
+        return found.take([k for k, agent in enumerate(found.agent) if self.seat(agent) in self.trained_policies])
 
     def compared(self, returns: Any) -> Any:
         """Return the returns with their baselines, by default those of :attr:`advantage`; every rank calls this once.
@@ -374,7 +375,7 @@ class PolicyGradient(Algorithm):
 
     def without_signal(self, group: Sequence[Episode]) -> bool:
         judge = self.further if isinstance(self.further, Coalitions) else self.turns or self.tree
-        return equal_returns(group) if judge is None else judge.without_signal(group)
+        return equal_returns(group, self.trained_policies) if judge is None else judge.without_signal(group)
 
     def turn_bonus(self, sampling: Sampling) -> Callable[[Turn], float] | None:
         """Return the function that adds to the reward of a turn, or None.

@@ -52,6 +52,11 @@ class SharesTasks(Sound):
         return super().tasks("any")
 
 
+class Exits(Sound):
+    def reply(self, message: Message) -> Outcome:
+        raise SystemExit(3)
+
+
 class Draws(Sound):
     def begin(self, task: Task) -> str:
         return f"{super().begin(task)} {random.random()}"
@@ -220,6 +225,7 @@ def test_sound_environments_pass(environment: Environment) -> None:
         (DrawsTasks(), "task data", "another task when it is read again"),
         (Shares(), "copies are independent", "copies share state"),
         (Crashes(), "hostile replies", "ValueError"),
+        (Exits(), "determinism", "SystemExit: 3"),
         (PaysTheSilent(), "best replies", "the best replies earn 1.0"),
         (GoesOn(), "determinism", "did not end within 64 turns"),
         (Unordered(), "order of calls", "step before reset was accepted"),

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import inspect
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -49,6 +50,9 @@ def test_one_name_without_a_comma_is_no_tuple_of_agents() -> None:
         (Step(), "no agent received an observation"),
         (Step(done=True), "without a stop_reason"),
         (Step({"c": ASKED}), "observation is for agent 'c'"),
+        (Step({"b": []}), "agent 'b' has no message before its first decision"),
+        (Step(done=True, stop_reason="end", success="no"), "success is 'no' .str.; give True, False or None"),  # type: ignore[arg-type]
+        (Step(done=True, stop_reason="end", success=0.3), "success is 0.3 .float."),  # type: ignore[arg-type]
     ],
 )
 def test_a_step_that_breaks_the_contract_is_named(step: Step, message: str) -> None:
@@ -56,6 +60,14 @@ def test_a_step_that_breaks_the_contract_is_named(step: Step, message: str) -> N
     turns.check_actions({"a": SAID})
     with pytest.raises(EnvironmentContractError, match=message):
         turns.stepped(step)
+
+
+@pytest.mark.parametrize("agents", [(), ("a", "b", "a")])
+def test_agents_without_a_name_of_their_own_are_named(agents: tuple[str, ...], echo: Any) -> None:
+    environment = echo()
+    environment.agents = agents
+    with pytest.raises(ConfigurationError, match=re.escape(f"its agents are {list(agents)}; give each its own name")):
+        environment.tasks("train")
 
 
 def test_rewards_that_are_left_out_are_the_sums_of_the_components() -> None:

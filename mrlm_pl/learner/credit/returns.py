@@ -318,9 +318,9 @@ def acted_episodes(episodes: Sequence[Episode], policy: str) -> int:
     return sum(any(row.policy == policy and row.num_actions for row in episode.rows()) for episode in played)
 
 
-def equal_returns(group: Sequence[Episode]) -> bool:
-    """Return whether every agent's returns are all equal; failures do not count."""
+def equal_returns(group: Sequence[Episode], policies: Collection[str] | None = None) -> bool:
+    """Return whether each agent of these policies, by default of all, has equal returns; failures do not count."""
     played = [episode for episode in group if not episode.failed]
-    agents = {agent for episode in played for agent in episode.trajectories}
+    agents = {row.agent for episode in played for row in episode.rows() if policies is None or row.policy in policies}
     returns = [{agent_return(e, agent) for e in played if agent in e.trajectories} for agent in agents]
     return all(len(values) < 2 for values in returns)
