@@ -284,8 +284,7 @@ class PolicyGradient(Algorithm):
             return turn_returns_of(episodes, bonus)
         if isinstance(self.further, Coalitions):
             return self.further.returns(episodes, bonus)
-        found = returns_of(episodes, bonus, greedy)
-        return found.take([k for k, agent in enumerate(found.agent) if self.seat(agent) in self.trained_policies])
+        return returns_of(episodes, bonus, greedy)
 
     def compared(self, returns: Any) -> Any:
         """Return the returns with their baselines, by default those of :attr:`advantage`; every rank calls this once.

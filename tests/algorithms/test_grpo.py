@@ -75,11 +75,11 @@ def test_a_failed_episode_shrinks_its_group() -> None:
     assert batch.advantages[:, -1].tolist() == pytest.approx([0.7071, -0.7071], abs=1e-4)
 
 
-def test_a_frozen_partners_returns_are_no_signal_and_are_not_compared() -> None:
+def test_a_frozen_partners_returns_are_no_signal() -> None:
     algorithm = GRPO({"x": Policy(), "y": Policy(trained=False)})
     group = [episode(0, "g", {"x": 1.0, "y": 0.0}), episode(1, "g", {"x": 1.0, "y": 5.0})]
     assert algorithm.without_signal(group)
-    assert algorithm.returns(group, None, ()).agent == ("x", "x")
+    assert not algorithm.without_signal([*group, episode(2, "g", {"x": 0.0, "y": 0.0})])
 
 
 def test_only_action_tokens_have_a_gradient(model_folder: Path) -> None:
