@@ -249,7 +249,7 @@ class AgentCritics(Critic):
         return self.model(agent)
 
     def check_agents(self, seats: Mapping[str, str]) -> None:
-        for agent in sorted(set(seats) ^ set(self.models)):
+        for agent in [*sorted(self.models.keys() - seats.keys()), *sorted(seats.keys() - self.models.keys())]:
             what = "has no critic, but others have" if agent in seats else "is no agent that learns"
             raise ConfigurationError(
                 f"agent_critics: {agent!r} {what}; give one to each of {sorted(seats)}, or to none for value heads"
