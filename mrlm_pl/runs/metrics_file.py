@@ -30,6 +30,11 @@ class MetricsFile(Logger):
         self.path = Path(folder) / "metrics.csv"
         self._columns: list[str] = []
         self._started = False
+        self._resumed_at = 0
+
+    def resume_at(self, step: int) -> None:
+        """Keep the rows of earlier steps than this, although the next row may be at one of them."""
+        self._resumed_at = step
 
     @property
     def name(self) -> str:
@@ -50,7 +55,7 @@ class MetricsFile(Logger):
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         row: dict[str, Any] = {"step": step or 0, **metrics}
-        rows = None if self._started else self._earlier_rows(row["step"])
+        rows = None if self._started else self._earlier_rows(max(row["step"], self._resumed_at))
         new = [name for name in sorted(row) if name not in self._columns]
         if new or rows is not None:
             rows = self._read() if rows is None else rows
@@ -92,11 +97,16 @@ class RunTensorBoard(TensorBoardLogger):
     def __init__(self, folder: str | Path) -> None:
         super().__init__(folder, name=TENSORBOARD, version="", default_hp_metric=False)
         self._resumes = any(Path(self.log_dir).glob("events.*"))
+        self._resumed_at = 0
+
+    def resume_at(self, step: int) -> None:
+        """See :meth:`MetricsFile.resume_at`."""
+        self._resumed_at = step
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         if self._resumes:
-            self.experiment.purge_step = step or 0  # of the file that the writer opens next
+            self.experiment.purge_step = max(step or 0, self._resumed_at)  # of the file that the writer opens next
             self.experiment.close()
             self._resumes = False
         try:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.core.optimizer import _init_optimizers_and_lr_schedulers
@@ -30,6 +30,14 @@ RISES_AGAIN = (
     "result differs from that of a run which had this length from the start; for that result train a new run. Runs "
     "with `model.optimization.schedule: constant` can be continued at any time"
 )
+
+
+@runtime_checkable
+class ResumedLogger(Protocol):
+    """A logger that replaces the steps which a resumed run repeats."""
+
+    def resume_at(self, step: int) -> None:
+        """Replace this step and later ones alone."""
 
 
 class ExactResume(Callback):
@@ -90,18 +98,20 @@ class ExactResume(Callback):
             loop.epoch_progress.increment_completed()
 
     def _validate(self, trainer: Trainer) -> None:
-        """Play a validation that is due after the last batch; its step in the metrics is that of the next update."""
+        """Play a validation that is due after the last batch."""
         loop, epochs = trainer.fit_loop.epoch_loop, trainer.fit_loop.epoch_progress.current
         fetcher: Any = None  # read for loaders without a length only
-        kept = loop._batches_that_stepped, epochs.completed
+        completed = epochs.completed
         if trainer.fit_loop.restarted_mid_epoch and loop.batch_progress.is_last_batch:
             epochs.completed -= 1  # the loop has begun the next epoch
         if self.validated < loop.batch_progress.total.ready and loop._should_check_val_fx(fetcher):
-            loop._batches_that_stepped = trainer.global_step
+            for logger in trainer.loggers:
+                if isinstance(logger, ResumedLogger):  # its step is that of the last update
+                    logger.resume_at(trainer.global_step)
             trainer.validating = True
             loop.val_loop.run()
             trainer.training = True
-        loop._batches_that_stepped, epochs.completed = kept
+        epochs.completed = completed
 
     def _keep_settings(self, trainer: Trainer) -> None:
         scheduled = {id(item.scheduler.optimizer): item for item in trainer.lr_scheduler_configs}

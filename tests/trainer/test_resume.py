@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from contextlib import nullcontext
 from pathlib import Path
@@ -176,6 +177,10 @@ def test_a_validation_that_a_kill_interrupts_is_played_by_the_resumed_run(
     with pytest.raises((RuntimeError, SystemExit)) if fails_after else nullcontext():
         fit(fails_after, resume=False)
     assert [fit(0, resume=True), fit(0, resume=True)] == [validated, []]
+    with (tmp_path / "run" / "metrics.csv").open() as file:
+        rows = [(row["step"], "val" if row["val/reward"] else "train") for row in csv.DictReader(file)]
+    whole = [("0", "train"), ("1", "train"), ("1", "val"), ("2", "train"), ("3", "train"), ("3", "val")]
+    assert rows == (whole[:3] if max_steps == 2 else whole)
 
 
 @pytest.mark.long_after(1)
