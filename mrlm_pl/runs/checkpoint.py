@@ -61,7 +61,7 @@ class LastCheckpoint(ModelCheckpoint):
     """Keeps ``RUN/checkpoints/last.ckpt``, from which ``--ckpt_path last`` continues.
 
     It is saved at the end of each epoch, unless ``every_n_epochs`` is given, and by default after 15 seconds, then at
-    intervals that double up to ten minutes and are at least 20 times as long as a save takes. SIGTERM and, in one
+    intervals that double, or are 20 times as long as a save if that is longer, up to ten minutes. SIGTERM and, in one
     process, a failed rollout save it too. To keep the best checkpoints add a ``ModelCheckpoint`` to
     ``trainer.callbacks``.
 

@@ -166,7 +166,7 @@ class OpenAICompatible(Engine):
             return await drawing
 
     async def _drawn(self, request: SampleRequest) -> Sample:
-        facts = await self._known()
+        facts = await self._known(request.policy)
         limit = request.limit(facts.window)
         self._check_distribution(request, facts)
         served = self._policies.get(request.policy, _Served(0))
@@ -246,7 +246,7 @@ class OpenAICompatible(Engine):
             ConfigurationError: a server cannot.
             RemoteError: no server answers.
         """
-        facts = self._running().submit(self._known()).result()
+        facts = self._running().submit(self._known(policy)).result()
         self._model_of(facts.models, policy)
 
     async def _take_over(self, policy: str, served: _Served) -> None:
@@ -287,7 +287,7 @@ class OpenAICompatible(Engine):
 
     async def _probes(self, policy: str) -> dict[str, Drawn]:
         """Return the samples for :func:`check_weights`, by the URL of each server that answers."""
-        facts, found = await self._known(), {}
+        facts, found = await self._known(policy), {}
         model = self._model_of(facts.models, policy)
         body = self.dialect.body(WEIGHT_PROBE, model, WEIGHT_PROBE.sampling.max_tokens, 0)
         for replica in self._replicas.all:
@@ -299,10 +299,10 @@ class OpenAICompatible(Engine):
                     logger.warning("the weights of %s were not compared: %s", replica.url, error)
         return found
 
-    async def _known(self) -> ServerFacts:
+    async def _known(self, policy: str) -> ServerFacts:
         """Return the facts of the servers, requested once."""
         if self._facts is None:
-            await self._ready_anywhere("")
+            await self._ready_anywhere(policy)
         assert self._facts is not None
         return self._facts
 

@@ -270,8 +270,9 @@ def test_nobody_there(engine: Callable[..., OpenAICompatible], serve: Callable[.
     server = serve()
     server.stop()
     remote = engine(server, terms=Terms(timeout_seconds=1, patience_seconds=0.5, retries=9))
-    with pytest.raises(RemoteError, match=f"no server answers.*{server.url}"):
-        remote.load("p", model, 0)
+    for ask in (lambda: remote.check("p"), lambda: remote.load("p", model, 0)):
+        with pytest.raises(RemoteError, match=f"policy 'p': no server answers.*{server.url}"):
+            ask()
 
 
 def test_the_least_busy_is_asked_and_no_more_at_once_than_allowed(
