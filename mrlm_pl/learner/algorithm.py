@@ -34,6 +34,7 @@ from mrlm_pl.policy.pretrained import write_policy
 from mrlm_pl.policy.sharding import clip_norm, gathered, parallelize, shard
 from mrlm_pl.rollout.branches import FurtherEpisodes
 from mrlm_pl.settings import NamesUnknown, as_settings
+from mrlm_pl.trainer.bounds import act_after_validations
 from mrlm_pl.trainer.resume import ExactResume
 
 
@@ -405,6 +406,8 @@ class Algorithm(NamesUnknown, LightningModule, ABC):
 
     def configure_callbacks(self) -> list[Callback]:
         """Return the callbacks that make a resumed run exact and write the metrics."""
+        if self._trainer is not None:
+            act_after_validations(self._trainer)
         return [ExactResume(), UpdateRows(self.metrics)]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -137,8 +137,10 @@ def adapted_weight(module: nn.Module) -> Tensor | None:
 
 def merged_state(model: nn.Module) -> dict[str, Tensor]:
     """Return the weights of a model by the names of a plain model: adapters merged, int8 as the rounded weights."""
-    state = model.state_dict().items()
-    merged = {name.replace(".base_layer.", "."): whole(value) for name, value in state if not is_adapter(name)}
+    state = {name: value for name, value in model.state_dict(keep_vars=True).items() if not is_adapter(name)}
+    distinct = {id(value): value for value in state.values()}  # tied weights stay one tensor, which a folder has once
+    tensors = {key: whole(value.detach()) for key, value in distinct.items()}
+    merged = {name.replace(".base_layer.", "."): tensors[id(value)] for name, value in state.items()}
     for name, module in model.named_modules():
         weight = adapted_weight(module)
         if weight is not None:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
+from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.grouping import grouped
 
 _WHOLE: ContextVar[bool] = ContextVar("whole", default=False)
@@ -41,7 +42,8 @@ def parallelize(model: nn.Module, mesh: Any) -> None:
     """Split the matrices of a Llama-like model's layers over the ranks of a mesh (tensor parallelism), in place.
 
     Raises:
-        ValueError: the model has other layers, or its heads cannot be divided evenly.
+        ConfigurationError: the model has other layers, also such of ``lora``, ``int8`` or ``compile``, or its heads
+            cannot be divided evenly.
     """
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -52,10 +54,16 @@ def parallelize(model: nn.Module, mesh: Any) -> None:
     plan = {name: styles[leaf] for name in names if (leaf := name.rsplit(".", 1)[-1]) in styles}
     size, heads = mesh.size(), getattr(model.config, "num_key_value_heads", 0)
     if len(plan) != len(styles) or not isinstance(heads, int) or heads % size:
-        raise ValueError(
+        raise ConfigurationError(
             f"{type(model).__name__} cannot be split over {size} ranks: tensor parallelism needs layers with q_proj, "
             f"k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj and a multiple of {size} key/value heads (it has "
-            f"{heads})"
+            f"{heads}); set trainer.strategy.tensor_parallel_size to 1"
+        )
+    compiled = any(layer._compiled_call_impl is not None for layer in blocks)
+    if compiled or not all(isinstance(blocks[0].get_submodule(name), nn.Linear) for name in plan):
+        raise ConfigurationError(
+            "tensor parallelism splits plain linear layers alone; leave out the policies' lora, int8 and compile, or "
+            "set trainer.strategy.tensor_parallel_size to 1"
         )
     for layer in blocks:
         parallelize_module(layer, mesh, plan)

@@ -1,10 +1,11 @@
-"""Numbers of training batches of a trainer."""
+"""Numbers of training batches of a trainer: past ones, all, and those between validations."""
 
 from __future__ import annotations
 
 import math
 
 from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 
 def batches_served(trainer: Trainer) -> int:
@@ -20,3 +21,18 @@ def batches_in_all(trainer: Trainer) -> float:
     if trainer.max_steps >= 0:
         bounds.append(trainer.max_steps * trainer.accumulate_grad_batches)
     return min(bounds)
+
+
+def act_after_validations(trainer: Trainer) -> None:
+    """Let callbacks that monitor a metric act after each validation, also with ``val_check_interval`` 1.
+
+    Lightning takes this number of batches for 1.0, one epoch, at whose end they would look at the last metric only.
+    """
+    interval = trainer.val_check_interval
+    if interval != 1 or not isinstance(interval, int) or not trainer.limit_val_batches:
+        return
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, EarlyStopping) and callback._check_on_train_epoch_end is None:
+            callback._check_on_train_epoch_end = False
+        if isinstance(callback, ModelCheckpoint) and callback.monitor and callback._save_on_train_epoch_end is None:
+            callback._save_on_train_epoch_end = False

@@ -155,8 +155,16 @@ class _EndingFitLoop(_FitLoop):
         return self.max_batches == 0 or self.trainer.limit_train_batches == 0
 
     def reset(self) -> None:
-        progress = self.epoch_loop.batch_progress
-        if getattr(self.trainer.train_dataloader, "extended", False):  # the epoch may have more batches now
+        progress: Any = self.epoch_loop.batch_progress
+        loader: Any = self.trainer.train_dataloader
+        before, length = getattr(loader, "batches_before", 0), self.trainer.num_training_batches
+        if before and length == len(loader):  # a rollout may have another number of batches now
+            for counts in (progress.total, progress.current):
+                more = counts.ready // before * (loader.batches - before)
+                counts.ready, counts.started = counts.ready + more, counts.started + more
+                counts.processed, counts.completed = counts.processed + more, counts.completed + more
+            loader.batches_before = 0
+        if getattr(loader, "extended", False):  # the epoch may have more batches now
             progress.is_last_batch = progress.current.ready >= self.trainer.num_training_batches
         super().reset()
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from mrlm_pl.cli.commands.consolidate import consolidate
@@ -101,7 +102,9 @@ def check_like_one(two: Path, one: Path) -> None:
     shared = [item for item in episodes(two) if item.iteration == 0]
     assert {item.id for item in shared} == set(first), "every episode is played once, by one of the ranks"
     assert all(item.rows()[0].token_ids == first[item.id].rows()[0].token_ids for item in shared)
-    # The exported policy is complete, and equals that of one process up to rounding.
+    # The exported policy is complete, has tied weights once, and equals that of one process up to rounding.
+    written = [load_file(run / "policies" / "main" / "model.safetensors") for run in (two, one)]
+    assert written[0].keys() == written[1].keys()
     exported, single = (AutoModelForCausalLM.from_pretrained(run / "policies" / "main") for run in (two, one))
     ids = torch.arange(8, 20)[None]
     torch.testing.assert_close(exported(ids).logits, single(ids).logits, rtol=1e-3, atol=1e-3)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from mrlm_pl.algorithms import GRPO, SFT
@@ -181,6 +182,30 @@ def test_a_validation_that_a_kill_interrupts_is_played_by_the_resumed_run(
         rows = [(row["step"], "val" if row["val/reward"] else "train") for row in csv.DictReader(file)]
     whole = [("0", "train"), ("1", "train"), ("1", "val"), ("2", "train"), ("3", "train"), ("3", "val")]
     assert rows == (whole[:3] if max_steps == 2 else whole)
+
+
+class Falls(Callback):
+    """Lets the monitored metric fall from validation to validation."""
+
+    def on_validation_epoch_end(self, trainer: Any, algorithm: Any) -> None:
+        algorithm.log("falls", -float(trainer.global_step))
+
+
+@pytest.mark.parametrize("validates", [True, False])
+def test_validations_of_each_batch_stop_a_run_and_keep_its_best_checkpoint(
+    validates: bool, echo: Any, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    watched = {"monitor": "falls" if validates else "train/loss", "mode": "max"}
+    stopping, best = EarlyStopping(**watched, patience=2), ModelCheckpoint(tmp_path, **watched, filename="{step}")
+    data = RolloutDataModule(
+        echo(), groups=2, group_size=2, iterations=5, sampling=Sampling(max_tokens=3), validation_episodes=2
+    )
+    callbacks = [*([Falls()] if validates else []), stopping, best]
+    options = {"limit_val_batches": 1.0 if validates else 0, "val_check_interval": 1, "enable_checkpointing": True}
+    trainer = quiet_trainer(callbacks=callbacks, **options)
+    trainer.fit(GRPO({"main": Policy("builtin:tiny")}), data)
+    assert trainer.global_step == (3 if validates else 5)
+    assert [path.name for path in tmp_path.glob("*.ckpt")] == [f"step={1 if validates else 5}.ckpt"]
 
 
 @pytest.mark.long_after(1)

@@ -234,6 +234,7 @@ class Collection:
             episodes, seconds, plan.without_signal, unused, branches, several, earlier_tokens=collected.earlier_tokens
         )
         measured.means |= collected.metrics
+        measured.sums |= collected.sums
         if plan.resample_rounds:
             measured.means["rollout/reward_of_all_groups"] = reward_sums([*episodes, *collected.replaced])
         if self.players.stale is not None:

@@ -80,9 +80,10 @@ class TrainingStream:
 
     Attributes:
         extended: whether the checkpoint was at the end of its first epoch, and this one has more iterations.
+        batches_before: micro-batches of a rollout in the checkpoint; 0 without one.
     """
 
-    extended = False
+    extended, batches_before = False, 0
 
     def __init__(self, collection: Collection, passes: int, minibatches: int, iterations: int) -> None:
         self.collection, self.iterations = collection, iterations
@@ -207,6 +208,8 @@ class TrainingStream:
                 "trainer.max_epochs to train further"
             )
         if not self.position:
+            names = ("data.passes", "data.minibatches", "trainer.accumulate_grad_batches")
+            self.batches_before = math.prod(state["shape"][name] for name in names)
             return
         for name, value in self._shape().items():
             if (begun := state["shape"].get(name, value)) != value:

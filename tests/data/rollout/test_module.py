@@ -373,6 +373,22 @@ def test_another_way_to_serve_a_collection_is_refused_in_its_middle(
     assert data.stream.iteration > 1, "between two collections it may change"
 
 
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1)])
+@pytest.mark.parametrize("done", [1, 2])
+def test_other_numbers_of_updates_leave_the_number_of_iterations(
+    before: int, after: int, done: int, model_folder: Path, echo: Any, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    """From the end of an iteration on, also of the last one, with more iterations."""
+    saver = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
+    algorithm, data = make(model_folder, echo(), iterations=2, passes=before)
+    quiet_trainer(enable_checkpointing=True, callbacks=[saver]).fit(algorithm, data)
+    algorithm, data = make(model_folder, echo(), iterations=4, passes=after)
+    trainer = quiet_trainer()
+    trainer.fit(algorithm, data, ckpt_path=tmp_path / f"step={done * before}.ckpt")
+    assert (data.stream.iteration, data.stream.position) == (4, 0)
+    assert trainer.global_step == done * before + (4 - done) * after
+
+
 def test_the_first_epoch_may_become_longer_and_not_shorter(
     model_folder: Path, echo: Any, quiet_trainer: Any, tmp_path: Path
 ) -> None:

@@ -95,6 +95,10 @@ class Lags:
         before = min(self._versions) - 1
         return iteration - max((begun for begun, at in self._versions.items() if at <= version), default=before)
 
+    def over_age(self, iteration: int, episodes: Sequence[Episode]) -> float:
+        """Return the number of tokens of these episodes whose lag exceeds the bound."""
+        return float(sum(n for lag, n in self._counts(iteration, episodes).items() if lag > self.bound))
+
     def largest(self, iteration: int, episodes: Sequence[Episode]) -> int:
         """Return the largest lag of a token of these episodes in an iteration that trains on them; 0 without any."""
         return max(self._counts(iteration, episodes), default=0)
@@ -107,7 +111,6 @@ class Lags:
         found = {
             "async/lag": (float(sum(lag * tokens for lag, tokens in counts.items())), max(total, 1.0)),
             "async/mixed_turns": (float(sum(bool(turn.spans) for turn in turns)), max(float(len(turns)), 1.0)),
-            "async/over_age_tokens": (float(sum(n for lag, n in counts.items() if lag > self.bound)), 1.0),
         }
         for lag in range(self.bound + 1):
             found[f"async/lag_{lag}"] = (float(counts[lag]), max(total, 1.0))
@@ -202,9 +205,12 @@ class AsyncCollector(Collector):
         collected.metrics |= {
             "async/queue_age": (math.fsum(ages), float(len(ages))),
             "async/learner_idle": (now - began, now - self._since),
-            "async/groups_in_flight": (float(sum(group.collected is None for group in self._admitted.values())), 1.0),
-            "async/dropped_groups": (float(self._dropped), 1.0),
-            "async/reweighted_groups": (float(self._reweighted), 1.0),
+        }
+        collected.sums = {
+            "async/over_age_tokens": self.lags.over_age(iteration, collected.training),
+            "async/groups_in_flight": float(sum(group.collected is None for group in self._admitted.values())),
+            "async/dropped_groups": float(self._dropped),
+            "async/reweighted_groups": float(self._reweighted),
         }
         # An iteration that was played during earlier updates is complete at once: its own rate means nothing.
         collected.seconds, collected.earlier_tokens = now - self._begun, self._tokens - restored

@@ -213,6 +213,7 @@ class Collected:
         branches: further episodes of the groups, and of replaced ones.
         counts: ``resampled_groups``, ``resampled_members`` and ``dropped_groups``.
         metrics: (sum, count) of means to be logged, by name.
+        sums: to be logged, of all ranks together, by name.
         seconds: in which the episodes were played; None is the time that collecting them took.
         earlier_tokens: tokens of earlier collections that were sampled in these seconds.
     """
@@ -223,6 +224,7 @@ class Collected:
     branches: list[Episode] = field(default_factory=list)
     counts: dict[str, float] = field(default_factory=dict)
     metrics: dict[str, tuple[float, float]] = field(default_factory=dict)
+    sums: dict[str, float] = field(default_factory=dict)
     seconds: float | None = None
     earlier_tokens: float = 0.0
 

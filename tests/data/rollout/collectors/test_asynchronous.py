@@ -18,6 +18,7 @@ from mrlm_environments import CoordinationGame
 
 from mrlm_pl.algorithms import GRPO, MAGRPO, REINFORCE, ReMax
 from mrlm_pl.data import RolloutDataModule
+from mrlm_pl.data.rollout import collection
 from mrlm_pl.data.rollout.collectors import asynchronous as async_collector
 from mrlm_pl.data.rollout.collectors.asynchronous import AsyncCollector, AsyncOptions, Lags, _Group
 from mrlm_pl.data.rollout.collectors.groups import Collected
@@ -91,6 +92,21 @@ def test_the_lag_never_exceeds_its_bound_and_reaches_it(model_folder: Path, quie
         assert 0 <= last["async/learner_idle"] <= 1
         for path in folder.iterdir():
             path.unlink()
+
+
+def test_counts_of_all_ranks_are_added_up(
+    model_folder: Path, echo: Any, quiet_trainer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class HasDropped(Callback):
+        def on_train_start(self, trainer: Any, algorithm: Any) -> None:
+            trainer.datamodule.collection.collector._dropped = 3
+
+    monkeypatch.setattr(collection, "gather_ranks", lambda trainer, own: [own, own])
+    algorithm, data = make(model_folder, echo(), mode="async", max_lag=1, iterations=2)
+    metrics = Watch()
+    quiet_trainer(callbacks=[metrics, HasDropped()]).fit(algorithm, data)
+    assert [seen["async/dropped_groups"] for seen in metrics.steps] == [6, 0]
+    assert [seen["async/lag"] for seen in metrics.steps] == [0, 1], "a mean"
 
 
 def test_a_lag_of_zero_is_the_synchronous_run(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:

@@ -1,0 +1,40 @@
+"""Models that tensor parallelism cannot split are refused with the remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.policy import LoRA, Policy
+from mrlm_pl.policy.sharding import parallelize
+
+
+@pytest.mark.parametrize(
+    ("options", "network"),
+    [({"lora": LoRA(rank=2)}, 0), ({"int8": "reference"}, 1), ({"trained": False, "int8": "weights"}, 0)],
+)
+def test_layers_that_are_not_plain_are_not_split(options: dict[str, Any], network: int, model_folder: Path) -> None:
+    policy = Policy(str(model_folder), **options)
+    policy.load(reference=policy.int8 == "reference")
+    with pytest.raises(ConfigurationError, match="leave out the policies' lora, int8 and compile, or set trainer"):
+        parallelize(policy.networks()[network], SimpleNamespace(size=lambda: 2))
+
+
+def test_compiled_layers_are_not_split(model_folder: Path) -> None:
+    policy = Policy(str(model_folder))
+    policy.load()
+    for layer in policy.network.model.layers:
+        layer.compile()  # compiles when it is called
+    with pytest.raises(ConfigurationError, match="compile"):
+        parallelize(policy.network, SimpleNamespace(size=lambda: 2))
+
+
+def test_heads_that_cannot_be_divided_name_the_remedy(model_folder: Path) -> None:
+    policy = Policy(str(model_folder))
+    policy.load()
+    with pytest.raises(ConfigurationError, match=r"multiple of 3 key/value heads .*; set trainer.strategy.tensor_p"):
+        parallelize(policy.network, SimpleNamespace(size=lambda: 3))
