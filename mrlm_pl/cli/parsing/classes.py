@@ -45,7 +45,9 @@ MOST_NAMES = 40
 LOSS = ("loss", "loss_settings", "clip")
 """Arguments of a policy gradient that one with a loss of its own refuses."""
 
-FSDP = "mrlm_pl.trainer.fsdp.FSDP"
+STRATEGIES = {"ddp": "lightning.pytorch.strategies.DDPStrategy", "fsdp": "mrlm_pl.trainer.fsdp.FSDP"}
+"""Classes of the trainer's strategies that take arguments, by their names in Lightning."""
+
 _OWN_PACKAGES = ("mrlm_pl.", "mrlm_environments.", "mrlm_callbacks.")
 
 
@@ -345,7 +347,7 @@ def _with_class(value: Mapping[str, Any], bases: Sequence[type], members: Sequen
     name, arguments = str(value[CLASS]), dict(value.get(ARGUMENTS) or {})
     cls: Any = None
     try:
-        cls = named_class(FSDP if name == "fsdp" and arguments else name, bases, key)
+        cls = named_class(STRATEGIES.get(name, name) if arguments else name, bases, key)
     except MistakeError:
         if arguments or not is_plain(name, members):
             raise

@@ -52,6 +52,19 @@ def test_text_may_hold_any_character_in_yaml_and_in_json(parsed):
         assert parsed("--config", name)["data"]["init_args"]["file"] == text
 
 
+@pytest.mark.parametrize(
+    ("name", "option", "path"),
+    [
+        ("ddp", "process_group_backend=gloo", "lightning.pytorch.strategies.DDPStrategy"),
+        ("fsdp", "tensor_parallel_size=2", "mrlm_pl.trainer.fsdp.FSDP"),
+    ],
+)
+def test_a_strategy_by_name_takes_arguments(parsed, name, option, path):
+    strategy = parsed("--trainer.strategy", name, f"--trainer.strategy.{option}")["trainer"]["strategy"]
+    argument, _, value = option.partition("=")
+    assert (strategy["class_path"], str(strategy["init_args"][argument])) == (path, value)
+
+
 def test_short_names_become_class_paths(parsed):
     result = parsed()
     assert result["model"]["class_path"] == "mrlm_toy.ToyAlgorithm"
