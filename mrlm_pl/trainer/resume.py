@@ -158,14 +158,15 @@ class _EndingFitLoop(_FitLoop):
         progress: Any = self.epoch_loop.batch_progress
         loader: Any = self.trainer.train_dataloader
         before, length = getattr(loader, "batches_before", 0), self.trainer.num_training_batches
-        if before and length == len(loader):  # a rollout may have another number of batches now
+        left_out = 0 if progress.is_last_batch else getattr(loader, "left_out", 0)
+        if (before or left_out) and length == len(loader):  # other batches of a rollout are served than were counted
             for counts in (progress.total, progress.current):
-                more = counts.ready // before * (loader.batches - before)
+                more = counts.ready // before * (loader.batches - before) if before else left_out
                 counts.ready, counts.started = counts.ready + more, counts.started + more
                 counts.processed, counts.completed = counts.processed + more, counts.completed + more
-            loader.batches_before = 0
-        if getattr(loader, "extended", False):  # the epoch may have more batches now
-            progress.is_last_batch = progress.current.ready >= self.trainer.num_training_batches
+            loader.batches_before = loader.left_out = 0
+        if left_out or getattr(loader, "extended", False):  # the epoch may be over, or have more batches now
+            progress.is_last_batch = progress.current.ready >= length
         super().reset()
 
 

@@ -81,9 +81,10 @@ class TrainingStream:
     Attributes:
         extended: whether the checkpoint was at the end of its first epoch, and this one has more iterations.
         batches_before: micro-batches of a rollout in the checkpoint; 0 without one.
+        left_out: micro-batches of the checkpoint's rollout that are not served.
     """
 
-    extended, batches_before = False, 0
+    extended, batches_before, left_out = False, 0, 0
 
     def __init__(self, collection: Collection, passes: int, minibatches: int, iterations: int) -> None:
         self.collection, self.iterations = collection, iterations
@@ -228,6 +229,7 @@ class TrainingStream:
             trainer.world_size,
             self.iteration,
         )
+        self.left_out = self.batches - self.position
         self.iteration, self.position = self.iteration + 1, 0
 
 

@@ -389,6 +389,24 @@ def test_other_numbers_of_updates_leave_the_number_of_iterations(
     assert trainer.global_step == done * before + (4 - done) * after
 
 
+@pytest.mark.parametrize("done", [1, 3])
+def test_a_rollout_of_other_processes_is_left_out_and_counts_as_an_iteration(
+    done: int, model_folder: Path, echo: Any, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    saver = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
+    algorithm, data = make(model_folder, echo(), iterations=2, minibatches=2)
+    quiet_trainer(enable_checkpointing=True, callbacks=[saver]).fit(algorithm, data)
+    checkpoint = torch.load(tmp_path / f"step={done}.ckpt", weights_only=False)
+    state = checkpoint["RolloutDataModule"]
+    assert (state["iteration"], state["position"]) == (done // 2, 1)
+    state["rows"] *= 2
+    torch.save(checkpoint, tmp_path / "of_two.ckpt")
+    algorithm, data = make(model_folder, echo(), iterations=2, minibatches=2)
+    trainer = quiet_trainer()
+    trainer.fit(algorithm, data, ckpt_path=tmp_path / "of_two.ckpt", weights_only=False)
+    assert (data.stream.iteration, data.stream.position, trainer.global_step) == (2, 0, 3)
+
+
 def test_the_first_epoch_may_become_longer_and_not_shorter(
     model_folder: Path, echo: Any, quiet_trainer: Any, tmp_path: Path
 ) -> None:
