@@ -262,6 +262,8 @@ def test_what_is_not_there_is_an_error(tmp_path: Path) -> None:
     _, path = dice(tmp_path)
     with pytest.raises(ConfigurationError, match=r"no episode of iteration 7 of 'dice'"):
         replay("builtin:tiny", Dice(), episodes=path, iteration=7)
+    with pytest.raises(ConfigurationError, match=r"'e3' of iteration 1 of 'dice'$"):
+        replay("builtin:tiny", Dice(), episodes=path, episode="e3", iteration=1)
     with pytest.raises(ConfigurationError, match=r"no episode of 'math'; there are \{'dice': 12\}"):
         replay("builtin:tiny", "math", episodes=path)
     with pytest.raises(DataError, match="there are no episodes at"):
