@@ -106,7 +106,7 @@ def counterfactuals(
 def differences(recorded: Episode, again: Episode) -> list[str]:
     """Return where a replay differs from the record, as ``place: recorded, replayed``; empty for equal ones.
 
-    Tokens, messages, rewards, components and outcomes are compared exactly.
+    Tokens, messages, rewards, components and outcomes are compared exactly. An error comes first: it causes the rest.
     """
     old, new = recorded.to_dict(), again.to_dict()
     for record in (old, new):
@@ -115,7 +115,7 @@ def differences(recorded: Episode, again: Episode) -> list[str]:
         for turn in (turn for rows in record["trajectories"].values() for row in rows for turn in row["turns"]):
             for name in CREDIT:
                 turn.pop(name, None)  # a record of an older version has none
-    return _differing("", old, new)
+    return sorted(_differing("", old, new), key=lambda place: not place.startswith("error: "))
 
 
 def continued(episode: Episode, step: int, number: int) -> EpisodeSpec:

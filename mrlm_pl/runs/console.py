@@ -388,6 +388,8 @@ def run_summary(folder: str | Path, played: bool = True) -> str:
     if "policies" in found:
         if played and "config.yaml" in found:
             commands.append(" ".join(["mrlm eval --model", quoted, *read_run(str(folder)).to_name(folder)]))
+        elif not played and (heads := sorted(folder.glob("policies/*/value_head.safetensors"))):
+            commands.append(f"mrlm serve --verifier {shlex.quote(str(heads[0].parent))}")
         elif "config.yaml" in found:
             commands.append(f"mrlm eval --model {quoted} --environment NAME")
         else:

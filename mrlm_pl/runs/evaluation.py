@@ -449,7 +449,7 @@ def arena(
         )
     specs = first.specs(num_episodes, split, seed, samples_per_task)
     runs = {leader: first.run, **{player: _named(models[player], weights=True)[1] for player in others}}
-    places = [(player, agent, run.policy_of(agent)) for player, run in runs.items() for agent in agents]
+    places = [(player, agent, run.policy_of(agent, player)) for player, run in runs.items() for agent in agents]
     named = {(player, agent): f"{player}.{policy}" for player, agent, policy in places}
     given = {named[player, agent]: runs[player].policies[policy] for player, agent, policy in places}
     sampling = as_settings(Sampling, sampling or sampling_from(first.run.validation_sampling, {}), "sampling")

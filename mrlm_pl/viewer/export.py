@@ -58,7 +58,7 @@ def exported(runs: Mapping[str, Run], iteration: int | None = None, episode: str
 
 
 def _answers(runs: Mapping[str, Run], iteration: int | None, episode: str | None) -> Iterator[tuple[str, Any]]:
-    """Yield the addresses that the page may ask for, each with its data."""
+    """Yield the addresses that the page may ask for, each with its data, or with the address that has the same data."""
     yield "runs", answer(runs, "runs", {})
     held: dict[str, set[str]] = {}
     for run in runs:
@@ -68,11 +68,14 @@ def _answers(runs: Mapping[str, Run], iteration: int | None, episode: str | None
         yield f"episodes?run={run}", table
         found = [dict(zip(COLUMNS, row, strict=True)) for row in table["rows"]]
         held[run] = {row["id"] for row in found}
+        trees: dict[tuple[int, str], str] = {}
         for row in found:
             query = {"run": run, "id": row["id"]}
             yield f"episode?run={run}&id={row['id']}", answer(runs, "episode", query)
             if row["tree"]:
-                yield f"tree?run={run}&id={row['id']}", answer(runs, "tree", query)
+                address = f"tree?run={run}&id={row['id']}"
+                first = trees.setdefault((row["iteration"], row["group"]), address)
+                yield address, answer(runs, "tree", query) if first == address else first
     for run, other in permutations(list(runs)[:COMPARED], 2):
         yield f"compare?run={run}&other={other}", compare_runs(runs[run], runs[other], (held[run], held[other]))
 

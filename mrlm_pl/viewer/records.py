@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any
 
 import msgspec
 
+from mrlm_pl.episode import Episode
 from mrlm_pl.turn_tree import TurnTree, episodes_of
 
 
@@ -141,7 +143,7 @@ def whole(line: bytes, episode: str) -> dict[str, Any]:
     number = next((number for number, path in enumerate(stored) if path.get("id") == episode), None)
     if number is None:
         raise ValueError(f"the record has no episode {episode!r}")
-    read = episodes_of(record)[number]
+    read = _episodes(line)[number]
     found = {**stored[number], "tree": "paths" in record, "reward": read.reward}
     for row, own in zip(stored_rows(found), read.rows(), strict=True):
         # A turn tree holds the tokens by decision.
@@ -152,6 +154,12 @@ def whole(line: bytes, episode: str) -> dict[str, Any]:
         for turn in row["turns"]:
             turn["return"] = turn.pop("return_", None)
     return found
+
+
+@lru_cache(maxsize=1)
+def _episodes(line: bytes) -> Sequence[Episode]:
+    """Return the episodes of a line; the paths of a turn tree are asked for one after another."""
+    return episodes_of(msgspec.json.decode(line))
 
 
 def branches_of(line: bytes) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from mrlm_pl.cli.commands.evaluate import arena_table
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.evaluation.arena import ArenaReport, arena_report
+from mrlm_pl.policy import Policy
 from mrlm_pl.runs import arena, evaluation
 from mrlm_pl.runs.records.run import read_run
 from tests.support.recorded_runs import episode
@@ -168,6 +169,12 @@ def test_each_player_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     arena({"A": "builtin:tiny", "B": "builtin:tiny"}, "kuhn_poker", num_episodes=2, device="cpu")
     assert read == ["builtin:tiny"] * 2
+
+
+def test_a_player_without_a_policy_for_an_agent_is_named() -> None:
+    players = {"A": "builtin:tiny", "B": {name: Policy("builtin:tiny") for name in ("x", "y")}}
+    with pytest.raises(ConfigurationError, match=r"player 'B': agent '.*' has .*; give one .* `B=RUN/policies/NAME`"):
+        arena(players, "kuhn_poker")
 
 
 def test_one_player_is_no_arena() -> None:

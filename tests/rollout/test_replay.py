@@ -107,6 +107,11 @@ def test_a_changed_observation_is_found(episode: Episode) -> None:
     assert text.startswith("trajectories.c[0].messages[0].content: 'They said nothing', 'They said [")
 
 
+def test_the_error_of_a_replay_is_told_first(episode: Episode) -> None:
+    failed = dataclasses.replace(episode, trajectories={}, stop_reason="error", error="TypeError in reset")
+    assert differences(episode, failed)[0] == "error: None, 'TypeError in reset'"
+
+
 @pytest.mark.parametrize("rest", ["play", "replay"])
 def test_a_decision_is_replaced(episode: Episode, rest: Rest) -> None:
     nine = written("9", CHAT, "main")

@@ -262,6 +262,8 @@ def test_what_is_not_there_is_an_error(tmp_path: Path) -> None:
     _, path = dice(tmp_path)
     with pytest.raises(ConfigurationError, match=r"no episode of iteration 7 of 'dice'"):
         replay("builtin:tiny", Dice(), episodes=path, iteration=7)
+    with pytest.raises(ConfigurationError, match=r"'e3' of iteration 1 of 'dice'$"):
+        replay("builtin:tiny", Dice(), episodes=path, episode="e3", iteration=1)
     with pytest.raises(ConfigurationError, match=r"no episode of 'math'; there are \{'dice': 12\}"):
         replay("builtin:tiny", "math", episodes=path)
     with pytest.raises(DataError, match="there are no episodes at"):
@@ -329,10 +331,14 @@ def test_reports_are_written_before_they_are_printed(unread: Callable[..., None]
 
 def test_the_class_that_plays_is_named(mrlm: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
     _, path = dice(tmp_path)
-    Path("stricter.py").write_text("from tests.runs.test_replay import Dice\n\n\nclass Own(Dice):\n    pass\n")
+    Path("stricter.py").write_text(
+        "from tests.runs.test_replay import Dice\n\n\n"
+        "class Own(Dice):\n    def __init__(self, title: str = 'Dice') -> None:\n        super().__init__()\n"
+    )
     own = ("builtin:tiny", "--environment", "./stricter.py:Own", "--episodes", str(path))
-    status, _, err = mrlm("rescore", *own)
-    assert (status, "mrlm: playing again in dice, stricter.Own (defaults)\n" in err) == (0, True), err
+    for setting, shown in (((), "defaults"), (("--environment.title", "Würfel ⚅"), 'title "Würfel ⚅"')):
+        status, _, err = mrlm("rescore", *own, *setting)
+        assert (status, f"mrlm: playing again in dice, stricter.Own ({shown})\n" in err) == (0, True), err
 
 
 def test_progress_counts_the_chosen_episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from mrlm_pl.viewer.export import exported
+from mrlm_pl.viewer.records import COLUMNS
 from mrlm_pl.viewer.runs import demonstration, find_runs
 from tests.support.recorded_runs import HOSTILE, episode, write_run
 
@@ -39,6 +40,16 @@ def test_the_command_shows_the_demonstration(mrlm, tmp_path: Path) -> None:
     assert "tree?run=debate-seed0" not in page
     assert "take `--demo` alone" in mrlm("view", "--demo", str(tmp_path))[2]
     assert mrlm("view")[0] == 2
+
+
+def test_an_exported_page_holds_a_turn_tree_once() -> None:
+    data = held(exported({"a": demonstration()["debate-turn-tree"]}))
+    trees = {address: found for address, found in data.items() if address.startswith("tree?")}
+    kept = {address for address, found in trees.items() if not isinstance(found, str)}
+    assert len(trees) == sum(row[COLUMNS.index("tree")] for row in data["episodes?run=a"]["rows"]) > len(kept)
+    groups = {address.partition("&id=")[2][:3] for address in kept}  # ITERATION-GROUP
+    assert len(kept) == len(groups)
+    assert all(found in kept for found in trees.values() if isinstance(found, str))
 
 
 @pytest.mark.parametrize("name", demonstration())

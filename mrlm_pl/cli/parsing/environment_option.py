@@ -127,7 +127,7 @@ def shown_settings(config: Mapping[str, Any]) -> str:
     """
     usual, given = defaults(imported(config["class_path"])), config.get("init_args") or {}
     changed = {key: value for key, value in given.items() if key not in usual or value != usual[key]}
-    return ", ".join(f"{key} {json.dumps(value)}" for key, value in changed.items()) or "defaults"
+    return ", ".join(f"{key} {json.dumps(value, ensure_ascii=False)}" for key, value in changed.items()) or "defaults"
 
 
 def _without(words: Sequence[str], option: str) -> list[str]:

@@ -184,7 +184,9 @@ def chosen_episodes(
     others: Counter[str] = Counter()
     found, ids = 0, list[str]()
     for episode in read_episodes(place):
-        if (iteration is not None and episode.iteration != iteration) or (id is not None and episode.id != id):
+        if iteration is not None and episode.iteration != iteration:
+            continue
+        if id is not None and episode.id != id:
             ids.append(episode.id)
             continue
         if episode.task.environment == environment:

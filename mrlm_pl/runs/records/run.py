@@ -125,8 +125,12 @@ class RecordedRun:
     task_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     precision: str = "32-true"
 
-    def policy_of(self, agent: str) -> str:
+    def policy_of(self, agent: str, player: str | None = None) -> str:
         """Return the name of the policy that decides for an agent.
+
+        Args:
+            agent: of the environment.
+            player: the run's name in an arena, which has no other seats.
 
         Raises:
             ConfigurationError: several policies could.
@@ -134,8 +138,10 @@ class RecordedRun:
         policy = seated_policy(agent, self.seats, self.policies)
         if policy is not None:
             return policy
-        remedy = f'bind it with `--seats \'{{"{agent}": "POLICY"}}\'`'
-        raise ConfigurationError(f"agent {agent!r} has no seat among the policies {sorted(self.policies)}; {remedy}")
+        fault = f"agent {agent!r} has no seat among the policies {sorted(self.policies)}"
+        if player is not None:
+            raise ConfigurationError(f"player {player!r}: {fault}; give one policy, as in `{player}=RUN/policies/NAME`")
+        raise ConfigurationError(f'{fault}; bind it with `--seats \'{{"{agent}": "POLICY"}}\'`')
 
     def played(self, named: str | None, model: str) -> RecordedEnvironment | None:
         """Return the run's environment to play; None, with a warning if this is a run, for an environment of another.

@@ -84,7 +84,8 @@ export async function get(path, parameters = {}) {
   const query = Object.entries(parameters);
   if (EXPORTED) {
     const key = query.length ? `${path}?${query.map((pair) => pair.join("=")).join("&")}` : path;
-    if (Object.hasOwn(EXPORTED, key)) return EXPORTED[key];
+    const held = Object.hasOwn(EXPORTED, key) ? EXPORTED[key] : null;
+    if (held !== null) return typeof held === "string" ? EXPORTED[held] : held;
     throw new Error("the exported page does not hold this; open the run with `mrlm view`");
   }
   const reply = await fetch(`api/${path}?${new URLSearchParams(query)}`);

@@ -592,6 +592,15 @@ def test_the_end_of_a_run_on_files_asks_for_an_environment(recorded):
     assert "\n  mrlm eval --model 'my run' --environment NAME\n  mrlm view 'my run'  # " in shown
 
 
+def test_the_end_of_a_verifiers_run_serves_it(tmp_path):
+    head = tmp_path / "policies" / "main" / "value_head.safetensors"
+    head.parent.mkdir(parents=True)
+    head.touch()
+    (tmp_path / "config.yaml").touch()
+    shown = run_summary(tmp_path, played=False)
+    assert (f"\n  mrlm serve --verifier {head.parent}\n" in shown, "mrlm eval" in shown) == (True, False)
+
+
 def test_the_end_of_a_scripts_run_names_the_function(recorded):
     recorded(({}, {"environment": parrot(1)}))
     Path("run/config.yaml").unlink()
