@@ -58,20 +58,26 @@ class Family:
     Args:
         label: the settings in which it differs from the other families.
         curves: the metric at the points of the comparison, by seed; runs without one by their name.
+        steps: the metric in the middle of the step before each point, for means over costs; by seed.
         last: the last value that each run logged, by seed; at its own end, perhaps beyond the comparison.
     """
 
     label: str
     curves: Mapping[Any, np.ndarray]
+    steps: Mapping[Any, np.ndarray]
     last: Mapping[Any, float]
 
-    def means(self, points: slice) -> dict[Any, float]:
-        """Return each seed's mean over some of the points."""
-        return {seed: float(curve[points].mean()) for seed, curve in self.curves.items()}
+    def means(self, steps: slice) -> dict[Any, float]:
+        """Return each seed's mean over some of the steps."""
+        return {seed: float(curve[steps].mean()) for seed, curve in self.steps.items()}
 
-    def estimate(self, points: slice) -> Estimate:
-        """Return the mean over the seeds of their means over some of the points."""
-        return _estimate(list(self.means(points).values()))
+    def estimate(self, steps: slice) -> Estimate:
+        """Return the mean over the seeds of their means over some of the steps."""
+        return _estimate(list(self.means(steps).values()))
+
+    def points(self) -> list[Estimate]:
+        """Return the mean over the seeds at each point."""
+        return [_estimate([*values]) for values in zip(*self.curves.values(), strict=True)]
 
 
 @dataclass(frozen=True)
@@ -92,16 +98,16 @@ class SeedComparison:
     families: Sequence[Family]
     notes: Sequence[str]
 
-    def difference(self, family: Family, points: slice) -> tuple[Estimate, Sequence[Any]]:
+    def difference(self, family: Family, steps: slice) -> tuple[Estimate, Sequence[Any]]:
         """Return how much a family exceeds the first one, and the seeds that are paired.
 
         None are paired where the two share none, or only one of several: one pair has no interval.
         """
-        own, first = family.means(points), self.families[0].means(points)
+        own, first = family.means(steps), self.families[0].means(steps)
         seeds = [seed for seed in own if seed in first]
         if len(seeds) > 1 or len(seeds) == len(own) == len(first):
             return _estimate([own[seed] - first[seed] for seed in seeds]), seeds
-        (mean, bounds), (other, other_bounds) = family.estimate(points), self.families[0].estimate(points)
+        (mean, bounds), (other, other_bounds) = family.estimate(steps), self.families[0].estimate(steps)
         return (mean - other, difference_interval((mean, bounds), (other, other_bounds))), ()
 
     def markdown(self) -> str:
@@ -132,15 +138,14 @@ class SeedComparison:
     def rows(self) -> Iterator[Sequence[Any]]:
         """Yield the curves: metric, runs, seeds, cost, mean, and the bounds of its interval, for a file."""
         for family in self.families:
-            for at, point in enumerate(self.points):
-                mean, bounds = family.estimate(slice(at, at + 1))
+            for point, (mean, bounds) in zip(self.points, family.points(), strict=True):
                 known = [bound if math.isfinite(bound) else "" for bound in bounds]
                 yield self.metric, family.label, len(family.curves), float(point), mean, *known
 
     def draw(self, axes: Any) -> None:
         """Draw the curves: means with bands, and a thin line for each seed."""
         for family in self.families:
-            found = [family.estimate(slice(at, at + 1)) for at in range(len(self.points))]
+            found = family.points()
             (line,) = axes.plot(
                 self.points, [mean for mean, _ in found], label=f"{family.label} ({len(family.curves)})"
             )
@@ -244,6 +249,7 @@ def compare_seeds(
         Family(
             label,
             {seed: np.interp(points, *logged[name]) for seed, name in members.items()},
+            {seed: np.interp(points - points[0] / 2, *logged[name]) for seed, name in members.items()},
             {seed: float(logged[name][1, -1]) for seed, name in members.items()},
         )
         for label, members in zip(named, grouped.values(), strict=True)
