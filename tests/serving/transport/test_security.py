@@ -147,7 +147,7 @@ def test_a_damaged_authority_is_no_fault_of_the_key(serve: Any, authority: Autho
     served: Served = serve(identity=Identity(*authority.identity("server")))
     damaged = tmp_path / "damaged.pem"
     damaged.write_text("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
-    with pytest.raises(RemoteError, match="handshaker.*; a file of tls_... is damaged, or tls_key"):
+    with pytest.raises(RemoteError, match=r"handshaker.*; a file of tls_... is damaged, or tls_key"):
         played(client(served, tls_authority=str(damaged)), "end")
 
 
