@@ -167,7 +167,8 @@ def raised(text: str, kind: Any, arguments: Sequence[Any] | None = None) -> Exce
         given = (text,) if arguments is None else tuple(arguments)
         if issubclass(known, UnicodeError):
             # Their own text reads the object at their offsets, which the candidate could place outside of it.
-            told = type(known.__name__, (known,), {"__str__": lambda error: text, "__module__": known.__module__})
+            words = text.removeprefix(f"{kind}: ")
+            told: Any = type(kind, (known,), {"__str__": lambda error: words, "__module__": known.__module__})
             error = told.__new__(told)
             error.args = given
             return error
