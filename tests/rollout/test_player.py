@@ -95,7 +95,7 @@ def test_turns_rewards_and_tokens_of_two_agents() -> None:
 
 @pytest.mark.parametrize("one", [True, np.True_, np.float32(1.0), torch.tensor(1.0)])
 def test_numbers_of_any_kind_are_recorded(one: Any) -> None:
-    class Paying(Relay):
+    class Rewarding(Relay):
         def step(self, actions: Mapping[str, Message]) -> Step:
             step = super().step(actions)
             parts = {"a": {"x": one}, "b": {"x": 2.0}}
@@ -103,7 +103,7 @@ def test_numbers_of_any_kind_are_recorded(one: Any) -> None:
                 return step
             return replace(step, rewards={"a": one, "b": 2.0}, components=parts, metrics={"m": one})
 
-    (episode,), _ = play(Paying())
+    (episode,), _ = play(Rewarding())
     record = Episode.from_json(episode.to_json())
     assert record.trajectories["a"][0].turns[0].components == {"reward": 0.25, "x": 1.0}
     assert (record.rewards(), record.metrics) == ({"a": 1.25, "b": 2.0}, {"m": 1.0})
