@@ -50,6 +50,8 @@ class Step:
         if self.components and not self.rewards:
             numbers = {agent: parts for agent, parts in self.components.items() if are_numbers(parts)}
             object.__setattr__(self, "rewards", {agent: math.fsum(parts.values()) for agent, parts in numbers.items()})
+        if self.success is not None and is_number(self.success) and self.success in (0, 1):
+            object.__setattr__(self, "success", bool(self.success))  # records and other processes take no other type
 
 
 def are_numbers(parts: Any) -> bool:

@@ -374,7 +374,10 @@ class PolicyGradient(Algorithm):
 
     def without_signal(self, group: Sequence[Episode]) -> bool:
         judge = self.further if isinstance(self.further, Coalitions) else self.turns or self.tree
-        return equal_returns(group, self.trained_policies) if judge is None else judge.without_signal(group)
+        if judge is not None:
+            return judge.without_signal(group)
+        shared = self.gae is not None or self.critic is not None  # their rewards may be the team's
+        return equal_returns(group, None if shared else self.trained_policies)
 
     def turn_bonus(self, sampling: Sampling) -> Callable[[Turn], float] | None:
         """Return the function that adds to the reward of a turn, or None.

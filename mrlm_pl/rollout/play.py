@@ -251,15 +251,16 @@ class Play:
     def take(self, step: Step, seats: Mapping[str, Seat]) -> None:
         """Book a step's rewards on each agent's latest turn and hand out its observations."""
         self.order.stepped(step)
-        for agent, reward in step.rewards.items():
+        rewards = _floats(step.rewards)
+        for agent, reward in rewards.items():
             if agent in self.turns:
                 # A reward of 0 without named parts is no component: it would be reported beside the named ones.
-                parts = step.components.get(agent) or ({"reward": reward} if reward else {})
+                parts = _floats(step.components.get(agent, {})) or ({"reward": reward} if reward else {})
                 row, turn = self.turns[agent][-1]
                 components = summed([*turn.components.items(), *parts.items()])
                 self.turns[agent][-1] = row, replace(turn, reward=turn.reward + reward, components=components)
-        self.metrics.update(step.metrics)
-        self.step_rewards.append(dict(step.rewards))
+        self.metrics.update(_floats(step.metrics))
+        self.step_rewards.append(rewards)
         self.history.append(self.actions)
         self.steps += 1
         self.actions = {}
@@ -321,6 +322,11 @@ class Play:
             )
             for number, row in enumerate(self.conversations[agent].rows)
         )
+
+
+def _floats(numbers: Mapping[str, float]) -> dict[str, float]:
+    """Return numbers, which may be truth values or of another library, as records take them."""
+    return {name: float(number) for name, number in numbers.items()}
 
 
 def _beginning(sample: Sample, count: int) -> Sample:

@@ -55,7 +55,7 @@ class MetricsFile(Logger):
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         row: dict[str, Any] = {"step": step or 0, **metrics}
-        rows = None if self._started else self._earlier_rows(max(row["step"], self._resumed_at))
+        rows = None if self._started else self._earlier_rows(row)
         new = [name for name in sorted(row) if name not in self._columns]
         if new or rows is not None:
             rows = self._read() if rows is None else rows
@@ -77,12 +77,14 @@ class MetricsFile(Logger):
         with self.path.open(newline="", encoding="utf-8") as file:
             return list(csv.DictReader(file))
 
-    def _earlier_rows(self, step: int) -> list[dict[str, str]]:
+    def _earlier_rows(self, new: Mapping[str, Any]) -> list[dict[str, str]]:
         if not self.path.exists():
             return []
         # A row that a kill has truncated lacks its step or its last columns.
         rows = [row for row in self._read() if (row.get("step") or "").isdigit() and None not in row.values()]
-        rows = [row for row in rows if int(row["step"]) < step]
+        rows = [row for row in rows if int(row["step"]) < max(new["step"], self._resumed_at)]
+        again = new.keys() - {"step", "epoch"}  # a validation that had been logged
+        rows = [row for row in rows if int(row["step"]) < new["step"] or not any(map(row.get, again))]
         self._columns = list(rows[0]) if rows else []
         return rows
 

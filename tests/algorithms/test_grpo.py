@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mrlm_pl.advantages import group_normalized_advantages
-from mrlm_pl.algorithms import GRPO
+from mrlm_pl.algorithms import GRPO, IPPO, MAPPO
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Episode, Task, Trajectory, Turn
@@ -80,6 +80,12 @@ def test_a_frozen_partners_returns_are_no_signal() -> None:
     group = [episode(0, "g", {"x": 1.0, "y": 0.0}), episode(1, "g", {"x": 1.0, "y": 5.0})]
     assert algorithm.without_signal(group)
     assert not algorithm.without_signal([*group, episode(2, "g", {"x": 0.0, "y": 0.0})])
+
+
+@pytest.mark.parametrize(("algorithm", "settings"), [(IPPO, {"reward": "team"}), (MAPPO, {})])
+def test_a_frozen_partners_returns_are_a_teams_signal(algorithm: Any, settings: dict[str, Any]) -> None:
+    group = [episode(number, "g", {"x": 1.0, "y": float(number)}) for number in range(2)]
+    assert not algorithm({"x": Policy(), "y": Policy(trained=False)}, **settings).without_signal(group)
 
 
 def test_only_action_tokens_have_a_gradient(model_folder: Path) -> None:

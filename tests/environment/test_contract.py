@@ -7,7 +7,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from mrlm_pl.environment import DatasetTasks, Environment, Observations, Outcome, SeededTasks, Step
 from mrlm_pl.environment.steps import TurnOrder
@@ -73,6 +75,11 @@ def test_agents_without_a_name_of_their_own_are_named(agents: tuple[str, ...], e
 def test_rewards_that_are_left_out_are_the_sums_of_the_components() -> None:
     parts = {"a": {"x": 0.1, "y": 0.2, "z": -1.0}, "b": {"x": 0.5}}
     assert Step({"a": ASKED}, components=parts).rewards == pytest.approx({"a": -0.7, "b": 0.5})
+
+
+@pytest.mark.parametrize("given", [True, 1, 1.0, np.True_, np.float32(1.0), torch.tensor(True)])
+def test_a_success_is_kept_as_a_truth_value(given: Any) -> None:
+    assert Step(done=True, stop_reason="end", success=given).success is True
 
 
 class Counting(Environment):

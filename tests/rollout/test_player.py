@@ -3,10 +3,13 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from mrlm_pl.data.rollout.metrics import CollectionSums
 from mrlm_pl.engines.base import Engine, Sample, SampleRequest, Sampling
@@ -88,6 +91,23 @@ def test_turns_rewards_and_tokens_of_two_agents() -> None:
     assert a.logprobs[-2:] == (-0.5, -0.1)
     assert (a.turns[0].version, a.turns[0].engine) == (3, "scripted")
     assert Episode.from_json(episode.to_json()) == episode
+
+
+@pytest.mark.parametrize("one", [True, np.True_, np.float32(1.0), torch.tensor(1.0)])
+def test_numbers_of_any_kind_are_recorded(one: Any) -> None:
+    class Rewarding(Relay):
+        def step(self, actions: Mapping[str, Message]) -> Step:
+            step = super().step(actions)
+            parts = {"a": {"x": one}, "b": {"x": 2.0}}
+            if not step.done:
+                return step
+            return replace(step, rewards={"a": one, "b": 2.0}, components=parts, metrics={"m": one})
+
+    (episode,), _ = play(Rewarding())
+    record = Episode.from_json(episode.to_json())
+    assert record.trajectories["a"][0].turns[0].components == {"reward": 0.25, "x": 1.0}
+    assert (record.rewards(), record.metrics) == ({"a": 1.25, "b": 2.0}, {"m": 1.0})
+    assert record.step_rewards == ({"a": 0.25}, {"a": 1.0, "b": 2.0})
 
 
 def test_all_waiting_episodes_are_sampled_in_one_call(echo: Any) -> None:

@@ -28,3 +28,15 @@ def test_curves_have_each_step_once_after_a_kill(tmp_path: Path) -> None:
         curves.experiment.flush()
     found = EventAccumulator(str(tmp_path / "tensorboard")).Reload().Scalars("train/loss")
     assert [(item.step, item.value) for item in found] == [(0, 0.5), (1, 0.5), *((step, 0.25) for step in range(2, 6))]
+
+
+def test_a_validation_that_is_played_again_replaces_its_row(tmp_path: Path) -> None:
+    table = MetricsFile(tmp_path)
+    for metrics in ({"train/loss": 0.5, "epoch": 0}, {"val/reward": 1.0, "epoch": 0}):
+        table.log_metrics(metrics, step=1)
+    resumed = MetricsFile(tmp_path)  # from the checkpoint before the validation
+    resumed.resume_at(2)
+    resumed.log_metrics({"val/reward": 2.0, "epoch": 0}, step=1)
+    resumed.log_metrics({"train/loss": 0.25, "epoch": 0}, step=2)
+    rows = (tmp_path / "metrics.csv").read_text().splitlines()
+    assert rows == ["step,epoch,train/loss,val/reward", "1,0,0.5,", "1,0,,2.0", "2,0,0.25,"]

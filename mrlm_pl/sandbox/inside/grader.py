@@ -167,9 +167,10 @@ def raised(text: str, kind: Any, arguments: Sequence[Any] | None = None) -> Exce
         given = (text,) if arguments is None else tuple(arguments)
         if issubclass(known, UnicodeError):
             # Their own text reads the object at their offsets, which the candidate could place outside of it.
-            error: Any = known.__new__(known)
-            error.args, error.encoding, error.reason = given, "", text
-            error.object = b"" if known is UnicodeDecodeError else ""
+            words = text.removeprefix(f"{kind}: ")
+            told: Any = type(kind, (known,), {"__str__": lambda error: words, "__module__": known.__module__})
+            error = told.__new__(told)
+            error.args = given
             return error
         return known(*given)
     except Exception:  # a class whose constructor wants other arguments

@@ -128,19 +128,21 @@ class Servers:
                 if _silent.pop(named, None):
                     logger.warning("%s answers again", named)
                 return answer, address
-            if problem.code is not grpc.StatusCode.RESOURCE_EXHAUSTED or backoff.left < seconds / 2:
-                _warn_silent(named, problem, seconds)
+            if problem.code is not grpc.StatusCode.RESOURCE_EXHAUSTED:
+                _warn_silent(named, "does not answer", problem, seconds)
+            elif backoff.left < seconds / 2:
+                _warn_silent(named, "is full", problem, seconds / 2)
             if not await backoff.pause():
                 raise RemoteTimeoutError(f"{late} ({problem})") from problem
 
 
-def _warn_silent(named: str, problem: StatusError, seconds: float) -> None:
+def _warn_silent(named: str, fault: str, problem: StatusError, seconds: float) -> None:
     now = time.monotonic()
     since, warned = _silent.get(named, (now, -math.inf))
     if now - warned < WARNING_SECONDS:
         return
     if since == now:
-        logger.warning("%s does not answer (%s); retrying for %g s", named, problem, seconds)
+        logger.warning("%s %s (%s); retrying for %g s", named, fault, problem, seconds)
     else:
         logger.warning("%s has not answered for %.0f s (%s)", named, now - since, problem)
     _silent[named] = since, now

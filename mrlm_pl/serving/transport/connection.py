@@ -58,7 +58,9 @@ _WRONG_KEYS = {
     "CERTIFICATE_VERIFY_FAILED": (
         "renew the server's certificate, or give the authority that signed it as tls_authority"
     ),
-    "Failed to create security handshaker": "tls_key is not the key of tls_certificate: give its own",
+    "Failed to create security handshaker": (
+        "a file of tls_... is damaged, or tls_key is not the key of tls_certificate: give whole files, and its own key"
+    ),
     "WRONG_VERSION_NUMBER": "the server has no TLS: leave tls_... out, or give it tls_certificate and tls_key",
     _WANTS_TLS: (
         "give tls_authority, and tls_certificate and tls_key where it wants those of clients (for served_by as "

@@ -333,7 +333,8 @@ def test_a_server_that_stays_full_is_named(serve: Server, caplog: pytest.LogCapt
     full.open()
     with pytest.raises(RemoteError, match=r"no server opened a session within 0\.4 s .*raise its max_sessions"):
         begun(remote(full, open_seconds=0.4))
-    assert "does not answer (RESOURCE_EXHAUSTED: 1 sessions are live" in caplog.text
+    assert "is full (RESOURCE_EXHAUSTED: 1 sessions are live" in caplog.text
+    assert "retrying for 0.2 s" in caplog.text
 
 
 def test_a_queue_that_is_full_for_a_while_is_waited_for(serve: Server) -> None:

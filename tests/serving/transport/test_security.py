@@ -143,6 +143,14 @@ def test_a_client_whose_key_is_another_s_is_told_so(serve: Any, authority: Autho
         played(client(served, **keys), "end")
 
 
+def test_a_damaged_authority_is_no_fault_of_the_key(serve: Any, authority: Authority, tmp_path: Path) -> None:
+    served: Served = serve(identity=Identity(*authority.identity("server")))
+    damaged = tmp_path / "damaged.pem"
+    damaged.write_text("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
+    with pytest.raises(RemoteError, match=r"handshaker.*; a file of tls_... is damaged, or tls_key"):
+        played(client(served, tls_authority=str(damaged)), "end")
+
+
 @pytest.mark.parametrize("wants_theirs", [False, True])
 @pytest.mark.timeout(60)  # a repeated call would wait for hours
 def test_tls_at_the_server_alone_is_refused_at_once(serve: Any, authority: Authority, wants_theirs: bool) -> None:
