@@ -206,6 +206,8 @@ def test_validations_of_each_batch_stop_a_run_and_keep_its_best_checkpoint(
     trainer.fit(GRPO({"main": Policy("builtin:tiny")}), data)
     assert trainer.global_step == (3 if validates else 5)
     assert [path.name for path in tmp_path.glob("*.ckpt")] == [f"step={1 if validates else 5}.ckpt"]
+    # The callbacks may have another trainer next, without validations.
+    assert (stopping._check_on_train_epoch_end, best._save_on_train_epoch_end) == (None, None)
 
 
 def test_without_validation_rows_callbacks_act_at_the_end_of_an_epoch(quiet_trainer: Any, tmp_path: Path) -> None:
