@@ -391,7 +391,7 @@ def test_other_numbers_of_updates_leave_the_number_of_iterations(
     trainer.fit_loop.max_epochs = 2
     trainer.fit(algorithm, data)
     assert trainer.global_step == done * before + (8 - done) * after
-    assert batches_served(trainer) == 8 * after, "past batches are counted anew once"
+    assert batches_served(trainer) == 8 * after, "the past ones are adjusted once"
 
 
 def test_a_limit_of_batches_holds_for_other_numbers_of_updates(
