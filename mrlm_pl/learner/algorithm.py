@@ -34,7 +34,7 @@ from mrlm_pl.policy.pretrained import write_policy
 from mrlm_pl.policy.sharding import clip_norm, gathered, parallelize, shard
 from mrlm_pl.rollout.branches import FurtherEpisodes
 from mrlm_pl.settings import NamesUnknown, as_settings
-from mrlm_pl.trainer.bounds import act_after_validations
+from mrlm_pl.trainer.bounds import ActAfterValidations, updates_in_all
 from mrlm_pl.trainer.resume import ExactResume
 
 
@@ -294,9 +294,7 @@ class Algorithm(NamesUnknown, LightningModule, ABC):
 
     def configure_optimizers(self) -> Any:
         scaled = self.device.type != "cpu" and getattr(self.trainer.precision_plugin, "scaler", None) is not None
-        return self.optimization.configured(
-            self.parameter_groups(), scaled, lambda: int(self.trainer.estimated_stepping_batches)
-        )
+        return self.optimization.configured(self.parameter_groups(), scaled, lambda: int(updates_in_all(self.trainer)))
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         if not isinstance(batch, Batch):
@@ -406,9 +404,8 @@ class Algorithm(NamesUnknown, LightningModule, ABC):
 
     def configure_callbacks(self) -> list[Callback]:
         """Return the callbacks that make a resumed run exact and write the metrics."""
-        if self._trainer is not None:
-            act_after_validations(self._trainer)
-        return [ExactResume(), UpdateRows(self.metrics)]
+        given = getattr(self._trainer, "callbacks", ())  # none without a trainer
+        return [ActAfterValidations(given), ExactResume(), UpdateRows(self.metrics)]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         own = type(self.trainer.datamodule).__qualname__  # type: ignore[attr-defined]

@@ -42,8 +42,8 @@ def parallelize(model: nn.Module, mesh: Any) -> None:
     """Split the matrices of a Llama-like model's layers over the ranks of a mesh (tensor parallelism), in place.
 
     Raises:
-        ConfigurationError: the model has other layers, also such of ``lora``, ``int8`` or ``compile``, or its heads
-            cannot be divided evenly.
+        ConfigurationError: the model has other layers, such as those of ``lora``, ``int8`` or ``compile``, or its
+            heads cannot be divided evenly.
     """
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -60,7 +60,8 @@ def parallelize(model: nn.Module, mesh: Any) -> None:
             f"{heads}); set trainer.strategy.tensor_parallel_size to 1"
         )
     compiled = any(layer._compiled_call_impl is not None for layer in blocks)
-    if compiled or not all(isinstance(blocks[0].get_submodule(name), nn.Linear) for name in plan):
+    split = [module for layer in blocks for name, module in layer.named_modules() if name in plan]
+    if compiled or not all(isinstance(module, nn.Linear) for module in split):
         raise ConfigurationError(
             "tensor parallelism splits plain linear layers alone; leave out the policies' lora, int8 and compile, or "
             "set trainer.strategy.tensor_parallel_size to 1"

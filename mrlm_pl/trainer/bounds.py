@@ -1,10 +1,11 @@
-"""Numbers of training batches of a trainer: past ones, all, and those between validations."""
+"""Numbers of training batches and updates of a trainer: past ones, all, and those between validations."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
-from lightning.pytorch import Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 
@@ -19,20 +20,58 @@ def batches_in_all(trainer: Trainer) -> float:
     if trainer.max_epochs is not None and trainer.max_epochs >= 0:
         bounds.append(trainer.max_epochs * trainer.num_training_batches)
     if trainer.max_steps >= 0:
-        bounds.append(trainer.max_steps * trainer.accumulate_grad_batches)
+        served, accumulation = batches_served(trainer), trainer.accumulate_grad_batches
+        # Past updates may have had other numbers of batches.
+        bounds.append(served - served % accumulation + (trainer.max_steps - trainer.global_step) * accumulation)
     return min(bounds)
 
 
-def act_after_validations(trainer: Trainer) -> None:
-    """Let callbacks that monitor a metric act after each validation, also with ``val_check_interval`` 1.
+def updates_in_all(trainer: Trainer) -> float:
+    """Return the number of updates of a run: the past ones, and those to come, which a resume may have changed."""
+    nominal, length = trainer.estimated_stepping_batches, trainer.num_training_batches
+    if trainer.max_epochs is None or trainer.max_epochs < 0 or math.isinf(length) or not length:
+        return nominal
+    of_epoch = math.ceil(length / trainer.accumulate_grad_batches)
+    epochs, rest = divmod(batches_served(trainer), length)
+    past = epochs * of_epoch + rest // trainer.accumulate_grad_batches  # as many, with these settings from the start
+    updates = max(trainer.max_epochs, 1) * of_epoch + trainer.global_step - past
+    return min(updates, trainer.max_steps) if trainer.max_steps >= 0 else updates
+
+
+class ActAfterValidations(Callback):
+    """Lets callbacks that monitor a metric act after each validation, also with ``val_check_interval`` 1.
 
     Lightning takes this number of batches for 1.0, one epoch, at whose end they would look at the last metric only.
+
+    Args:
+        callbacks: of the trainer; those whose settings say when they act keep to it.
     """
-    interval = trainer.val_check_interval
-    if interval != 1 or not isinstance(interval, int) or not trainer.limit_val_batches:
-        return
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, EarlyStopping) and callback._check_on_train_epoch_end is None:
-            callback._check_on_train_epoch_end = False
-        if isinstance(callback, ModelCheckpoint) and callback.monitor and callback._save_on_train_epoch_end is None:
-            callback._save_on_train_epoch_end = False
+
+    def __init__(self, callbacks: Sequence[Callback]) -> None:
+        # Before Lightning decides in ``setup``, when it does not know whether there are validations.
+        self.stopping = [
+            item for item in callbacks if isinstance(item, EarlyStopping) and item._check_on_train_epoch_end is None
+        ]
+        savers = [item for item in callbacks if isinstance(item, ModelCheckpoint) and item.monitor]
+        self.saving = [item for item in savers if item._save_on_train_epoch_end is None]
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Let them act after validations if there are any."""
+        interval, batches = trainer.val_check_interval, trainer.num_val_batches
+        if (
+            interval != 1
+            or not isinstance(interval, int)
+            or not (sum(batches) if isinstance(batches, list) else batches)
+        ):
+            return
+        for stopping in self.stopping:
+            stopping._check_on_train_epoch_end = False
+        for saving in self.saving:
+            saving._save_on_train_epoch_end = False
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Leave the decision to their next trainer, which may have no validations."""
+        for stopping in self.stopping:
+            stopping._check_on_train_epoch_end = None
+        for saving in self.saving:
+            saving._save_on_train_epoch_end = None

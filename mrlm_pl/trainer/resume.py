@@ -116,7 +116,8 @@ class ExactResume(Callback):
     def _keep_settings(self, trainer: Trainer) -> None:
         scheduled = {id(item.scheduler.optimizer): item for item in trainer.lr_scheduler_configs}
         decayed = trainer.global_step > 0 and bool(scheduled) and not any(_rates(trainer))
-        configured, _ = _init_optimizers_and_lr_schedulers(trainer.lightning_module)
+        configured, schedules = _init_optimizers_and_lr_schedulers(trainer.lightning_module)
+        renewed: dict[int, Any] = {id(item.scheduler.optimizer): item.scheduler for item in schedules}
         for optimizer, new in zip(trainer.optimizers, configured, strict=True):
             schedule = scheduled.get(id(optimizer))
             closed_form = schedule is not None and isinstance(schedule.scheduler, LambdaLR)
@@ -129,6 +130,7 @@ class ExactResume(Callback):
             scheduler = schedule.scheduler
             if schedule.interval == "step" and schedule.frequency == 1:
                 scheduler.last_epoch = trainer.global_step  # also of a schedule that the run before did not have
+            scheduler.lr_lambdas = renewed[id(new)].lr_lambdas  # with the past updates, known only now
             scheduler.base_lrs = [group["initial_lr"] for group in optimizer.param_groups]
             factors = [factor(scheduler.last_epoch) for factor in scheduler.lr_lambdas]
             for group, base, factor in zip(optimizer.param_groups, scheduler.base_lrs, factors, strict=True):
@@ -160,10 +162,14 @@ class _EndingFitLoop(_FitLoop):
         before, length = getattr(loader, "batches_before", 0), self.trainer.num_training_batches
         left_out = 0 if progress.is_last_batch else getattr(loader, "left_out", 0)
         if (before or left_out) and length == len(loader):  # other batches of a rollout are served than were counted
+            counted = progress.total.ready
             for counts in (progress.total, progress.current):
                 more = counts.ready // before * (loader.batches - before) if before else left_out
                 counts.ready, counts.started = counts.ready + more, counts.started + more
                 counts.processed, counts.completed = counts.processed + more, counts.completed + more
+            for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
+                if isinstance(callback, ExactResume):
+                    callback.validated += progress.total.ready - counted
             loader.batches_before = loader.left_out = 0
         if left_out or getattr(loader, "extended", False):  # the epoch may be over, or have more batches now
             progress.is_last_batch = progress.current.ready >= length

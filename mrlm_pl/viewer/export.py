@@ -68,14 +68,16 @@ def _answers(runs: Mapping[str, Run], iteration: int | None, episode: str | None
         yield f"episodes?run={run}", table
         found = [dict(zip(COLUMNS, row, strict=True)) for row in table["rows"]]
         held[run] = {row["id"] for row in found}
-        trees: dict[tuple[int, str], str] = {}
+        trees: dict[str, str] = {}  # the address of its tree, by path
         for row in found:
             query = {"run": run, "id": row["id"]}
             yield f"episode?run={run}&id={row['id']}", answer(runs, "episode", query)
             if row["tree"]:
                 address = f"tree?run={run}&id={row['id']}"
-                first = trees.setdefault((row["iteration"], row["group"]), address)
-                yield address, answer(runs, "tree", query) if first == address else first
+                if (first := trees.get(row["id"])) is None:
+                    tree = answer(runs, "tree", query)
+                    trees |= {action["path"]: address for action in tree["actions"]}
+                yield address, first or tree
     for run, other in permutations(list(runs)[:COMPARED], 2):
         yield f"compare?run={run}&other={other}", compare_runs(runs[run], runs[other], (held[run], held[other]))
 

@@ -15,7 +15,12 @@ from mrlm_pl.policy.sharding import parallelize
 
 @pytest.mark.parametrize(
     ("options", "network"),
-    [({"lora": LoRA(rank=2)}, 0), ({"int8": "reference"}, 1), ({"trained": False, "int8": "weights"}, 0)],
+    [
+        ({"lora": LoRA(rank=2)}, 0),
+        ({"lora": LoRA(rank=2, target_modules=["layers.1.self_attn.q_proj"])}, 0),
+        ({"int8": "reference"}, 1),
+        ({"trained": False, "int8": "weights"}, 0),
+    ],
 )
 def test_layers_that_are_not_plain_are_not_split(options: dict[str, Any], network: int, model_folder: Path) -> None:
     policy = Policy(str(model_folder), **options)

@@ -195,7 +195,7 @@ class Falls(Callback):
 def test_validations_of_each_batch_stop_a_run_and_keep_its_best_checkpoint(
     validates: bool, echo: Any, quiet_trainer: Any, tmp_path: Path
 ) -> None:
-    watched = {"monitor": "falls" if validates else "train/loss", "mode": "max"}
+    watched: dict[str, Any] = {"monitor": "falls" if validates else "train/loss", "mode": "max"}
     stopping, best = EarlyStopping(**watched, patience=2), ModelCheckpoint(tmp_path, **watched, filename="{step}")
     data = RolloutDataModule(
         echo(), groups=2, group_size=2, iterations=5, sampling=Sampling(max_tokens=3), validation_episodes=2
@@ -206,6 +206,20 @@ def test_validations_of_each_batch_stop_a_run_and_keep_its_best_checkpoint(
     trainer.fit(GRPO({"main": Policy("builtin:tiny")}), data)
     assert trainer.global_step == (3 if validates else 5)
     assert [path.name for path in tmp_path.glob("*.ckpt")] == [f"step={1 if validates else 5}.ckpt"]
+    # The callbacks may have another trainer next, without validations.
+    assert (stopping._check_on_train_epoch_end, best._save_on_train_epoch_end) == (None, None)
+
+
+def test_without_validation_rows_callbacks_act_at_the_end_of_an_epoch(quiet_trainer: Any, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "2+2?", "completion": "4"}) + "\n")
+    watched: dict[str, Any] = {"monitor": "train/loss", "mode": "max"}
+    stopping, best = EarlyStopping(**watched, patience=1), ModelCheckpoint(tmp_path, **watched, filename="{step}")
+    options: dict[str, Any] = {"limit_val_batches": 1.0, "val_check_interval": 1, "enable_checkpointing": True}
+    trainer = quiet_trainer(callbacks=[stopping, best], max_epochs=3, **options)
+    data = TrajectoryDataModule(str(tmp_path / "rows.jsonl"))
+    trainer.fit(SFT({"main": Policy("builtin:tiny", learning_rate=0.01)}), data)
+    assert trainer.global_step == 2, "the loss falls"
+    assert [path.name for path in tmp_path.glob("*.ckpt")] == ["step=1.ckpt"]
 
 
 @pytest.mark.long_after(1)
@@ -221,6 +235,36 @@ def test_a_resumed_run_validates_after_the_epochs_that_a_whole_one_does(tmp_path
         return seen.validated
 
     assert [fit(epochs) for epochs in (1, 2, 3, 3, 4)] == [[], [2], [], [], [4]]
+
+
+@pytest.mark.parametrize(("before", "after", "rates"), [(3, 1, [0.25, 0.125]), (1, 3, [0.75, 0.625])])
+def test_a_run_with_other_passes_validates_and_decays_over_its_own_updates(
+    before: int, after: int, rates: list[float], echo: Any, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    """The checkpoint is of the second of 4 iterations, after its validation."""
+    seen: list[float] = []
+
+    class Rates(FailsInValidation):
+        def on_train_batch_start(self, trainer: Any, *arguments: Any) -> None:
+            seen.append(trainer.optimizers[0].param_groups[0]["lr"])
+
+    def fit(passes: int, checkpoint: Path | None, **options: Any) -> list[int]:
+        data = RolloutDataModule(
+            echo(), groups=2, group_size=2, iterations=4, sampling=Sampling(max_tokens=3), passes=passes,
+            validation_episodes=2, max_lag=0,
+        )  # fmt: skip
+        validations = Rates(0)
+        callbacks = [validations, ModelCheckpoint(tmp_path, "{step}", save_top_k=-1, every_n_epochs=1)]
+        options |= {"val_check_interval": 2 * passes, "limit_val_batches": 1.0, "enable_checkpointing": True}
+        model = GRPO({"main": Policy("builtin:tiny", learning_rate=1.0)}, optimization={"schedule": "linear"})
+        quiet_trainer(callbacks=callbacks, **options).fit(model, data, ckpt_path=checkpoint)
+        return validations.validated
+
+    assert fit(before, None, max_steps=2 * before) == [2 * before]
+    seen.clear()
+    whole = 2 * before + 2 * after
+    assert fit(after, tmp_path / f"step={2 * before}.ckpt") == [whole]
+    assert [seen[0], seen[1]] == pytest.approx(rates)
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine", "constant_with_warmup"])

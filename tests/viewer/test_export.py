@@ -6,11 +6,13 @@ import base64
 import hashlib
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mrlm_pl.episode_files import read_episodes
 from mrlm_pl.viewer.export import exported
 from mrlm_pl.viewer.records import COLUMNS
 from mrlm_pl.viewer.runs import demonstration, find_runs
@@ -50,6 +52,19 @@ def test_an_exported_page_holds_a_turn_tree_once() -> None:
     groups = {address.partition("&id=")[2][:3] for address in kept}  # ITERATION-GROUP
     assert len(kept) == len(groups)
     assert all(found in kept for found in trees.values() if isinstance(found, str))
+
+
+def test_an_exported_page_holds_both_trees_of_a_group_that_was_played_again(tmp_path: Path) -> None:
+    """The replaced tree has the group's name, and is a record of its own behind those of other groups."""
+    paths = list(read_episodes(Path(demonstration()["debate-turn-tree"].path) / "episodes"))
+    first, other = ([path for path in paths if path.group == group] for group in ("0-0", "0-1"))
+    again = [replace(path, id=path.id.replace("0-0", "0-0+1", 1)) for path in first]
+    run = write_run(tmp_path / "run", [[*again, *other, *first]])
+    data = held(exported({"a": next(iter(find_runs([str(run)]).values()))}))
+    for path in (first[1], again[1]):
+        tree = data[f"tree?run=a&id={path.id}"]
+        tree = data[tree] if isinstance(tree, str) else tree
+        assert path.id in {action["path"] for action in tree["actions"]}
 
 
 @pytest.mark.parametrize("name", demonstration())

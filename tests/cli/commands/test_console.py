@@ -13,6 +13,8 @@ import pytest
 import yaml
 
 import mrlm_pl
+from mrlm_pl.algorithms import GRPO
+from mrlm_pl.policy import Policy
 from mrlm_pl.runs.console import RunProgress, silence_noise
 
 TOY = {"model": {"class_path": "ToyAlgorithm"}, "data": {"class_path": "ToyData"}, "trainer": {"accelerator": "cpu"}}
@@ -69,6 +71,15 @@ def test_a_sampled_pad_token_and_a_long_prompt_are_no_reason_to_warn(module: str
     warned, other = (logging.LogRecord("", 30, "", 0, said, None, None) for said in (text, "weights differ"))
     found = logging.getLogger(f"transformers.{module}")
     assert (bool(found.filter(warned)), bool(found.filter(other))) == (False, True)
+
+
+def test_a_second_fit_does_not_tell_of_the_algorithms_own_callbacks() -> None:
+    silence_noise()
+    own = GRPO({"main": Policy("builtin:tiny")}).configure_callbacks()
+    names = ", ".join(sorted(type(callback).__name__ for callback in own))
+    said = f"will override existing callbacks passed to Trainer: {names}"  # as Lightning names them
+    found = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    assert not found.filter(logging.LogRecord("", 20, "", 0, said, None, None))
 
 
 @pytest.mark.long

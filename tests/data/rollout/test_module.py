@@ -24,6 +24,7 @@ from mrlm_pl.episode_files import read_episodes
 from mrlm_pl.errors import ConfigurationError, NonFiniteError, RolloutError
 from mrlm_pl.policy import LoRA, Policy
 from mrlm_pl.rollout.rounds import RoundOptions
+from mrlm_pl.trainer.bounds import batches_served
 from tests.support.short_fits import fingerprint, make
 
 
@@ -387,6 +388,22 @@ def test_other_numbers_of_updates_leave_the_number_of_iterations(
     trainer.fit(algorithm, data, ckpt_path=tmp_path / f"step={done * before}.ckpt")
     assert (data.stream.iteration, data.stream.position) == (4, 0)
     assert trainer.global_step == done * before + (4 - done) * after
+    trainer.fit_loop.max_epochs = 2
+    trainer.fit(algorithm, data)
+    assert trainer.global_step == done * before + (8 - done) * after
+    assert batches_served(trainer) == 8 * after, "the past ones are adjusted once"
+
+
+def test_a_limit_of_batches_holds_for_other_numbers_of_updates(
+    model_folder: Path, echo: Any, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    saver = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
+    algorithm, data = make(model_folder, echo(), iterations=4)
+    quiet_trainer(enable_checkpointing=True, callbacks=[saver], limit_train_batches=3).fit(algorithm, data)
+    algorithm, data = make(model_folder, echo(), iterations=4, passes=2)
+    trainer = quiet_trainer(limit_train_batches=3)
+    trainer.fit(algorithm, data, ckpt_path=tmp_path / "step=1.ckpt")
+    assert trainer.global_step == 3
 
 
 @pytest.mark.parametrize("done", [1, 3])

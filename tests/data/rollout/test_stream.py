@@ -98,3 +98,15 @@ def test_a_rollout_that_ends_within_an_update_leaves_nothing_to_the_next(monkeyp
         served.append(getattr(training.next_batch(), "origin", None))
     assert [item and item[:2] for item in served] == [(0, 0), None, None, None, (1, 0), (1, 1), (1, 0), (1, 1)]
     assert sorted(group for _, _, groups in served[4:] for group in groups) == [0, 1, 2, 3], "each group once"
+
+
+@pytest.mark.parametrize(("past", "ahead"), [(3, 1), (30, 1), (10, 1)])
+def test_no_group_begins_beyond_max_steps_after_updates_of_another_number(past: int, ahead: int) -> None:
+    """Of 10 iterations of 1, 3 or 30 updates; two of 2 updates are left, and the first of them begins."""
+    progress = SimpleNamespace(batch_progress=SimpleNamespace(total=SimpleNamespace(ready=20)))
+    trainer = SimpleNamespace(
+        accumulate_grad_batches=1, max_epochs=-1, max_steps=past + 4, global_step=past,
+        fit_loop=SimpleNamespace(epoch_loop=progress),
+    )  # fmt: skip
+    served = TrainingStream(SimpleNamespace(trainer=trainer, max_lag=5), 1, 2, 12)  # type: ignore[arg-type]
+    assert served._last_ahead() == ahead
