@@ -404,8 +404,10 @@ class Algorithm(NamesUnknown, LightningModule, ABC):
 
     def configure_callbacks(self) -> list[Callback]:
         """Return the callbacks that make a resumed run exact and write the metrics."""
-        given = getattr(self._trainer, "callbacks", ())  # none without a trainer
-        return [ActAfterValidations(given), ExactResume(), UpdateRows(self.metrics)]
+        trainer: Any = self._trainer
+        each = trainer is not None and isinstance(trainer.val_check_interval, int) and trainer.val_check_interval == 1
+        own = [ActAfterValidations(trainer.callbacks)] if each else []
+        return [*own, ExactResume(), UpdateRows(self.metrics)]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         own = type(self.trainer.datamodule).__qualname__  # type: ignore[attr-defined]

@@ -55,7 +55,7 @@ _NOISE = (
     r"recommended to use `self\.log\('(val|test)/",  # they are of all ranks already
     r"Please add the following callbacks: \['RunProgress'\]",  # a resumed run may show no progress
     r"Checkpoint directory .* exists and is not empty",
-    r"will override existing callbacks passed to Trainer: ActAfterValidations",
+    r"will override existing callbacks passed to Trainer: (ActAfterValidations|ExactResume)",
     r"`Trainer.fit` stopped: `max_epochs=1` reached",  # a run is an epoch, also one that a callback stops
     r"^(Restoring states|Restored all states) from the checkpoint",  # the run says from which, and where it continues
     r"recommend passing in an `attention_mask`",  # rows without a mask are not padded: the model sampled its pad token

@@ -39,7 +39,7 @@ def updates_in_all(trainer: Trainer) -> float:
 
 
 class ActAfterValidations(Callback):
-    """Lets callbacks that monitor a metric act after each validation, also with ``val_check_interval`` 1.
+    """Lets callbacks that monitor a metric act after each validation, for ``val_check_interval`` 1.
 
     Lightning takes this number of batches for 1.0, one epoch, at whose end they would look at the last metric only.
 
@@ -57,12 +57,8 @@ class ActAfterValidations(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Let them act after validations if there are any."""
-        interval, batches = trainer.val_check_interval, trainer.num_val_batches
-        if (
-            interval != 1
-            or not isinstance(interval, int)
-            or not (sum(batches) if isinstance(batches, list) else batches)
-        ):
+        batches = trainer.num_val_batches
+        if not (sum(batches) if isinstance(batches, list) else batches):
             return
         for stopping in self.stopping:
             stopping._check_on_train_epoch_end = False
