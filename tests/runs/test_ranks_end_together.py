@@ -39,7 +39,7 @@ def fit(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
 def ended(process: subprocess.Popen[str]) -> int:
     output, _ = process.communicate(timeout=180)
-    print(output[-3000:])
+    print(output[-20000:])  # both processes speak
     return process.returncode
 
 
