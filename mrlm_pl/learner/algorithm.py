@@ -404,9 +404,8 @@ class Algorithm(NamesUnknown, LightningModule, ABC):
 
     def configure_callbacks(self) -> list[Callback]:
         """Return the callbacks that make a resumed run exact and write the metrics."""
-        trainer: Any = self._trainer
-        each = trainer is not None and isinstance(trainer.val_check_interval, int) and trainer.val_check_interval == 1
-        own = [ActAfterValidations(trainer.callbacks)] if each else []
+        each = repr(getattr(self._trainer, "val_check_interval", None)) == "1"  # a batch, not the epoch of 1.0
+        own = [ActAfterValidations(self.trainer.callbacks)] if each else []  # type: ignore[attr-defined]
         return [*own, ExactResume(), UpdateRows(self.metrics)]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -201,8 +201,8 @@ class SglangDialect(Dialect):
                 f"{len(request.token_ids)}; a proxy on the way may have changed them"
             )
         pairs, version = facts.get("output_token_logprobs"), str(facts.get("weight_version") or "")
-        token_ids = [pair[1] for pair in pairs or ()]
-        if pairs is not None and reply.get("output_ids", token_ids) != token_ids:
+        token_ids, told = [pair[1] for pair in pairs or ()], reply.get("output_ids")
+        if pairs is not None and told is not None and told != token_ids:
             raise RemoteError("the server's output_ids are not the tokens of its output_token_logprobs; update SGLang")
         return _drawn(token_ids, pairs and [pair[0] for pair in pairs], ended["type"], version)
 
@@ -244,7 +244,7 @@ def read_reply(dialect: Dialect, reply: Any, request: SampleRequest) -> Drawn:
     try:
         return dialect.read(reply, request)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
-        fault = f"not a reply of {dialect.name}: {str(reply)[:200]}; check data.engine.url and data.engine.dialect"
+        fault = f"not a reply of {dialect.name}: {str(reply)[:200]}; check the server's URL and its `dialect`"
         raise RemoteError(fault) from error
 
 
