@@ -41,6 +41,9 @@ _DEFAULTS: Mapping[str, Any] = {
     "reasoning": {},
     "modalities": ["text"],
 }
+_KEPT_ELSEWHERE = {"previous_response_id", "conversation", "thread"}
+"""Parameters that name a conversation which the server keeps: without an effect they would lose it."""
+
 _SERVED: Mapping[str, set[str]] = {
     "chat": {"model", "messages", "tools", "max_tokens", "max_completion_tokens", "stop", "n", "stream"},
     "responses": {"model", "input", "instructions", "tools", "max_output_tokens", "stream"},
@@ -106,6 +109,9 @@ def read_call(form: Literal["chat", "responses", "messages"], body: Any, ignore:
     if not isinstance(body, Mapping):
         raise ProtocolError(400, "invalid_request", f"the body is a {type(body).__name__}; send a JSON object")
     for name, value in body.items():
+        if name in _KEPT_ELSEWHERE and value is not None:
+            text = f"the parameter {name!r} cannot be served: no conversation is kept here; send all of its messages"
+            raise ProtocolError(400, "unsupported_parameter", text, name)
         free = name in _SERVED[form] or name in _NO_EFFECT or name in ignore or value is None
         if not free and (name not in _DEFAULTS or value != _DEFAULTS[name]):
             raise ProtocolError(

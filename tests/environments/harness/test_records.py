@@ -221,6 +221,24 @@ def test_the_settings_of_a_call() -> None:
     assert (episode.metrics["refused"], episode.metrics["calls"]) == (6, 1)
 
 
+def test_a_conversation_that_another_server_keeps_is_refused_although_it_is_to_be_ignored() -> None:
+    found: list[Any] = []
+
+    async def program(row: Any, endpoint: Any) -> float:
+        async with openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.key, max_retries=0) as client:
+            first = await client.responses.create(model="agent", input="Q", previous_response_id=None)
+            try:
+                await client.responses.create(model="agent", input="R", previous_response_id=first.id)
+            except openai.BadRequestError as error:
+                found.append((error.param, str(error)))
+        return 1.0
+
+    (episode,) = played(harness(program, ignore=["previous_response_id"]), [{"agent": ["a"]}])
+    ((param, message),) = found
+    assert (episode.error, episode.metrics["calls"], param) == (None, 1, "previous_response_id")
+    assert "no conversation is kept here; send all of its messages" in message
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status", "kind", "code"),
     [
