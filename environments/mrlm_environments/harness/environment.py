@@ -122,7 +122,11 @@ class HarnessEnvironment(QuestionEnvironment):
         await self.gateway.run(self._started, session)
         if prompts := await self.gateway.run(session.next):
             return prompts
-        raise ProgramError("the program ended without a call; point its client at OPENAI_BASE_URL")
+        if session.refusal:
+            raise ProgramError(f"all calls of the program were refused, the last one since {session.refusal}")
+        raise ProgramError(
+            "the program ended without a call; point its client at OPENAI_BASE_URL, and turn off caches of replies"
+        )
 
     async def step(self, actions: Mapping[str, Message]) -> Step:  # type: ignore[override]
         """Answer the calls that wait and wait for the next ones; see :meth:`Environment.step`.

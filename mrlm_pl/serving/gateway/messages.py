@@ -71,7 +71,10 @@ def messages_events(call: Call, served: Sequence[Served], id: str) -> Iterator[s
 def messages_error(error: ProtocolError) -> dict[str, Any]:
     """Return a refusal as the protocol has it."""
     kind = _ERRORS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": str(error)}}
+    body: dict[str, Any] = {"type": kind, "message": str(error)}
+    if error.param == "thread":  # the client's tool runner then sends whole conversations
+        body["details"] = {"error_code": "thread_unsupported_request"}
+    return {"type": "error", "error": body}
 
 
 def _chat_messages(given: Sequence[Any]) -> Iterator[Any]:

@@ -22,7 +22,7 @@ MOST_REPLIES = MOST_STOPS = 16
 
 _NO_EFFECT = {
     *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
-    *("include", "stream_options"),
+    "stream_options",
 }
 _DEFAULTS: Mapping[str, Any] = {
     "temperature": 1,
@@ -41,6 +41,9 @@ _DEFAULTS: Mapping[str, Any] = {
     "reasoning": {},
     "modalities": ["text"],
 }
+_KEPT_ELSEWHERE = {"previous_response_id", "conversation", "prompt", "thread"}
+"""Parameters that name messages which the server keeps: without an effect they would lose them."""
+
 _SERVED: Mapping[str, set[str]] = {
     "chat": {"model", "messages", "tools", "max_tokens", "max_completion_tokens", "stop", "n", "stream"},
     "responses": {"model", "input", "instructions", "tools", "max_output_tokens", "stream"},
@@ -106,7 +109,11 @@ def read_call(form: Literal["chat", "responses", "messages"], body: Any, ignore:
     if not isinstance(body, Mapping):
         raise ProtocolError(400, "invalid_request", f"the body is a {type(body).__name__}; send a JSON object")
     for name, value in body.items():
+        if name in _KEPT_ELSEWHERE and value is not None:
+            text = f"the parameter {name!r} cannot be served: no conversation or prompt is kept here; send all messages"
+            raise ProtocolError(400, "unsupported_parameter", text, name)
         free = name in _SERVED[form] or name in _NO_EFFECT or name in ignore or value is None
+        free = free or (name == "include" and "logprobs" not in str(value))
         if not free and (name not in _DEFAULTS or value != _DEFAULTS[name]):
             raise ProtocolError(
                 400,

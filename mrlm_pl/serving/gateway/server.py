@@ -205,6 +205,7 @@ class Gateway(Shared):
             session = self._sessions.get(_key(request).partition(".")[0].removeprefix(KEY))
             if session is not None:
                 session.counts["refused"] += 1
+                session.refusal = str(refusal)
             else:
                 self.counts[refusal.code] += 1
                 if self.counts[refusal.code] == 1 and refusal.code not in (LEFT, TOO_LONG):

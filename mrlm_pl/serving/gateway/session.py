@@ -60,6 +60,7 @@ class Session:
         program: ends with the program's output.
         started: whether the program was started here.
         rewarded: whether a reward has been posted.
+        refusal: reason of the last refusal; empty if none.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Session:
         self.posted: defaultdict[str, float] = defaultdict(float)
         self.program: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.started = self.rewarded = False
+        self.refusal = ""
         self.acted: set[str] = set()
         self._queues: dict[str, deque[tuple[Call, asyncio.Future[list[Served]]]]] = {agent: deque() for agent in agents}
         self._past: dict[str, list[tuple[Message, ...]]] = {agent: [] for agent in agents}

@@ -151,6 +151,18 @@ def test_a_flood_of_calls_is_refused_beyond_the_budget() -> None:
     assert (episode.metrics["calls"], episode.metrics["refused"]) == (3, 47)
 
 
+def test_a_program_that_hides_the_refusals_of_its_calls_is_told_them() -> None:
+    async def program(row: Any, endpoint: Any) -> float:
+        async with aiohttp.ClientSession() as http:
+            await asked(http, endpoint, "agent", USER, temperature=0)
+        return 1.0
+
+    (episode,) = played(harness(program), [{}])
+    assert "all calls of the program were refused, the last one since the parameter 'temperature' (0)" in str(
+        episode.error
+    )
+
+
 def test_a_budget_of_tokens() -> None:
     async def program(row: Any, endpoint: Any) -> float:
         async with aiohttp.ClientSession() as http:

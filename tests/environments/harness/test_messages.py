@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from anthropic import AsyncAnthropic, AuthenticationError, BadRequestError
+from anthropic import AsyncAnthropic, AuthenticationError, BadRequestError, beta_async_tool
 
 from mrlm_pl.episode import Message, ToolCall
 from tests.support.harness_programs import TOKENIZER, harness, played
@@ -96,3 +96,26 @@ def test_stop_texts_and_refusals_have_its_form() -> None:
     named = ("'temperature'", "'top_k'", "'stop'", "only text can be served", "OPENAI_API_KEY")
     assert all(name in error["message"] for name, error in zip(named, errors, strict=True))
     assert episode.metrics["refused"] == 4
+
+
+def test_a_tool_runner_continues_without_a_thread_of_the_server() -> None:
+    @beta_async_tool
+    async def add(a: int, b: int) -> str:
+        """Add."""
+        return str(a + b)
+
+    said: list[Any] = []
+
+    async def program(row: Any, endpoint: Any) -> float:
+        async with client(endpoint) as anthropic:
+            runner = anthropic.beta.messages.tool_runner(
+                model="agent", max_tokens=99, tools=[add], messages=[{"role": "user", "content": "1+2?"}]
+            )
+            said.extend([message.content[0].text async for message in runner])  # type: ignore[union-attr]
+        return 1.0
+
+    (episode,) = played(harness(program), [{"agent": [CALL, "three"]}])
+    assert (episode.error, said) == (None, ["Hm.", "three"])
+    (row,) = episode.trajectories["agent"]
+    assert [message.content for message in row.messages[1:]] == [CALL, "3", "three"]
+    assert (episode.metrics["calls"], episode.metrics["refused"]) == (2, 1)

@@ -221,6 +221,41 @@ def test_the_settings_of_a_call() -> None:
     assert (episode.metrics["refused"], episode.metrics["calls"]) == (6, 1)
 
 
+def test_what_another_server_keeps_is_refused_although_it_is_to_be_ignored() -> None:
+    found: list[Any] = []
+
+    async def program(row: Any, endpoint: Any) -> float:
+        async with openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.key, max_retries=0) as client:
+            first = await client.responses.create(model="agent", input="Q", previous_response_id=None)
+            for more in ({"previous_response_id": first.id}, {"prompt": {"id": "p"}}):
+                try:
+                    await client.responses.create(model="agent", input="R", **more)  # type: ignore[call-overload]
+                except openai.BadRequestError as error:
+                    found.append((error.param, str(error)))
+        return 1.0
+
+    names = ["previous_response_id", "prompt"]
+    (episode,) = played(harness(program, ignore=names), [{"agent": ["a"]}])
+    assert (episode.error, episode.metrics["calls"], [param for param, _ in found]) == (None, 1, names)
+    assert all("no conversation or prompt is kept here; send all messages" in message for _, message in found)
+
+
+def test_log_probabilities_are_refused_in_each_form_of_asking() -> None:
+    found: list[Any] = []
+
+    async def program(row: Any, endpoint: Any) -> float:
+        async with openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.key, max_retries=0) as client:
+            for included in ("reasoning.encrypted_content", "message.output_text.logprobs"):
+                try:
+                    await client.responses.create(model="agent", input="R", include=[included])
+                except openai.BadRequestError as error:
+                    found.append((included, error.param))
+        return 1.0
+
+    (episode,) = played(harness(program), [{"agent": ["a"]}])
+    assert (episode.error, found) == (None, [("message.output_text.logprobs", "include")])
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status", "kind", "code"),
     [
