@@ -151,11 +151,12 @@ class FakeServer:
 class FakeVllm(FakeServer):
     """``/v1/completions`` with token ids, and the routes of the development mode.
 
-    ``scaled`` is ``--logprobs-mode processed_logprobs``; ``old`` is a version without ``return_token_ids``.
+    ``scaled`` is ``--logprobs-mode processed_logprobs``; ``old`` is a version without ``return_token_ids``. As
+    vLLM 0.33 does, it rejects requests while it is paused, and stays paused when it cannot load weights.
     """
 
     samples = "/v1/completions"
-    old = development = False
+    old = development = paused = False
 
     def shown(self, logits: Any, scaled: Any, kept: Any, temperature: float) -> Any:
         if not self.scaled:
@@ -163,6 +164,8 @@ class FakeVllm(FakeServer):
         return (scaled if temperature == 0 else kept).log_softmax(-1)
 
     def sample(self, body: Any) -> Answer:
+        if self.paused:
+            return 503, {"error": {"message": "Generation is paused. Please retry after it resumes.", "code": 503}}
         if body["model"] != self.name:
             return 404, {"error": {"message": f"The model `{body['model']}` does not exist.", "code": 404}}
         if len(body["prompt"]) + body["max_tokens"] > self.window:
@@ -188,13 +191,16 @@ class FakeVllm(FakeServer):
         if not self.development:
             return 404, {"detail": "Not Found"}
         if path == "/collective_rpc" and body["method"] == "reload_weights":
-            self.reload(body["kwargs"]["weights_path"])
+            try:
+                self.reload(body["kwargs"]["weights_path"])
+            except OSError as error:
+                return 500, {"error": {"message": f"Call to collective_rpc method failed: {error}", "code": 500}}
             return 200, {"results": [None]}
         if path == "/pause?mode=wait":
-            self.awake.clear()
+            self.paused = True
             return 200, {"status": "paused"}
         if path == "/resume":
-            self.awake.set()
+            self.paused = False
             return 200, {"status": "resumed"}
         return 404, {"detail": "Not Found"}
 

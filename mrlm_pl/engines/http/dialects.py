@@ -2,7 +2,8 @@
 
 vLLM: ``POST /v1/completions`` with a list of token ids as ``prompt`` and ``return_token_ids``, and, of its development
 mode, ``/pause``, ``/collective_rpc`` and ``/resume``. SGLang: ``POST /generate`` with ``input_ids`` and
-``return_logprob``, and ``/update_weights_from_disk``. Both follow their documentation of 2026.
+``return_logprob``, and ``/update_weights_from_disk``. Both follow the source of vLLM 0.17 to 0.33 and SGLang 0.5.5 to
+0.5.23.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ class VllmDialect(Dialect):
 
     name, path = "vllm", "/v1/completions"
     scaling = "start vLLM with `--logprobs-mode processed_logprobs`"
-    updating = " with VLLM_SERVER_DEV_MODE=1"
+    updating = " with VLLM_SERVER_DEV_MODE=1 (0.17 or newer)"
 
     def body(self, request: SampleRequest, model: str, limit: int, seed: int) -> dict[str, Any]:
         return {
@@ -140,7 +141,7 @@ class VllmDialect(Dialect):
         if token_ids is None or prompt is None:
             raise ConfigurationError(
                 "the server gives no token ids (`token_ids` and `prompt_token_ids` for `return_token_ids`), and no "
-                "engine re-tokenizes text; use a vLLM that has `return_token_ids`, or another `dialect`"
+                "engine re-tokenizes text; use vLLM 0.17 or newer, or another `dialect`"
             )
         if tuple(prompt) != request.token_ids:
             raise RemoteError(

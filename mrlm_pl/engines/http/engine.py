@@ -283,7 +283,9 @@ class OpenAICompatible(Engine):
                 return
             if attempt == self._replicas.terms.retries or not await backoff.pause():
                 break
-        raise RemoteError(f"policy {policy!r}: no server answers: {found[0]}; start one, or check the URL")
+        trained = any(served.folder for served in self._policies.values())
+        remedy = "check the URL" + " and whether the server reads weights_folder under the same path" * trained
+        raise RemoteError(f"policy {policy!r}: no server is ready: {found[0]}; start one, or {remedy}")
 
     async def _probes(self, policy: str) -> dict[str, Drawn]:
         """Return the samples for :func:`check_weights`, by the URL of each server that answers."""

@@ -271,7 +271,7 @@ def test_nobody_there(engine: Callable[..., OpenAICompatible], serve: Callable[.
     server.stop()
     remote = engine(server, terms=Terms(timeout_seconds=1, patience_seconds=0.5, retries=9))
     for ask in (lambda: remote.check("p"), lambda: remote.load("p", model, 0)):
-        with pytest.raises(RemoteError, match=f"policy 'p': no server answers.*{server.url}"):
+        with pytest.raises(RemoteError, match=f"policy 'p': no server is ready.*{server.url}.*check the URL$"):
             ask()
 
 
@@ -503,6 +503,27 @@ def test_more_tokens_than_asked_for_are_refused(
         run(remote, request((5,)))
 
 
+def test_weights_that_a_server_cannot_read_are_an_error_that_says_so(
+    model: Any, serve: Callable[..., Any], engine: Callable[..., OpenAICompatible], monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    server = serve()
+    server.development = server.paused = True  # an earlier run died in an update
+    remote = engine(server, weights_folder=str(tmp_path), terms=Terms(60, 60, retries=1))
+    remote.load("p", changed(model, 0.0), 0)
+
+    def absent(folder: str) -> None:
+        raise OSError("no file")
+
+    monkeypatch.setattr(server, "reload", absent)
+    text = r"'p': no server is ready: .*status 500: .*no file; .*reads weights_folder under the same path"
+    with pytest.raises(RemoteError, match=text):
+        remote.load("p", changed(model, 1.0), 1)
+    monkeypatch.undo()
+    remote.load("p", changed(model, 1.0), 1)
+    assert run(remote, request((5,)))[0].version == 1
+
+
 def test_folders_of_another_run_do_not_push_out_those_in_use(tmp_path: Path) -> None:
     small = build("llama")
     for version in (100, 104, 0, 4):
@@ -515,7 +536,7 @@ def test_a_trained_policy_without_a_way_for_its_weights_is_refused(
 ) -> None:
     with pytest.raises(ConfigurationError, match=r"policy 'p' is trained.*weights_folder.*trained: false"):
         engine(serve()).load("p", changed(model, 0.0), 0)
-    with pytest.raises(ConfigurationError, match="VLLM_SERVER_DEV_MODE=1"):
+    with pytest.raises(ConfigurationError, match=r"VLLM_SERVER_DEV_MODE=1 \(0\.17 or newer\)"):
         engine(serve(), weights_folder=str(tmp_path)).load("p", changed(model, 0.0), 0)
     server = serve(FakeSglang)
     remote = engine(server, weights_folder=str(tmp_path))

@@ -219,11 +219,8 @@ def test_a_server_that_a_lost_worker_left_paused_goes_on(serve: Callable[..., An
 
     def die(method: str) -> None:
         if method == "switch":
-            servers[1]._loop.submit(pause(servers[1])).result(100)
+            servers[1].paused = True
             cluster.actors[1].kill()
-
-    async def pause(server: FakeVllm) -> None:
-        server.awake.clear()
 
     cluster.actors[1].before = die
     pool.load("p", model, 2)
