@@ -154,22 +154,22 @@ class Play:
         """Return the number of tokens in an agent's context."""
         return len(self.conversations[agent].row.token_ids)
 
-    def limit(self, max_turns: int | Mapping[str, int], seats: Mapping[str, Seat]) -> str:
+    def limit(self, max_turns: int | Mapping[str, int], windows: Mapping[str, int]) -> str:
         """Return the stop reason if it has reached a limit, else an empty text.
 
         Args:
             max_turns: most steps; by environment where they differ.
-            seats: with the context windows.
+            windows: how many tokens fit into each agent's context.
         """
         if self.steps >= (max_turns if isinstance(max_turns, int) else max_turns[self.spec.task.environment]):
             return TURN_STOP
-        full = any(self.length(agent) >= seats[agent].context_window for agent in self.due)
+        full = any(self.length(agent) >= windows[agent] for agent in self.due)
         return CONTEXT_STOP if full else ""
 
-    def refuse(self, seats: Mapping[str, Seat]) -> None:
+    def refuse(self, windows: Mapping[str, int]) -> None:
         """Tell the programs that wait for replies which of their prompts are beyond the context."""
         for agent in self.due:
-            length, window, prompt = self.length(agent), seats[agent].context_window, self.observed[agent]
+            length, window, prompt = self.length(agent), windows[agent], self.observed[agent]
             if isinstance(prompt, Prompt) and length >= window:
                 prompt.refusals.append(
                     f"prompt is too long: {length} tokens, and this model's maximum context length is {window}"

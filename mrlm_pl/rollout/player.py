@@ -237,33 +237,38 @@ class EpisodePlayer:
 
         A program that waits for a reply cannot be truncated: its play fails.
         """
+        windows = {agent: self._window(seat) for agent, seat in self.seats.items()}
         for play in plays:
-            reason = "" if play.over else play.limit(self.max_turns, self.seats)
+            reason = "" if play.over else play.limit(self.max_turns, windows)
             if reason == CONTEXT_STOP and not play.calling:
-                self._warn_of_prompt(play)
+                self._warn_of_prompt(play, windows)
             if reason and play.calling:
                 play.error = (
                     f"ProgramError in step of {play.spec.task.key} at turn {play.steps}: {reason} before the program "
                     f"had ended, so that its reward is unknown; {_REMEDIES[reason]}"
                 )
                 if reason == CONTEXT_STOP:
-                    play.refuse(self.seats)
+                    play.refuse(windows)
             elif reason:
                 play.cut(reason)
         return [play for play in plays if not play.over]
 
-    def _warn_of_prompt(self, play: Play) -> None:
+    def _window(self, seat: Seat) -> int:
+        """Return how many tokens fit into an agent's context; a server may allow fewer than the model."""
+        return min(seat.context_window, self.engine.window(seat.policy) or seat.context_window)
+
+    def _warn_of_prompt(self, play: Play, windows: Mapping[str, int]) -> None:
         """Warn of an agent's first prompt beyond the context window, once for each environment and agent."""
         task = play.spec.task
         for agent in play.due:
-            length, window = play.length(agent), self.seats[agent].context_window
+            length, window = play.length(agent), windows[agent]
             if length < window or agent in play.turns or (task.environment, agent) in self._warned:
                 continue
             self._warned.add((task.environment, agent))
             logger.warning(
                 "the first prompt of agent %r on %s has %d tokens, the context window of its policy %d: such episodes "
-                "end before it decides; shorten the prompt and the tools' descriptions, or choose a model with a "
-                "longer context",
+                "end before it decides; shorten the prompt and the tools' descriptions, or use a model, or a server, "
+                "with a longer window",
                 agent,
                 task.key,
                 length,

@@ -190,6 +190,14 @@ def test_a_full_context_window_cuts_the_episode(echo: Any) -> None:
     assert (episode.stop_reason, episode.truncated) == ("context_window", True)
 
 
+def test_a_shorter_window_of_the_engine_cuts_the_episode(echo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ScriptedEngine, "window", lambda engine, policy: {"main": 40}[policy])
+    (episode,), engine = play(echo(turns=1000), seat=seats("agent", window=2048))
+    (again,), _ = play(echo(turns=1000), seat=seats("agent", window=40))
+    assert (episode.stop_reason, episode.trajectories) == ("context_window", again.trajectories)
+    assert max(len(request.token_ids) for call in engine.calls for request in call) < 40
+
+
 def test_a_first_prompt_beyond_the_context_window_is_named_once(echo: Any, caplog: pytest.LogCaptureFixture) -> None:
     episodes, _ = play(echo(), specs=2, seat=seats("agent", window=4))
     assert [(episode.stop_reason, episode.trajectories) for episode in episodes] == [("context_window", {})] * 2

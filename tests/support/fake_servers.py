@@ -216,6 +216,8 @@ class FakeSglang(FakeServer):
 
     def sample(self, body: Any) -> Answer:
         how = body["sampling_params"]
+        if len(body["input_ids"]) >= self.window - 6:
+            return 400, {"error": {"message": f"Input length exceeds the maximum allowed length ({self.window - 6})."}}
         top_k = 1 if how["temperature"] == 0 else max(how["top_k"], 0)
         stops = [*how["stop_token_ids"], *([] if self.eos is None else [self.eos])]
         tokens, logprobs, best, ended = self.draw(

@@ -52,6 +52,7 @@ class Dialect(ABC):
         reports_logprobs: whether samples have log-probabilities.
         names_folders: whether requests name the folder of a trained policy's weights.
         seed_bits: of the largest seed.
+        spare_tokens: of the context window that the server keeps free.
         scaling: how to start the server so that log-probabilities are those at the temperature.
         updating: the rest of an error's remedy: how to start the server so that it takes new weights.
     """
@@ -59,7 +60,7 @@ class Dialect(ABC):
     name: str
     path: str
     reports_logprobs, names_folders = True, False
-    seed_bits = 63
+    seed_bits, spare_tokens = 63, 0
     scaling = updating = ""
 
     @abstractmethod
@@ -177,7 +178,7 @@ class SglangDialect(Dialect):
 
     name, path = "sglang", "/generate"
     scaling = "start SGLang without SGLANG_RETURN_ORIGINAL_LOGPROB"
-    seed_bits = 31
+    seed_bits, spare_tokens = 31, 6
 
     def body(self, request: SampleRequest, model: str, limit: int, seed: int) -> dict[str, Any]:
         return {

@@ -155,6 +155,9 @@ def test_a_turn_ends_at_a_stop_token_and_at_the_window(
     assert remote.window("p") == 64
     with pytest.raises(EngineError, match="64 tokens leaves no room in the 64-token window"):
         run(remote, request((5,) * 64))
+    served = engine(serve(FakeSglang), dialect="sglang")
+    [last] = run(served, request((5,) * 57, temperature=0.0, max_tokens=20))
+    assert (len(last.token_ids), served.window("p")) == (1, 58), "SGLang keeps 6 tokens of its window free"
     with pytest.raises(EngineError, match="empty context"):
         run(remote, request(()))
 
