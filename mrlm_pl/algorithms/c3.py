@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from torch import Tensor
+
 from mrlm_pl.advantages import leave_one_out_advantages
 from mrlm_pl.episode import Episode
 from mrlm_pl.learner.credit.branches import alternatives_of
@@ -72,5 +74,6 @@ class C3(PolicyGradient):
             warn_of_constant_sum(episodes, "set `model.reward: own`", self.warned)
         return alternatives_of(episodes, self.branched.rest, self.reward, bonus)
 
-    def without_signal(self, group: Sequence[Episode]) -> bool:
-        return not self.advantages(alternatives_of(group, self.branched.rest, self.reward)).any()
+    def signal(self, group: Sequence[Episode]) -> tuple[DecisionReturns, Tensor]:
+        returns = alternatives_of(group, self.branched.rest, self.reward)
+        return returns, self.advantages(returns)

@@ -64,9 +64,9 @@ class GDPO(PolicyGradient):
         weights = [self.weights.get(name, 1.0) for name in sums]
         return component_normalized_advantages(torch.stack(list(sums.values()), -1), returns.comparison, weights)
 
-    def without_signal(self, group: Sequence[Episode]) -> bool:
+    def signal(self, group: Sequence[Episode]) -> tuple[Returns, Tensor]:
         returns = returns_of(group)
-        return not self._normalized(_sums(returns), returns).any()
+        return returns, self._normalized(_sums(returns), returns)
 
 
 def _sums(returns: Returns) -> dict[str, Tensor]:

@@ -14,11 +14,11 @@ from mrlm_pl.advantages import TurnBaseline
 from mrlm_pl.episode import Episode, Task, Trajectory
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.batch import collate_rows
-from mrlm_pl.learner.credit.turns import TurnCredit, TurnReturns, turn_returns_of
+from mrlm_pl.learner.credit.turns import TurnCredit, TurnReturns
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.learner.ranks import sum_over_ranks
 from mrlm_pl.policy import Policy
-from mrlm_pl.rewards import TurnBonus, information_gains
+from mrlm_pl.rewards import information_gains
 from mrlm_pl.settings import at_least
 
 
@@ -77,13 +77,12 @@ class IGPO(PolicyGradient):
     def weights_in_credit(self) -> str | None:
         return "the information gains"
 
-    def returns(self, episodes: Sequence[Episode], bonus: TurnBonus, greedy: Sequence[Episode]) -> TurnReturns:
-        turns = turn_returns_of(episodes, bonus)
+    def compared(self, turns: TurnReturns) -> TurnReturns:
         gains = information_gains(self.answer_logp(turns), turns.play)
         followed = sum_over_ranks(self.trainer, {"gain": float(gains.sum()), "turns": int((turns.number > 0).sum())})
         if followed["turns"]:
             self.metrics.rollout["train/information_gain"] = followed["gain"] / followed["turns"]
-        return replace(turns, reward=turns.reward + self.gain_weight * gains)
+        return super().compared(replace(turns, reward=turns.reward + self.gain_weight * gains))
 
     def answer_logp(self, turns: TurnReturns) -> Tensor:
         """Return the log-probability per token [S] fp64 of the reference answer before each turn, by the turn's policy.
@@ -118,5 +117,6 @@ class IGPO(PolicyGradient):
             )
         return [*policy.chat.encode(self.answer_form.replace("{answer}", str(answer))), policy.chat.end_id]
 
-    def without_signal(self, group: Sequence[Episode]) -> bool:
-        return super().without_signal(group) and not (turn_returns_of(group).number > 0).any()
+    def signal(self, group: Sequence[Episode]) -> tuple[TurnReturns, Tensor]:
+        turns, signal = super().signal(group)
+        return turns, signal.abs() + turns.number  # those after the first have gains too

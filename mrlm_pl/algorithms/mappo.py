@@ -76,8 +76,10 @@ class MAPPO(PolicyGradient):
         super().__init__(policies, seats, **settings)
         between(0, 1, gamma=gamma, lam=lam)
         one_of(get_args(CriticTargets), targets=targets)
-        model = copy.deepcopy(next(iter(self.trained_policies.values()))) if critic is None else critic
-        self.critic: CentralizedCritic = CentralizedCritic(model, self.learners, value_learning_rate, value_clip)
+        if critic is None:
+            policy = next(iter(self.trained_policies.values()))
+            critic = copy.deepcopy(policy, {id(policy.reference): None})  # a critic has no reference
+        self.critic: CentralizedCritic = CentralizedCritic(critic, self.learners, value_learning_rate, value_clip)
         self.gamma, self.lam, self.targets, self.whiten_advantages = gamma, lam, targets, whiten_advantages
 
     def credit(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]) -> Tables:

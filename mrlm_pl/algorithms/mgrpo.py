@@ -8,6 +8,7 @@ from random import Random
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from mrlm_pl.advantages import group_normalized_advantages
 from mrlm_pl.engines.base import Sampling
@@ -102,5 +103,6 @@ class MGRPO(PolicyGradient):
             )
         return self.planner or agents[0]
 
-    def without_signal(self, group: Sequence[Episode]) -> bool:
-        return not self.advantages(self.compared(self.returns(group, None, ()))).any()
+    def signal(self, group: Sequence[Episode]) -> tuple[Returns, Tensor]:
+        returns = self.compared(self.returns(group, None, ()))
+        return returns, self.advantages(returns)

@@ -80,6 +80,6 @@ class SHARP(PolicyGradient):
             reward = reward + self.process.get(name, 0.0) * sums
         return reward
 
-    def without_signal(self, group: Sequence[Episode]) -> bool:
+    def signal(self, group: Sequence[Episode]) -> tuple[Returns, Tensor]:
         returns = self.coalitions.returns(group)
-        return not group_normalized_advantages(self.rewards(returns), returns.comparison).any()
+        return returns, group_normalized_advantages(self.rewards(returns), returns.comparison)

@@ -417,13 +417,20 @@ class Algorithm(NamesUnknown, LightningModule, ABC):
                 "weights, leave ckpt_path out and give the run's folder as `model` of the policy"
             )
         if "state_dict" in checkpoint:
-            self._check_weights(checkpoint["state_dict"])
+            self.check_weights({name: weight.shape for name, weight in checkpoint["state_dict"].items()})
         self.load_progress(checkpoint.get("progress", {}))
 
-    def _check_weights(self, saved: Mapping[str, Tensor]) -> None:
-        """Validate that a checkpoint has the weights of this run's checkpoints: others would be ignored."""
+    def check_weights(self, saved: Mapping[str, torch.Size]) -> None:
+        """Validate that a checkpoint has the weights of this run's checkpoints: others would be ignored.
+
+        Args:
+            saved: shapes of the checkpoint's weights, by name.
+
+        Raises:
+            ConfigurationError: it has others.
+        """
         own = self.state_dict()
-        wrong = [name for name, weight in saved.items() if name not in own or own[name].shape != weight.shape]
+        wrong = [name for name, shape in saved.items() if name not in own or own[name].shape != shape]
         wrong += [name for name in own if self.is_saved(name) and name not in saved]
         if wrong:
             raise ConfigurationError(

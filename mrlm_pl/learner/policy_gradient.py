@@ -14,6 +14,7 @@ from mrlm_pl.engines import Reference
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode, Turn
 from mrlm_pl.errors import ConfigurationError, place
+from mrlm_pl.grouping import grouped
 from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.batch import Batch, PolicyBatch
 from mrlm_pl.learner.contract import RolloutFacts
@@ -265,6 +266,8 @@ class PolicyGradient(Algorithm):
         """Return the trajectories of every learner, a policy's with their advantages; see :meth:`prepare`."""
         if self.gae is not None:
             return self.token_credit(episodes, sampling, self.gae)
+        if self.tree is not None:
+            self.tree.warn(episodes)
         returns, advantages = self._with_advantages(self.returns(episodes, self.turn_bonus(sampling), greedy))
         if self.tree is not None:
             return self.tree.rows(self.trainer, self.metrics, returns, advantages)
@@ -373,11 +376,21 @@ class PolicyGradient(Algorithm):
         return found
 
     def without_signal(self, group: Sequence[Episode]) -> bool:
-        judge = self.further if isinstance(self.further, Coalitions) else self.turns or self.tree
-        if judge is not None:
-            return judge.without_signal(group)
-        shared = self.gae is not None or self.critic is not None  # their rewards may be the team's
-        return equal_returns(group, None if shared else self.trained_policies)
+        if self.gae is not None or self.critic is not None:  # their rewards may be the team's
+            return equal_returns(group)
+        trained, (returns, signal) = self.trained_policies, self.signal(group)
+        pairs = zip(returns.policies, signal.tolist(), strict=True)
+        return not any(value for policy, value in pairs if policy in trained)
+
+    def signal(self, group: Sequence[Episode]) -> tuple[Any, Tensor]:
+        """Return the returns [N] of a group, without bonuses, and numbers [N] that are 0 without a learning signal."""
+        returns = self.returns(group, None, ())
+        if self.turns is not None:
+            return returns, self.turns.advantages(returns)
+        compared = returns.reward if returns.baseline is None else returns.reward - returns.baseline
+        comparisons = returns.comparison.tolist()
+        values = grouped(zip(comparisons, compared.tolist(), strict=True))
+        return returns, torch.tensor([len({*values[comparison]}) > 1 for comparison in comparisons])
 
     def turn_bonus(self, sampling: Sampling) -> Callable[[Turn], float] | None:
         """Return the function that adds to the reward of a turn, or None.

@@ -316,13 +316,16 @@ def sampling_from(run_sampling: Mapping[str, Any], given: Mapping[str, Any]) -> 
     return replace(found, policies={**found.policies, **changed})
 
 
-def loaded_policy(given: Policy | Mapping[str, Any], device: str, name: str = SINGLE) -> Policy:
+def loaded_policy(
+    given: Policy | Mapping[str, Any], device: str, name: str = SINGLE, bases: dict[Any, Any] | None = None
+) -> Policy:
     """Return a policy with its weights, unless a server has them; one that is made here is ready to generate.
 
     Args:
         given: the policy, whose weights stay where they are if it has any, or its settings in a run.
         device: of weights that are read, as torch names it; ``auto`` prefers an accelerator.
         name: of the policy.
+        bases: see :meth:`~mrlm_pl.policy.Policy.load`.
 
     Raises:
         ConfigurationError: the device cannot be used, or the model cannot be loaded.
@@ -333,7 +336,7 @@ def loaded_policy(given: Policy | Mapping[str, Any], device: str, name: str = SI
     policy = given if isinstance(given, Policy) else Policy(**settings)
     if policy.model is None and policy.served_by is None:
         place = usable_device(device)
-        policy.load(name=name)
+        policy.load(name=name, bases=bases)
         if saved is not None:
             checkpoint, own = saved
             checkpoint.read(policy, own)
@@ -351,7 +354,8 @@ def loaded_policies(given: Mapping[str, Policy | Mapping[str, Any]], device: str
     Raises:
         ConfigurationError: as :func:`loaded_policy`.
     """
-    found = {name: loaded_policy(policy, device, name) for name, policy in given.items()}
+    bases: dict[Any, Any] = {}
+    found = {name: loaded_policy(policy, device, name, bases) for name, policy in given.items()}
     for checkpoint in checkpoints_of(given.values()):
         checkpoint.tell()
     return found

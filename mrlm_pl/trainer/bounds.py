@@ -26,16 +26,24 @@ def batches_in_all(trainer: Trainer) -> float:
     return min(bounds)
 
 
+def updates_served(trainer: Trainer) -> int:
+    """Return the number of updates of the past batches, had these settings held from the start."""
+    length, accumulation = trainer.num_training_batches, trainer.accumulate_grad_batches
+    if math.isinf(length) or not length:
+        return trainer.global_step
+    epochs, rest = divmod(batches_served(trainer), int(length))
+    return epochs * math.ceil(length / accumulation) + rest // accumulation
+
+
 def updates_in_all(trainer: Trainer) -> float:
-    """Return the number of updates of a run: the past ones, and those to come, which a resume may have changed."""
+    """Return the number of updates up to the end of a run, had these settings held from the start."""
     nominal, length = trainer.estimated_stepping_batches, trainer.num_training_batches
-    if trainer.max_epochs is None or trainer.max_epochs < 0 or math.isinf(length) or not length:
+    if trainer.max_steps < 0:
         return nominal
-    of_epoch = math.ceil(length / trainer.accumulate_grad_batches)
-    epochs, rest = divmod(batches_served(trainer), length)
-    past = epochs * of_epoch + rest // trainer.accumulate_grad_batches  # as many, with these settings from the start
-    updates = max(trainer.max_epochs, 1) * of_epoch + trainer.global_step - past
-    return min(updates, trainer.max_steps) if trainer.max_steps >= 0 else updates
+    updates = updates_served(trainer) + trainer.max_steps - trainer.global_step
+    if trainer.max_epochs is None or trainer.max_epochs < 0 or math.isinf(length) or not length:
+        return updates
+    return min(updates, max(trainer.max_epochs, 1) * math.ceil(length / trainer.accumulate_grad_batches))
 
 
 class ActAfterValidations(Callback):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
 
 from mrlm_pl.durable_files import draft_of, force_to_disk, replacing
@@ -16,6 +17,10 @@ from mrlm_pl.trainer.sharded_checkpoint import METADATA_FILE, check_sharded_chec
 COLLECTIVE_DEADLINE = timedelta(minutes=30)
 SHARDED_CHECKPOINT_FILES = (METADATA_FILE, "meta.pt")
 """File of a sharded checkpoint with the places of all weights and everything else."""
+
+
+_WEIGHTS = "state_dict."
+"""Prefix of the weights' names in sharded checkpoints."""
 
 
 class FSDP(ModelParallelStrategy):
@@ -80,9 +85,15 @@ class FSDP(ModelParallelStrategy):
         """Load a checkpoint of either form; see :meth:`ModelParallelStrategy.load_checkpoint`.
 
         Raises:
-            ConfigurationError: the folder of shards would run code.
+            ConfigurationError: the folder of shards would run code, or the weights are not those of the module.
         """
-        path = Path(self.broadcast(checkpoint_path))
+        path, module = Path(self.broadcast(checkpoint_path)), cast(Any, self.lightning_module)
         if path.is_dir():
-            check_sharded_checkpoint(path)
+            entries: dict[str, Any] = check_sharded_checkpoint(path).state_dict_metadata
+            shapes = {name[len(_WEIGHTS) :]: entries[name].size for name in entries if name.startswith(_WEIGHTS)}
+        else:
+            saved = torch.load(path, map_location="cpu", mmap=True, weights_only=weights_only is not False)
+            shapes = {name: weight.shape for name, weight in saved["state_dict"].items()}
+        if hasattr(module, "check_weights"):  # first: torch's errors name no option
+            module.check_weights(shapes)
         return super().load_checkpoint(path, weights_only is not False)

@@ -18,6 +18,8 @@ from lightning.pytorch.core.optimizer import _init_optimizers_and_lr_schedulers
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from torch.optim.lr_scheduler import LambdaLR
 
+from mrlm_pl.trainer.bounds import updates_served
+
 PLAIN_TRAINER = (
     "Lightning's own Trainer has no run folder: `episodes` and `policies` are written to its `default_root_dir` (by "
     "default the working folder), where the next fit overwrites them; a kill may leave half a checkpoint. "
@@ -129,7 +131,7 @@ class ExactResume(Callback):
                 continue
             scheduler = schedule.scheduler
             if schedule.interval == "step" and schedule.frequency == 1:
-                scheduler.last_epoch = trainer.global_step  # also of a schedule that the run before did not have
+                scheduler.last_epoch = updates_served(trainer)  # of these settings: the fraction of the run stays
             scheduler.lr_lambdas = renewed[id(new)].lr_lambdas  # with the past updates, known only now
             scheduler.base_lrs = [group["initial_lr"] for group in optimizer.param_groups]
             factors = [factor(scheduler.last_epoch) for factor in scheduler.lr_lambdas]

@@ -44,8 +44,8 @@ class _Unpickler(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-def check_sharded_checkpoint(folder: Path) -> None:
-    """Validate that a sharded checkpoint runs no code and reads no files outside of its folder.
+def check_sharded_checkpoint(folder: Path) -> Metadata:
+    """Return a sharded checkpoint's metadata; it runs no code and reads no files outside of its folder.
 
     Raises:
         ConfigurationError: the metadata or an entry names an unneeded function or class, an entry is outside of the
@@ -54,12 +54,12 @@ def check_sharded_checkpoint(folder: Path) -> None:
     try:
         with (folder / METADATA_FILE).open("rb") as file:
             metadata = _Unpickler(file).load()
-        _check_entries(folder, metadata)
+        return _check_entries(folder, metadata)
     except Exception as error:  # damaged pickles raise any class of error
         raise ConfigurationError(f"checkpoint {str(folder)!r} is refused: {first_line(error)}; {REMEDY}") from error
 
 
-def _check_entries(folder: Path, metadata: Any) -> None:
+def _check_entries(folder: Path, metadata: Any) -> Metadata:
     if type(metadata) is not Metadata or type(metadata.storage_data) is not dict:
         raise ValueError(f"{METADATA_FILE} does not hold the metadata of a checkpoint")
     plain = {name for name, kind in metadata.state_dict_metadata.items() if type(kind) is BytesStorageMetadata}
@@ -73,3 +73,4 @@ def _check_entries(folder: Path, metadata: Any) -> None:
             with shard.open("rb") as file:
                 file.seek(place.offset)
                 torch.load(io.BytesIO(file.read(place.length)), weights_only=True)
+    return metadata

@@ -329,6 +329,17 @@ def test_a_frozen_partner_is_read_but_not_trained(model_folder: Path, quiet_trai
         assert any(not torch.equal(before, after) for before, after in pairs) == changed
 
 
+def test_the_critics_copy_of_a_policy_has_its_weights_and_no_reference(model_folder: Path) -> None:
+    policy = Policy(str(model_folder))
+    policy.load(reference=True)
+    critic = MAPPO({"main": policy}).critic.reader
+    assert critic.reference is None
+    assert policy.reference is not None
+    for own, copied in zip(policy.model.parameters(), critic.model.parameters(), strict=True):
+        assert own is not copied
+        assert torch.equal(own, copied)
+
+
 @pytest.mark.long
 def test_it_learns_to_collaborate(quiet_trainer: Any) -> None:
     policies = {"row": Policy(learning_rate=2e-3), "column": Policy(learning_rate=2e-3)}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mrlm_pl.advantages import group_centered_advantages
-from mrlm_pl.algorithms import GRPO, MAPPO, PPO, REINFORCEPlusPlus
+from mrlm_pl.algorithms import GDPO, GRPO, IGPO, MAPPO, MGRPO, PPO, GiGPO, REINFORCEPlusPlus, TreeGRPO
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.engines import Sampling
 from mrlm_pl.errors import ConfigurationError, RemoteError
@@ -20,6 +22,8 @@ from mrlm_pl.learner.credit.returns import Returns
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.losses import Clip
 from mrlm_pl.policy import Policy
+from tests.support.turn_episodes import beside_partner
+from tests.support.turn_episodes import episode as turn_episode
 
 
 class Bare(PolicyGradient):
@@ -225,3 +229,24 @@ def test_options_of_the_loss_beside_own_token_losses_are_refused(
     OwnLoss(policies, loss=None, loss_settings={}, clip=Clip())  # the defaults, as a saved configuration gives them
     assert WrappedLoss(policies, **options).loss != WrappedLoss(policies).loss
     Attribute(policies, **options)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        GRPO,
+        partial(GRPO, credit="turn"),
+        GiGPO,
+        GDPO,
+        IGPO,
+        MGRPO,
+        TreeGRPO,
+        BaselineOfReturns,
+    ],
+)
+def test_returns_of_a_frozen_partner_are_no_signal(algorithm: Callable[..., Any]) -> None:
+    learner = algorithm({"main": Policy(), "partner": Policy(trained=False)})
+    group = [turn_episode(n, "g", {"a": [("s", 1.0)], "b": [("s", float(n))]}) for n in range(2)]
+    assert not learner.without_signal(group)
+    assert learner.without_signal(beside_partner(group, "b"))
+    assert not learner.without_signal(beside_partner(group, "a"))

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import mrlm_pl
-from mrlm_pl import Policy
+from mrlm_pl import LoRA, Policy
 from mrlm_pl.cli.commands import evaluation_table
 from mrlm_pl.errors import PolicyError
 from mrlm_pl.runs.evaluation import loaded_policies
@@ -210,3 +210,11 @@ def test_the_cells_of_a_model_record_the_weights_that_were_read_for_all_of_them(
     assert mrlm("eval", "--model", "model", "--environment", "math", HARD, *options)[0] == 0
     math, hard = (json.loads(Path(f"table/model--{name}.json").read_text()) for name in ("math", "hard"))
     assert math["asked"]["weights"] == hard["asked"]["weights"]
+
+
+def test_policies_with_adapters_share_the_base_that_is_read_once() -> None:
+    settings = {"model": "builtin:tiny", "lora": LoRA(rank=2)}
+    found = loaded_policies({"first": settings, "second": settings}, "cpu")
+    first, second = (dict(found[name].network.named_parameters()) for name in ("first", "second"))
+    shared = {name for name in first if first[name].data_ptr() == second[name].data_ptr()}
+    assert shared == {name for name in first if "lora_" not in name}

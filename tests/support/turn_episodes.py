@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -39,3 +40,17 @@ def advantages(algorithm: Any, episodes: list[Episode], trainer: Any) -> list[li
         rows = algorithm.prepare(episodes, Sampling(max_tokens=8))["main"]
     assert not rows.advantages[~rows.action_mask].any()
     return [row[mask].tolist() for row, mask in zip(rows.advantages, rows.action_mask, strict=True)]
+
+
+def beside_partner(episodes: Sequence[Episode], partner: str) -> list[Episode]:
+    """Return the episodes with an agent that the policy ``partner`` decides for."""
+    return [
+        replace(
+            episode,
+            trajectories={
+                agent: tuple(replace(row, policy="partner" if agent == partner else row.policy) for row in rows)
+                for agent, rows in episode.trajectories.items()
+            },
+        )
+        for episode in episodes
+    ]

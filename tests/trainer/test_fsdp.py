@@ -12,11 +12,17 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.strategies import ModelParallelStrategy
 from safetensors.torch import load_file
+from torch.distributed import checkpoint
 from transformers import AutoModelForCausalLM
 
+from mrlm_pl.algorithms import GRPO
 from mrlm_pl.cli.commands.consolidate import consolidate
 from mrlm_pl.episode_files import read_episodes
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.policy import LoRA, Policy
+from mrlm_pl.trainer.fsdp import FSDP
 from tests.support import distributed_run
 from tests.support.ports import free_port
 
@@ -76,6 +82,27 @@ def metrics_of_ranks(folder: Path) -> list[dict[str, float]]:
 
 def episodes(folder: Path) -> list[Any]:
     return list(read_episodes(folder / "episodes"))
+
+
+@pytest.mark.parametrize("shards", [False, True])
+def test_a_checkpoint_of_a_run_without_the_adapters_is_refused_before_torch_reads_it(
+    shards: bool, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, adapted = (GRPO({"main": Policy(str(model_folder), lora=lora)}) for lora in (None, LoRA(rank=2)))
+    saved, strategy = tmp_path / "last.ckpt", FSDP()
+    for algorithm in (plain, adapted):
+        algorithm.read_weights()
+    if shards:
+        checkpoint.save({"state_dict": plain.state_dict()}, checkpoint_id=saved, no_dist=True)
+    else:
+        torch.save({"state_dict": plain.state_dict()}, saved)
+    monkeypatch.setattr(FSDP, "broadcast", lambda self, path: path)
+    monkeypatch.setattr(ModelParallelStrategy, "load_checkpoint", lambda *_: {})
+    strategy._lightning_module = adapted
+    with pytest.raises(ConfigurationError, match=r"the checkpoint is of other policies .* use the model, lora and"):
+        strategy.load_checkpoint(saved)
+    strategy._lightning_module = plain
+    assert strategy.load_checkpoint(saved) == {}
 
 
 @pytest.mark.long

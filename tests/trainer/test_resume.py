@@ -237,8 +237,8 @@ def test_a_resumed_run_validates_after_the_epochs_that_a_whole_one_does(tmp_path
     assert [fit(epochs) for epochs in (1, 2, 3, 3, 4)] == [[], [2], [], [], [4]]
 
 
-@pytest.mark.parametrize(("before", "after", "rates"), [(3, 1, [0.25, 0.125]), (1, 3, [0.75, 0.625])])
-def test_a_run_with_other_passes_validates_and_decays_over_its_own_updates(
+@pytest.mark.parametrize(("before", "after", "rates"), [(3, 1, [0.5, 0.25]), (1, 3, [6 / 12, 5 / 12])])
+def test_a_run_with_other_passes_validates_and_decays_by_the_fraction_of_its_rollouts(
     before: int, after: int, rates: list[float], echo: Any, quiet_trainer: Any, tmp_path: Path
 ) -> None:
     """The checkpoint is of the second of 4 iterations, after its validation."""

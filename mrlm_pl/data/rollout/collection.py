@@ -166,7 +166,7 @@ class Collection:
         seconds, training = collected.seconds or time.perf_counter() - started, collected.training
         try:
             played = [*collected.episodes, *collected.replaced]
-            check_played(played, iteration, folder)
+            check_played(played, iteration, trainer)
             check_kept(collected.episodes, iteration)
             # An asynchronous collector has handed these groups out, so a checkpoint could not hold them here.
             with nullcontext() if self.max_lag else ended_by_sigterm(trainer):
@@ -316,15 +316,17 @@ def warn_of_failures(episodes: Sequence[Episode], what: str, folder: Path) -> No
         logger.warning(message, failed, len(episodes), what, first_failure(episodes, folder))
 
 
-def check_played(episodes: Sequence[Episode], iteration: int, folder: Path) -> None:
+def check_played(episodes: Sequence[Episode], iteration: int, trainer: Any) -> None:
     """Warn of failed episodes.
 
     Raises:
         RolloutError: all failed; on one rank this ends the whole run, since the launcher stops the others.
     """
+    folder = Path(trainer.default_root_dir)
     if all(episode.failed for episode in episodes):
-        first = first_failure(episodes, folder)
-        raise RolloutError(f"all {len(episodes)} episodes of iteration {iteration} failed; the first: {first}")
+        which = f"{len(episodes)} episodes of iteration {iteration}"
+        which += f" on rank {trainer.global_rank}" if trainer.world_size > 1 else ""
+        raise RolloutError(f"all {which} failed; the first: {first_failure(episodes, folder)}")
     warn_of_failures(episodes, "episodes", folder)
 
 

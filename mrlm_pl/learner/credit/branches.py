@@ -18,7 +18,7 @@ from mrlm_pl.advantages import (
 )
 from mrlm_pl.episode import Episode, decided
 from mrlm_pl.learner.credit.decisions import DecisionReturns, ValuedDecision, row_of_turn
-from mrlm_pl.learner.credit.returns import equal_returns, group_numbers, labels
+from mrlm_pl.learner.credit.returns import group_numbers, labels
 from mrlm_pl.learner.credit.turns import TurnReturns
 from mrlm_pl.rewards import RewardShare, TurnBonus
 from mrlm_pl.rollout.branches import roots_of
@@ -104,10 +104,6 @@ class LeafCredit:
         single = self.baseline == "unbiased"
         baseline = returns - replace(self, normalize=False).advantages(turns) if single else None
         return replace(turns, returns=returns, baseline=baseline)
-
-    def without_signal(self, group: Sequence[Episode]) -> bool:
-        """Return whether every agent's returns are equal in all leaves of a group."""
-        return equal_returns(group)
 
     def advantages(self, turns: TurnReturns) -> Tensor:
         """Return the advantage [S] fp64 of each turn."""

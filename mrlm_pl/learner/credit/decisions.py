@@ -77,9 +77,14 @@ class DecisionReturns:
     greedy: Tensor
     baseline: Tensor | None = None
 
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """The policy [N] of each decision."""
+        return tuple(decision.row.policy for decision in self.decisions)
+
     def by_policy(self) -> dict[str, list[int]]:
         """Return the places of each policy's decisions."""
-        return grouped((decision.row.policy, place) for place, decision in enumerate(self.decisions))
+        return grouped((policy, place) for place, policy in enumerate(self.policies))
 
     def rows(self, advantages: Tensor) -> Tables:
         """Return a row for each decision of every policy, with its advantage [N] on the decision's tokens."""
@@ -149,6 +154,13 @@ class TreeCredit:
         """The branching of the decisions in each state."""
         return Branching("counterfactual" if self.counterfactual else self.joint_mode, self.expand, self.stop_above)
 
+    def warn(self, episodes: Sequence[Episode]) -> None:
+        """Log once that the decisions of a rollout have nothing to be compared with."""
+        if self.reward == "team":
+            warn_of_constant_sum(episodes, "set `model.reward: own`", self._warned)
+        if self.counterfactual and "alike" not in self._warned:
+            _warn_of_alike(turn_trees(episodes).values(), self._warned)
+
     def returns(self, episodes: Sequence[Episode], bonus: TurnBonus, greedy: Sequence[Episode] = ()) -> DecisionReturns:
         """Return the returns of a rollout's decisions.
 
@@ -157,12 +169,7 @@ class TreeCredit:
             bonus: added to a decision's return; None adds nothing.
             greedy: one greedy episode for each group, where they are played.
         """
-        if self.reward == "team":
-            warn_of_constant_sum(episodes, "set `model.reward: own`", self._warned)
-        trees = turn_trees(episodes).values()
-        if self.counterfactual:
-            _warn_of_alike(trees, self._warned)
-        decisions = [item for tree in trees for item in self._valued(tree, bonus)]
+        decisions = [item for tree in turn_trees(episodes).values() for item in self._valued(tree, bonus)]
         played = {episode.group: episode for episode in greedy if not episode.failed}
         greedy_returns = [self._greedy_return(played.get(decision.group), decision, bonus) for decision in decisions]
         baselines = [decision.baseline for decision in decisions]
@@ -217,12 +224,6 @@ class TreeCredit:
                 weights[mine] = reach[mine] * (totals[name, "decisions"] / totals[name, "reach"])
             advantages = advantages * weights
         return returns.rows(advantages)
-
-    def without_signal(self, group: Sequence[Episode]) -> bool:
-        """Return whether the decisions in each state are all worth the same; see :meth:`Algorithm.without_signal`."""
-        decisions = [decision for tree in turn_trees(group).values() for decision in self._valued(tree, None)]
-        worth = grouped(((d.node, d.turn.agent), d.value - d.baseline) for d in decisions)
-        return all(len(set(values)) < 2 for values in worth.values())
 
     def _valued(self, tree: TurnTree, bonus: TurnBonus) -> list[ValuedDecision]:
         """Return the decisions of a tree with a value."""
@@ -281,7 +282,7 @@ def _warn_of_alike(trees: Iterable[TurnTree], warned: MutableSet[str]) -> None:
         for names in tree.children().values()
     ]
     branching = [joints for joints in states if len(joints) > 1]
-    if branching and not any(map(_has_counterfactual, branching)) and "alike" not in warned:
+    if branching and not any(map(_has_counterfactual, branching)):
         warned.add("alike")
         logger.warning(
             "no joint action of this rollout differs from another in the decision of one agent alone, so all "

@@ -163,12 +163,6 @@ class Coalitions(FurtherEpisodes):
         contributed = [shares[episode.id][agent] for episode, agent in zip(found.episode, found.agent, strict=True)]
         return dataclasses.replace(found, reward=torch.tensor(contributed, dtype=torch.float64) + found.bonus)
 
-    def without_signal(self, group: Sequence[Episode]) -> bool:
-        """Return whether each agent contributed the same to all episodes of a group."""
-        returns = self.returns(group)
-        found = set(zip(returns.comparison.tolist(), returns.reward.tolist(), strict=True))
-        return len(found) == len({label for label, _ in found})
-
     def values(self, group: Sequence[Episode]) -> dict[Key, float]:
         """Return the team's return in each ordinary episode and replay of a group."""
         ordinary = {episode.id: (episode, other) for episode, other in _with_other(group)}

@@ -74,6 +74,12 @@ class Returns:
         """The role of each return, ``ENVIRONMENT/AGENT``."""
         return [f"{game}/{agent}" for game, agent in zip(self.environment, self.agent, strict=True)]
 
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """The policy of each return, empty where the agent did not act."""
+        plays = zip(self.episode, self.agent, strict=True)
+        return tuple(next((row.policy for row in e.trajectories[agent]), "") for e, agent in plays)
+
     def components(self) -> dict[str, Tensor]:
         """Return the reward components [N] fp64 of each agent in each episode by name, 0 where it has none."""
         sums: dict[str, Tensor] = {}
@@ -318,9 +324,9 @@ def acted_episodes(episodes: Sequence[Episode], policy: str) -> int:
     return sum(any(row.policy == policy and row.num_actions for row in episode.rows()) for episode in played)
 
 
-def equal_returns(group: Sequence[Episode], policies: Collection[str] | None = None) -> bool:
-    """Return whether each agent of these policies, by default of all, has equal returns; failures do not count."""
+def equal_returns(group: Sequence[Episode]) -> bool:
+    """Return whether every agent's returns are all equal; failures do not count."""
     played = [episode for episode in group if not episode.failed]
-    agents = {row.agent for episode in played for row in episode.rows() if policies is None or row.policy in policies}
+    agents = {agent for episode in played for agent in episode.trajectories}
     returns = [{agent_return(e, agent) for e in played if agent in e.trajectories} for agent in agents]
     return all(len(values) < 2 for values in returns)

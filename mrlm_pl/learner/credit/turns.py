@@ -68,6 +68,11 @@ class TurnReturns:
     rollout: Sequence[Episode]
     baseline: Tensor | None = None
 
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """The policy [S] of each turn."""
+        return tuple(self.trajectory[row].policy for row in self.row.tolist())
+
     def rows(self, advantages: Tensor) -> Tables:
         """Return the trajectories of every policy, each turn's tokens with its advantage.
 
@@ -195,10 +200,6 @@ class TurnCredit:
             returns, self._states(turns), turns.play, baseline=self.baseline, normalize=self.normalize
         )
         return of_episodes[index] + self.state_weight * within
-
-    def without_signal(self, group: Sequence[Episode]) -> bool:
-        """Return whether no turn of a group has an advantage."""
-        return not self.advantages(turn_returns_of(group)).any()
 
     def _states(self, turns: TurnReturns) -> Tensor:
         """Return a number [S] that is equal for turns of the same agent, task group and state.

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mrlm_pl.data.rollout.collection import Collection, first_failure
+from mrlm_pl.data.rollout.collection import Collection, check_played, first_failure
 from mrlm_pl.data.rollout.collectors.asynchronous import AsyncOptions
 from mrlm_pl.data.rollout.collectors.groups import Collected, SyncCollector
 from mrlm_pl.engines import Sampling
@@ -54,3 +54,11 @@ def test_a_failing_environment_is_checked_by_the_run_that_records_it_else_in_pyt
     run.mkdir()
     (run / "config.yaml").touch()
     assert first_failure([failed], run) == f"away; try `mrlm check-env --model '{run}'`"
+
+
+@pytest.mark.parametrize(("ranks", "where"), [(2, " on rank 1"), (1, "")])
+def test_the_rank_whose_episodes_all_failed_is_named(ranks: int, where: str, tmp_path: Path) -> None:
+    trainer = SimpleNamespace(world_size=ranks, global_rank=1, default_root_dir=str(tmp_path))
+    failed = Episode("0", Task("t", "train", 0), "g", 0, 0, {}, "", error="away")
+    with pytest.raises(RolloutError, match=f"all 1 episodes of iteration 3{where} failed; the first: away; try"):
+        check_played([failed], 3, trainer)

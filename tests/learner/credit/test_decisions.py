@@ -30,6 +30,7 @@ from mrlm_pl.policy.forward import row_tree
 from mrlm_pl.policy.forward.packing import RowPlan
 from mrlm_pl.rollout.tree_player import Branching
 from tests.support.logs import logged_here
+from tests.support.turn_episodes import beside_partner
 
 FAMILY = [MAREINFORCE, MAGRPO, MARLOO, MAREMAX, COMA, ATGRPO]
 AGENTS = "abc"
@@ -315,6 +316,15 @@ def test_a_group_is_without_signal_by_its_credit(model_folder: Path, quiet_train
     against = [path([((0, 0), (1.0, 0.0))]), path([((1, 1), (0.0, 1.0))])]
     assert made(MAGRPO, model_folder, quiet_trainer()).without_signal(against)
     assert not made(MAGRPO, model_folder, quiet_trainer(), reward="own").without_signal(against)
+
+
+@pytest.mark.parametrize("cls", FAMILY)
+def test_decisions_of_a_frozen_partner_are_no_signal(cls: Callable[..., Any]) -> None:
+    algorithm = cls({"main": Policy(), "partner": Policy(trained=False)}, reward="own")
+    group = [path([((a, b), (1.0, float(b)))]) for a, b in SQUARE]
+    assert not algorithm.without_signal(group)
+    assert algorithm.without_signal(beside_partner(group, "b"))
+    assert not algorithm.without_signal(beside_partner(group, "a"))
 
 
 @pytest.mark.parametrize(("sums", "warns"), [((1.0, 1.0), True), ((1.0, 2.0), False)])

@@ -27,6 +27,7 @@ from mrlm_pl.rollout.play import EpisodeSpec, Seat
 from mrlm_pl.rollout.player import EpisodePlayer
 from tests.rollout.test_replay import CHAT, Digits
 from tests.support.short_fits import fingerprint
+from tests.support.turn_episodes import beside_partner
 
 
 class Terms(Environment):
@@ -175,10 +176,19 @@ def test_bonuses_of_turns_are_added(group: list[Episode]) -> None:
 
 
 def test_equal_contributions_are_silent(group: list[Episode]) -> None:
-    coalitions = Coalitions("marginal")
-    made, _ = play(coalitions.due(group, 0))
-    assert not coalitions.without_signal([*group, *made])
-    assert coalitions.without_signal([group[0], *made[:3]])
+    algorithm = Shapley()
+    assert not algorithm.without_signal([*group, *play(Coalitions("shapley").due(group, 0))[0]])
+    assert algorithm.without_signal([group[0], *play(Coalitions("shapley").due(group[:1], 0))[0]])
+
+
+def test_contributions_of_a_frozen_partner_are_no_signal(group: list[Episode]) -> None:
+    policies = {"main": Policy("builtin:tiny"), "partner": Policy("builtin:tiny", trained=False)}
+    for algorithm in (Shapley(policies), SHARP(policies, team_weight=0.0)):
+        found = [*group, *play(algorithm.further.due(group, 0))[0]]  # type: ignore[union-attr]
+        assert not algorithm.without_signal(found)
+        for agent in "abc":
+            found = beside_partner(found, agent)
+        assert algorithm.without_signal(found)
 
 
 def paid(episode: Episode, reward: float) -> Episode:

@@ -109,6 +109,23 @@ def test_counts_of_all_ranks_are_added_up(
     assert [seen["async/lag"] for seen in metrics.steps] == [0, 1], "a mean"
 
 
+def test_groups_of_later_iterations_that_are_not_complete_are_in_flight(
+    model_folder: Path, echo: Any, quiet_trainer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play = AsyncCollector._play
+
+    async def when_its_iteration_begins(self: AsyncCollector, group: _Group, iteration: int, number: int) -> None:
+        while max(self.lags._versions) < iteration:
+            await asyncio.sleep(0.005)
+        await play(self, group, iteration, number)
+
+    monkeypatch.setattr(AsyncCollector, "_play", when_its_iteration_begins)
+    algorithm, data = make(model_folder, echo(), mode="async", max_lag=2, iterations=4)
+    metrics = Watch()
+    quiet_trainer(callbacks=[metrics]).fit(algorithm, data)
+    assert [seen["async/groups_in_flight"] for seen in metrics.steps] == [2 * 4, 2 * 4, 4, 0]
+
+
 def test_a_lag_of_zero_is_the_synchronous_run(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:
     prints = []
     for options in ({}, {"mode": "async", "max_lag": 0}):
