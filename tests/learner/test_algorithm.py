@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from lightning.pytorch import Callback
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import Tensor
 
 from mrlm_pl.algorithms import GRPO, PPO
@@ -81,6 +83,17 @@ def test_large_gradients_are_freed_before_the_next_rollouts(
     data = RolloutDataModule(echo(), groups=2, group_size=2, iterations=2, sampling=Sampling(max_tokens=8))
     quiet_trainer(callbacks=[Watched()], accumulate_grad_batches=2).fit(GRPO({"main": Policy(str(model_folder))}), data)
     assert found == [False, freed] * 2
+
+
+def test_under_ddp_of_one_process_an_idle_policy_has_all_gradients(model_folder: Path) -> None:
+    algorithm = GRPO({"main": Policy(str(model_folder))})
+    algorithm.read_weights()
+    for strategy, every in ((SingleDeviceStrategy(torch.device("cpu")), False), (DDPStrategy(), True)):
+        trainer: Any = SimpleNamespace(strategy=strategy, world_size=1)
+        algorithm._trainer = trainer
+        algorithm.zero_grad()
+        algorithm.idle_loss("main").backward()
+        assert all(weight.grad is not None for weight in algorithm.parameters()) == every
 
 
 def test_the_numbers_of_an_update_leave_the_device_in_one_transfer() -> None:

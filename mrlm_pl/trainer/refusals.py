@@ -1,0 +1,35 @@
+"""Settings of Lightning's trainer that would change a run without a word, or not at all."""
+
+from __future__ import annotations
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelPruning, StochasticWeightAveraging
+
+from mrlm_pl.errors import ConfigurationError
+
+_REFUSED: dict[type[Callback], str] = {
+    GradientAccumulationScheduler: "changes the number of micro-batches within an epoch, whose batches are divided "
+    "already; set trainer.accumulate_grad_batches, which holds for the whole run",
+    StochasticWeightAveraging: "copies the weights before they are read, and would average none; use WeightAveraging "
+    "or EMAWeightAveraging",
+    ModelPruning: "looks for weights before they are read; in a script call `algorithm.read_weights()` before "
+    "`trainer.fit`, or leave it out",
+}
+
+
+def refuse_unsupported(trainer: Trainer, module: LightningModule) -> None:
+    """Validate that a fit keeps to what the trainer's settings mean.
+
+    Raises:
+        ConfigurationError: a setting or callback would have no effect, or another one than Lightning documents.
+    """
+    if trainer.overfit_batches:
+        raise ConfigurationError(
+            f"trainer.overfit_batches is {trainer.overfit_batches}, but each epoch continues with other batches; to "
+            "train on the same few, leave it out and give the data module as few rows or tasks"
+        )
+    read = next(module.parameters(), None) is not None
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        for kind, fault in _REFUSED.items():
+            if isinstance(callback, kind) and not (read and kind is ModelPruning):
+                raise ConfigurationError(f"trainer.callbacks: {type(callback).__name__} {fault}")
