@@ -413,9 +413,11 @@ class Algorithm(NamesUnknown, LightningModule, ABC):
         return [*own, ExactResume(), UpdateRows(self.metrics)]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        own = type(self.trainer.datamodule).__qualname__  # type: ignore[attr-defined]
+        trainer: Any = self._trainer  # None in `load_from_checkpoint`
+        own = type(getattr(trainer, "datamodule", None)).__qualname__
         other = next((key for key in checkpoint if key.endswith("DataModule")), None)
-        if self.trainer.state.fn == "fit" and other and own.endswith("DataModule") and own not in checkpoint:
+        fitting = trainer is not None and trainer.state.fn == "fit"
+        if fitting and other and own.endswith("DataModule") and own not in checkpoint:
             raise ConfigurationError(
                 f"ckpt_path: the checkpoint is of a run with {other}, and this one has {own}; to begin with its "
                 "weights, leave ckpt_path out and give the run's folder as `model` of the policy"

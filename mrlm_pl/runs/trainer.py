@@ -179,7 +179,8 @@ class Trainer(pl.Trainer):
         folder: of the current run; None before the first.
 
     Raises:
-        ConfigurationError: ``resume`` is given without ``output``, or ``precision: auto`` to several processes.
+        ConfigurationError: ``resume`` is given without ``output``, ``precision: auto`` to several processes, or a
+            strategy that spawns its processes.
     """
 
     name: str | None = None
@@ -207,6 +208,9 @@ class Trainer(pl.Trainer):
         check_known(options, inspect.signature(pl.Trainer.__init__).parameters, type(self))
         options.update(self._completed(options, bare))
         super().__init__(precision=None if precision == "auto" else precision, **options)
+        if (method := getattr(self.strategy, "_start_method", "")) in ("spawn", "forkserver"):
+            fault = f"trainer.strategy starts its processes by {method!r}, which cannot give them the open run folder"
+            raise ConfigurationError(f"{fault}; set it to ddp, or in a notebook to ddp_notebook")
         self._measures_precision = precision == "auto"
         processes = self.num_devices * self.num_nodes
         if self._measures_precision and processes > 1:

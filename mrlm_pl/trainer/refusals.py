@@ -1,4 +1,4 @@
-"""Settings of Lightning's trainer that would change a run without a word, or not at all."""
+"""Refused settings of Lightning's trainer: those that change a run in another way, or not at all."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _REFUSED: dict[type[Callback], str] = {
 
 
 def refuse_unsupported(trainer: Trainer, module: LightningModule) -> None:
-    """Validate that a fit keeps to what the trainer's settings mean.
+    """Validate that the trainer's settings have their documented effect in a fit.
 
     Raises:
-        ConfigurationError: a setting or callback would have no effect, or another one than Lightning documents.
+        ConfigurationError: a setting or callback has no effect, or another one than Lightning documents.
     """
     if trainer.overfit_batches:
         raise ConfigurationError(

@@ -22,6 +22,7 @@ from mrlm_pl.learner.batch import Batch, PolicyBatch
 from mrlm_pl.learner.metrics import Metrics
 from mrlm_pl.policy import Policy
 from tests.support.device_waits import DeviceWaits
+from tests.support.short_fits import fingerprint, make
 
 
 def moved(rows: PolicyBatch, device: DeviceWaits) -> PolicyBatch:
@@ -85,9 +86,27 @@ def test_large_gradients_are_freed_before_the_next_rollouts(
     assert found == [False, freed] * 2
 
 
-def test_under_ddp_of_one_process_an_idle_policy_has_all_gradients(model_folder: Path) -> None:
+def test_an_algorithm_is_loaded_from_a_checkpoint(
+    model_folder: Path, echo: Any, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    algorithm, data = make(model_folder, echo(), iterations=1)
+    trainer = quiet_trainer()
+    trainer.fit(algorithm, data)
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    loaded = GRPO.load_from_checkpoint(tmp_path / "last.ckpt", policies={"main": str(model_folder)})
+    assert fingerprint(loaded) == fingerprint(algorithm)
+    assert fingerprint(loaded) != fingerprint(make_read(model_folder))
+
+
+def make_read(model_folder: Path) -> GRPO:
+    """Return an algorithm with the initial weights."""
     algorithm = GRPO({"main": Policy(str(model_folder))})
     algorithm.read_weights()
+    return algorithm
+
+
+def test_under_ddp_of_one_process_an_idle_policy_has_all_gradients(model_folder: Path) -> None:
+    algorithm = make_read(model_folder)
     for strategy, every in ((SingleDeviceStrategy(torch.device("cpu")), False), (DDPStrategy(), True)):
         trainer: Any = SimpleNamespace(strategy=strategy, world_size=1)
         algorithm._trainer = trainer
