@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelPruning, StochasticWeightAveraging
+from lightning.pytorch.callbacks import (
+    BackboneFinetuning,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    ModelPruning,
+    StochasticWeightAveraging,
+)
 
 from mrlm_pl.errors import ConfigurationError
 
 _REFUSED: dict[type[Callback], str] = {
+    BackboneFinetuning: "unfreezes a `backbone`, which no algorithm has; train adapters with `lora`, or freeze whole "
+    "policies with `trained: false`",
+    LearningRateFinder: "sets one learning rate, and each policy has its own; give it `update_attr: false`, and set "
+    "`learning_rate` of the policies",
     GradientAccumulationScheduler: "changes the number of micro-batches within an epoch, whose batches are divided "
     "already; set trainer.accumulate_grad_batches, which holds for the whole run",
     StochasticWeightAveraging: "copies the weights before they are read, and would average none; use WeightAveraging "
@@ -23,13 +33,15 @@ def refuse_unsupported(trainer: Trainer, module: LightningModule) -> None:
     Raises:
         ConfigurationError: a setting or callback has no effect, or another one than Lightning documents.
     """
-    if trainer.overfit_batches:
+    if overfit := trainer.overfit_batches:  # type: ignore[attr-defined]
         raise ConfigurationError(
-            f"trainer.overfit_batches is {trainer.overfit_batches}, but each epoch continues with other batches; to "
+            f"trainer.overfit_batches is {overfit}, but each epoch continues with other batches; to "
             "train on the same few, leave it out and give the data module as few rows or tasks"
         )
     read = next(module.parameters(), None) is not None
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        for kind, fault in _REFUSED.items():
-            if isinstance(callback, kind) and not (read and kind is ModelPruning):
-                raise ConfigurationError(f"trainer.callbacks: {type(callback).__name__} {fault}")
+        taken = isinstance(callback, ModelPruning) and read
+        taken |= isinstance(callback, LearningRateFinder) and not callback._update_attr
+        fault = next((fault for kind, fault in _REFUSED.items() if isinstance(callback, kind)), None)
+        if fault and not taken:
+            raise ConfigurationError(f"trainer.callbacks: {type(callback).__name__} {fault}")

@@ -148,7 +148,7 @@ class ExactResume(Callback):
         batches = trainer.num_training_batches
         if not pl_module.automatic_optimization or math.isinf(batches):
             return  # a module or a loader of the user's own, whose updates and epochs the trainer cannot tell
-        current = trainer.fit_loop.epoch_loop.batch_progress.current
+        current: Any = trainer.fit_loop.epoch_loop.batch_progress.current
         if current.ready > current.processed and trainer.is_global_zero:
             warnings.warn(WITHIN_BATCH, stacklevel=2)
         checkpoint["loops"]["fit_loop"] = at_batch_end(
