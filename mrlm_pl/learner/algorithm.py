@@ -406,8 +406,8 @@ class Algorithm(NamesUnknown, LightningModule, ABC):
 
     def configure_callbacks(self) -> list[Callback]:
         """Return the callbacks that make a resumed run exact and write the metrics."""
-        if self.trainer.state.fn == "fit":
-            refuse_unsupported(self.trainer, self)
+        if self._trainer is not None and self._trainer.state.fn == "fit":
+            refuse_unsupported(self._trainer, self)
         each = repr(getattr(self._trainer, "val_check_interval", None)) == "1"  # a batch, not the epoch of 1.0
         own = [ActAfterValidations(self.trainer.callbacks)] if each else []  # type: ignore[attr-defined]
         return [*own, ExactResume(), UpdateRows(self.metrics)]

@@ -141,7 +141,9 @@ def test_a_complete_run_names_the_bound_that_has_ended_it(
         Trainer(output=str(tmp_path / "run"), **quiet, **options).fit(GRPO({"main": Policy("builtin:tiny")}), data)
         return capsys.readouterr().out
 
-    assert "nothing was trained" not in fit(2, **bound)
+    first = fit(2, **bound)
+    assert "nothing was trained" not in first
+    assert ("stopped by trainer.max_time after" in first) == ("max_time" in bound)
     assert told in fit(2 if told.startswith("complete; ") else 4, resume=True, **then)
 
 
