@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import torch
 from lightning.pytorch import Callback, LightningModule
-from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.strategies import ModelParallelStrategy, SingleDeviceStrategy
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -35,6 +35,7 @@ from mrlm_pl.policy.sharding import clip_norm, gathered, parallelize, shard
 from mrlm_pl.rollout.branches import FurtherEpisodes
 from mrlm_pl.settings import NamesUnknown, as_settings
 from mrlm_pl.trainer.bounds import ActAfterValidations, updates_in_all
+from mrlm_pl.trainer.refusals import refuse_unsupported
 from mrlm_pl.trainer.resume import ExactResume
 
 
@@ -204,7 +205,8 @@ class Algorithm(NamesUnknown, LightningModule, ABC):
     def idle_loss(self, name: str) -> Tensor:
         """Return 0 (0-dim) with a gradient of 0, the part of a learner without trajectories in the loss."""
         learner = self.learners[name]
-        if self.trainer.world_size > 1:  # the ranks that have rows wait for every layer of this one
+        # the ranks that have rows wait for every layer of this one, and DDP, of one process too, for all gradients
+        if not isinstance(self.trainer.strategy, SingleDeviceStrategy):
             if name not in self.policies:
                 return learner.idle_values()
             return learner.idle_loss() + (0.0 if self.critic is None else self.critic.idle_values(name))
@@ -404,14 +406,18 @@ class Algorithm(NamesUnknown, LightningModule, ABC):
 
     def configure_callbacks(self) -> list[Callback]:
         """Return the callbacks that make a resumed run exact and write the metrics."""
+        if self._trainer is not None and self._trainer.state.fn == "fit":
+            refuse_unsupported(self._trainer, self)
         each = repr(getattr(self._trainer, "val_check_interval", None)) == "1"  # a batch, not the epoch of 1.0
         own = [ActAfterValidations(self.trainer.callbacks)] if each else []  # type: ignore[attr-defined]
         return [*own, ExactResume(), UpdateRows(self.metrics)]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        own = type(self.trainer.datamodule).__qualname__  # type: ignore[attr-defined]
+        trainer: Any = self._trainer  # None in `load_from_checkpoint`
+        own = type(getattr(trainer, "datamodule", None)).__qualname__
         other = next((key for key in checkpoint if key.endswith("DataModule")), None)
-        if self.trainer.state.fn == "fit" and other and own.endswith("DataModule") and own not in checkpoint:
+        fitting = trainer is not None and trainer.state.fn == "fit"
+        if fitting and other and own.endswith("DataModule") and own not in checkpoint:
             raise ConfigurationError(
                 f"ckpt_path: the checkpoint is of a run with {other}, and this one has {own}; to begin with its "
                 "weights, leave ckpt_path out and give the run's folder as `model` of the policy"

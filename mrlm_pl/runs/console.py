@@ -20,7 +20,7 @@ from typing import Any, TextIO
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelSummary, ProgressBar
+from lightning.pytorch.callbacks import ModelSummary, ProgressBar, Timer
 from rich.columns import Columns
 from rich.console import Console, Group
 from rich.live import Live
@@ -319,12 +319,19 @@ def _total(trainer: Trainer) -> int | None:
     return None if math.isinf(total) else math.ceil(total)
 
 
+def timed_out(trainer: Trainer) -> bool:
+    """Return whether the time of ``trainer.max_time``, or of another timer, is over."""
+    timers = (item for item in trainer.callbacks if isinstance(item, Timer))  # type: ignore[attr-defined]
+    return any((left := timer.time_remaining()) is not None and left <= 0 for timer in timers)
+
+
 def early_stop(trainer: Trainer) -> str | None:
-    """Return where a callback has stopped a run before its last iteration or batch; None if none has."""
+    """Return where its time or a callback has stopped a run before its last iteration or batch; None if none has."""
     done, total = _done(trainer), _total(trainer)
     if not trainer.should_stop or done == total:
         return None
-    return f"stopped by a callback after {done}{f' of {total}' if total else ''} {_unit(trainer)}"
+    by = "trainer.max_time" if timed_out(trainer) else "a callback"
+    return f"stopped by {by} after {done}{f' of {total}' if total else ''} {_unit(trainer)}"
 
 
 def _unit(trainer: Trainer) -> str:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import lightning.pytorch as pl
 from lightning.fabric.connector import _PRECISION_INPUT
 from lightning.pytorch import Callback, LightningModule
-from lightning.pytorch.callbacks import ModelCheckpoint, ModelSummary, ProgressBar, Timer
+from lightning.pytorch.callbacks import ModelCheckpoint, ModelSummary, ProgressBar
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins import CheckpointIO
 from lightning.pytorch.trainer.states import TrainerFn
@@ -39,6 +39,7 @@ from mrlm_pl.runs.console import (
     early_stop,
     run_summary,
     silence_noise,
+    timed_out,
     warn_of_busy_machine,
     warn_of_emulated_bf16,
 )
@@ -179,7 +180,8 @@ class Trainer(pl.Trainer):
         folder: of the current run; None before the first.
 
     Raises:
-        ConfigurationError: ``resume`` is given without ``output``, or ``precision: auto`` to several processes.
+        ConfigurationError: ``resume`` is given without ``output``, ``precision: auto`` to several processes, or a
+            strategy that spawns its processes.
     """
 
     name: str | None = None
@@ -207,6 +209,9 @@ class Trainer(pl.Trainer):
         check_known(options, inspect.signature(pl.Trainer.__init__).parameters, type(self))
         options.update(self._completed(options, bare))
         super().__init__(precision=None if precision == "auto" else precision, **options)
+        if (method := getattr(self.strategy, "_start_method", "")) in ("spawn", "forkserver"):
+            fault = f"trainer.strategy starts its processes by {method!r}, which cannot give them the open run folder"
+            raise ConfigurationError(f"{fault}; set it to ddp, or in a notebook to ddp_notebook")
         self._measures_precision = precision == "auto"
         processes = self.num_devices * self.num_nodes
         if self._measures_precision and processes > 1:
@@ -287,8 +292,7 @@ class Trainer(pl.Trainer):
         """Return the bound that has ended a complete run, but for its epochs, and what to change."""
         if 0 <= self.max_steps <= self.global_step:
             return f" by trainer.max_steps, {self.max_steps}; raise it"
-        timers = (item for item in self.callbacks if isinstance(item, Timer))  # type: ignore[attr-defined]
-        if any((left := timer.time_remaining()) is not None and left <= 0 for timer in timers):
+        if timed_out(self):
             return " by trainer.max_time; raise it"
         if stop := early_stop(self):
             return f", {stop}; change that callback"

@@ -34,6 +34,12 @@ RISES_AGAIN = (
 )
 
 
+WITHIN_BATCH = (
+    "this checkpoint is saved within a batch: a run that resumes from it leaves this batch out, and differs from an "
+    "uninterrupted one; `checkpoints/last.ckpt` resumes exactly"
+)
+
+
 @runtime_checkable
 class ResumedLogger(Protocol):
     """A logger that replaces the steps which a resumed run repeats."""
@@ -144,6 +150,9 @@ class ExactResume(Callback):
         batches = trainer.num_training_batches
         if not pl_module.automatic_optimization or math.isinf(batches):
             return  # a module or a loader of the user's own, whose updates and epochs the trainer cannot tell
+        current: Any = trainer.fit_loop.epoch_loop.batch_progress.current
+        if current.ready > current.processed and trainer.is_global_zero:
+            warnings.warn(WITHIN_BATCH, stacklevel=2)
         checkpoint["loops"]["fit_loop"] = at_batch_end(
             checkpoint["loops"]["fit_loop"], int(batches), trainer.accumulate_grad_batches
         )

@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from lightning.pytorch import Callback
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import Tensor
 
 from mrlm_pl.algorithms import GRPO, PPO
@@ -20,6 +22,7 @@ from mrlm_pl.learner.batch import Batch, PolicyBatch
 from mrlm_pl.learner.metrics import Metrics
 from mrlm_pl.policy import Policy
 from tests.support.device_waits import DeviceWaits
+from tests.support.short_fits import fingerprint, make
 
 
 def moved(rows: PolicyBatch, device: DeviceWaits) -> PolicyBatch:
@@ -81,6 +84,35 @@ def test_large_gradients_are_freed_before_the_next_rollouts(
     data = RolloutDataModule(echo(), groups=2, group_size=2, iterations=2, sampling=Sampling(max_tokens=8))
     quiet_trainer(callbacks=[Watched()], accumulate_grad_batches=2).fit(GRPO({"main": Policy(str(model_folder))}), data)
     assert found == [False, freed] * 2
+
+
+def test_an_algorithm_is_loaded_from_a_checkpoint(
+    model_folder: Path, echo: Any, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    algorithm, data = make(model_folder, echo(), iterations=1)
+    trainer = quiet_trainer()
+    trainer.fit(algorithm, data)
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    loaded = GRPO.load_from_checkpoint(tmp_path / "last.ckpt", policies={"main": str(model_folder)})
+    assert fingerprint(loaded) == fingerprint(algorithm)
+    assert fingerprint(loaded) != fingerprint(make_read(model_folder))
+
+
+def make_read(model_folder: Path) -> GRPO:
+    """Return an algorithm with the initial weights."""
+    algorithm = GRPO({"main": Policy(str(model_folder))})
+    algorithm.read_weights()
+    return algorithm
+
+
+def test_under_ddp_of_one_process_an_idle_policy_has_all_gradients(model_folder: Path) -> None:
+    algorithm = make_read(model_folder)
+    for strategy, every in ((SingleDeviceStrategy(torch.device("cpu")), False), (DDPStrategy(), True)):
+        trainer: Any = SimpleNamespace(strategy=strategy, world_size=1)
+        algorithm._trainer = trainer
+        algorithm.zero_grad()
+        algorithm.idle_loss("main").backward()
+        assert all(weight.grad is not None for weight in algorithm.parameters()) == every
 
 
 def test_the_numbers_of_an_update_leave_the_device_in_one_transfer() -> None:

@@ -250,6 +250,11 @@ def test_a_class_in_place_of_a_callback_is_refused() -> None:
         mrlm_pl.Trainer(callbacks=[mrlm_pl.LastCheckpoint])
 
 
+def test_a_strategy_that_spawns_its_processes_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"'spawn', which cannot .* set it to ddp"):
+        mrlm_pl.Trainer(strategy="ddp_spawn", accelerator="cpu", devices=2)
+
+
 def test_a_development_run_leaves_nothing() -> None:
     quiet(fast_dev_run=True).fit(*parts())
     assert list(Path().iterdir()) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import warnings
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,22 @@ def test_a_finished_run_with_more_iterations_equals_one_that_had_them_from_the_s
         fit("run", 12, resume=True)
 
 
+def test_a_checkpoint_within_a_batch_says_that_it_is_not_exact(echo: Any, quiet_trainer: Any, tmp_path: Path) -> None:
+    class Saves(Callback):
+        def on_after_backward(self, trainer: Any, module: Any) -> None:
+            with pytest.warns(UserWarning, match=r"saved within a batch.*last\.ckpt` resumes exactly"):
+                trainer.save_checkpoint(tmp_path / "within.ckpt")
+
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", UserWarning)
+                trainer.save_checkpoint(tmp_path / "after.ckpt")
+
+    data = RolloutDataModule(echo(), groups=2, group_size=2, iterations=1, sampling=Sampling(max_tokens=3))
+    quiet_trainer(callbacks=[Saves()]).fit(GRPO({"main": Policy("builtin:tiny")}), data)
+    assert (tmp_path / "after.ckpt").is_file()
+
+
 @pytest.mark.parametrize(
     ("bound", "then", "told"),
     [
@@ -124,7 +141,9 @@ def test_a_complete_run_names_the_bound_that_has_ended_it(
         Trainer(output=str(tmp_path / "run"), **quiet, **options).fit(GRPO({"main": Policy("builtin:tiny")}), data)
         return capsys.readouterr().out
 
-    assert "nothing was trained" not in fit(2, **bound)
+    first = fit(2, **bound)
+    assert "nothing was trained" not in first
+    assert ("stopped by trainer.max_time after" in first) == ("max_time" in bound)
     assert told in fit(2 if told.startswith("complete; ") else 4, resume=True, **then)
 
 

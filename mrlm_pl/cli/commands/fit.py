@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import textwrap
+import traceback
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -224,8 +225,12 @@ def check_options(stage: str, arguments: Sequence[str]) -> None:
 def _build(command: type[RunCommand], stage: str, arguments: Sequence[str]) -> None:
     try:
         command(stage, arguments)
-    except MisconfigurationException as error:
-        raise ConfigurationError(str(error)) from error
+    except (MisconfigurationException, ValueError, RuntimeError) as error:
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        # Lightning raises these two itself for settings such as a long interval or a missing metric.
+        if isinstance(error, MisconfigurationException) or frame.f_globals["__name__"].startswith("lightning.pytorch."):
+            raise ConfigurationError(str(error).strip()) from error
+        raise
 
 
 def _prepare(stage: str, arguments: Sequence[str]) -> None:

@@ -48,10 +48,14 @@ class TaskStream:
             )
         self.sources, self.seed = dict(sources), seed
         self.shares = {name: weight / sum(weights) for name, weight in zip(sources, weights, strict=True)}
+        self._orders: dict[tuple[str, int], list[int]] = {}
+        self.restart()
+
+    def restart(self) -> None:
+        """Decide the sources again from the first position on, which gives the same ones."""
         self._picks: dict[int, tuple[str, int]] = {}
         self._counts = dict.fromkeys(self.sources, 0)
         self.planned = 0
-        self._orders: dict[tuple[str, int], list[int]] = {}
 
     def __getitem__(self, position: int) -> Task:
         return self.attempt(position, 0, 1)
@@ -398,6 +402,7 @@ class RunTasks:
         Raises:
             ConfigurationError: it is of other environments.
         """
+        self.stream.restart()  # the checkpoint may be of an earlier iteration than this data module has reached
         if isinstance(self.stream, PlannedStream) and state is not None:
             self.stream.load(state)
             self.rates = dict(state["rates"])

@@ -126,6 +126,19 @@ def test_steps_that_a_crash_lost_are_told_once(fit):
     assert logged("runs/toy") == dict(enumerate(WEIGHTS))
 
 
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--trainer.val_check_interval", "5"), "mrlm: error: `val_check_interval` (5) must be less"),
+        (("--trainer.callbacks+", "EarlyStopping", "--trainer.callbacks.monitor", "los"), "metric `los` which is not"),
+    ],
+)
+def test_settings_that_lightning_finds_wrong_in_a_run_are_one_line(fit, options: tuple[str, ...], told: str) -> None:
+    text = fit(*options, status=2)
+    assert told in text
+    assert "Traceback" not in text
+
+
 def test_failure_while_running_is_a_message_with_status_1(fit):
     message = fit("--model.fail_at", "1", status=1)
     assert message == "mrlm: error: the loss is nan at step 1; lower the learning rate\n"

@@ -40,6 +40,17 @@ def test_an_iteration_is_one_collection_and_its_updates(model_folder: Path, echo
     assert versions == {0: 0, 1: 4, 2: 8}, "every collection is made with the weights of its moment"
 
 
+def test_a_data_module_returns_to_an_earlier_checkpoint(
+    model_folder: Path, echo: Any, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    algorithm, data = make(model_folder, echo())
+    kept = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
+    quiet_trainer(callbacks=[kept], enable_checkpointing=True).fit(algorithm, data)
+    want = fingerprint(algorithm)
+    quiet_trainer().fit(algorithm, data, ckpt_path=tmp_path / "step=1.ckpt")
+    assert fingerprint(algorithm) == want
+
+
 def test_members_of_a_group_share_the_prompt_and_differ_in_the_sample(
     model_folder: Path, echo: Any, quiet_trainer: Any
 ) -> None:

@@ -1,0 +1,47 @@
+"""Refused settings of Lightning's trainer: those that change a run in another way, or not at all."""
+
+from __future__ import annotations
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import (
+    BackboneFinetuning,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    ModelPruning,
+    StochasticWeightAveraging,
+)
+
+from mrlm_pl.errors import ConfigurationError
+
+_REFUSED: dict[type[Callback], str] = {
+    BackboneFinetuning: "unfreezes a `backbone`, which no algorithm has; train adapters with `lora`, or freeze whole "
+    "policies with `trained: false`",
+    LearningRateFinder: "sets one learning rate, and each policy has its own; give it `update_attr: false`, and set "
+    "`learning_rate` of the policies",
+    GradientAccumulationScheduler: "changes the number of micro-batches within an epoch, whose batches are divided "
+    "already; set trainer.accumulate_grad_batches, which holds for the whole run",
+    StochasticWeightAveraging: "copies the weights before they are read, and would average none; use WeightAveraging "
+    "or EMAWeightAveraging",
+    ModelPruning: "looks for weights before they are read; in a script call `algorithm.read_weights()` before "
+    "`trainer.fit`, or leave it out",
+}
+
+
+def refuse_unsupported(trainer: Trainer, module: LightningModule) -> None:
+    """Validate that the trainer's settings have their documented effect in a fit.
+
+    Raises:
+        ConfigurationError: a setting or callback has no effect, or another one than Lightning documents.
+    """
+    if overfit := trainer.overfit_batches:  # type: ignore[attr-defined]
+        raise ConfigurationError(
+            f"trainer.overfit_batches is {overfit}, but each epoch continues with other batches; to "
+            "train on the same few, leave it out and give the data module as few rows or tasks"
+        )
+    read = next(module.parameters(), None) is not None
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        taken = isinstance(callback, ModelPruning) and read
+        taken |= isinstance(callback, LearningRateFinder) and not callback._update_attr
+        fault = next((fault for kind, fault in _REFUSED.items() if isinstance(callback, kind)), None)
+        if fault and not taken:
+            raise ConfigurationError(f"trainer.callbacks: {type(callback).__name__} {fault}")
