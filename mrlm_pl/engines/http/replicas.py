@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from mrlm_pl.errors import ConfigurationError, EngineError, RemoteError
-from mrlm_pl.settings import at_least, is_loopback, positive
+from mrlm_pl.settings import at_least, is_loopback, naming_unknown, positive
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +45,7 @@ class RefusalError(EngineError):
     """A server understood a request and rejects it."""
 
 
+@naming_unknown
 @dataclass(frozen=True)
 class Terms:
     """Deadlines, retries and concurrency of requests.
