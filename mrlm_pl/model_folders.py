@@ -32,7 +32,7 @@ def policy_folder(name: str, option: str) -> str:
         option: what named it, for messages.
 
     Raises:
-        PolicyError: the run has several policies, or none yet, or there is no such folder.
+        PolicyError: the run has several policies, or none, or there is no such folder.
     """
     folder = Path(name).expanduser()
     if missing := missing_folder(name):
@@ -50,8 +50,8 @@ def policy_folder(name: str, option: str) -> str:
         )
     if (folder / "config.yaml").is_file():
         raise PolicyError(
-            f"{option}: the run {name!r} has no policies yet, they are written when it ends; continue it with "
-            f"`mrlm train --output {shlex.quote(name)} --resume`"
+            f"{option}: the run {name!r} has no policies, they are written when it ends; "
+            f"`mrlm train --output {shlex.quote(name)} --resume` continues it, or writes those of a finished run again"
         )
     raise PolicyError(f"{option}: {name!r} is neither a run nor the folder of a model: it has no config.json")
 

@@ -17,7 +17,8 @@ def test_a_draft_that_a_kill_left_is_no_policy(tmp_path: Path) -> None:
         (run / "policies" / name / "config.json").write_text("{}")
     (run / "config.yaml").touch()
     with pytest.raises(
-        PolicyError, match=r"has no policies yet, .* continue it with `mrlm train --output '.*my run' --resume`"
+        PolicyError,
+        match=r"has no policies, .* `mrlm train --output '.*my run' --resume` continues it, or writes .* again",
     ):
         policy_folder(str(run), "--model")
     whole = run / "policies" / "main"

@@ -8,16 +8,22 @@ from typing import Any
 
 import pytest
 from mrlm_environments import MathEnvironment
+from mrlm_environments.question.environment import Reward
 
 from mrlm_pl.algorithms import DPO, GRPO, KTO, SFT, PairwiseRewardModel
 from mrlm_pl.data import PreferenceDataModule, RolloutDataModule, TrajectoryDataModule
-from mrlm_pl.engines import Sampling
+from mrlm_pl.data.rollout.collectors.asynchronous import AsyncOptions
+from mrlm_pl.engines import InProcessEngine, PoolResources, RayPool, Sampling
+from mrlm_pl.engines.http.replicas import Terms
 from mrlm_pl.environment.check import check_environment
+from mrlm_pl.episode_files import EpisodeRetention
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.optimization import Optimization
+from mrlm_pl.learner.policies.distillation import Distillation, Teacher
 from mrlm_pl.learner.policies.reference import KL
 from mrlm_pl.losses import Correction
 from mrlm_pl.policy import LoRA, Policy
+from mrlm_pl.rollout.cross_policy import CrossPolicy
 from mrlm_pl.runs import Trainer, collect, evaluate
 
 
@@ -110,6 +116,17 @@ def test_values_of_another_type_are_named(make: Any, arguments: dict[str, Any], 
         (LoRA, "r", "rank"),
         (Optimization, "warmup", "warmup_steps"),
         (Trainer, "max_epoch", "max_epochs"),
+        (Sampling, "max_token", "max_tokens"),
+        (Distillation, "teacher", "teachers"),
+        (Teacher, "weights", "weight"),
+        (PoolResources, "cpu", "cpus"),
+        (RayPool, "adress", "address"),
+        (InProcessEngine, "own_weight", "own_weights"),
+        (Terms, "timeout", "timeout_seconds"),
+        (AsyncOptions, "patient", "patience"),
+        (CrossPolicy, "shares", "share"),
+        (EpisodeRetention, "lasts", "last"),
+        (Reward, "weights", "weight"),
         (evaluate, "n_episodes", "num_episodes"),
         (collect, "n_episodes", "num_episodes"),
     ],

@@ -19,6 +19,9 @@ T = TypeVar("T")
 WATCH_SECONDS = 0.1
 """Seconds between two checks of the deadlines."""
 
+AWAKE_SECONDS = 1.0
+"""Seconds of a wait that pass without a look at the clock: a process that is suspended does not wait."""
+
 CANCEL_SECONDS = 1.0
 """Time for a cancelled coroutine to end."""
 
@@ -80,7 +83,7 @@ class Workers:
         self._queues: OrderedDict[str, deque[_Job]] = OrderedDict()
         self._condition = threading.Condition()
         self._running: set[_Job] = set()
-        self._watching: set[asyncio.AbstractEventLoop] = set()
+        self._watching: dict[asyncio.AbstractEventLoop, float] = {}  # when each was last in `_abandon_late`
         self._threads = self._idle = 0
         self._closed = False
 
@@ -108,7 +111,7 @@ class Workers:
         job = _Job(client, function, timeout, loop, loop.create_future())
         self._put(job, must)
         if loop not in self._watching:
-            self._watching.add(loop)
+            self._watching[loop] = time.monotonic()
             loop.call_later(WATCH_SECONDS, self._abandon_late, loop)
         try:
             return await job.result
@@ -149,6 +152,10 @@ class Workers:
         """Abandon late calls, and check again while there are calls."""
         now = time.monotonic()
         with self._condition:
+            if (still := now - self._watching[loop]) > AWAKE_SECONDS:  # the process was suspended, with its calls
+                for job in self._running:
+                    job.started += still
+            self._watching[loop] = now
             late = [
                 job
                 for job in self._running
@@ -166,7 +173,7 @@ class Workers:
         if busy:
             loop.call_later(WATCH_SECONDS, self._abandon_late, loop)
         else:
-            self._watching.discard(loop)
+            del self._watching[loop]
 
     def _start_if_needed(self) -> None:
         # A notified thread counts as idle until it runs, so the number of waiting calls decides.
@@ -229,8 +236,7 @@ async def _awaited(call: Callable[[], Awaitable[Any]], timeout: float) -> CallRe
     task = asyncio.ensure_future(_timed_on_loop(call))
     try:
         # Not wait_for: its TimeoutError looks like one of the environment.
-        done, _ = await asyncio.wait([task], timeout=timeout)
-        if done:
+        if await wait_awake([task], timeout):
             return task.result()
         task.cancel()
         await asyncio.wait([task], timeout=CANCEL_SECONDS)
@@ -238,6 +244,16 @@ async def _awaited(call: Callable[[], Awaitable[Any]], timeout: float) -> CallRe
     except asyncio.CancelledError:
         task.cancel()
         raise
+
+
+async def wait_awake(futures: Sequence[asyncio.Future[Any]], seconds: float) -> bool:
+    """Wait until one of some futures is done and return True; False after seconds in which the process ran."""
+    while seconds > 0:
+        step = min(seconds, AWAKE_SECONDS)
+        if (await asyncio.wait(futures, timeout=step, return_when=asyncio.FIRST_COMPLETED))[0]:
+            return True
+        seconds -= step  # and not more, where the process was suspended meanwhile
+    return False
 
 
 def in_daemon(function: Callable[[], T]) -> Future[T]:

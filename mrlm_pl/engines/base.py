@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from mrlm_pl.concurrency.event_loop import result_of
 from mrlm_pl.episode import TokenSpan
 from mrlm_pl.errors import ConfigurationError, EngineError, meant
-from mrlm_pl.settings import as_settings, at_least, between, positive
+from mrlm_pl.settings import NamesUnknown, as_settings, at_least, between, naming_unknown, positive
 
 if TYPE_CHECKING:
     import torch
@@ -25,6 +25,7 @@ T = TypeVar("T")
 FinishReason = Literal["stop", "length"]
 
 
+@naming_unknown
 @dataclass(frozen=True)
 class PolicySampling:
     """Sampling settings of one policy; None is the run's setting.
@@ -43,6 +44,7 @@ class PolicySampling:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
+@naming_unknown
 @dataclass(frozen=True)
 class Sampling:
     """Sampling settings: the distribution is ``softmax(logits / temperature)``, cut by top-k, then by top-p.
@@ -239,7 +241,7 @@ class LearnerPlace:
         return tuple(visible[index] for index in self.devices)
 
 
-class Engine(ABC):
+class Engine(NamesUnknown, ABC):
     """Generates for named policies. Engines never tokenize text."""
 
     @abstractmethod

@@ -140,7 +140,7 @@ class _Broken:
 def failing_parts(environment: Environment, task: Task) -> list[str]:
     """Return the attributes that hold more than data during an episode: sandboxes, judges, tools, functions."""
     copied = environment.copy()
-    finished(copied.reset(task))
+    finished(copied.reset, task)
     own = ("_order", "_inside")  # of the base class
     found = [name for name, value in vars(copied).items() if name not in own and broken(value, []) is not value]
     close(copied)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+import signal
+import threading
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
+from mrlm_pl.concurrency.calls import DeadlineError
 from mrlm_pl.concurrency.event_loop import EventLoopThread
 from mrlm_pl.environment.contract import Environment
 from mrlm_pl.environment.steps import Observations, Step, TurnOrder
@@ -16,6 +19,9 @@ from mrlm_pl.errors import EnvironmentContractError
 from mrlm_pl.grouping import summed
 
 SPAM = "I do not know."
+
+CALL_SECONDS = 300.0
+"""Deadline of a call of an environment in the main thread."""
 
 Replies: TypeAlias = str | Mapping[str, Sequence[str]] | Callable[[Sequence[Message]], str]
 """One text for all turns, texts by agent in turn (the last one repeats), or a function of the latest observation."""
@@ -71,7 +77,7 @@ def play(
         EnvironmentContractError: the environment breaks the contract, or the episode does not end.
     """
     order = TurnOrder(environment.name, environment.agents)
-    observations: Observations = finished(environment.reset(task))
+    observations: Observations = finished(environment.reset, task)
     order.began(observations)
     began(environment)
     seen, steps = [observations], list[Step]()
@@ -91,7 +97,7 @@ def play(
                 text = replies[agent][min(spoken[agent], len(replies[agent]) - 1)]
             actions[agent] = Message("assistant", text)
             spoken[agent] += 1
-        step: Step = finished(environment.step(actions))
+        step: Step = finished(environment.step, actions)
         order.stepped(step)
         steps.append(step)
         if not step.done:
@@ -113,21 +119,39 @@ def posed(environment: Environment, task: Task) -> Observations:
     return play_copy(environment, task, "", max_turns=0, must_end=False).observed[0]
 
 
-def finished(value: Any) -> Any:
-    """Return the result of a method that may be ``async``, also where a loop runs in this thread, as in a notebook."""
-    if not inspect.iscoroutine(value):
-        return value
+def finished(method: Callable[..., Any], *arguments: Any) -> Any:
+    """Return the result of a method that may be ``async``, also where a loop runs in this thread, as in a notebook.
+
+    Raises:
+        DeadlineError: it does not return within :data:`CALL_SECONDS`, in the main thread.
+    """
+
+    def stop(*_: object) -> None:
+        raise DeadlineError(f"{method.__qualname__} did not return within {CALL_SECONDS:g} s")
+
+    guarded = threading.current_thread() is threading.main_thread()  # no other has handlers of signals
+    if guarded:
+        handler, timer = signal.signal(signal.SIGALRM, stop), signal.setitimer(signal.ITIMER_REAL, CALL_SECONDS)
+    try:
+        value = method(*arguments)
+        return _awaited(value) if inspect.iscoroutine(value) else value
+    finally:
+        if guarded:
+            signal.setitimer(signal.ITIMER_REAL, *timer)
+            signal.signal(signal.SIGALRM, handler)
+
+
+def _awaited(coroutine: Coroutine[Any, Any, Any]) -> Any:
     loop = EventLoopThread()
     try:
-        return loop.submit(value).result()
+        return loop.submit(coroutine).result()
     finally:
         loop.close()
 
 
 def close(environment: Environment) -> None:
     """Close an environment, whose ``close`` may be ``async``."""
-    end: Callable[[], Any] = environment.close
-    finished(end())
+    finished(environment.close)
 
 
 def as_plain(observations: Observations) -> dict[str, Any]:

@@ -6,12 +6,14 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from mrlm_pl.episode import Episode
 from mrlm_pl.evaluation.elo import GameTable, Rating, elo_ratings
 from mrlm_pl.evaluation.intervals import mean_interval, share_interval
+from mrlm_pl.evaluation.summary import Bounds, within_bounds
+from mrlm_pl.grouping import grouped
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,7 @@ def arena_report(
     environment: str,
     split: str,
     seed: int,
+    bounds: Bounds | None = None,
 ) -> ArenaReport:
     """Return the report on episodes of cross-play.
 
@@ -102,6 +105,7 @@ def arena_report(
         environment: its name.
         split: of the tasks.
         seed: of the tasks and the sampling.
+        bounds: the returns that the environment declares for a task, summed over the agents; None declares none.
     """
     games = defaultdict[tuple[str, str], dict[str, list[float]]](lambda: defaultdict(list))
     seatings, unequal = [], False
@@ -123,6 +127,8 @@ def arena_report(
                 games[one, other][episode.task.key].append(score)
         found = {agent: _mean(list(groups.values())) for agent, groups in returns.items() if groups}
         seatings.append(Seating(dict(seated), len(whole), len(episodes) - len(whole), found))
+    if not unequal:  # the bounds are of all agents, and hold for each where all earn the same
+        seatings = [_bounded(one, episodes, bounds) for one, (_, episodes) in zip(seatings, played, strict=True)]
     team = several and not unequal
     if team:
         games.clear()
@@ -143,6 +149,16 @@ def arena_report(
             ratings[player] = Rating(elo, -math.inf, math.inf) if sampled else found_ratings[player]
     differences = [] if several and not team else _differences(played)
     return ArenaReport(environment, split, seed, seatings, scores, differences, ratings)
+
+
+def _bounded(seating: Seating, episodes: Sequence[Episode], bounds: Bounds | None) -> Seating:
+    """Return a seating whose intervals end at the declared bounds."""
+    by_task = grouped((episode.task.key, episode) for episode in episodes if not episode.failed)
+    rewards = {
+        agent: Mean(mean.value, *within_bounds((mean.low, mean.high), by_task, bounds))
+        for agent, mean in seating.rewards.items()
+    }
+    return replace(seating, rewards=rewards)
 
 
 def _differences(played: Sequence[tuple[Mapping[str, str], Sequence[Episode]]]) -> list[Difference]:

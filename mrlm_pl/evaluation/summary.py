@@ -128,7 +128,7 @@ def summarize(
         episodes=len(played),
         failed=len(failures),
         mean_reward=math.fsum(rewards) / len(rewards),
-        ci95=_within_bounds(spread, by_task, bounds),
+        ci95=within_bounds(spread, by_task, bounds),
         accuracy=sum(map(sum, successes)) / len(played) if judged else None,
         accuracy_ci95=share_interval([(sum(group), len(group)) for group in successes]) if judged else None,
         pass_at_k=_pass_at_k(by_task) if judged else {},
@@ -195,7 +195,7 @@ def _measured(groups: Sequence[Sequence[Episode]], name: str, cases: str | None)
     return Measured(math.fsum(value for value, _ in sums) / total, interval, round(total))
 
 
-def _within_bounds(
+def within_bounds(
     interval: tuple[float, float], by_task: Mapping[str, Sequence[Episode]], bounds: Bounds | None
 ) -> tuple[float, float]:
     """Return the interval of a mean reward up to the declared bounds that no episode exceeds.

@@ -94,11 +94,15 @@ def collect(
     with seated.player(sampling, max_turns, device) as player, EpisodeProgress() as progress:
         progress(0, len(planned))
         chunk = CHUNK * len(distinct)
-        for start in range(file.played, len(planned), chunk):
-            episodes = _play(player, planned[start : start + chunk])
-            whole = [episode for episode in episodes if not episode.failed]
-            file.add(episodes, [item for item in whole if filter_reward is None or item.reward >= filter_reward])
-            progress(file.played, len(planned))
+
+        async def play_all() -> None:
+            for start in range(file.played, len(planned), chunk):
+                episodes = await _play(player, planned[start : start + chunk])
+                whole = [episode for episode in episodes if not episode.failed]
+                file.add(episodes, [item for item in whole if filter_reward is None or item.reward >= filter_reward])
+                progress(file.played, len(planned))
+
+        player.run_blocking(play_all)  # once: at its end the engine frees copies of large weights
     if file.failed == file.played:
         raise RolloutError(f"every episode of {seated.name!r} failed; the first: {file.reason}")
     file.finish()
@@ -284,7 +288,7 @@ def _distinct(temperatures: Sequence[float], num_episodes: int, samples_per_task
     return distinct
 
 
-def _play(player: EpisodePlayer, planned: Sequence[tuple[EpisodeSpec, float | None]]) -> list[Episode]:
+async def _play(player: EpisodePlayer, planned: Sequence[tuple[EpisodeSpec, float | None]]) -> list[Episode]:
     """Return the planned episodes, in order, with :data:`TEMPERATURE` among their metrics.
 
     Episodes whose policies sample at several temperatures do not have it. A planned temperature of None is that of the
@@ -299,6 +303,6 @@ def _play(player: EpisodePlayer, planned: Sequence[tuple[EpisodeSpec, float | No
             }
         sampled = {seat.sampling.temperature for seat in player.seats.values()}
         noted = {TEMPERATURE: sampled.pop()} if len(sampled) == 1 else {}
-        for episode in player.play_blocking([spec for spec, own in planned if own == temperature]):
+        for episode in await player.play([spec for spec, own in planned if own == temperature]):
             found[episode.id] = replace(episode, metrics={**episode.metrics, **noted})
     return [found[spec.id] for spec, _ in planned]

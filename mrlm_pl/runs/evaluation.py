@@ -472,4 +472,5 @@ def arena(
         with table.player(seated, max_turns, device, warn=False) as player:
             played.append((dict(zip(agents, seating, strict=True)), player.play_blocking(specs)))
     first.environment.close()
-    return arena_report(list(models), played, environment=first.name, split=split, seed=seed)
+    bounds = first.environment.bounds
+    return arena_report(list(models), played, environment=first.name, split=split, seed=seed, bounds=bounds)

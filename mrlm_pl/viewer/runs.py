@@ -370,7 +370,7 @@ def find_runs(given: Sequence[str]) -> dict[str, Run]:
             near = nearest_path(path, folders=True) or nearest_path(path)
             hint = f"did you mean {str(near)!r}?" if near else "check the path"
             raise ConfigurationError(f"there is no run {name!r}; {hint}")
-        found = list(_runs_below(path, DEPTH))
+        found = runs_below(name)
         if not found and path.is_dir() and any(file.name.endswith(_EPISODES) for file in path.iterdir()):
             raise ConfigurationError(
                 f"{name!r} is a folder of episodes; name its run, {str(path.parent)!r}, or single files of it"
@@ -380,9 +380,17 @@ def find_runs(given: Sequence[str]) -> dict[str, Run]:
                 f"{name!r} holds no run: no config.yaml, metrics.csv or episodes; name a run folder, a folder of runs, "
                 "a file of episodes (.jsonl, .jsonl.zst, .jsonl.gz) or a report of `mrlm eval --output`"
             )
-        for place in found:
-            key = name.rstrip("/") if place == path else os.path.join(name, place.relative_to(path))
-            runs.setdefault(key, Run(place, key, path if path.is_dir() else path.parent, key))
+        runs = {**runs, **found, **runs}
+    return runs
+
+
+def runs_below(name: str) -> dict[str, Run]:
+    """Return the runs at and below a path, by their names; empty without any."""
+    path = Path(name).expanduser()
+    runs = {}
+    for place in _runs_below(path, DEPTH):
+        key = name.rstrip("/") if place == path else os.path.join(name, place.relative_to(path))
+        runs[key] = Run(place, key, path if path.is_dir() else path.parent, key)
     return runs
 
 

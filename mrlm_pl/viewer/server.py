@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from importlib import resources
 from typing import Any
 
@@ -16,7 +17,7 @@ from mrlm_pl.evaluation.intervals import t_quantile
 from mrlm_pl.settings import is_loopback
 from mrlm_pl.viewer.comparison import compare_runs
 from mrlm_pl.viewer.health import health
-from mrlm_pl.viewer.runs import Run
+from mrlm_pl.viewer.runs import Run, runs_below
 
 SECURITY = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -72,12 +73,13 @@ def _locked(run: Run, function: Callable[[], Any]) -> Any:
         return function()
 
 
-def application(runs: Mapping[str, Run], token: str | None = None) -> web.Application:
+def application(runs: Mapping[str, Run], token: str | None = None, given: Sequence[str] = ()) -> web.Application:
     """Return the server.
 
     Args:
         runs: by name; no other files can be read.
         token: secret that a browser must present; None answers only requests to a name of this machine.
+        given: paths in which each load of the page looks for further runs.
     """
     files = pages()
 
@@ -102,6 +104,12 @@ def application(runs: Mapping[str, Run], token: str | None = None) -> web.Applic
         name = request.match_info.get("name") or "index.html"
         if name not in files:
             raise web.HTTPNotFound
+        if name == "index.html":
+            nonlocal runs
+            for place in given:
+                with suppress(OSError):  # it was removed meanwhile
+                    found = await asyncio.to_thread(runs_below, place)
+                    runs = {**runs, **found, **runs}
         return web.Response(body=files[name], content_type=TYPES[name.rpartition(".")[2]], charset="utf-8")
 
     async def data(request: web.Request) -> web.Response:

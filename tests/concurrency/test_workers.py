@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from mrlm_pl.concurrency import calls as calls_module
 from mrlm_pl.concurrency.calls import DeadlineError, QueueFullError, Workers, in_daemon
 
 
@@ -117,6 +118,29 @@ def test_a_burst_uses_all_threads_although_one_is_idle() -> None:
         workers.close()
 
     run(test)
+
+
+def test_a_call_is_not_late_because_the_process_was_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(ahead=0.0, monotonic=lambda: time.monotonic() + clock.ahead, perf_counter=time.perf_counter)
+    monkeypatch.setattr(calls_module, "time", clock)
+
+    async def awaiting() -> str:
+        await asyncio.sleep(30_000.5)
+        return "through"
+
+    async def test() -> None:
+        monkeypatch.setattr(asyncio.get_running_loop(), "time", clock.monotonic)
+        workers, gate = Workers(1), Gate()
+        calls = [asyncio.ensure_future(workers.run("a", call, 60)) for call in (gate, awaiting)]
+        await gate.entered()
+        for _ in range(3):
+            clock.ahead += 10_000.0
+            await asyncio.sleep(0.2)
+        gate.open.set()
+        assert await asyncio.gather(*calls) == ["through"] * 2
+        workers.close()
+
+    asyncio.run(test())
 
 
 def test_a_hung_call_costs_its_deadline_and_no_thread() -> None:

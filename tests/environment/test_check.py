@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import random
 import threading
+import time
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -55,6 +56,18 @@ class SharesTasks(Sound):
 class Exits(Sound):
     def reply(self, message: Message) -> Outcome:
         raise SystemExit(3)
+
+
+class Waits(Sound):
+    def reply(self, message: Message) -> Outcome:
+        time.sleep(60)
+        return super().reply(message)
+
+
+class WaitsInLoop(Sound):
+    async def step(self, actions: Mapping[str, Message]) -> Step:
+        await asyncio.sleep(60)
+        return Step({}, {})
 
 
 class Draws(Sound):
@@ -197,6 +210,14 @@ class ClosesOnce(Sound):
 class Async(Unordered):
     async def reset(self, task: Task) -> Observations:  # type: ignore[override]
         return super().reset(task)
+
+
+@pytest.mark.parametrize("environment", [Waits(), WaitsInLoop()])
+def test_a_step_that_does_not_return_ends_the_checks(environment: Sound, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mrlm_pl.environment.trial.CALL_SECONDS", 0.2)
+    found = [check for check in check_environment(environment).checks if not check.passed]
+    assert [check.name for check in found] == ["determinism"]
+    assert "did not return within 0.2 s" in found[0].message
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,15 @@ def test_every_local_format_gives_the_same_rows(tmp_path: Path) -> None:
     assert read_rows(ROWS, None, ("a", "b")) == ROWS
 
 
+def test_rows_may_be_a_data_frame() -> None:
+    import pandas
+
+    frame: Any = pandas.DataFrame(ROWS)
+    assert read_rows(frame, None, ("a", "b")) == ROWS
+    with pytest.raises(ConfigurationError, match=r"data\.train is a DataFrame; give the path of a file"):
+        TrajectoryDataModule(frame)
+
+
 def test_a_test_split_of_the_training_rows_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "d.jsonl").write_text(lines(ROWS))
     (tmp_path / "other.jsonl").write_text(lines(ROWS))

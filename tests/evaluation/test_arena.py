@@ -102,6 +102,19 @@ def test_players_of_one_agent_are_compared_by_their_returns_in_the_same_episodes
     assert "new minus old +1.6667  95 % [-20.9221, 24.2555]  3 pairs of episodes" in arena_table(found)
 
 
+def test_intervals_of_one_agent_and_of_a_team_end_at_the_bounds_of_the_environment() -> None:
+    def intervals(agents: Sequence[str], *found: Episode, most: float) -> list[tuple[float, float]]:
+        seated = [(dict.fromkeys(agents, "a"), found)]
+        names = {"environment": "math", "split": "test", "seed": 0}
+        (seating,) = arena_report(["a"], seated, **names, bounds=lambda task: (0.0, most)).seatings  # type: ignore[arg-type]
+        return [(mean.low, mean.high) for mean in seating.rewards.values()]
+
+    assert intervals(["first"], *alone(1.0, 1.0, 0.0), most=1.0) == [(0.0, 1.0)]
+    both = ["first", "second"]
+    assert intervals(both, *games((1.0, 1.0), (0.0, 0.0)), most=2.0) == [(0.0, 1.0)] * 2
+    assert intervals(both, *games((2.0, 0.0), (0.0, 2.0)), most=2.0)[0][1] > 2, "bounds of the sum bound no agent"
+
+
 def test_a_team_has_no_winner_and_is_compared_by_teams_of_one_player() -> None:
     won, lost = (1.0, 1.0), (0.0, 0.0)
     seatings = (("ab", games(won, won, won)), ("ba", games(lost, lost, lost)), ("bb", games(lost, won, lost)))

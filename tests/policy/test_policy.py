@@ -174,7 +174,7 @@ def test_a_run_s_folder_stands_for_its_exported_policy(model_folder: Path, tmp_p
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.yaml").write_text("{}")
-    with pytest.raises(PolicyError, match="has no policies yet"):
+    with pytest.raises(PolicyError, match="has no policies"):
         Policy(str(run))
     shutil.copytree(model_folder, run / "policies" / "main")
     policy = Policy(str(run))

@@ -213,11 +213,11 @@ def test_episodes_are_collected_and_half_a_file_continues(model_folder: Path, mo
 
     def stop(self: Any, *arguments: Any) -> None:
         if not next(calls):
-            raise KeyboardInterrupt
+            raise InterruptedError
         add(self, *arguments)
 
     monkeypatch.setattr(type(file), "add", stop)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(InterruptedError):
         mrlm_pl.collect(policy, "math", output="half.jsonl", **SHORT)
     monkeypatch.setattr(type(file), "add", add)
     with pytest.raises(ConfigurationError, match="is half of a collection with other options"):

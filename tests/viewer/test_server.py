@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,9 +16,11 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
 
 from mrlm_pl.viewer.runs import find_runs
-from mrlm_pl.viewer.server import answer, pages
+from mrlm_pl.viewer.server import answer, application, pages
 from tests.support.recorded_runs import HOSTILE, episode, write_run
 from tests.viewer.conftest import Asking
 
@@ -90,6 +94,26 @@ def test_a_pair_and_the_swapped_pair_are_compared_at_once(folder: Path) -> None:
     while len(found) < 2 and time.monotonic() < end:
         time.sleep(0.05)
     assert len(found) == 2
+
+
+def test_a_run_that_starts_later_is_there_when_the_page_is_loaded_again(folder: Path) -> None:
+    given = str(folder.parent)
+
+    async def names(client: TestClient[web.Request, web.Application], page: str) -> list[str]:
+        await client.get(page)
+        runs = (await (await client.get("/api/runs")).json())["runs"]
+        return [run["key"].removeprefix(f"{given}/") for run in runs]
+
+    async def exchange() -> None:
+        app = application(find_runs([given]), given=["gone", given])
+        async with TestClient(TestServer(app, host="127.0.0.1")) as client:
+            write_run(folder.parent / "0", [[episode("0-0")]])
+            assert await names(client, "/main.js") == ["a"]
+            assert await names(client, "/") == ["a", "0"]
+            shutil.rmtree(folder)
+            assert await names(client, "/index.html") == ["a", "0"]
+
+    asyncio.run(exchange())
 
 
 @pytest.mark.parametrize("number", range(len(HOSTILE) - 1))

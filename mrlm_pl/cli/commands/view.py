@@ -72,7 +72,7 @@ def run(arguments: Sequence[str]) -> int:
     if token is None and not is_loopback(options.host):
         remedy = "set a token with `--token_file FILE` or MRLM_TOKEN, or leave out `--host`"
         raise ConfigurationError(f"host: {options.host!r} can be reached from other machines; {remedy}")
-    serve(application(runs, token), options.host, options.port, token is not None)
+    serve(application(runs, token, options.runs), options.host, options.port, token is not None)
     return 0
 
 

@@ -52,9 +52,9 @@ class SaveConfig(SaveConfigCallback):
         now = with_files(yaml.safe_load(self.parser.dump(self.config, skip_unset=False)))
         changed = changed_settings(yaml.safe_load(before.read_text(encoding="utf-8")) or {}, now)
         check_resumable(changed, adaptive_kl=bool((now["model"].get("init_args", {}).get("kl") or {}).get("target")))
-        if changed and is_first_process():
-            listed = ", ".join(f"{name} {old!r} -> {new!r}" for name, (old, new) in changed.items())
-            tell(f"changed since {before}: {listed}")
+        listed = [*(f"{name} {old!r} -> {new!r}" for name, (old, new) in changed.items()), *changed_code(before)]
+        if listed and is_first_process():
+            tell(f"changed since {before}: {', '.join(listed)}")
 
     def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Write the configuration; that of a continuation waits for its first batch, as it may be refused before."""
@@ -122,6 +122,13 @@ def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[
         for name in sorted({*old, *new})
         if not same_settings(old.get(name), new.get(name)) and not _OF_THE_START.fullmatch(name)
     }
+
+
+def changed_code(before: Path) -> list[str]:
+    """Return the Python files with functions or classes of a configuration's file that are newer than it."""
+    named = re.findall(r"[^\s'\"]+\.py(?=:\w)", before.read_text(encoding="utf-8"))
+    at = before.stat().st_mtime
+    return [file for file in dict.fromkeys(named) if os.path.isfile(file) and os.path.getmtime(file) > at]
 
 
 def check_resumable(changed: Mapping[str, tuple[Any, Any]], *, adaptive_kl: bool) -> None:

@@ -74,13 +74,14 @@ class FixedDataModule(NamesUnknown, LightningDataModule, ABC):
         super().__init__()
         at_least(1, "data.", batch_size=batch_size, max_tokens=max_tokens)
         given: dict[DataSplit, str | None] = {"train": train, "validation": validation, "test": test}
-        self.sources: dict[DataSplit, str] = {split: source for split, source in given.items() if source}
-        for split, source in self.sources.items():
-            if not isinstance(source, str | os.PathLike):
+        for split, source in given.items():
+            if not isinstance(source, str | os.PathLike | None):
                 raise ConfigurationError(
                     f"data.{split} is a {type(source).__name__}; give the path of a file, a folder of episodes, or an "
                     "id on the Hugging Face Hub"
                 )
+        self.sources: dict[DataSplit, str] = {split: source for split, source in given.items() if source}
+        for split in self.sources:
             warn_of_training_rows(self.sources, split)
         self.batch_size, self.max_tokens, self.seed = batch_size, max_tokens, seed
         self.epoch = 0

@@ -201,6 +201,7 @@ def apportioned(wanted: Mapping[str, float], seats: int) -> dict[str, int]:
     return counts
 
 
+@naming_unknown
 @dataclass(frozen=True)
 class SuccessRateCurriculum:
     """Gives environments that are neither always nor never solved more of the tasks.

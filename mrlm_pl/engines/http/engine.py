@@ -34,6 +34,7 @@ from mrlm_pl.engines.http.replicas import (
     Replicas,
     Terms,
     claim_of,
+    naming,
     share_of,
 )
 from mrlm_pl.engines.http.text_dialect import dialect_of
@@ -176,11 +177,11 @@ class OpenAICompatible(Engine):
         def read(reply: Any, replica: Replica) -> Sample:
             drawn = read_reply(self.dialect, reply, request)
             if len(drawn.token_ids) > limit:
-                raise RemoteError(f"{replica.url} sampled {len(drawn.token_ids)} tokens, and {limit} were asked for")
+                raise RemoteError(f"the server sampled {len(drawn.token_ids)} tokens, and {limit} were asked for")
             if served.folder and drawn.version not in ("", served.label):
                 replica.ready = False
                 raise PassingError(
-                    f"{replica.url} sampled with weights {drawn.version!r}, not {served.label!r}; was it started again?"
+                    f"the server sampled with weights {drawn.version!r}, not {served.label!r}; was it started again?"
                 )
             stopped = ended_by_stop(drawn, request)
             self._replicas.stats.tokens += len(drawn.token_ids)
@@ -296,7 +297,8 @@ class OpenAICompatible(Engine):
             if replica.ready:
                 try:
                     reply = await self._replicas.once(replica, self.dialect.path, body, f"policy {policy!r}")
-                    found[replica.url] = read_reply(self.dialect, reply, WEIGHT_PROBE)
+                    with naming(replica.url):
+                        found[replica.url] = read_reply(self.dialect, reply, WEIGHT_PROBE)
                 except PassingError as error:  # a busy server; the next weights are compared again
                     logger.warning("the weights of %s were not compared: %s", replica.url, error)
         return found

@@ -9,15 +9,15 @@ import logging
 import os
 import random
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
 
-from mrlm_pl.errors import ConfigurationError, EngineError, RemoteError
-from mrlm_pl.settings import at_least, is_loopback, positive
+from mrlm_pl.errors import ConfigurationError, EngineError, MRLMError, RemoteError
+from mrlm_pl.settings import at_least, is_loopback, naming_unknown, positive
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +45,7 @@ class RefusalError(EngineError):
     """A server understood a request and rejects it."""
 
 
+@naming_unknown
 @dataclass(frozen=True)
 class Terms:
     """Deadlines, retries and concurrency of requests.
@@ -195,7 +196,8 @@ class Replicas:
             tries += 1
             self.stats.retries += tries > 1
             try:
-                answer = read(await self._asked(replica, path, body, whom, deadline), replica)
+                with naming(replica.url):
+                    answer = read(await self._asked(replica, path, body, whom, deadline), replica)
             except PassingError as error:
                 problem = str(error)
                 logger.info("%s: %s", whom, problem)
@@ -219,7 +221,8 @@ class Replicas:
         """Prepare a server before its first request, and after it was unreachable."""
         async with replica.preparing:
             if not replica.ready:
-                await self._prepare(replica)
+                with naming(replica.url):
+                    await self._prepare(replica)
                 replica.ready = True
 
     async def once(
@@ -279,6 +282,17 @@ class Replicas:
             headers = {"Authorization": f"Bearer {os.environ[self._key_env]}"} if self._key_env else {}
             self._session = aiohttp.ClientSession(connector=connector, headers=headers)
         return self._session
+
+
+@contextlib.contextmanager
+def naming(url: str) -> Iterator[None]:
+    """Let the errors of a server name its URL."""
+    try:
+        yield
+    except (MRLMError, PassingError) as error:
+        if url in str(error):
+            raise
+        raise type(error)(f"{url}: {error}") from error
 
 
 def _checked_url(url: str) -> str:

@@ -23,13 +23,14 @@ from mrlm_pl.policy.forward.devices import on_device
 from mrlm_pl.policy.forward.divergence import Lesson, Teaching
 from mrlm_pl.policy.forward.families import forward_path
 from mrlm_pl.policy.sharding import is_split
-from mrlm_pl.settings import as_settings, at_least, between, one_of, positive
+from mrlm_pl.settings import as_settings, at_least, between, naming_unknown, one_of, positive
 
 logger = logging.getLogger(__name__)
 
 Form = Literal["sampled", "top_k", "full"]
 
 
+@naming_unknown
 @dataclass(frozen=True)
 class Teacher:
     """A teacher of some of the trajectories.
@@ -79,6 +80,7 @@ UNKNOWN_SUCCESS = (
 )
 
 
+@naming_unknown
 @dataclass(frozen=True)
 class Distillation:
     """The loss of the divergence from teachers.

@@ -151,6 +151,7 @@ class KLPenalty:
             self.coefficients |= {name: beta for name, beta in coefficients.items() if name in self.coefficients}
 
 
+@naming_unknown
 @dataclass(frozen=True)
 class ReferenceSync:
     """Moves the reference policy after the policy, every n optimizer steps::

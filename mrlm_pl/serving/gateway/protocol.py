@@ -122,23 +122,25 @@ def read_call(form: Literal["chat", "responses", "messages"], body: Any, ignore:
                 f"since it is what training assumes; leave it out, or list it in the environment's `ignore`",
                 name,
             )
-    limits = [body.get(name) for name in ("max_tokens", "max_completion_tokens", "max_output_tokens")]
-    limit = min((_whole("max_tokens", value) for value in limits if value is not None), default=None)
+    limits = [(name, body.get(name)) for name in ("max_tokens", "max_completion_tokens", "max_output_tokens")]
+    limit = min((_whole(name, value) for name, value in limits if value is not None), default=None)
     ends = "stop_sequences" if form == "messages" else "stop"
-    stop = body.get(ends) or []
-    stops = [stop] if isinstance(stop, str) else stop
+    stop = body.get(ends)
+    stops = ([stop] if stop else []) if isinstance(stop, str | None) else stop
     if not isinstance(stops, list) or len(stops) > MOST_STOPS or not all(isinstance(x, str) and x for x in stops):
         raise _fault(ends, f"is {stop!r:.60}; give a text or a list of at most {MOST_STOPS} texts")
     messages = _response_messages(body) if form == "responses" else _chat_messages(body.get("messages"))
     count = 1 if body.get("n") is None else _whole("n", body["n"])
     if count > MOST_REPLIES:
         raise _fault("n", f"is {count}; it must be at most {MOST_REPLIES}")
-    options = body.get("stream_options") or {}
+    stream, options = body.get("stream"), body.get("stream_options") or {}
+    if not isinstance(stream, bool | None):
+        raise _fault("stream", f"is {stream!r:.60}; give true or false")
     return Call(
         str(body.get("model", "")),
-        Prompt(messages, _tools(body.get("tools") or ()), limit, tuple(stops)),
+        Prompt(messages, _tools(body.get("tools")), limit, tuple(stops)),
         count,
-        bool(body.get("stream")),
+        bool(stream),
         isinstance(options, Mapping) and bool(options.get("include_usage")),
     )
 
@@ -364,8 +366,10 @@ def _text(content: Any, place: str) -> str:
 
 
 def _tools(given: Any) -> tuple[ToolSchema, ...]:
+    if not isinstance(given, list | None):
+        raise _fault("tools", f"is {given!r:.80}; give a list")
     found = []
-    for place, tool in enumerate(given if isinstance(given, (list, tuple)) else [given]):
+    for place, tool in enumerate(given or ()):
         kind, function = (tool.get("type"), tool.get("function", tool)) if isinstance(tool, Mapping) else ("", {})
         if not isinstance(function, Mapping) or kind != "function" or not function.get("name"):
             raise _fault(f"tools[{place}]", f"is {tool!r:.80}; only functions with a name can be served")

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mrlm_pl.concurrency.calls import wait_awake
 from mrlm_pl.concurrency.event_loop import END_SECONDS
 from mrlm_pl.environment.prompts import Prompt, Reply
 from mrlm_pl.environment.tools import requested_calls, with_written_calls
@@ -112,9 +113,7 @@ class Session:
         """
         arrived = asyncio.ensure_future(self._arrived.wait())
         try:
-            await asyncio.wait(
-                (arrived, self.program), timeout=self.limits.lease_seconds, return_when=asyncio.FIRST_COMPLETED
-            )
+            await wait_awake((arrived, self.program), self.limits.lease_seconds)
         finally:
             arrived.cancel()
         if self.program.done():

@@ -60,7 +60,7 @@ class RemoteEngine(Engine):
         for part in in_parts(requests, _tokens, MAX_REQUESTS, MAX_TOKENS):
             batch = pb.SampleBatch(requests=[_to_request(item) for item in part])
             reply = await asyncio.wrap_future(submit(self._ask("Sample", batch)))
-            found += [_from_sample(sample) for sample in reply.samples]
+            found += [_from_sample(sample, self.address.target) for sample in reply.samples]
         if len(found) != len(requests):
             raise RemoteError(f"{self.address.target} answered {len(requests)} turns with {len(found)} samples")
         return found
@@ -104,7 +104,8 @@ class RemoteEngine(Engine):
 
         def refusal(error: StatusError, address: Address) -> Exception:
             wrong = isinstance(error, RefusalError) and error.code in (Code.INVALID_ARGUMENT, Code.NOT_FOUND)
-            return EngineError(error.text) if wrong else RemoteError(str(error))
+            target = address.target
+            return EngineError(f"{target}: {error.text}") if wrong else RemoteError(f"{target}: {error}")
 
         late = (
             f"the policies at {self.address.target} did not answer within {self.seconds:g} s; start their server again "
@@ -140,9 +141,11 @@ def _to_request(request: SampleRequest) -> pb.SampleRequest:
     )
 
 
-def _from_sample(sample: pb.Sample) -> Sample:
+def _from_sample(sample: pb.Sample, target: str) -> Sample:
     if sample.finish_reason not in ("stop", "length") or len(sample.token_ids) != len(sample.logprobs):
-        raise RemoteError(f"a sample that is not of the protocol: it ended by {sample.finish_reason!r:.40}")
+        raise RemoteError(
+            f"{target} gave a sample that is not of the protocol: it ended by {sample.finish_reason!r:.40}"
+        )
     return Sample(
         tuple(sample.token_ids),
         tuple(sample.logprobs),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from mrlm_pl.engines import InProcessEngine
 from mrlm_pl.episode_files import read_episodes
 from mrlm_pl.runs import collection as command
 
@@ -43,6 +44,13 @@ def test_episodes_are_whole_records_and_the_same_twice(collect):
     assert len({episode.id for episode in episodes}) == 10
     assert all(row.logprobs[-1] < 0 for episode in episodes for row in episode.rows())
     assert [path.name for path in Path("deep").iterdir()] == ["a.jsonl"]
+
+
+def test_the_engine_keeps_its_weights_between_the_parts_of_a_collection(collect, monkeypatch):
+    waits, wait = [], InProcessEngine.compute_during
+    monkeypatch.setattr(InProcessEngine, "compute_during", lambda *given: waits.append(given) or wait(*given))
+    collect("-n", "10", "--output", "a.jsonl")
+    assert len(waits) == 1
 
 
 def test_a_replay_of_collected_episodes_finds_them_equal_to_their_record(collect, mrlm, model_folder):

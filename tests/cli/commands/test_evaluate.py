@@ -261,7 +261,7 @@ def test_model_that_cannot_be_used(evaluate):
     assert "absent" in evaluate(model="./absent", status=2)
     Path("run").mkdir()
     Path("run/config.yaml").write_text("{}")
-    assert "has no policies yet" in evaluate(model="run", status=2)
+    assert "has no policies" in evaluate(model="run", status=2)
 
 
 def test_a_split_with_fewer_tasks_than_episodes_is_told(mrlm, model_folder):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,13 @@ import torch
 import yaml
 from jsonargparse import Namespace
 
-from mrlm_pl.cli.parsing.run_configuration import SaveConfig, changed_settings, check_resumable, with_files
+from mrlm_pl.cli.parsing.run_configuration import (
+    SaveConfig,
+    changed_code,
+    changed_settings,
+    check_resumable,
+    with_files,
+)
 from mrlm_pl.errors import ConfigurationError
 
 BEFORE = {
@@ -70,6 +77,16 @@ def test_another_spelling_of_a_path_is_no_change(tmp_path: Path, monkeypatch: py
     (tmp_path / "model").mkdir()
     monkeypatch.chdir(tmp_path)
     assert changed_settings({"model": "model"}, {"model": str(tmp_path / "model")}) == {}
+
+
+def test_reward_code_that_is_newer_than_the_run_is_named(tmp_path: Path) -> None:
+    old, new, config = (tmp_path / name for name in ("old.py", "new.py", "config.yaml"))
+    rewards = [f"{old}:exact", {"call": f"{new}:exact"}, f"{new}:length", f"{tmp_path}/gone.py:exact"]
+    config.write_text(yaml.safe_dump({"rewards": rewards}))
+    for at, file in enumerate((old, config, new)):
+        file.touch()
+        os.utime(file, (1000 + at, 1000 + at))
+    assert changed_code(config) == [str(new)]
 
 
 @pytest.mark.parametrize("schedule", ["constant", "linear"])

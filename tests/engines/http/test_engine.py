@@ -667,7 +667,7 @@ def test_a_changed_context_is_told(serve: Callable[..., Any], engine: Callable[.
     status, reply = server.sample(server.asked("/v1/completions")[-1])
     reply["choices"][0]["prompt_token_ids"] = [0, 5]
     server.faults = [(status, reply)]
-    with pytest.raises(RemoteError, match="generated from 2 tokens that are not the 1"):
+    with pytest.raises(RemoteError, match=rf"{server.url}: the server generated from 2 tokens that are not the 1"):
         run(remote, request((5,)))
 
 
@@ -684,7 +684,7 @@ def test_samples_of_sglang_without_their_log_probabilities_are_refused(
         status, reply = server.sample(server.asked("/generate")[-1])
         (reply["meta_info"] if key in reply["meta_info"] else reply)[key] = value
         server.faults = [(status, reply)]
-        with pytest.raises(error, match=text):
+        with pytest.raises(error, match=f"{server.url}: .*{text}"):
             run(remote, request((5,)))
     status, reply = server.sample(server.asked("/generate")[-1])
     server.faults = [(status, reply | {"output_ids": None})]

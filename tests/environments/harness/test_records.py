@@ -202,7 +202,8 @@ def test_the_settings_of_a_call() -> None:
         async with openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.key, max_retries=0) as client:
             create, messages = client.chat.completions.create, [{"role": "user", "content": "Q"}]
             mute = {"messages": [{"role": "user"}]}
-            for bad in ({"temperature": 0.2}, {"logprobs": True}, {"n": 99}, {"n": 0}, {"seed": 1}, mute):
+            other = [{"stream": "yes"}, {"stop": 0}, {"tools": {}}, {"max_completion_tokens": "9"}]
+            for bad in ({"temperature": 0.2}, {"logprobs": True}, {"n": 99}, {"n": 0}, {"seed": 1}, mute, *other):
                 try:
                     await create(**{"model": "agent", "messages": messages, **bad})  # type: ignore[call-overload]
                 except openai.BadRequestError as error:
@@ -212,13 +213,14 @@ def test_the_settings_of_a_call() -> None:
 
     (episode,) = played(harness(program, ignore=["top_p"]), [{"agent": ["a"]}])
     assert episode.error is None
-    assert [error["param"] for error in errors] == ["temperature", "logprobs", "n", "n", "seed", "messages[0].content"]
+    first = ["temperature", "logprobs", "n", "n", "seed", "messages[0].content"]
+    assert [error["param"] for error in errors] == [*first, "stream", "stop", "tools", "max_completion_tokens"]
     assert "`ignore`" in errors[0]["message"]
     assert (errors[3]["message"], errors[5]["message"]) == (
         "n is 0; it must be a whole number of 1 or above",
         "messages[0].content is missing; give a text, or the tool calls of a reply",
     )
-    assert (episode.metrics["refused"], episode.metrics["calls"]) == (6, 1)
+    assert (episode.metrics["refused"], episode.metrics["calls"]) == (10, 1)
 
 
 def test_what_another_server_keeps_is_refused_although_it_is_to_be_ignored() -> None:

@@ -124,13 +124,13 @@ def test_a_fault_of_the_engine_is_told_at_once(
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(local, "sample", failing)
-    with pytest.raises(RemoteError, match="INTERNAL: RuntimeError: out of memory"):
+    with pytest.raises(RemoteError, match=f"{remote.address.target}: INTERNAL: RuntimeError: out of memory"):
         asyncio.run(remote.sample(requests(2)))
     assert calls == [2]
 
 
 def test_what_cannot_be_served_is_told(remote: RemoteEngine) -> None:
-    with pytest.raises(EngineError, match="there is no policy 'other' here; there are judge"):
+    with pytest.raises(EngineError, match=f"{remote.address.target}: there is no policy 'other' here"):
         asyncio.run(remote.sample(requests(1, "other")))
     with pytest.raises(EngineError, match="empty"):
         asyncio.run(remote.sample([SampleRequest((), "judge", 0, Sampling())]))
