@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mrlm_pl.episode import SCHEMA, Episode, Trajectory, Turn, by_group, decided, json_line
+from mrlm_pl.episode import SCHEMA, Episode, Trajectory, Turn, decided, json_line
 from mrlm_pl.grouping import grouped
 
 
@@ -143,8 +143,3 @@ def episodes_of(record: Mapping[str, Any]) -> Sequence[Episode]:
 def holds_episodes(record: Mapping[str, Any]) -> bool:
     """Return True for the record of an episode or a turn tree, False for another data row."""
     return "trajectories" in record or "paths" in record
-
-
-def turn_trees(episodes: Sequence[Episode]) -> dict[str, TurnTree]:
-    """Return the turn tree of each group."""
-    return {group: TurnTree.of(paths) for group, paths in by_group(episodes).items()}

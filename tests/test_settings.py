@@ -13,7 +13,7 @@ from mrlm_environments.question.environment import Reward
 from mrlm_pl.algorithms import DPO, GRPO, KTO, SFT, PairwiseRewardModel
 from mrlm_pl.data import PreferenceDataModule, RolloutDataModule, TrajectoryDataModule
 from mrlm_pl.data.rollout.collectors.asynchronous import AsyncOptions
-from mrlm_pl.engines import InProcessEngine, PoolResources, RayPool, Sampling
+from mrlm_pl.engines import PoolResources, RayPool, Sampling
 from mrlm_pl.engines.http.replicas import Terms
 from mrlm_pl.environment.check import check_environment
 from mrlm_pl.episode_files import EpisodeRetention
@@ -121,7 +121,6 @@ def test_values_of_another_type_are_named(make: Any, arguments: dict[str, Any], 
         (Teacher, "weights", "weight"),
         (PoolResources, "cpu", "cpus"),
         (RayPool, "adress", "address"),
-        (InProcessEngine, "own_weight", "own_weights"),
         (Terms, "timeout", "timeout_seconds"),
         (AsyncOptions, "patient", "patience"),
         (CrossPolicy, "shares", "share"),

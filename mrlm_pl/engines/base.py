@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from mrlm_pl.concurrency.event_loop import result_of
 from mrlm_pl.episode import TokenSpan
 from mrlm_pl.errors import ConfigurationError, EngineError, meant
-from mrlm_pl.settings import NamesUnknown, as_settings, at_least, between, naming_unknown, positive
+from mrlm_pl.settings import as_settings, at_least, between, naming_unknown, positive
 
 if TYPE_CHECKING:
     import torch
@@ -80,6 +80,8 @@ class Sampling:
         >>> Sampling(top_k=5, policies={"solver": {"temperature": 0.7}}).of("solver")
         Sampling(temperature=0.7, top_p=1.0, top_k=5, max_tokens=128, policies={})
         """
+        if not self.policies:
+            return self
         own = self.policies.get(policy, PolicySampling())
         return replace(self, policies={}, **own.given())
 
@@ -241,7 +243,7 @@ class LearnerPlace:
         return tuple(visible[index] for index in self.devices)
 
 
-class Engine(NamesUnknown, ABC):
+class Engine(ABC):
     """Generates for named policies. Engines never tokenize text."""
 
     @abstractmethod

@@ -59,8 +59,7 @@ class ExactResume(Callback):
             saved before that validation; the resumed run begins with it if it was not completed.
     """
 
-    def __init__(self) -> None:
-        self.validated = 0
+    validated = 0
 
     def state_dict(self) -> dict[str, Any]:
         """Return the batches of the run when it was validated last."""

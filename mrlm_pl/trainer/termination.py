@@ -59,37 +59,29 @@ def inside_update(trainer: Trainer) -> bool:
 
 
 @contextmanager
-def ended_by_sigterm(trainer: Trainer) -> Iterator[None]:
+def ended_by_sigterm(trainer: Trainer, *, apart: bool = False) -> Iterator[None]:
     """Let SIGTERM end the run of a single process at once within the block; the trainer would wait for the next batch.
 
-    A rollout may take longer than a cluster's grace period. Several processes end together: in a rollout by
-    :func:`leaving_at_sigterm`, else after the batch.
+    A rollout may take longer than a cluster's grace period. Several processes end together, after the batch.
+
+    Args:
+        trainer: of the run.
+        apart: whether it interrupts one of several processes too, which informs the others at their next exchange.
 
     Raises:
         SIGTERMException: the signal arrived in the block or shortly before, or the processes agreed to end.
     """
+    together = [item for item in trainer.callbacks if isinstance(item, EndTogether)]  # type: ignore[attr-defined]
     if trainer.world_size == 1:
         with _interrupted_by_sigterm(lambda: trainer.received_sigterm):
             yield
-    elif trainer.received_sigterm and ends_where_others_do(trainer):
+    elif apart and together:
+        with _interrupted_by_sigterm(lambda: together[0].received):
+            yield
+    elif not apart and trainer.received_sigterm and ends_where_others_do(trainer):
         raise SIGTERMException
     else:
         yield
-
-
-@contextmanager
-def leaving_at_sigterm(trainer: Trainer) -> Iterator[None]:
-    """Let SIGTERM interrupt one of several processes within the block; it informs the others at their next exchange.
-
-    Raises:
-        SIGTERMException: the signal arrived in the block or before.
-    """
-    together = [item for item in trainer.callbacks if isinstance(item, EndTogether)]  # type: ignore[attr-defined]
-    if trainer.world_size == 1 or not together:
-        yield
-    else:
-        with _interrupted_by_sigterm(lambda: together[0].received):
-            yield
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from mrlm_pl.learner.credit.returns import equal_returns
 from mrlm_pl.reward_models.scorer import VERIFIER_SCORE
 from mrlm_pl.rollout.play import TURN_STOP
 from mrlm_pl.rollout.tree_player import THRESHOLD_STOP, UNEXPANDED_STOP
-from mrlm_pl.turn_tree import turn_trees
+from mrlm_pl.turn_tree import TurnTree
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ def distinct_turns(episodes: Sequence[Episode]) -> list[tuple[Turn, Trajectory]]
     """Return every sampled decision once, with a row that has it; paths of a turn tree share some."""
     plain = [episode for episode in episodes if not branches(episode)]
     found = [(turn, row) for episode in plain for row in episode.rows() for turn in row.turns if not turn.scripted]
-    for tree in turn_trees([episode for episode in episodes if branches(episode)]).values():
+    for tree in map(TurnTree.of, by_group(filter(branches, episodes)).values()):
         found += tree.decisions.values()
     return found
 
@@ -67,7 +67,7 @@ def path_weights(episodes: Sequence[Episode]) -> list[float]:
     """
     expanded = [episode for episode in episodes if episode.stop_reason != UNEXPANDED_STOP and branches(episode)]
     weights: dict[tuple[str, str], float] = {}
-    for tree in turn_trees(expanded).values():
+    for tree in map(TurnTree.of, by_group(expanded).values()):
         children = tree.children()
         for path in tree.paths:
             states = [next(iter(made.values()))[0].node for made in decided(path).values()]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mrlm_pl.advantages import counterfactual_advantages, decision_returns, group_scaled_advantages, tree_returns
 from mrlm_pl.advantages.tree import CrossReduction
-from mrlm_pl.episode import Episode, Trajectory, Turn
+from mrlm_pl.episode import Episode, Trajectory, Turn, by_group
 from mrlm_pl.grouping import grouped
 from mrlm_pl.learner.credit.returns import Tables, group_numbers, labels, paired, rows_by_policy
 from mrlm_pl.learner.credit.team import warn_of_constant_sum
@@ -24,7 +24,7 @@ from mrlm_pl.learner.ranks import sum_over_ranks
 from mrlm_pl.rewards import RewardShare, TurnBonus
 from mrlm_pl.rollout.tree_player import Branching
 from mrlm_pl.settings import between, one_of
-from mrlm_pl.turn_tree import TurnTree, turn_trees
+from mrlm_pl.turn_tree import TurnTree
 
 logger = logging.getLogger(__name__)
 
@@ -159,7 +159,7 @@ class TreeCredit:
         if self.reward == "team":
             warn_of_constant_sum(episodes, "set `model.reward: own`", self._warned)
         if self.counterfactual and "alike" not in self._warned:
-            _warn_of_alike(turn_trees(episodes).values(), self._warned)
+            _warn_of_alike(map(TurnTree.of, by_group(episodes).values()), self._warned)
 
     def returns(self, episodes: Sequence[Episode], bonus: TurnBonus, greedy: Sequence[Episode] = ()) -> DecisionReturns:
         """Return the returns of a rollout's decisions.
@@ -169,7 +169,8 @@ class TreeCredit:
             bonus: added to a decision's return; None adds nothing.
             greedy: one greedy episode for each group, where they are played.
         """
-        decisions = [item for tree in turn_trees(episodes).values() for item in self._valued(tree, bonus)]
+        trees = map(TurnTree.of, by_group(episodes).values())
+        decisions = [item for tree in trees for item in self._valued(tree, bonus)]
         played = {episode.group: episode for episode in greedy if not episode.failed}
         greedy_returns = [self._greedy_return(played.get(decision.group), decision, bonus) for decision in decisions]
         baselines = [decision.baseline for decision in decisions]

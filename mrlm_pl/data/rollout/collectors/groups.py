@@ -25,7 +25,7 @@ from mrlm_pl.rollout.rounds import RoundOptions, Rounds
 from mrlm_pl.rollout.tree_player import TreePlayer
 from mrlm_pl.seeding import derive_seed
 from mrlm_pl.settings import at_least, one_of
-from mrlm_pl.trainer.termination import leaving_at_sigterm
+from mrlm_pl.trainer.termination import ended_by_sigterm
 
 T = TypeVar("T")
 _Rounds = Generator[list[EpisodeSpec], Sequence[Episode], T]
@@ -375,7 +375,7 @@ class SyncCollector(Collector):
         It interrupts the playing alone: all ranks gather the weights together, so that none may leave in between.
         """
         try:
-            with self.players.published(), leaving_at_sigterm(self.players.learner.trainer):
+            with self.players.published(), ended_by_sigterm(self.players.learner.trainer, apart=True):
                 # Only now, as a loaded engine knows whether it takes pieces.
                 if self.rounds is not None and not isinstance(self.training.engine, Rounds):
                     rounds = Rounds(self.players.engine, self.rounds)
