@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -71,11 +71,11 @@ def ended_by_sigterm(trainer: Trainer, *, apart: bool = False) -> Iterator[None]
     Raises:
         SIGTERMException: the signal arrived in the block or shortly before, or the processes agreed to end.
     """
-    together = [item for item in trainer.callbacks if isinstance(item, EndTogether)]  # type: ignore[attr-defined]
+    callbacks: Sequence[Callback] = trainer.callbacks if apart else ()  # type: ignore[attr-defined]
     if trainer.world_size == 1:
         with _interrupted_by_sigterm(lambda: trainer.received_sigterm):
             yield
-    elif apart and together:
+    elif together := [item for item in callbacks if isinstance(item, EndTogether)]:
         with _interrupted_by_sigterm(lambda: together[0].received):
             yield
     elif not apart and trainer.received_sigterm and ends_where_others_do(trainer):

@@ -63,7 +63,13 @@ RUN_FILES = {"a.yaml": "configs/quickstart.yaml", "b.yaml": "configs/quickstart.
 """The reader's own configurations, each with a stand-in."""
 
 OTHER_PROGRAMS = ("vllm", "transformers", "ray", "tensorboard", "docker", "sbatch", "sed")
-OTHER_OPTIONS = ("--model-timeout", "--logprobs-mode", "--enable-deterministic-inference", "--security-opt")
+OTHER_OPTIONS = (
+    "--model-timeout",
+    "--max-model-len",
+    "--logprobs-mode",
+    "--enable-deterministic-inference",
+    "--security-opt",
+)
 OTHER_OPTIONS += ("--build-arg", "--gpus", "--init", "--stop-timeout", "--cap-drop", "--requeue")
 """Other programs and their options."""
 

@@ -28,7 +28,7 @@ NOT_MEASURED = {
     "coming_from/openrlhf.md": ".01",  # a default of theirs
     "coming_from/verl.md": ".95 .01",  # defaults
     "cross_policy.md": ".25",  # the default
-    "engines.md": "5.23",  # a version
+    "engines.md": "5.23 .17 .33",  # versions
     "environments.md": ".93",  # the largest reward
     "environments/debate.md": ".01 .25 .15",  # weights of the score
     "environments/games.md": ".05 2.35",  # rewards
