@@ -64,11 +64,20 @@ def read_answer(reply: str, form: Format) -> str | None:
     return _read_label(reply[-MAX_CHARACTERS:])
 
 
-def is_right(answer: str | None, expected: str, form: Format) -> bool:
-    """Return whether an answer that was read is the expected one: numbers by value, labels by name."""
-    if answer is None:
-        return False
-    return equal_answers(answer, expected) if form == "math" else answer == expected
+def is_right(answer: str | None, expected: str, form: Format, question: str) -> bool:
+    """Return whether an answer that was read is the expected one: numbers by value, labels by name.
+
+    A division that is copied from the question is not: it is the problem and not its result.
+
+    >>> [is_right(answer, "37", "math", "What is 185 / 5?") for answer in ("37", "74/2", "185/5")]
+    [True, True, False]
+    >>> is_right("1/2", "1/2", "math", "Which is more, 1/2 or 1/3?")
+    True
+    """
+    if answer is None or form == "nli":
+        return answer == expected
+    copied = "/" in answer and "".join(answer.split()) in "".join(question.split())
+    return equal_answers(answer, expected) and (not copied or "/" in expected or "frac" in expected)
 
 
 def vote(answers: Sequence[str | None], form: Format) -> str | None:

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
+from mrlm_environments import MathEnvironment
 from mrlm_environments.answers import agree, is_right, read_answer, vote
 from mrlm_environments.collaborative_reasoning.masks import AnswerMasks, most_repeats
 from mrlm_environments.collaborative_reasoning.record import in_words
 from mrlm_environments.collaborative_reasoning.tasks import generate_inference
 
+from mrlm_pl.episode import Message
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.seeding import keyed_random
 
@@ -117,10 +121,21 @@ def test_numbers_are_read_as_in_the_math_environment(reply: str, answer: str | N
 
 
 def test_right_answers() -> None:
-    assert is_right("5.0", "5", "math")
-    assert is_right("neutral", "neutral", "nli")
-    assert not is_right("neutral", "entailment", "nli")
-    assert not is_right(None, "5", "math")
+    assert is_right("5.0", "5", "math", "")
+    assert is_right("neutral", "neutral", "nli", "")
+    assert not is_right("neutral", "entailment", "nli", "")
+    assert not is_right(None, "5", "math", "")
+
+
+@pytest.mark.parametrize("kinds", [("arithmetic",), ("multistep", "word", "algebra")])
+def test_the_question_in_place_of_its_answer_earns_nothing(kinds: tuple[str, ...]) -> None:
+    environment = MathEnvironment(difficulty=(2, 3), kinds=kinds)
+    tasks = list(itertools.islice(environment.tasks("train"), 200))
+    right = []
+    for task in tasks:
+        (asked,) = [message for message in environment.begin(task) if message.role == "user"]
+        right.append(environment.reply(Message("assistant", asked.content)).success)
+    assert sum(map(bool, right)) <= 8, "but for chance: it may end in the answer"
 
 
 @pytest.mark.parametrize(
