@@ -376,7 +376,7 @@ class PolicyGradient(Algorithm):
         return found
 
     def without_signal(self, group: Sequence[Episode]) -> bool:
-        if self.gae is not None or self.critic is not None:  # their rewards may be the team's
+        if not group or self.gae is not None or self.critic is not None:  # their rewards may be the team's
             return equal_returns(group)
         trained, (returns, signal) = self.trained_policies, self.signal(group)
         pairs = zip(returns.policies, signal.tolist(), strict=True)
@@ -387,9 +387,10 @@ class PolicyGradient(Algorithm):
         returns = self.returns(group, None, ())
         if self.turns is not None:
             return returns, self.turns.advantages(returns)
-        compared = returns.reward if returns.baseline is None else returns.reward - returns.baseline
+        if self.tree is not None and self.tree.counterfactual:  # equal returns may all be better than their baselines
+            return returns, returns.reward - returns.baseline
         comparisons = returns.comparison.tolist()
-        values = grouped(zip(comparisons, compared.tolist(), strict=True))
+        values = grouped(zip(comparisons, returns.reward.tolist(), strict=True))
         return returns, torch.tensor([len({*values[comparison]}) > 1 for comparison in comparisons])
 
     def turn_bonus(self, sampling: Sampling) -> Callable[[Turn], float] | None:

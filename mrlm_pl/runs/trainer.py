@@ -138,9 +138,14 @@ def _in_run_folder(stage: str) -> Any:
             weights_only: whether the checkpoint may hold nothing but tensors and plain values.
 
         Raises:
-            ConfigurationError: the folder holds a run, or there is no such checkpoint.
+            ConfigurationError: the folder holds a run, there is no such checkpoint, or the strategy of a fit spawns its
+                processes.
             SystemExit: Ctrl-C or SIGTERM has ended the run.
         """
+        start = getattr(self.strategy, "_start_method", "")
+        if stage == "fit" and start in ("spawn", "forkserver"):
+            fault = f"trainer.strategy starts its processes by {start!r}, which cannot give them the open run folder"
+            raise ConfigurationError(f"{fault}; set it to ddp, or in a notebook to ddp_notebook")
         bound = signature.bind(self, *given, **options)
         arguments = bound.arguments
         with self._in_folder(stage, arguments.get("model"), arguments.get("ckpt_path")) as checkpoint:
@@ -180,8 +185,7 @@ class Trainer(pl.Trainer):
         folder: of the current run; None before the first.
 
     Raises:
-        ConfigurationError: ``resume`` is given without ``output``, ``precision: auto`` to several processes, or a
-            strategy that spawns its processes.
+        ConfigurationError: ``resume`` is given without ``output``, or ``precision: auto`` to several processes.
     """
 
     name: str | None = None
@@ -209,9 +213,6 @@ class Trainer(pl.Trainer):
         check_known(options, inspect.signature(pl.Trainer.__init__).parameters, type(self))
         options.update(self._completed(options, bare))
         super().__init__(precision=None if precision == "auto" else precision, **options)
-        if (method := getattr(self.strategy, "_start_method", "")) in ("spawn", "forkserver"):
-            fault = f"trainer.strategy starts its processes by {method!r}, which cannot give them the open run folder"
-            raise ConfigurationError(f"{fault}; set it to ddp, or in a notebook to ddp_notebook")
         self._measures_precision = precision == "auto"
         processes = self.num_devices * self.num_nodes
         if self._measures_precision and processes > 1:

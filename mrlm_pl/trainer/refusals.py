@@ -13,17 +13,17 @@ from lightning.pytorch.callbacks import (
 
 from mrlm_pl.errors import ConfigurationError
 
+_READ = "in a script call `algorithm.read_weights()` before `trainer.fit`"
 _REFUSED: dict[type[Callback], str] = {
-    BackboneFinetuning: "unfreezes a `backbone`, which no algorithm has; train adapters with `lora`, or freeze whole "
-    "policies with `trained: false`",
+    BackboneFinetuning: "unfreezes a `backbone`, which the algorithm lacks; train adapters with `lora`, or freeze "
+    "whole policies with `trained: false`",
     LearningRateFinder: "sets one learning rate, and each policy has its own; give it `update_attr: false`, and set "
     "`learning_rate` of the policies",
     GradientAccumulationScheduler: "changes the number of micro-batches within an epoch, whose batches are divided "
     "already; set trainer.accumulate_grad_batches, which holds for the whole run",
     StochasticWeightAveraging: "copies the weights before they are read, and would average none; use WeightAveraging "
-    "or EMAWeightAveraging",
-    ModelPruning: "looks for weights before they are read; in a script call `algorithm.read_weights()` before "
-    "`trainer.fit`, or leave it out",
+    f"or EMAWeightAveraging, or {_READ}",
+    ModelPruning: f"looks for weights before they are read; leave it out, or {_READ}",
 }
 
 
@@ -40,7 +40,8 @@ def refuse_unsupported(trainer: Trainer, module: LightningModule) -> None:
         )
     read = next(module.parameters(), None) is not None
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        taken = isinstance(callback, ModelPruning) and read
+        taken = isinstance(callback, ModelPruning | StochasticWeightAveraging) and read
+        taken |= isinstance(callback, BackboneFinetuning) and hasattr(module, "backbone")
         taken |= isinstance(callback, LearningRateFinder) and not callback._update_attr
         fault = next((fault for kind, fault in _REFUSED.items() if isinstance(callback, kind)), None)
         if fault and not taken:

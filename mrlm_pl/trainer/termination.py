@@ -78,7 +78,7 @@ def ended_by_sigterm(trainer: Trainer, *, apart: bool = False) -> Iterator[None]
     elif together := [item for item in callbacks if isinstance(item, EndTogether)]:
         with _interrupted_by_sigterm(lambda: together[0].received):
             yield
-    elif not apart and trainer.received_sigterm and ends_where_others_do(trainer):
+    elif trainer.received_sigterm and ends_where_others_do(trainer):
         raise SIGTERMException
     else:
         yield

@@ -57,6 +57,12 @@ class BaselineOfReturns(PolicyGradient):
         return replace(found, baseline=found.reward / 2)
 
 
+class StackedReturns(PolicyGradient):
+    def returns(self, episodes: Any, bonus: Any, greedy: Any) -> Any:
+        found = super().returns(episodes, bonus, greedy)
+        return replace(found, reward=torch.stack([2 * reward for reward in found.reward]))
+
+
 class NoBaseline(PolicyGradient):
     def compared(self, returns: Any) -> Any:
         return returns
@@ -250,3 +256,10 @@ def test_returns_of_a_frozen_partner_are_no_signal(algorithm: Callable[..., Any]
     assert not learner.without_signal(group)
     assert learner.without_signal(beside_partner(group, "b"))
     assert not learner.without_signal(beside_partner(group, "a"))
+
+
+def test_own_returns_are_asked_for_episodes_alone() -> None:
+    learner = StackedReturns({"main": Policy()})
+    assert learner.without_signal(()), "a run asks this before its first rollout"
+    group = [turn_episode(n, "g", {"a": [("s", float(n))]}) for n in range(2)]
+    assert not learner.without_signal(group)

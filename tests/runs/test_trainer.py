@@ -250,9 +250,10 @@ def test_a_class_in_place_of_a_callback_is_refused() -> None:
         mrlm_pl.Trainer(callbacks=[mrlm_pl.LastCheckpoint])
 
 
-def test_a_strategy_that_spawns_its_processes_is_refused() -> None:
+def test_a_strategy_that_spawns_its_processes_is_refused_in_a_fit_alone() -> None:
+    trainer = mrlm_pl.Trainer(strategy="ddp_spawn", accelerator="cpu", devices=2)  # it validates
     with pytest.raises(ConfigurationError, match=r"'spawn', which cannot .* set it to ddp"):
-        mrlm_pl.Trainer(strategy="ddp_spawn", accelerator="cpu", devices=2)
+        trainer.fit(*parts())
 
 
 def test_a_development_run_leaves_nothing() -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import (
     BackboneFinetuning,
     GradientAccumulationScheduler,
@@ -13,9 +16,11 @@ from lightning.pytorch.callbacks import (
     ModelPruning,
     StochasticWeightAveraging,
 )
+from torch import Tensor
 
 from mrlm_pl.algorithms import GRPO
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.trainer.refusals import refuse_unsupported
 from tests.support.short_fits import make
 
 
@@ -49,6 +54,32 @@ def test_weights_that_are_read_before_are_pruned(model_folder: Path, echo: Any, 
     weights = [weight for weight in algorithm.parameters() if weight.requires_grad]
     zeros = sum(int((weight == 0).sum()) for weight in weights)
     assert zeros >= 0.45 * sum(weight.numel() for weight in weights)
+
+
+def test_weights_that_are_read_before_are_averaged(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:
+    algorithm, data = make(model_folder, echo(), iterations=2)
+    assert isinstance(algorithm, GRPO)
+    algorithm.read_weights()
+    averaged: list[list[Tensor]] = []
+
+    class Weights(Callback):
+        def on_train_epoch_start(self, *_: Any) -> None:
+            averaged.append([weight.detach().clone() for weight in algorithm.parameters()])
+
+    callbacks = [StochasticWeightAveraging(1e-3, swa_epoch_start=1), Weights()]
+    quiet_trainer(callbacks=callbacks, max_epochs=2).fit(algorithm, data)
+    for weight, first, second in zip(algorithm.parameters(), *averaged, strict=True):
+        torch.testing.assert_close(weight.detach(), (first + second) / 2)
+    assert any(not torch.equal(first, second) for first, second in zip(*averaged, strict=True))
+
+
+def test_an_own_backbone_is_unfrozen(model_folder: Path) -> None:
+    algorithm = GRPO({"main": str(model_folder)})  # type: ignore[dict-item]
+    trainer: Any = SimpleNamespace(overfit_batches=0, callbacks=[BackboneFinetuning()])
+    with pytest.raises(ConfigurationError, match="BackboneFinetuning"):
+        refuse_unsupported(trainer, algorithm)
+    algorithm.backbone = torch.nn.Linear(1, 1)
+    refuse_unsupported(trainer, algorithm)
 
 
 def test_the_learning_rate_is_measured_without_being_set(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:

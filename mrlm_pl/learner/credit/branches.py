@@ -122,8 +122,9 @@ class LeafCredit:
                 of_leaves = compare(returns, trees[places]) + compare(returns, torch.zeros_like(places))
                 found[own] = of_leaves[leaf]
             else:
-                group = [episode for episode in played if episode.group == played[places[0]].group]
-                inside = torch.tensor([group.index(played[number]) for number in places])
-                common = common_steps(group)[inside][:, inside]
+                name = played[places[0]].group
+                group = [number for number, episode in enumerate(played) if episode.group == name]
+                inside = torch.searchsorted(torch.tensor(group), places)
+                common = common_steps([played[number] for number in group])[inside][:, inside]
                 found[own] = leaf_advantages(returns, common, leaf, steps[own], normalize=self.normalize)
         return found

@@ -316,6 +316,10 @@ def test_a_group_is_without_signal_by_its_credit(model_folder: Path, quiet_train
     against = [path([((0, 0), (1.0, 0.0))]), path([((1, 1), (0.0, 1.0))])]
     assert made(MAGRPO, model_folder, quiet_trainer()).without_signal(against)
     assert not made(MAGRPO, model_folder, quiet_trainer(), reward="own").without_signal(against)
+    # Both joint actions are better than those in which one agent decides otherwise, by the same .5.
+    alike = grid({(0, 0): 1.0, (1, 1): 1.0, (0, 1): 0.0, (1, 0): 0.0})
+    assert not made(COMA, model_folder, quiet_trainer()).without_signal(alike)
+    assert made(COMA, model_folder, quiet_trainer()).without_signal(grid(dict.fromkeys(SQUARE, 0.1)))
 
 
 @pytest.mark.parametrize("cls", FAMILY)
