@@ -152,9 +152,11 @@ class Workers:
         """Abandon late calls, and check again while there are calls."""
         now = time.monotonic()
         with self._condition:
-            if (still := now - self._watching[loop]) > AWAKE_SECONDS:  # the process was suspended, with its calls
-                for job in self._running:
-                    job.started += still
+            # A process that was suspended, or a loop that was blocked: one such wait is no deadline, many are.
+            still = max(0.0, now - self._watching[loop] - AWAKE_SECONDS)
+            for job in self._running:
+                if job.loop is loop:
+                    job.started = min(job.started + still, now)
             self._watching[loop] = now
             late = [
                 job

@@ -45,11 +45,11 @@ def read_rows(source: Rows, split: str | None, fields: Sequence[str]) -> list[di
     """Return all rows of a data set, in order, each with at least the given fields.
 
     Args:
-        source: rows, also as a pandas ``DataFrame``; a local ``.jsonl``, ``.json`` (a list of objects, one object whose
-            only list is the rows, or one row whose only list holds other values), ``.csv`` (with a header; all cells
-            are text) or ``.parquet`` file, each also with ``.gz``; or a hub name, ``owner/name`` or
-            ``owner/name:configuration``, either with a split of its own behind ``#``, as in ``facebook/anli#test_r1``
-            or ``owner/name#test[:33]``.
+        source: rows, also as a pandas ``DataFrame``, whose missing cells are None; a local ``.jsonl``, ``.json`` (a
+            list of objects, one object whose only list is the rows, or one row whose only list holds other values),
+            ``.csv`` (with a header; all cells are text) or ``.parquet`` file, each also with ``.gz``; or a hub name,
+            ``owner/name`` or ``owner/name:configuration``, either with a split of its own behind ``#``, as in
+            ``facebook/anli#test_r1`` or ``owner/name#test[:33]``.
         split: which split of a hub data set that names none; a local file is one split, whatever the value.
         fields: names that every row must have.
 
@@ -89,7 +89,7 @@ def _checked_rows(
     """
     rows: Any = source
     if hasattr(rows, "iterrows"):  # a pandas DataFrame
-        rows = rows.to_dict("records")
+        rows = rows.astype(object).where(rows.notna(), None).to_dict("records")
     if isinstance(source, str):
         rows = _local_rows(Path(source)) if _is_local(source) else _hub_rows(source, split)
     numbered = [(number, row) for number, row in enumerate(rows, start=1) if row is not _BLANK]

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
 from mrlm_pl.concurrency.calls import DeadlineError
-from mrlm_pl.concurrency.event_loop import EventLoopThread
+from mrlm_pl.concurrency.event_loop import EventLoopThread, result_of
 from mrlm_pl.environment.contract import Environment
 from mrlm_pl.environment.steps import Observations, Step, TurnOrder
 from mrlm_pl.episode import Message, Task
@@ -119,32 +119,43 @@ def posed(environment: Environment, task: Task) -> Observations:
     return play_copy(environment, task, "", max_turns=0, must_end=False).observed[0]
 
 
+class _Late(BaseException):
+    """A call is late; unlike an ``Exception``, no environment takes it for an error of its own."""
+
+
 def finished(method: Callable[..., Any], *arguments: Any) -> Any:
     """Return the result of a method that may be ``async``, also where a loop runs in this thread, as in a notebook.
 
     Raises:
-        DeadlineError: it does not return within :data:`CALL_SECONDS`, in the main thread.
+        DeadlineError: it does not return within :data:`CALL_SECONDS`, in the main thread, where nothing else uses the
+            alarm signal.
     """
 
     def stop(*_: object) -> None:
-        raise DeadlineError(f"{method.__qualname__} did not return within {CALL_SECONDS:g} s")
+        raise _Late
 
-    guarded = threading.current_thread() is threading.main_thread()  # no other has handlers of signals
+    main = threading.current_thread() is threading.main_thread()  # no other has handlers of signals
+    guarded = main and signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
     if guarded:
-        handler, timer = signal.signal(signal.SIGALRM, stop), signal.setitimer(signal.ITIMER_REAL, CALL_SECONDS)
+        signal.signal(signal.SIGALRM, stop)
+        timer = signal.setitimer(signal.ITIMER_REAL, CALL_SECONDS)
     try:
         value = method(*arguments)
         return _awaited(value) if inspect.iscoroutine(value) else value
+    except _Late as late:
+        fault = f"{method.__qualname__} did not return within {CALL_SECONDS:g} s"
+        raise DeadlineError(fault).with_traceback(late.__traceback__) from None
     finally:
         if guarded:
             signal.setitimer(signal.ITIMER_REAL, *timer)
-            signal.signal(signal.SIGALRM, handler)
+        if guarded and signal.getsignal(signal.SIGALRM) is stop:  # else the environment has set its own
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
 
 def _awaited(coroutine: Coroutine[Any, Any, Any]) -> Any:
     loop = EventLoopThread()
     try:
-        return loop.submit(coroutine).result()
+        return result_of(loop.submit(coroutine))
     finally:
         loop.close()
 

@@ -12,13 +12,13 @@ from statistics import fmean
 from mrlm_pl.episode import Episode
 from mrlm_pl.evaluation.elo import GameTable, Rating, elo_ratings
 from mrlm_pl.evaluation.intervals import mean_interval, share_interval
-from mrlm_pl.evaluation.summary import Bounds, within_bounds
+from mrlm_pl.evaluation.summary import Bounds, problem_of, within_bounds
 from mrlm_pl.grouping import grouped
 
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean with its 95 % interval; tasks are clusters."""
+    """A mean with its 95 % interval; tasks that pose the same problem are one cluster."""
 
     value: float
     low: float
@@ -117,14 +117,14 @@ def arena_report(
             rewards = {agent: episode.rewards().get(agent, 0.0) for agent in seated}
             unequal = unequal or len({*rewards.values()}) > 1
             for agent, reward in rewards.items():
-                returns[agent][episode.task.key].append(reward)
+                returns[agent][problem_of(episode.task)].append(reward)
             means = {
                 player: fmean(rewards[agent] for agent, own in seated.items() if own == player)
                 for player in dict.fromkeys(seated.values())
             }
             for one, other in itertools.permutations(means, 2):
                 score = 0.5 if means[one] == means[other] else float(means[one] > means[other])
-                games[one, other][episode.task.key].append(score)
+                games[one, other][problem_of(episode.task)].append(score)
         found = {agent: _mean(list(groups.values())) for agent, groups in returns.items() if groups}
         seatings.append(Seating(dict(seated), len(whole), len(episodes) - len(whole), found))
     if not unequal:  # the bounds are of all agents, and hold for each where all earn the same
@@ -153,9 +153,9 @@ def arena_report(
 
 def _bounded(seating: Seating, episodes: Sequence[Episode], bounds: Bounds | None) -> Seating:
     """Return a seating whose intervals end at the declared bounds."""
-    by_task = grouped((episode.task.key, episode) for episode in episodes if not episode.failed)
+    by_problem = grouped((problem_of(episode.task), episode) for episode in episodes if not episode.failed)
     rewards = {
-        agent: Mean(mean.value, *within_bounds((mean.low, mean.high), by_task, bounds))
+        agent: Mean(mean.value, *within_bounds((mean.low, mean.high), by_problem, bounds))
         for agent, mean in seating.rewards.items()
     }
     return replace(seating, rewards=rewards)
@@ -174,7 +174,7 @@ def _differences(played: Sequence[tuple[Mapping[str, str], Sequence[Episode]]]) 
         groups = defaultdict[str, list[float]](list)
         for name, episode in whole[one].items():
             if name in whole[other]:
-                groups[episode.task.key].append(episode.reward - whole[other][name].reward)
+                groups[problem_of(episode.task)].append(episode.reward - whole[other][name].reward)
         if groups:
             found.append(Difference(one, other, sum(map(len, groups.values())), _mean(list(groups.values()))))
     return found

@@ -403,8 +403,9 @@ def _runs_below(path: Path, depth: int) -> Iterator[Path]:
         yield path
     elif depth:
         for folder in sorted(path.iterdir()):
-            if folder.is_dir() and not folder.is_symlink():
-                yield from _runs_below(folder, depth - 1)
+            with suppress(OSError):  # it cannot be read, or was removed meanwhile
+                if folder.is_dir() and not folder.is_symlink():
+                    yield from _runs_below(folder, depth - 1)
 
 
 def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:

@@ -143,6 +143,26 @@ def test_a_call_is_not_late_because_the_process_was_suspended(monkeypatch: pytes
     asyncio.run(test())
 
 
+def test_a_loop_that_is_blocked_again_and_again_still_has_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(ahead=0.0, monotonic=lambda: time.monotonic() + clock.ahead, perf_counter=time.perf_counter)
+    monkeypatch.setattr(calls_module, "time", clock)
+
+    async def test() -> None:
+        monkeypatch.setattr(asyncio.get_running_loop(), "time", clock.monotonic)
+        workers, gate = Workers(1), Gate()
+        call = asyncio.ensure_future(workers.run("a", gate, 3))
+        await gate.entered()
+        for _ in range(5):
+            clock.ahead += 10.0
+            await asyncio.sleep(0.01)
+        gate.open.set()
+        with pytest.raises(DeadlineError):
+            await call
+        workers.close()
+
+    asyncio.run(test())
+
+
 def test_a_hung_call_costs_its_deadline_and_no_thread() -> None:
     async def test() -> None:
         workers, gates = Workers(2, 10), [Gate(), Gate()]

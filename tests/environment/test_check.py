@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 import random
+import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any, ClassVar
 
 import pytest
@@ -60,13 +62,37 @@ class Exits(Sound):
 
 class Waits(Sound):
     def reply(self, message: Message) -> Outcome:
-        time.sleep(60)
+        time.sleep(5)
+        return super().reply(message)
+
+
+class WaitsAndCatches(Sound):
+    def reply(self, message: Message) -> Outcome:
+        with suppress(Exception):
+            time.sleep(5)
+        return super().reply(message)
+
+
+class UsesTheAlarm(Sound):
+    """Has a deadline of its own, by a handler that is set once."""
+
+    def begin(self, task: Task) -> str:
+        signal.signal(signal.SIGALRM, self.stop)
+        return super().begin(task)
+
+    def stop(self, *_: object) -> None:
+        raise InterruptedError
+
+    def reply(self, message: Message) -> Outcome:
+        with suppress(InterruptedError):
+            signal.setitimer(signal.ITIMER_REAL, 0.002)
+            time.sleep(1)
         return super().reply(message)
 
 
 class WaitsInLoop(Sound):
     async def step(self, actions: Mapping[str, Message]) -> Step:
-        await asyncio.sleep(60)
+        await asyncio.sleep(5)
         return Step({}, {})
 
 
@@ -212,12 +238,40 @@ class Async(Unordered):
         return super().reset(task)
 
 
-@pytest.mark.parametrize("environment", [Waits(), WaitsInLoop()])
+@pytest.fixture
+def alarm() -> Iterator[None]:
+    """Free the alarm signal, which the time limit of tests uses."""
+    handler, timer = signal.signal(signal.SIGALRM, signal.SIG_DFL), signal.setitimer(signal.ITIMER_REAL, 0)
+    yield
+    signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, *timer)
+
+
+@pytest.mark.usefixtures("alarm")
+@pytest.mark.parametrize("environment", [Waits(), WaitsAndCatches(), WaitsInLoop()])
 def test_a_step_that_does_not_return_ends_the_checks(environment: Sound, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mrlm_pl.environment.trial.CALL_SECONDS", 0.2)
     found = [check for check in check_environment(environment).checks if not check.passed]
     assert [check.name for check in found] == ["determinism"]
     assert "did not return within 0.2 s" in found[0].message
+    assert (signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)) == (signal.SIG_DFL, (0.0, 0.0))
+
+
+@pytest.mark.usefixtures("alarm")
+def test_the_alarm_of_an_environment_is_its_own() -> None:
+    assert check_environment(UsesTheAlarm()).passed
+    assert signal.getsignal(signal.SIGALRM) is not signal.SIG_DFL
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+@pytest.mark.usefixtures("alarm")
+@pytest.mark.parametrize("handler", [signal.SIG_DFL, print])
+def test_the_alarm_of_a_caller_stays(handler: Any) -> None:
+    signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, 5000.0)
+    assert check_environment(Sound()).passed
+    assert signal.getsignal(signal.SIGALRM) is handler
+    assert 1000 < signal.getitimer(signal.ITIMER_REAL)[0] <= 5000
 
 
 @pytest.mark.parametrize(

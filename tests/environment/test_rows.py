@@ -43,6 +43,8 @@ def test_rows_may_be_a_data_frame() -> None:
 
     frame: Any = pandas.DataFrame(ROWS)
     assert read_rows(frame, None, ("a", "b")) == ROWS
+    gaps = [{"text": "a", "number": 1.5, "whole": 1}, {"text": None, "number": None, "whole": 2}]
+    assert read_rows(pandas.DataFrame(gaps), None, ()) == gaps
     with pytest.raises(ConfigurationError, match=r"data\.train is a DataFrame; give the path of a file"):
         TrajectoryDataModule(frame)
 

@@ -102,6 +102,29 @@ def test_players_of_one_agent_are_compared_by_their_returns_in_the_same_episodes
     assert "new minus old +1.6667  95 % [-20.9221, 24.2555]  3 pairs of episodes" in arena_table(found)
 
 
+def test_tasks_that_pose_one_problem_are_one_cluster() -> None:
+    def drawn_again(episodes: Sequence[Episode]) -> list[Episode]:
+        tasks = [replace(one.task, index=n, data={"problem": one.task.index}) for n, one in enumerate(episodes)]
+        return [replace(one, task=task) for one, task in zip(episodes, tasks, strict=True)]
+
+    new, old = alone(3.0, 5.0, 1.0), alone(1.0, 1.0, 2.0)
+    found = arena_report(
+        ["new", "old"],
+        [({"first": "new"}, drawn_again(new)), ({"first": "old"}, drawn_again(old))],
+        environment="math",
+        split="test",
+        seed=0,
+    )
+    # The returns are 3, 5 | 1: mean 3, residuals of the sums 2 and -2: t(1) sqrt(2 (4 + 4)) / 3 = 12.70620 * 4 / 3.
+    mean = found.seatings[0].rewards["first"]
+    assert (mean.low, mean.high) == pytest.approx((3 - 16.9416, 3 + 16.9416), abs=1e-3)
+    # The differences are 2, 4 | -1, as in the test above.
+    assert found.differences[0].difference.high == pytest.approx(5 / 3 + 22.5888, abs=1e-3)
+    won, lost = (1.0, 0.0), (0.0, 1.0)
+    twice = [*games(won, won, lost), *(episode(f"{n}-1", task=n, rewards=won) for n in range(3))]
+    assert report("ab", ("ab", drawn_again(twice))).scores == report("ab", ("ab", twice)).scores
+
+
 def test_intervals_of_one_agent_and_of_a_team_end_at_the_bounds_of_the_environment() -> None:
     def intervals(agents: Sequence[str], *found: Episode, most: float) -> list[tuple[float, float]]:
         seated = [(dict.fromkeys(agents, "a"), found)]

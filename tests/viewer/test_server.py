@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,19 @@ def test_a_run_that_starts_later_is_there_when_the_page_is_loaded_again(folder: 
             assert await names(client, "/index.html") == ["a", "0"]
 
     asyncio.run(exchange())
+
+
+def test_a_folder_that_cannot_be_read_hides_no_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed, locked = Path.iterdir, folder.parent / "0"
+    locked.mkdir()
+
+    def iterdir(path: Path) -> Iterator[Path]:
+        if path == locked:
+            raise PermissionError(13, "Permission denied", str(path))
+        return listed(path)
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    assert list(find_runs([str(folder.parent)])) == [str(folder)]
 
 
 @pytest.mark.parametrize("number", range(len(HOSTILE) - 1))

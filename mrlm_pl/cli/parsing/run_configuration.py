@@ -125,10 +125,17 @@ def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[
 
 
 def changed_code(before: Path) -> list[str]:
-    """Return the Python files with functions or classes of a configuration's file that are newer than it."""
-    named = re.findall(r"[^\s'\"]+\.py(?=:\w)", before.read_text(encoding="utf-8"))
+    """Return the Python files with functions or classes of a configuration's file, if they are newer than it."""
+    named: dict[str, None] = {}
+    mapped(yaml.safe_load(before.read_text(encoding="utf-8")), lambda value: named.update({_file_of(value): None}))
     at = before.stat().st_mtime
-    return [file for file in dict.fromkeys(named) if os.path.isfile(file) and os.path.getmtime(file) > at]
+    return [f"{file} (newer)" for file in named if os.path.isfile(file) and os.path.getmtime(file) > at]
+
+
+def _file_of(value: Any) -> str:
+    """Return the Python file in ``FILE.py:NAME``; empty for another value."""
+    file, _, name = value.rpartition(":") if isinstance(value, str) else ("", "", "")
+    return file if file.endswith(".py") and name.isidentifier() else ""
 
 
 def check_resumable(changed: Mapping[str, tuple[Any, Any]], *, adaptive_kl: bool) -> None:

@@ -80,13 +80,13 @@ def test_another_spelling_of_a_path_is_no_change(tmp_path: Path, monkeypatch: py
 
 
 def test_reward_code_that_is_newer_than_the_run_is_named(tmp_path: Path) -> None:
-    old, new, config = (tmp_path / name for name in ("old.py", "new.py", "config.yaml"))
+    old, new, config = (tmp_path / name for name in ("old.py", "a b:c.py", "config.yaml"))
     rewards = [f"{old}:exact", {"call": f"{new}:exact"}, f"{new}:length", f"{tmp_path}/gone.py:exact"]
-    config.write_text(yaml.safe_dump({"rewards": rewards}))
+    config.write_text(f"# {new}:exact\n" + yaml.safe_dump({"rewards": rewards, "n": 3}, default_flow_style=None))
     for at, file in enumerate((old, config, new)):
         file.touch()
         os.utime(file, (1000 + at, 1000 + at))
-    assert changed_code(config) == [str(new)]
+    assert changed_code(config) == [f"{new} (newer)"]
 
 
 @pytest.mark.parametrize("schedule", ["constant", "linear"])
