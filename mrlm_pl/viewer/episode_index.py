@@ -163,7 +163,8 @@ class EpisodeIndex:
     def newest_first(self) -> Iterator[EpisodeFile | ReportFile]:
         """Yield the files, up to date, from the last back."""
         files = self._files()
-        self._read = {path: file for path, file in self._read.items() if path in files}
+        present = set(files)
+        self._read = {path: file for path, file in self._read.items() if path in present}
         for path in reversed(files):
             if path not in self._read:
                 self._read[path] = ReportFile(path) if path.suffix == ".json" else EpisodeFile(path)
