@@ -315,6 +315,23 @@ def test_files_are_looked_up_once_each(folder: Path, monkeypatch: pytest.MonkeyP
     assert calls["resolve"].call_count < 10
 
 
+def test_a_viewer_keeps_the_files_of_a_table_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mrlm_pl.viewer.episode_index.NEWEST", 3)
+    folder = write_run(tmp_path / "a", [[episode(f"{number}-0", iteration=number)] for number in range(12)])
+    run = run_of(folder)
+    assert [row["id"] for row in rows(run)] == ["11-0", "10-0", "9-0"]
+    assert run.record("0-0")["id"] == "0-0"
+    for number in range(12, 20):
+        write_episodes(iteration_file(folder, number), [episode(f"{number}-0", iteration=number)])
+        assert rows(run)[0]["id"] == f"{number}-0"
+    made = Mock(side_effect=EpisodeFile)
+    monkeypatch.setattr("mrlm_pl.viewer.episode_index.EpisodeFile", made)
+    run.index.last_rewards()
+    assert len(rows(run)) == 3
+    assert made.call_count == 0  # they are still held
+    assert len(run.index._read) <= 5
+
+
 def test_metrics_are_read_beyond_the_largest_text_and_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mrlm_pl.viewer.runs.LARGEST_TEXT", 1000)
     path = folder / "metrics.csv"
