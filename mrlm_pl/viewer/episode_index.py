@@ -162,14 +162,18 @@ class EpisodeIndex:
 
     def newest_first(self) -> Iterator[EpisodeFile | ReportFile]:
         """Yield the files, up to date, from the last back."""
-        files = self._files()
-        self._read = {path: file for path, file in self._read.items() if path in files}
+        files, held = self._files(), 0
+        known = {path: self._read[path] for path in reversed(files) if path in self._read}
+        newer = itertools.accumulate((len(file.rows) for file in known.values()), initial=0)
+        # Those of a table; with all that a viewer has read, its memory would grow as long as the run.
+        self._read = {path: known[path] for path, count in zip(known, newer, strict=False) if count <= NEWEST}
         for path in reversed(files):
-            if path not in self._read:
-                self._read[path] = ReportFile(path) if path.suffix == ".json" else EpisodeFile(path)
-            file = self._read[path]
+            file = self._read.get(path) or (ReportFile(path) if path.suffix == ".json" else EpisodeFile(path))
+            if held <= NEWEST:
+                self._read[path] = file
             with suppress(OSError):  # replaced or removed meanwhile
                 file.update()
+                held += len(file.rows)
                 yield file
 
     def table(self, last: int | None = None) -> dict[str, Any]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
 import json
 import math
@@ -11,7 +9,7 @@ import os
 import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypedDict
@@ -26,10 +24,11 @@ from mrlm_pl.runs.records.run import latest_configuration
 from mrlm_pl.runs.state import STATE, state_of
 from mrlm_pl.viewer.episode_index import EpisodeIndex
 from mrlm_pl.viewer.line_file import LineFile
+from mrlm_pl.viewer.logged_numbers import LoggedNumbers
 from mrlm_pl.viewer.records import add_measures, token_values
 
 LARGEST_TEXT = 64 << 20
-"""Bytes of a configuration, a metrics file or a report that are read."""
+"""Bytes of a configuration or a report that are read."""
 
 MOST_POINTS = 2000
 """Points of a curve; of more every n-th and the last are shown."""
@@ -79,6 +78,7 @@ class Run:
         self.path, self.key, self.named, self._root = path, key, named, root.resolve()
         self.index = EpisodeIndex(self._episode_files, self._collected)
         self.lock = threading.RLock()
+        self._numbers = LoggedNumbers(path / "metrics.csv")
         self._tokenizers: dict[str, Tokenizer] = {}
 
     def head(self) -> dict[str, Any]:
@@ -222,10 +222,7 @@ class Run:
 
     def logged(self) -> dict[str, list[float | None]]:
         """Return all logged numbers: columns by name, with None where a row lacks one."""
-        rows = list(csv.reader(io.StringIO(self._content(self.path / "metrics.csv"))))
-        header = rows[0] if rows else []
-        whole = [row for row in rows[1:] if len(row) == len(header)]  # a kill may have truncated the last one
-        return {name: [_number(row[column]) for row in whole] for column, name in enumerate(header)}
+        return self._numbers.columns() if self._inside(self._numbers.path) else {}
 
     def curves(self, *, from_start: bool = False) -> dict[str, list[float | None]]:
         """Return all logged numbers, and ``held_out/ENVIRONMENT/reward`` and ``accuracy`` of held-out evaluations.
@@ -266,8 +263,17 @@ class Run:
     def _episode_files(self) -> list[Path]:
         if not self.path.is_dir():
             return [self.path]
-        found = (self._inside(path) for path in sorted((self.path / "episodes").glob("*.jsonl*")))
-        return [path for path in found if path is not None and path.name.endswith(_EPISODES)]
+        folder = self.path / "episodes"
+        inside = folder.resolve().is_relative_to(self._root)  # once: a long run has many files
+        with os.scandir(folder) if folder.is_dir() else nullcontext(()) as entries:
+            found = sorted(
+                entry.name
+                for entry in entries
+                if ".jsonl" in entry.name
+                and entry.name.endswith(_EPISODES)
+                and ((inside and entry.is_file(follow_symlinks=False)) or self._inside(Path(entry)) is not None)
+            )
+        return [folder / name for name in found]
 
     def reports(self) -> dict[str, Mapping[str, Any]]:
         """Return the last evaluation of each environment."""
@@ -298,12 +304,12 @@ class Run:
         """Return the iterations at which the run was resumed, by the times of its files."""
         if not self.path.is_dir():
             return []
-        times = []
-        for path in self._episode_files():
+        configs, times = [*self.path.glob("config-*.yaml")], []
+        for path in self._episode_files() if configs else ():
             with suppress(FileNotFoundError):  # removed meanwhile
                 times.append((path.stat().st_mtime, path.name))
         found = []
-        for config in self.path.glob("config-*.yaml"):
+        for config in configs:
             later = [name for at, name in times if at > config.stat().st_mtime]
             if later and (number := re.search(r"\d+", min(later))):
                 found.append(int(number[0]))
@@ -423,14 +429,6 @@ def _text(path: Path) -> str:
     """Return the beginning of a file, up to :data:`LARGEST_TEXT` bytes."""
     with path.open("rb") as file:
         return file.read(LARGEST_TEXT).decode(errors="replace")
-
-
-def _number(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return float(f"{value:.7g}") if math.isfinite(value) else None
 
 
 def _last(columns: Mapping[str, Sequence[float | None]], name: str) -> float | None:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 import yaml
@@ -23,6 +24,7 @@ from mrlm_pl.episode import Origin
 from mrlm_pl.episode_files import iteration_file, write_episodes, write_lines
 from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.runs.state import running, write_state
+from mrlm_pl.viewer import logged_numbers
 from mrlm_pl.viewer.comparison import compare_runs
 from mrlm_pl.viewer.episode_index import EpisodeFile
 from mrlm_pl.viewer.records import COLUMNS
@@ -298,6 +300,62 @@ def test_a_running_run_is_followed(folder: Path) -> None:
     new = "episodes/iteration-000002.jsonl.zst"
     (folder.parent / "b" / new).rename(folder / new)
     assert [row["id"] for row in rows(run)][:2] == ["4-0", "3-0"]
+
+
+def test_files_are_looked_up_once_each(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(2, 60):
+        shutil.copy(iteration_file(folder, 0), iteration_file(folder, number))
+    run = run_of(folder)
+    run.episodes(None)
+    calls = {name: Mock(side_effect=getattr(Path, name)) for name in ("__eq__", "resolve")}
+    for name, counted in calls.items():
+        monkeypatch.setattr(Path, name, lambda *given, counted=counted: counted(*given))
+    run.episodes(None)
+    assert calls["__eq__"].call_count <= 4 * 60
+    assert calls["resolve"].call_count < 10
+
+
+def test_a_viewer_keeps_the_files_of_a_table_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mrlm_pl.viewer.episode_index.NEWEST", 3)
+    folder = write_run(tmp_path / "a", [[episode(f"{number}-0", iteration=number)] for number in range(12)])
+    run = run_of(folder)
+    assert [row["id"] for row in rows(run)] == ["11-0", "10-0", "9-0"]
+    assert run.record("0-0")["id"] == "0-0"
+    for number in range(12, 20):
+        write_episodes(iteration_file(folder, number), [episode(f"{number}-0", iteration=number)])
+        assert rows(run)[0]["id"] == f"{number}-0"
+    made = Mock(side_effect=EpisodeFile)
+    monkeypatch.setattr("mrlm_pl.viewer.episode_index.EpisodeFile", made)
+    run.index.last_rewards()
+    assert len(rows(run)) == 3
+    assert made.call_count == 0  # they are still held
+    assert len(run.index._read) <= 5
+
+
+def test_metrics_are_read_beyond_the_largest_text_and_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mrlm_pl.viewer.runs.LARGEST_TEXT", 1000)
+    path = folder / "metrics.csv"
+    path.write_text("step,progress/iteration\n" + "".join(f"{row},{row + 1}\n" for row in range(1000)))
+    run = run_of(folder)
+    assert run.head()["iterations"] == 1000.0
+    monkeypatch.setattr(logged_numbers, "_number", number := Mock(side_effect=logged_numbers._number))
+    with path.open("a") as file:
+        file.write("1000,1001\n1001,10")
+    assert run.head()["iterations"] == 1001.0
+    assert number.call_args_list == [call("1000"), call("1001")]
+    with path.open("a") as file:
+        file.write("02\n")
+    assert run.logged()["progress/iteration"][-2:] == [1001.0, 1002.0]
+
+
+def test_metrics_of_a_new_file_of_the_same_number_replace_the_former(folder: Path) -> None:
+    path, run = folder / "metrics.csv", run_of(folder)
+    path.write_text("step,a\n0,1\n1,2\n")
+    assert run.logged() == {"step": [0.0, 1.0], "a": [1.0, 2.0]}
+    path.write_text("step,a,b\n0,1,\n1,2,3\n2,3,4\n")
+    assert run.logged() == {"step": [0.0, 1.0, 2.0], "a": [1.0, 2.0, 3.0], "b": [None, 3.0, 4.0]}
+    path.unlink()
+    assert run.logged() == {}
 
 
 def test_a_file_of_episodes_opens(tmp_path: Path) -> None:
