@@ -8,12 +8,12 @@ import inspect
 import ipaddress
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 from mrlm_pl.errors import ConfigurationError, meant
 
 T = TypeVar("T")
-P = ParamSpec("P")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def as_settings(cls: type[T], value: Any, name: str, base: T | None = None) -> T:
@@ -44,7 +44,7 @@ def as_settings(cls: type[T], value: Any, name: str, base: T | None = None) -> T
     return cls(**value) if base is None else dataclasses.replace(base, **value)  # type: ignore[type-var]
 
 
-def naming_unknown(function: Callable[P, T]) -> Callable[P, T]:
+def naming_unknown(function: F) -> F:
     """Return a function, or a class with a constructor, that names the nearest argument in place of an unknown one.
 
     One with keywords of any name is returned as it is; they belong to the functions that it calls.
@@ -57,11 +57,11 @@ def naming_unknown(function: Callable[P, T]) -> Callable[P, T]:
         return function
 
     @functools.wraps(function)
-    def checked(*arguments: P.args, **options: P.kwargs) -> T:
+    def checked(*arguments: Any, **options: Any) -> Any:
         check_known(options, taken, type(arguments[0]) if function.__name__ == "__init__" else function)
         return function(*arguments, **options)
 
-    return checked
+    return checked  # type: ignore[return-value]
 
 
 def check_known(options: Mapping[str, Any], taken: Mapping[str, inspect.Parameter], owner: Callable[..., Any]) -> None:

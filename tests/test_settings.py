@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, get_type_hints
 
 import pytest
 from mrlm_environments import MathEnvironment
@@ -25,6 +25,7 @@ from mrlm_pl.losses import Correction
 from mrlm_pl.policy import LoRA, Policy
 from mrlm_pl.rollout.cross_policy import CrossPolicy
 from mrlm_pl.runs import Trainer, collect, evaluate
+from mrlm_pl.settings import naming_unknown
 
 
 def test_a_policy_may_be_the_name_of_a_model_or_its_settings(model_folder: Path) -> None:
@@ -134,6 +135,13 @@ def test_an_unknown_argument_is_named_with_the_nearest(make: Any, name: str, nea
     said = rf"{make.__name__} has no {name!r}; did you mean {nearest!r}\? It accepts: .*\b{nearest}\b"
     with pytest.raises(TypeError, match=said):
         make(*([] if make is Trainer else ["builtin:tiny"]), **{name: 1})
+
+
+def test_a_settings_class_stays_a_class_for_type_checkers() -> None:
+    """To Pyright a class whose decorator returns a ``Callable`` is a function, here without arguments."""
+    hints = get_type_hints(naming_unknown)
+    assert isinstance(hints["return"], TypeVar)
+    assert hints["function"] is hints["return"]
 
 
 def test_arguments_of_any_name_and_number_are_none_to_name() -> None:

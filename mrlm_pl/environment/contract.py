@@ -16,12 +16,14 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from mrlm_pl.environment.steps import ORDER_OF_CALLS, Observations, Step, are_numbers, copying, shown
 from mrlm_pl.environment.tasks import SeededTasks, TaskSource
 from mrlm_pl.episode import Message, Task
 from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, place, place_of
+
+S = TypeVar("S", bound="SingleAgentEnvironment")
 
 
 @dataclass(frozen=True)
@@ -213,7 +215,7 @@ class SingleAgentEnvironment(Environment):
     def reply(self, message: Message) -> Outcome:
         """Judge the agent's message; ``message.content`` is its text."""
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> SingleAgentEnvironment:
+    def __new__(cls: type[S], *args: Any, **kwargs: Any) -> S:
         # Not when the class is defined: its whole module would fail, with all the other environments in it.
         for method in (cls.begin, cls.reply):
             if inspect.iscoroutinefunction(method):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -99,7 +100,7 @@ class SeededTasks(TaskSource):
         self,
         environment: str,
         split: str,
-        generate: Callable[[Any], Mapping[str, Any]],
+        generate: Callable[[random.Random], Mapping[str, Any]],
         identity: Callable[[Mapping[str, Any]], str],
     ) -> None:
         if split not in SPLITS:

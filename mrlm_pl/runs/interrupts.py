@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP: the first ends a command in order, the next Ctrl-C ends the process at once."""
+"""Ctrl-C, SIGTERM and SIGHUP: the first ends a command in order, the next Ctrl-C at once."""
 
 from __future__ import annotations
 
@@ -34,6 +34,11 @@ class Interruption:
         return 128 + (self.received or signal.SIGTERM)
 
 
+def in_session() -> bool:
+    """Return whether this is a notebook or an interactive interpreter, whose variables outlive an interrupt."""
+    return hasattr(sys, "ps1")
+
+
 @contextmanager
 def ending_in_order(*, sigterm: bool) -> Iterator[Interruption]:
     """In this block Ctrl-C and SIGHUP act as SIGTERM does: on a trainer's handler, without one as KeyboardInterrupt.
@@ -48,7 +53,8 @@ def ending_in_order(*, sigterm: bool) -> Iterator[Interruption]:
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         found.received = found.received or number
-        signal.signal(number, signal.SIG_DFL if number == signal.SIGINT else signal.SIG_IGN)
+        again = signal.default_int_handler if in_session() else signal.SIG_DFL
+        signal.signal(number, again if number == signal.SIGINT else signal.SIG_IGN)
         if number == signal.SIGHUP:
             _leave_terminal()
         else:
@@ -68,6 +74,8 @@ def ending_in_order(*, sigterm: bool) -> Iterator[Interruption]:
             before[number] = signal.signal(number, interrupt)
     if sigterm:
         before[signal.SIGTERM] = signal.signal(signal.SIGTERM, terminate)
+    elif (theirs := signal.getsignal(signal.SIGTERM)) is not None:  # an interrupted Lightning leaves its own
+        before[signal.SIGTERM] = theirs
     try:
         yield found
     finally:

@@ -7,6 +7,7 @@ import inspect
 import json
 import shlex
 import shutil
+import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,7 +56,7 @@ from mrlm_pl.runs.folder import (
     run_of,
     scratch_folder,
 )
-from mrlm_pl.runs.interrupts import Interruption, ending_in_order
+from mrlm_pl.runs.interrupts import Interruption, ending_in_order, in_session
 from mrlm_pl.runs.metrics_file import MetricsFile, RunTensorBoard
 from mrlm_pl.runs.model_card import write_cards
 from mrlm_pl.runs.state import Training
@@ -140,7 +141,7 @@ def _in_run_folder(stage: str) -> Any:
         Raises:
             ConfigurationError: the folder holds a run, there is no such checkpoint, or the strategy of a fit spawns its
                 processes.
-            SystemExit: Ctrl-C or SIGTERM has ended the run.
+            SystemExit: Ctrl-C or SIGTERM has ended the run; in a notebook KeyboardInterrupt after Ctrl-C.
         """
         start = getattr(self.strategy, "_start_method", "")
         if stage == "fit" and start in ("spawn", "forkserver"):
@@ -338,7 +339,10 @@ class Trainer(pl.Trainer):
                     tell(f"the rollout has failed{_how_to_continue(self.folder.path)}")
                 if failed:
                     raise
-                raise SystemExit(self._ended(stage, interruption)) from end
+                status = self._ended(stage, interruption)
+                if interruption.received == signal.SIGINT and in_session():
+                    raise KeyboardInterrupt from None
+                raise SystemExit(status) from end
             finally:
                 if folder is not None and self.fast_dev_run:  # type: ignore[attr-defined]
                     shutil.rmtree(folder.path, ignore_errors=True)

@@ -3,15 +3,24 @@ from __future__ import annotations
 import asyncio
 import copy
 import inspect
+import random
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, get_type_hints
 
 import numpy as np
 import pytest
 import torch
 
-from mrlm_pl.environment import DatasetTasks, Environment, Observations, Outcome, SeededTasks, Step
+from mrlm_pl.environment import (
+    DatasetTasks,
+    Environment,
+    Observations,
+    Outcome,
+    SeededTasks,
+    SingleAgentEnvironment,
+    Step,
+)
 from mrlm_pl.environment.steps import TurnOrder
 from mrlm_pl.environment.tasks import split_of
 from mrlm_pl.episode import Message, Task
@@ -198,3 +207,9 @@ def test_copies_of_an_environment_share_the_rows_of_its_tasks() -> None:
         source[1]
     with pytest.raises(ConfigurationError, match="no task in split"):
         DatasetTasks("g", "train", [])
+
+
+def test_type_checkers_know_a_single_agent_environment_and_its_random_numbers() -> None:
+    """Pyright takes the class of a new instance from ``__new__``."""
+    assert isinstance(get_type_hints(SingleAgentEnvironment.__new__)["return"], TypeVar)
+    assert get_type_hints(SeededTasks.__init__)["generate"] == Callable[[random.Random], Mapping[str, Any]]

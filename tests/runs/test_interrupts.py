@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 
 import pytest
 
@@ -25,6 +26,30 @@ def test_a_process_that_ignores_interrupts_goes_on_ignoring_them(ignored: bool) 
         assert signal.getsignal(signal.SIGINT) is (signal.SIG_IGN if ignored else signal.default_int_handler)
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_a_second_interrupt_keeps_a_notebook_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default action of the signal ends the kernel, with all of its variables."""
+    monkeypatch.setattr(sys, "ps1", "In : ", raising=False)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with ending_in_order(sigterm=False):
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+            assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupted_trainer_leaves_no_handler() -> None:
+    """Lightning restores the handler of SIGTERM in its teardown, which a second Ctrl-C skips."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with ending_in_order(sigterm=False):
+            signal.signal(signal.SIGTERM, lambda *_: None)
+        assert signal.getsignal(signal.SIGTERM) is before
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_the_end_of_the_terminal_acts_as_sigterm(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -193,6 +193,19 @@ def test_a_signal_ends_a_script_in_order(
     assert trainer.global_step == 2
 
 
+def test_an_interrupt_keeps_a_notebook_or_interpreter_alive(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Signal(Callback):
+        def on_train_batch_start(self, *_: Any) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    with pytest.raises(KeyboardInterrupt):
+        quiet(callbacks=[Signal()], logger=False).fit(*parts())
+    assert "Ctrl-C has ended fit; continue with" in capsys.readouterr().err
+
+
 def test_a_failed_rollout_costs_no_update(capsys: pytest.CaptureFixture[str]) -> None:
     class Away(MathEnvironment):
         away = False

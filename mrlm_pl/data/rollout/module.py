@@ -96,7 +96,7 @@ class RolloutDataModule(NamesUnknown, LightningDataModule):
 
     def __init__(
         self,
-        environment: Environment | list[Environment],
+        environment: Environment | Sequence[Environment],
         weights: list[float] | None = None,
         curriculum: SuccessRateCurriculum | None = None,
         names: list[str] | None = None,
@@ -133,7 +133,7 @@ class RolloutDataModule(NamesUnknown, LightningDataModule):
         at_least(0, "data.", max_lag=max_lag, retries=retries, processes=processes)
         positive("data.", step_timeout=step_timeout)
         one_of(("sync", "async"), "data.", mode=mode)
-        environments = environment if isinstance(environment, list) else [environment]
+        environments: Sequence[Any] = environment if isinstance(environment, (list, tuple)) else [environment]
         if curriculum is not None:
             curriculum = as_settings(SuccessRateCurriculum, curriculum, "data.curriculum")
         self.tasks = RunTasks(environments, names, task_settings, weights, curriculum, seed)

@@ -643,3 +643,10 @@ def test_a_checkpoint_is_validated_and_tested(
             )
         )
         assert found == expected
+
+
+def test_environments_may_be_any_sequence(echo: Any) -> None:
+    """A list of one class is no ``list[Environment]`` to a type checker."""
+    (name,) = RolloutDataModule((echo(),)).environments
+    assert name == echo().name
+    assert "Sequence[Environment]" in str(RolloutDataModule.__init__.__annotations__["environment"])
