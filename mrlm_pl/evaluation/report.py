@@ -100,6 +100,10 @@ class EvaluationReport:
         """Return the numbers as ``mrlm eval`` prints them."""
         return report_table(self)
 
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Show the same in a notebook."""
+        printer.text(str(self))
+
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON-like data; it holds no time and no path, so that equal runs give equal files.
 

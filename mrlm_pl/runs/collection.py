@@ -232,6 +232,9 @@ class CollectionFile:
         with writing("output", path):
             check_writable(path)
 
+    def __repr__(self) -> str:
+        return f"{self.kept} of {self.played} episodes in {self.path}"
+
     def add(self, episodes: Sequence[Episode], kept: Sequence[Episode]) -> None:
         """Append the kept ones of the episodes that were played."""
         text = "".join(episode.to_json() + "\n" for episode in kept).encode()

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -257,6 +258,9 @@ def test_a_printed_report_is_its_table_without_the_sampling() -> None:
     lines = report_table(report, Sampling()).splitlines()
     assert str(report).splitlines() == [line for line in lines if not line.startswith("sampling ")]
     assert any(line.startswith("mean reward    1.0000") for line in str(report).splitlines())
+    shown: list[str] = []
+    report._repr_pretty_(SimpleNamespace(text=shown.append), False)
+    assert shown == [str(report)], "as IPython shows it"
 
 
 def test_evaluations_that_cannot_be_compared_are_refused(tmp_path: Any) -> None:

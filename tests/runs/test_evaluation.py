@@ -207,7 +207,7 @@ def test_episodes_are_collected_and_half_a_file_continues(model_folder: Path, mo
     monkeypatch.setattr("mrlm_pl.runs.collection.CHUNK", 2)
     policy = mrlm_pl.Policy(str(model_folder))
     file = mrlm_pl.collect(policy, "math", output="whole.jsonl", **SHORT)
-    assert (file.played, file.kept, file.failed) == (6, 6, 0)
+    assert (file.played, file.kept, file.failed, str(file)) == (6, 6, 0, "6 of 6 episodes in whole.jsonl")
     add = type(file).add
     calls = iter((True, False))
 

@@ -91,5 +91,5 @@ def _told(file: CollectionFile) -> int:
     failed = f", {file.failed} failed" if file.failed else ""
     failed += f" (the first: {file.reason})" if file.reason else ""
     view = shlex.join(["mrlm", "view", str(file.path)])
-    print(f"{file.kept} of {file.played} episodes in {file.path}{failed}; look at them with `{view}`")
+    print(f"{file}{failed}; look at them with `{view}`")
     return 0
