@@ -105,9 +105,9 @@ agents: .venv-agents/.installed  ## frameworks whose agents the slow tests play 
 RESULTS := benchmarks/results
 benchmarks: install peers  ## measure the README's numbers again (about an hour), then draw the results
 	$(BIN)/python benchmarks/speed/grpo_step.py --peer-python .venv-peers/bin/python --threads 1 --json $(RESULTS)/grpo_step.json
-	$(BIN)/python benchmarks/speed/team_step.py --peer-python .venv-peers-multi/bin/python --threads 1 --steps 5 --compile --json $(RESULTS)/team_step.json
+	$(BIN)/python benchmarks/speed/team_step.py --peer-python .venv-peers-multi/bin/python --threads 1 --steps 5 --states 1 2 --compile --json $(RESULTS)/team_step.json
 	$(BIN)/python -m benchmarks.robustness.attacks --json $(RESULTS)/attacks.json
-	$(BIN)/python benchmarks/robustness/kill_resume.py --output $(RESULTS)/kill_resume.json
+	$(BIN)/python -m benchmarks.robustness.kill_resume --kills 6 --output $(RESULTS)/kill_resume.json
 	$(BIN)/python benchmarks/learning/quickstart.py --json $(RESULTS)/quickstart.json
 	$(BIN)/python -m benchmarks.results_page
 

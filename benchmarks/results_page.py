@@ -372,7 +372,7 @@ def source(name: str, found: Any) -> str:
         return f"{link}: {commands(found['command'])}."
     origins = []
     for part in filter(None, (found, found.get("curves"))):
-        joined = commands(part["command"].replace(f" --json benchmarks/results/{name}.json", ""))
+        joined = commands(re.sub(r" --json benchmarks/results/\w+\.json", "", part["command"]))
         origins.append(f"{joined}; {', '.join(fact for fact in facts(part) if fact not in common())}")
     return f"{link}: {'. Second table: '.join(origins)}."
 

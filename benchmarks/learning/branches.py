@@ -144,6 +144,8 @@ def main() -> None:
     parser = parser_of(__doc__, seeds=10, experiments=["cost", *TASKS], arms=ARMS)
     parser.add_argument("--tokens", type=int, help="budget of generated tokens in place of the task's own")
     options = parser.parse_args()
+    if {*options.experiments} & {*TASKS} and "MAGRPO" not in options.arms:
+        parser.error("--arms lacks MAGRPO, which the others are compared with: add it")
     silence()
     file = ResultsFile(options.json)
     budgets = {name: options.tokens or TASKS[name]["budget"] for name in options.experiments if name in TASKS}

@@ -66,7 +66,7 @@ def policies(size: str, count: int, arguments: argparse.Namespace) -> dict[str, 
     prompt = [n % SIZES[size]["vocabulary"] for n in range(1, PROMPT_TOKENS + 1)]
     of_each = []
     for n in range(count):
-        engine.load(f"policy {n}", build_model("llama", size), version=0)
+        engine.load(f"policy {n}", build_model("llama", SIZES[size]), version=0)
         of_each.append(requests_of(f"policy {n}", prompt, [arguments.new_tokens] * arguments.rows))
 
     def sampled(requests: list[SampleRequest]) -> int:
@@ -80,7 +80,7 @@ def policies(size: str, count: int, arguments: argparse.Namespace) -> dict[str, 
 
 def adapters(size: str, count: int, arguments: argparse.Namespace) -> dict[str, Any]:
     """Return time and weights of policies with adapters on one base against such policies on copies of it."""
-    base = build_model("llama", size).requires_grad_(False)
+    base = build_model("llama", SIZES[size]).requires_grad_(False)
     prompt = [n % SIZES[size]["vocabulary"] for n in range(1, PROMPT_TOKENS + 1)]
     requests, engines = [], (InProcessEngine(), InProcessEngine())
     for n in range(count):
@@ -111,7 +111,7 @@ def weights_bytes(engine: InProcessEngine) -> int:
 
 def lengths(size: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the ratio of one call with unequal lengths to waves of ``generate``."""
-    model: Any = build_model("llama", size)  # its class has no `generate`
+    model: Any = build_model("llama", SIZES[size])  # its class has no `generate`
     engine = InProcessEngine()
     engine.load("policy", model, version=0)
     rng = random.Random(0)

@@ -26,26 +26,21 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from grpo_step import in_turns
 from memory import resident_mib
-from random_models import SIZES, make_model
+from random_models import SIZES, make_model, prompt
 
 EXAMPLES, LEARNING_RATE, WARMUP, TOLERANCE = 8, 1e-4, 2, 1e-5
 TOKENS = {"dpo": 128, "sft": 256}
 
 
-def text(key: int, words: int, vocabulary: int) -> str:
-    """Return words that are a function of the key."""
-    return " ".join(f"w{1 + (key * 7919 + place * 104729) % (vocabulary - 2)}" for place in range(words))
-
-
 def examples(algorithm: str, size: str) -> list[dict[str, str]]:
     """Return the rows of the data set; the last token of an answer is the end token."""
-    vocabulary, half = int(SIZES[size]["vocab"]), TOKENS[algorithm] // 2
+    words, half = int(SIZES[size]["vocab"]) - 1, TOKENS[algorithm] // 2
     rows = []
     for n in range(EXAMPLES):
-        row = {"prompt": text(n, half, vocabulary)}
+        row = {"prompt": prompt(n, words, half)}
         names = ("completion",) if algorithm == "sft" else ("chosen", "rejected")
         for number, name in enumerate(names, start=1):
-            row[name] = " " + text(1000 * number + n, half - 1, vocabulary)
+            row[name] = " " + prompt(1000 * number + n, words, half - 1)
         rows.append(row)
     return rows
 

@@ -24,7 +24,8 @@ from typing import Any
 
 import torch
 from memory import resident_mib
-from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from rollout import SIZES, build_model
+from transformers import PreTrainedModel
 
 from mrlm_pl.concurrency.event_loop import EventLoopThread
 from mrlm_pl.engines import InProcessEngine, RayPool, RayReference, SampleRequest, Sampling
@@ -33,29 +34,6 @@ from mrlm_pl.engines.transfer.manifest import WeightSnapshot, checksum
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.tiny import build_tokenizer
-
-SIZES: dict[str, dict[str, int]] = {
-    "xs": {"layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2, "inner": 176, "vocabulary": 96},
-    "s": {"layers": 4, "hidden": 256, "heads": 4, "kv_heads": 2, "inner": 704, "vocabulary": 512},
-    "m": {"layers": 8, "hidden": 512, "heads": 8, "kv_heads": 4, "inner": 1408, "vocabulary": 32_000},
-}
-
-
-def build_model(layers: int, hidden: int, heads: int, kv_heads: int, inner: int, vocabulary: int) -> PreTrainedModel:
-    """Return a random Qwen2 without an end token."""
-    config = Qwen2Config(
-        num_hidden_layers=layers,
-        hidden_size=hidden,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        intermediate_size=inner,
-        vocab_size=vocabulary,
-        bos_token_id=None,
-        eos_token_id=None,
-        tie_word_embeddings=False,
-    )
-    torch.manual_seed(0)
-    return Qwen2ForCausalLM(config).eval()
 
 
 @torch.no_grad()
@@ -67,7 +45,7 @@ def change(model: PreTrainedModel) -> None:
 
 def pool_figures(workers: int, arguments: argparse.Namespace) -> dict[str, Any]:
     """Return medians of one pool and of the in-process engine."""
-    model = build_model(**SIZES[arguments.size])
+    model = build_model("qwen2", SIZES[arguments.size])
     vocabulary = SIZES[arguments.size]["vocabulary"]
     generator = torch.Generator().manual_seed(0)
     prompts = torch.randint(1, vocabulary, (arguments.prompts, 48), generator=generator).tolist()
@@ -118,7 +96,8 @@ def pool_figures(workers: int, arguments: argparse.Namespace) -> dict[str, Any]:
 def sync_figures(receivers: int, bucket: int, arguments: argparse.Namespace) -> dict[str, Any]:
     """Return medians of sending all 579 tensors, first and again after all have changed."""
     divisor = arguments.divisor
-    model = build_model(48, 5120 // divisor, 40, 8, 13_824 // divisor, 152_064 // divisor)
+    widths = {"hidden": 5120 // divisor, "inner": 13_824 // divisor, "vocabulary": 152_064 // divisor}
+    model = build_model("qwen2", {"layers": 48, "heads": 40, "kv_heads": 8, **widths})
     tensors = dict(model.named_parameters())
     snapshot, sender = WeightSnapshot(), WeightSender()
     sides = [WeightReceiver() for _ in range(receivers)]
@@ -156,7 +135,7 @@ def reference_figures(workers: int, arguments: argparse.Namespace) -> dict[str, 
     """Return medians of a reference pool and of a learner that holds the reference."""
     vocabulary, width = SIZES[arguments.size]["vocabulary"], 48 + arguments.new_tokens
     with tempfile.TemporaryDirectory() as folder:
-        build_model(**SIZES[arguments.size]).save_pretrained(folder)
+        build_model("qwen2", SIZES[arguments.size]).save_pretrained(folder)
         build_tokenizer().save_pretrained(folder)
         policy = Policy(folder, max_forward_tokens=2048)
         policy.load(reference=True)

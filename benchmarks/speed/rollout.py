@@ -26,6 +26,7 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +51,8 @@ SIZES: dict[str, dict[str, int]] = {
 }
 
 
-def build_model(family: str, size: str) -> PreTrainedModel:
-    """Return a random model of the family and size, without an end token."""
-    shape = SIZES[size]
+def build_model(family: str, shape: Mapping[str, int]) -> PreTrainedModel:
+    """Return a random model of the family with one of the :data:`SIZES`, without an end token."""
     config = AutoConfig.for_model(
         family,
         num_hidden_layers=shape["layers"],
@@ -77,7 +77,7 @@ class Work:
     """A model, its prompts and the ways to sample from it; each returns the number of tokens that it sampled."""
 
     def __init__(self, family: str, size: str, dtype: str | None, arguments: argparse.Namespace) -> None:
-        self.model = build_model(family, size).to(arguments.device, getattr(torch, arguments.weights))
+        self.model = build_model(family, SIZES[size]).to(arguments.device, getattr(torch, arguments.weights))
         self.length, self.device = arguments.new_tokens, torch.device(arguments.device)
         prompts = torch.randint(1, SIZES[size]["vocabulary"], (arguments.prompts, arguments.prompt_tokens))
         self.repeated = prompts.repeat_interleave(arguments.samples, 0)

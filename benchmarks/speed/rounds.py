@@ -106,8 +106,7 @@ class Side:
 
 def measure(size: str, seconds: float, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Return a row for each piece and rounds of an answer: the ratios of its seconds to those of lockstep."""
-    SIZES[size]["vocabulary"] = len(TOKENIZER)
-    model = build_model("qwen2", size)
+    model = build_model("qwen2", {**SIZES[size], "vocabulary": len(TOKENIZER)})
     kinds = list(itertools.product(arguments.pieces, arguments.answers))
     lockstep, sides = Side(model, arguments, seconds, None), [Side(model, arguments, seconds, *kind) for kind in kinds]
     ratios: list[list[float]] = [[] for _ in kinds]

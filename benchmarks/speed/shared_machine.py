@@ -1,6 +1,6 @@
 """Compare GRPO's step time beside a busy process with an idle machine, by OpenMP setting, in one run.
 
-    python benchmarks/speed/shared_machine.py [--size s] [--rounds 3] [--json results/shared_machine.json]
+    python benchmarks/speed/shared_machine.py [--size s] [--rounds 3] [--json FILE]
 
 Every round runs each setting without and with one busy process, each in its own process. Printed are the median step
 times and their ratios.
@@ -17,8 +17,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from provenance import provenance
 from random_models import SIZES, make_model
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from provenance import provenance
 
 SETTINGS: dict[str, dict[str, str]] = {
     "default": {},
@@ -42,7 +44,8 @@ def step_seconds(folder: str, size: str, steps: int, setting: str, busy: bool) -
     program = RUN.format(benchmarks=str(Path(__file__).parent), folder=folder, size=size, steps=steps)
     hog = subprocess.Popen([sys.executable, "-c", "while True: pass"]) if busy else None
     try:
-        environment = {**os.environ, "HF_HUB_OFFLINE": "1", **SETTINGS[setting]}
+        inherited = {name: value for name, value in os.environ.items() if "OMP_" not in name}
+        environment = {**inherited, "HF_HUB_OFFLINE": "1", **SETTINGS[setting]}
         result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
     finally:
         if hog is not None:

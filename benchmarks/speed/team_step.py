@@ -252,9 +252,7 @@ def run_peer(folder: str, work: Work, clock: Clock | None = None) -> dict[str, A
         tokenizer=[AutoTokenizer.from_pretrained(folder) for _ in range(work.agents)],
         model_config={"torch_dtype": "float32"},
         train_dataset=Dataset.from_list([{"prompt": prompt(n, vocabulary)} for n in range(work.steps * tasks)]),
-        reward_func=lambda *texts, **_: [
-            clock.rewarded(joint_reward(list(joint))) for joint in zip(*texts, strict=True)
-        ],
+        reward_func=rewards,
         external_transition=further if work.turns > 1 else None,
         args=config_class(**settings),
         **more,

@@ -278,7 +278,7 @@ def comlrl_advantages(mode: str) -> list[float]:
     return [float(x) for x in trainer._compute_advantages(table(v.REWARDS))]
 
 
-SEQUENCE = {"importance_sampling_level": "sequence", "epsilon_low": 0.1, "epsilon_high": 0.15}
+SEQUENCE: dict[str, Any] = {"importance_sampling_level": "sequence", "epsilon_low": 0.1, "epsilon_high": 0.15}
 
 CASES: dict[str, dict[str, Any]] = {
     "ppo token_mean": {
@@ -296,16 +296,10 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "ppo dual clip": {"verl": lambda: verl_policy_loss("vanilla", "token-mean", clip_ratio_c=1.5)},
     "gspo": {
-        "TRL": lambda: trl_policy_loss(
-            "grpo", importance_sampling_level="sequence", epsilon_low=0.1, epsilon_high=0.15
-        ),
+        "TRL": lambda: trl_policy_loss("grpo", **SEQUENCE),
         "verl": lambda: verl_policy_loss("gspo", "seq-mean-token-mean", clip_ratio_low=0.1, clip_ratio_high=0.15),
     },
-    "luspo": {
-        "TRL": lambda: trl_policy_loss(
-            "luspo", importance_sampling_level="sequence", epsilon_low=0.1, epsilon_high=0.15
-        )
-    },
+    "luspo": {"TRL": lambda: trl_policy_loss("luspo", **SEQUENCE)},
     "cispo": {
         "TRL": lambda: trl_policy_loss("cispo", epsilon_high=1.3),
         "verl": lambda: verl_policy_loss("cispo", "token-mean", clip_ratio_low=1.0, clip_ratio_high=0.3),

@@ -1,0 +1,55 @@
+"""The scripts of the benchmarks: their modules, their seeds, their options and their commands on the results page."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from benchmarks import results_page
+from benchmarks.few_values import mean_and_half
+from tests.support.documents import ROOT
+
+SCRIPTS = {path.stem: path for path in sorted((ROOT / "benchmarks").rglob("*.py"))}
+
+
+def not_found(script: Path, folders: list[str], known: set[str]) -> Iterator[str]:
+    """Yield the benchmarks that a script imports, itself or by others, before their folder is on the path."""
+    names = {"sys": SimpleNamespace(path=folders), "Path": Path, "__file__": str(script)}
+    for node in ast.parse(script.read_text()).body:
+        if ast.unparse(node).startswith(("ROOT = ", "sys.path.insert(")):
+            exec(ast.unparse(node), names)
+        found = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        found += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
+        for name in {*found} & {*SCRIPTS} - known:
+            known.add(name)
+            if not any((Path(folder) / f"{name}.py").is_file() for folder in folders):
+                yield name
+            else:
+                yield from not_found(SCRIPTS[name], folders, known)
+
+
+@pytest.mark.parametrize("script", SCRIPTS.values(), ids=lambda path: path.stem)
+def test_a_script_finds_the_modules_that_it_imports(script: Path) -> None:
+    assert [*not_found(script, [str(script.parent)], set())] == []
+
+
+def test_the_commands_of_the_page_write_no_file_of_results() -> None:
+    assert "--json benchmarks/results" not in results_page.page()
+
+
+def test_intervals_of_any_number_of_seeds_have_their_quantile() -> None:
+    assert mean_and_half([0.0, 1.0]) == (0.5, pytest.approx(12.706 / 2))
+    assert mean_and_half([0.0, 1.0] * 6) == (0.5, pytest.approx(2.201 * 0.522233 / 12**0.5, rel=1e-5))
+
+
+def test_branches_ask_for_the_arm_that_others_are_compared_with(
+    learning_benchmark: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["branches.py", "--experiments", "halves", "--arms", "C3", "--tokens", "1"])
+    with pytest.raises(SystemExit):
+        learning_benchmark("branches").main()
+    assert "--arms lacks MAGRPO" in capsys.readouterr().err
