@@ -324,7 +324,7 @@ class SignalCheck:
         self._flat = self._flat + 1 if flat else 0
         self._truncated = self._truncated + 1 if truncated else 0
         if self._flat == _ITERATIONS:
-            finding = self.no_signal if self.compares else "all rewards are equal"
+            finding = self.no_signal if self.compares else "the rewards of each agent are equal"
             cause = self._cause(metrics, truncated and not self._one_token)
             self._warn(f"{_ITERATIONS} iterations in a row have no learning signal: {finding}. Likely cause: {cause}")
         elif self._truncated == _ITERATIONS and not self._one_token:

@@ -95,7 +95,7 @@ def test_an_algorithm_that_does_not_compare_needs_rewards_that_differ(caplog: py
         assert not logged_here(caplog), "groups of one always have equal returns"
         for _ in range(3):
             check.add(FLAT, returns(1.0))
-    assert "all rewards are equal" in caplog.text
+    assert "the rewards of each agent are equal" in caplog.text
 
 
 def test_turns_that_are_all_truncated_are_named_although_rewards_differ(caplog: pytest.LogCaptureFixture) -> None:
@@ -132,7 +132,7 @@ def test_one_episode_an_iteration_whose_reward_changes_is_a_signal(caplog: pytes
             check.add(FLAT, returns(reward))
         assert not logged_here(caplog)
         check.add(FLAT, returns(1.0))
-    assert "all rewards are equal" in caplog.text, "the third in a row"
+    assert "the rewards of each agent are equal" in caplog.text, "the third in a row"
 
 
 def test_an_episode_of_each_rank_counts(caplog: pytest.LogCaptureFixture) -> None:
