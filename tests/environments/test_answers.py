@@ -150,6 +150,8 @@ def test_the_question_in_place_of_its_answer_earns_nothing(kinds: list[Any], mar
         ("What is 14 - 2?", r"\boxed{14 - 2.5}", "23/2"),
         ("What is -5 + 3?", "The answer is -5+3 = -2. Check: -2 - 3 = -5", "-2"),
         ("What is 1,850 / 5?", "1,850/5", None),
+        ("What is 185/5?", "185/5", None),
+        ("What is 14-2?", r"\boxed{14 - 2}", None),
         ("He eats 11/24, then 5/24. How much?", "1/2", "1/2"),
         ("He adds 3 1/2 cups and takes 3. How much is left?", "1/2", "1/2"),
         ("A coin shows heads with probability 1/2. How probable is tails?", r"\boxed{1/2}", "1/2"),

@@ -327,6 +327,12 @@ def test_a_folder_of_episodes_that_cannot_be_read_has_none(folder: Path, monkeyp
     assert rows(run_of(folder)) == []
 
 
+def test_episodes_outside_the_given_folder_are_not_read(folder: Path, tmp_path: Path) -> None:
+    shutil.move(folder / "episodes", tmp_path / "elsewhere")
+    (folder / "episodes").symlink_to(tmp_path / "elsewhere")
+    assert rows(run_of(folder)) == []
+
+
 def test_metrics_that_are_rewritten_meanwhile_replace_the_former(folder: Path) -> None:
     """As by a resumed run: the rows of repeated steps are dropped, and the header has a new column."""
     run = run_of(folder)
@@ -349,6 +355,8 @@ def test_metrics_that_are_rewritten_meanwhile_replace_the_former(folder: Path) -
     assert run.logged() == {"step": [*range(8)], "a": [1.0] * 5 + [2.0] * 2 + [1.0], "b": [None] * 7 + [3.0]}
     (folder / "metrics.csv").write_text(f"step,a\n0,{'9' * 200_000}\n1,2\n")  # damaged: no field is as long
     assert run.logged() == {"step": [1.0], "a": [2.0]}
+    run.logged()["a"].clear()
+    assert run.logged()["a"] == [2.0]
     (folder / "metrics.csv").write_bytes(b"")
     assert run.logged() == {}
 
@@ -359,6 +367,7 @@ def test_a_viewer_keeps_the_files_of_a_table_alone(tmp_path: Path, monkeypatch: 
     run = run_of(folder)
     assert [row["id"] for row in rows(run)] == ["11-0", "10-0", "9-0"]
     assert run.record("0-0")["id"] == "0-0"
+    assert len(run.index._read) <= 5
     for number in range(12, 20):
         write_episodes(iteration_file(folder, number), [episode(f"{number}-0", iteration=number)])
         assert rows(run)[0]["id"] == f"{number}-0"
