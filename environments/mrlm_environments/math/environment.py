@@ -23,7 +23,7 @@ class MathEnvironment(SingleAgentEnvironment):
     r"""One problem, one number as answer.
 
     A right answer earns 1.0, a wrong one 0 and a reply without an answer -0.3, for each attempt; what counts as the
-    answer says :mod:`mrlm_pl.answers.numbers`. Answers are compared by value.
+    answer says :func:`mrlm_environments.answers.read_answer`. Answers are compared by value.
 
     Args:
         difficulty: lowest and highest difficulty of generated problems, from 1 to 5; each is equally likely.
