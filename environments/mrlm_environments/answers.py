@@ -38,19 +38,25 @@ _STATED = re.compile(r"\b(?:answer|label)[*_ ]{0,4}(?:\s{1,4}is\b|\s{0,4}[:=])[\
 _SUPPOSED_BEFORE = re.compile(r"\b(?:would|could|might|may)(?: also)?(?: be| have been)?\s+(?:an? )?$", re.IGNORECASE)
 _SUPPOSED_AFTER = re.compile(r"[\"'*]*\s+(?:would|could|might|may|needs?|requires?|is close)\b", re.IGNORECASE)
 _ALTERNATIVE = re.compile(r"[\s*\"']*(?:,|/|\||,?\s(?:or|and)\s)[\s*\"']*(?:an? )?", re.IGNORECASE)
+_OPERATION = re.compile(r"(?<![0-9.,])-?[0-9]+(?:[.,][0-9]+)*(?:\s?[-+*/]\s?[0-9]+(?:[.,][0-9]+)*)+")
 _REACH = 120
 """Characters before a label in which a denial of it is looked for."""
 
 
-def read_answer(reply: str, form: Format) -> str | None:
+def read_answer(reply: str, form: Format, question: str = "") -> str | None:
     r"""Return the answer that a reply gives, or None if it gives none.
 
-    A number is read as the ``math`` environment reads it. A label is the one in the last ``<answer>`` tag or box, else
-    the last behind "answer is", else the last that is stated. Labels that are denied or stand in a list are not stated;
-    labels that are supposed ("it would be neutral") count where no other is stated.
+    A number is read by :mod:`mrlm_pl.answers.numbers`, without the operations that are copied from the question: they
+    are the problem and not its result. A label is the one in the last ``<answer>`` tag or box, else the last behind
+    "answer is", else the last that is stated. Labels that are denied or stand in a list are not stated; labels that are
+    supposed ("it would be neutral") count where no other is stated.
 
     >>> read_answer("3 apples and 4 pears, so 7", "math"), read_answer("\\boxed{}", "math")
     ('7', None)
+    >>> [read_answer(reply, "math", "What is 185 / 5?") for reply in ("185 / 5 = 37", "The answer is 185/5.")]
+    ['37', None]
+    >>> read_answer("1/2", "math", "Which is more, 1/2 or 1/3?")
+    '1/2'
     >>> read_answer("It rules out entailment, so contradiction.", "nli")
     'contradiction'
     >>> read_answer("Neutral, not entailment", "nli"), read_answer("It is not entailment but neutral", "nli")
@@ -59,25 +65,26 @@ def read_answer(reply: str, form: Format) -> str | None:
     (None, None)
     """
     if form == "math":
-        answer = extract_answer(reply)
+        answer = extract_answer(_without_copies(reply[-MAX_CHARACTERS:], question))
         return answer if answer is not None and number_value(answer) is not None else None
     return _read_label(reply[-MAX_CHARACTERS:])
 
 
-def is_right(answer: str | None, expected: str, form: Format, question: str) -> bool:
-    """Return whether an answer that was read is the expected one: numbers by value, labels by name.
+def _without_copies(reply: str, question: str) -> str:
+    """Return a reply with ``x`` in place of each operation of the question."""
+    for operation in _OPERATION.findall(question):
+        value = number_value(operation)
+        if value is None or value.denominator == 1 or " " in operation:  # else it is a number, such as 1/2
+            copy = r"\s*".join(map(re.escape, "".join(operation.split())))
+            reply = re.sub(rf"(?<![0-9.]){copy}(?![0-9]|[.,][0-9])", "x", reply)
+    return reply
 
-    A division that is copied from the question is not: it is the problem and not its result.
 
-    >>> [is_right(answer, "37", "math", "What is 185 / 5?") for answer in ("37", "74/2", "185/5")]
-    [True, True, False]
-    >>> is_right("1/2", "1/2", "math", "Which is more, 1/2 or 1/3?")
-    True
-    """
-    if answer is None or form == "nli":
-        return answer == expected
-    copied = "/" in answer and "".join(answer.split()) in "".join(question.split())
-    return equal_answers(answer, expected) and (not copied or "/" in expected or "frac" in expected)
+def is_right(answer: str | None, expected: str, form: Format) -> bool:
+    """Return whether an answer that was read is the expected one: numbers by value, labels by name."""
+    if answer is None:
+        return False
+    return equal_answers(answer, expected) if form == "math" else answer == expected
 
 
 def vote(answers: Sequence[str | None], form: Format) -> str | None:

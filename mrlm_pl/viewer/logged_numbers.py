@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+from contextlib import suppress
 from pathlib import Path
 
 from mrlm_pl.viewer.line_file import LineFile
@@ -36,7 +37,9 @@ class LoggedNumbers:
                 self._columns = {}
                 continue
             self._last = item
-            row = next(csv.reader([item[1].decode(errors="replace")]), [])
+            row: list[str] = []
+            with suppress(csv.Error):  # damaged, as by a power failure
+                row = next(csv.reader([item[1].decode(errors="replace")]), [])
             if not self._columns:
                 self._columns = {name: [] for name in row}
             elif len(row) == len(self._columns):  # a kill may have truncated it

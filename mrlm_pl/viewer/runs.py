@@ -9,7 +9,7 @@ import os
 import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypedDict
@@ -263,9 +263,9 @@ class Run:
     def _episode_files(self) -> list[Path]:
         if not self.path.is_dir():
             return [self.path]
-        folder = self.path / "episodes"
-        inside = folder.resolve().is_relative_to(self._root)  # once: a long run has many files
-        with os.scandir(folder) if folder.is_dir() else nullcontext(()) as entries:
+        folder, found = self.path / "episodes", list[str]()
+        with suppress(OSError), os.scandir(folder) as entries:  # there is none, or it cannot be read
+            inside = folder.resolve().is_relative_to(self._root)  # once: a long run has many files
             found = sorted(
                 entry.name
                 for entry in entries

@@ -163,6 +163,42 @@ def test_a_loop_that_is_blocked_again_and_again_still_has_deadlines(monkeypatch:
     asyncio.run(test())
 
 
+def test_waits_of_a_loop_move_the_deadlines_of_its_running_calls_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(ahead=0.0, monotonic=lambda: time.monotonic() + clock.ahead, perf_counter=time.perf_counter)
+    monkeypatch.setattr(calls_module, "time", clock)
+
+    async def passing(seconds: float, times: int) -> None:
+        for _ in range(times):
+            clock.ahead += seconds
+            await asyncio.sleep(0.01)
+
+    async def test() -> None:
+        monkeypatch.setattr(asyncio.get_running_loop(), "time", clock.monotonic)
+        workers, first, second, third = Workers(1), Gate(), Gate(), Gate()
+        calls = [asyncio.ensure_future(workers.run("a", gate, 3)) for gate in (first, second, third)]
+        await first.entered()
+        await passing(0.5, 5)
+        assert not calls[0].done(), "it is not late after 2.5 seconds"
+        clock.ahead += 10.0
+        first.open.set()
+        second.begun.wait(100)  # it begins at the end of the wait, which does not count for it
+        await passing(0.9, 5)
+        assert isinstance(calls[1].done() and calls[1].exception(), DeadlineError)
+        await third.entered()
+        await passing(0.9, 2)
+        other = asyncio.new_event_loop()
+        workers._watching[other] = clock.monotonic() - 100
+        workers._abandon_late(other)
+        other.close()
+        await passing(0.9, 2)
+        assert isinstance(calls[2].done() and calls[2].exception(), DeadlineError)
+        second.open.set()
+        third.open.set()
+        workers.close()
+
+    asyncio.run(asyncio.wait_for(test(), 1000))
+
+
 def test_a_hung_call_costs_its_deadline_and_no_thread() -> None:
     async def test() -> None:
         workers, gates = Workers(2, 10), [Gate(), Gate()]

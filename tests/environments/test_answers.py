@@ -1,15 +1,16 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
-from mrlm_environments import MathEnvironment
+from mrlm_environments import CollaborativeReasoningEnvironment, MathEnvironment
 from mrlm_environments.answers import agree, is_right, read_answer, vote
 from mrlm_environments.collaborative_reasoning.masks import AnswerMasks, most_repeats
 from mrlm_environments.collaborative_reasoning.record import in_words
 from mrlm_environments.collaborative_reasoning.tasks import generate_inference
 
-from mrlm_pl.episode import Message
+from mrlm_pl.episode import Message, Task
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.seeding import keyed_random
 
@@ -121,21 +122,52 @@ def test_numbers_are_read_as_in_the_math_environment(reply: str, answer: str | N
 
 
 def test_right_answers() -> None:
-    assert is_right("5.0", "5", "math", "")
-    assert is_right("neutral", "neutral", "nli", "")
-    assert not is_right("neutral", "entailment", "nli", "")
-    assert not is_right(None, "5", "math", "")
+    assert is_right("5.0", "5", "math")
+    assert is_right("neutral", "neutral", "nli")
+    assert not is_right("neutral", "entailment", "nli")
+    assert not is_right(None, "5", "math")
 
 
-@pytest.mark.parametrize("kinds", [("arithmetic",), ("multistep", "word", "algebra")])
-def test_the_question_in_place_of_its_answer_earns_nothing(kinds: tuple[str, ...]) -> None:
-    environment = MathEnvironment(difficulty=(2, 3), kinds=kinds)
+@pytest.mark.parametrize("marked", ["{}", "The answer is {}.", r"\boxed{{{}}}", "<answer>{}</answer>", "#### {}"])
+@pytest.mark.parametrize("kinds", [["arithmetic"], ["multistep", "word", "algebra"]])
+def test_the_question_in_place_of_its_answer_earns_nothing(kinds: list[Any], marked: str) -> None:
+    environment = MathEnvironment(difficulty=(1, 5), kinds=kinds)
     tasks = list(itertools.islice(environment.tasks("train"), 200))
     right = []
     for task in tasks:
         (asked,) = [message for message in environment.begin(task) if message.role == "user"]
-        right.append(environment.reply(Message("assistant", asked.content)).success)
+        copy = asked.content.removeprefix("What is ").removesuffix("?")
+        right.append(environment.reply(Message("assistant", marked.format(copy))).success)
     assert sum(map(bool, right)) <= 8, "but for chance: it may end in the answer"
+
+
+@pytest.mark.parametrize(
+    ("question", "reply", "answer"),
+    [
+        ("What is 14 - 2?", "14-2=12", "12"),
+        ("What is 14 - 2?", "The answer is 14 - 2 = 12. Check: 12 + 2 = 14", "12"),
+        ("What is 14 - 2?", r"\boxed{114 - 2}", "112"),
+        ("What is 14 - 2?", r"\boxed{14 - 2.5}", "23/2"),
+        ("What is -5 + 3?", "The answer is -5+3 = -2. Check: -2 - 3 = -5", "-2"),
+        ("What is 1,850 / 5?", "1,850/5", None),
+        ("What is 185/5?", "185/5", None),
+        ("What is 14-2?", r"\boxed{14 - 2}", None),
+        ("He eats 11/24, then 5/24. How much?", "1/2", "1/2"),
+        ("He adds 3 1/2 cups and takes 3. How much is left?", "1/2", "1/2"),
+        ("A coin shows heads with probability 1/2. How probable is tails?", r"\boxed{1/2}", "1/2"),
+        ("What is 14 - 2?", "7 + 5", "5"),
+        ("What is 14 - 2?", r"\boxed{7 + 5}", "12"),
+    ],
+)
+def test_copies_of_the_question_alone_are_not_read(question: str, reply: str, answer: str | None) -> None:
+    assert read_answer(reply, "math", question) == answer
+
+
+def test_copies_of_the_question_have_no_vote() -> None:
+    task = Task("math", "train", 0, 0, {"question": "What is 185 / 5?", "answer": "37", "format": "math"})
+    for environment in (MathEnvironment(), CollaborativeReasoningEnvironment()):
+        assert environment.majority(task, ["185/5", "185/5", "185/5", "37"])
+        assert not environment.majority(task, ["185/5"])
 
 
 @pytest.mark.parametrize(

@@ -28,15 +28,19 @@ def test_a_process_that_ignores_interrupts_goes_on_ignoring_them(ignored: bool) 
         signal.signal(signal.SIGINT, before)
 
 
-def test_a_second_interrupt_keeps_a_notebook_alive(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The default action of the signal ends the kernel, with all of its variables."""
+@pytest.mark.parametrize("notebook", [True, False])
+def test_a_second_interrupt_keeps_a_notebook_alive(monkeypatch: pytest.MonkeyPatch, notebook: bool) -> None:
+    """The default action of the signal ends the kernel, with all of its variables, or a script at once."""
     monkeypatch.setattr(sys, "ps1", "In : ", raising=False)
+    if not notebook:
+        monkeypatch.delattr(sys, "ps1")
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with ending_in_order(sigterm=False):
             with pytest.raises(KeyboardInterrupt):
                 signal.raise_signal(signal.SIGINT)
-            assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+            again = signal.getsignal(signal.SIGINT)
+            assert again is (signal.default_int_handler if notebook else signal.SIG_DFL)
     finally:
         signal.signal(signal.SIGINT, before)
 

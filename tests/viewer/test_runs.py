@@ -23,6 +23,7 @@ from mrlm_pl.compressed_files import packed
 from mrlm_pl.episode import Origin
 from mrlm_pl.episode_files import iteration_file, write_episodes, write_lines
 from mrlm_pl.errors import ConfigurationError, DataError
+from mrlm_pl.runs.metrics_file import MetricsFile
 from mrlm_pl.runs.state import running, write_state
 from mrlm_pl.viewer import logged_numbers
 from mrlm_pl.viewer.comparison import compare_runs
@@ -315,12 +316,58 @@ def test_files_are_looked_up_once_each(folder: Path, monkeypatch: pytest.MonkeyP
     assert calls["resolve"].call_count < 10
 
 
+def test_a_folder_of_episodes_that_cannot_be_read_has_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One run that failed here would hide all of them from the page."""
+
+    def scandir(path: Path) -> Any:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("mrlm_pl.viewer.runs.os.scandir", scandir)
+    assert run_of(folder).head()["algorithm"] == "GRPO"
+    assert rows(run_of(folder)) == []
+
+
+def test_episodes_outside_the_given_folder_are_not_read(folder: Path, tmp_path: Path) -> None:
+    shutil.move(folder / "episodes", tmp_path / "elsewhere")
+    (folder / "episodes").symlink_to(tmp_path / "elsewhere")
+    assert rows(run_of(folder)) == []
+
+
+def test_metrics_that_are_rewritten_meanwhile_replace_the_former(folder: Path) -> None:
+    """As by a resumed run: the rows of repeated steps are dropped, and the header has a new column."""
+    run = run_of(folder)
+
+    def logged(step: int, **metrics: float) -> None:
+        file.log_metrics({"a": 1.0, **metrics}, step)
+
+    (folder / "metrics.csv").unlink()
+    file = MetricsFile(folder)
+    for step in range(8):
+        logged(step)
+    with file.path.open("a") as half:
+        half.write("8")
+    assert run.logged()["step"] == [*range(8)]
+    file = MetricsFile(folder)
+    for step in (5, 6):
+        logged(step, a=2.0)
+        assert run.logged()["step"] == [*range(step + 1)]
+    logged(7, b=3.0)
+    assert run.logged() == {"step": [*range(8)], "a": [1.0] * 5 + [2.0] * 2 + [1.0], "b": [None] * 7 + [3.0]}
+    (folder / "metrics.csv").write_text(f"step,a\n0,{'9' * 200_000}\n1,2\n")  # damaged: no field is as long
+    assert run.logged() == {"step": [1.0], "a": [2.0]}
+    run.logged()["a"].clear()
+    assert run.logged()["a"] == [2.0]
+    (folder / "metrics.csv").write_bytes(b"")
+    assert run.logged() == {}
+
+
 def test_a_viewer_keeps_the_files_of_a_table_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mrlm_pl.viewer.episode_index.NEWEST", 3)
     folder = write_run(tmp_path / "a", [[episode(f"{number}-0", iteration=number)] for number in range(12)])
     run = run_of(folder)
     assert [row["id"] for row in rows(run)] == ["11-0", "10-0", "9-0"]
     assert run.record("0-0")["id"] == "0-0"
+    assert len(run.index._read) <= 5
     for number in range(12, 20):
         write_episodes(iteration_file(folder, number), [episode(f"{number}-0", iteration=number)])
         assert rows(run)[0]["id"] == f"{number}-0"

@@ -149,14 +149,14 @@ class CollaborativeReasoningEnvironment(Environment):
     def majority(self, task: Task, replies: Sequence[str]) -> bool:
         """Return whether the majority of the replies' answers is right; see :meth:`Environment.majority`."""
         data, form = task.data, task.data["format"]
-        chosen = vote([self._read(text, form)[0] for text in replies], form)
-        return is_right(chosen, data["answer"], form, data["question"])
+        chosen = vote([self._read(text, form, data["question"])[0] for text in replies], form)
+        return is_right(chosen, data["answer"], form)
 
     def reset(self, task: Task) -> Observations:
         """Ask all solvers; see :meth:`Environment.reset`."""
         question = task.data["question"]
         self._question = f"{question}\n{self.instruction}" if self.instruction else question
-        self._record = Record(question, task.data["answer"], task.data["format"], self.max_turns)
+        self._record = Record(task.data["answer"], task.data["format"], self.max_turns)
         self._summary: Answer | None = None
         self._truncated = 0
         self._said: dict[str, list[Message]] = {}
@@ -252,9 +252,9 @@ class CollaborativeReasoningEnvironment(Environment):
 
     # Rewards.
 
-    def _read(self, text: str, form: Format) -> tuple[str | None, frozenset[str]]:
+    def _read(self, text: str, form: Format, question: str) -> tuple[str | None, frozenset[str]]:
         """Return the answer of a text, None if it is masked, and the faults that mask it."""
-        answer = read_answer(text, form)
+        answer = read_answer(text, form, question)
         faults = self.masks.faults(text, answered=answer is not None)
         return (None if faults else answer), faults
 
@@ -266,8 +266,8 @@ class CollaborativeReasoningEnvironment(Environment):
         """
         found = {}
         for person, text in said.items():
-            answer, faults = self._read(text, self._record.form)
-            right = is_right(answer, self._record.expected, self._record.form, self._record.question)
+            answer, faults = self._read(text, self._record.form, self._question)
+            right = is_right(answer, self._record.expected, self._record.form)
             found[person] = Answer(text, answer, faults, right, float(right))
         valid = [person for person, answer in found.items() if not answer.faults]
         if isinstance(self.scorer, str) or not valid:

@@ -41,14 +41,12 @@ class Record:
     """The played turns.
 
     Args:
-        question: the problem's text.
         expected: the right answer.
         form: of the answers.
         planned: turns that there are at most.
         rounds: the answers of each turn by who gave them: the solvers' in their order, then the leader's.
     """
 
-    question: str
     expected: str
     form: Format
     planned: int
@@ -64,7 +62,7 @@ class Record:
 
     def majority_is_right(self, number: int = -1) -> bool:
         """Return whether the solvers' majority in a turn is right."""
-        return is_right(vote(self.given(number), self.form), self.expected, self.form, self.question)
+        return is_right(vote(self.given(number), self.form), self.expected, self.form)
 
     def team_is_right(self) -> bool:
         """Return whether the leader's last answer is right; without a leader or its answer, the last majority."""

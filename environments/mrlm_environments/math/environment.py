@@ -23,7 +23,7 @@ class MathEnvironment(SingleAgentEnvironment):
     r"""One problem, one number as answer.
 
     A right answer earns 1.0, a wrong one 0 and a reply without an answer -0.3, for each attempt; what counts as the
-    answer says :mod:`mrlm_pl.answers.numbers`. Answers are compared by value.
+    answer says :func:`mrlm_environments.answers.read_answer`. Answers are compared by value.
 
     Args:
         difficulty: lowest and highest difficulty of generated problems, from 1 to 5; each is equally likely.
@@ -87,8 +87,8 @@ class MathEnvironment(SingleAgentEnvironment):
 
     def majority(self, task: Task, replies: Sequence[str]) -> bool:
         """Return whether the number that most replies give is right; see :meth:`Environment.majority`."""
-        chosen = vote([read_answer(reply, "math") for reply in replies], "math")
-        return is_right(chosen, task.data["answer"], "math", task.data["question"])
+        chosen = vote([read_answer(reply, "math", task.data["question"]) for reply in replies], "math")
+        return is_right(chosen, task.data["answer"], "math")
 
     def begin(self, task: Task) -> Sequence[Message]:
         """Return the question; see :meth:`SingleAgentEnvironment.begin`."""
@@ -98,9 +98,9 @@ class MathEnvironment(SingleAgentEnvironment):
     def reply(self, message: Message) -> Outcome:
         """Judge one attempt; see :meth:`SingleAgentEnvironment.reply`."""
         self._attempts += 1
-        answer = read_answer(message.content, "math")
-        data, parsed = self._task.data, answer is not None
-        correct = is_right(answer, data["answer"], "math", data["question"])
+        data = self._task.data
+        answer = read_answer(message.content, "math", data["question"])
+        parsed, correct = answer is not None, is_right(answer, data["answer"], "math")
         components = {"correct": CORRECT * correct, "unparsed": 0.0 if parsed else UNPARSED}
         if self.steps_bonus:
             components["steps"] = self.steps_bonus * (correct and self._shows_steps(message.content, self._task))
