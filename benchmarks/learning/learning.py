@@ -24,13 +24,13 @@ import importlib
 import json
 import multiprocessing
 import os
+import resource
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.learning.seeds import seconds_of_children
 from benchmarks.provenance import provenance
 from mrlm_pl.cli.main import main as main_of_mrlm
 
@@ -184,6 +184,12 @@ def from_episodes(config: str, seed: int, folder: Path, overrides: list[str]) ->
         call("eval", "--model", model, *MATH, "--num-episodes", "500", "--seed", str(seed), "--output", str(output))
         accuracies[moment] = json.loads(output.read_text())["accuracy"]
     return accuracies
+
+
+def seconds_of_children() -> float:
+    """Return the CPU time of the processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def run(config: str, seed: int, overrides: list[str]) -> dict[str, Any]:
