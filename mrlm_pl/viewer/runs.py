@@ -386,7 +386,8 @@ def find_runs(given: Sequence[str]) -> dict[str, Run]:
                 f"{name!r} holds no run: no config.yaml, metrics.csv or episodes; name a run folder, a folder of runs, "
                 "a file of episodes (.jsonl, .jsonl.zst, .jsonl.gz) or a report of `mrlm eval --output`"
             )
-        runs = {**runs, **found, **runs}
+        for key, run in found.items():
+            runs.setdefault(key, run)
     return runs
 
 

@@ -109,7 +109,7 @@ def application(runs: Mapping[str, Run], token: str | None = None, given: Sequen
             for place in given:
                 with suppress(OSError):  # it was removed meanwhile
                     found = await asyncio.to_thread(runs_below, place)
-                    runs = {**runs, **found, **runs}
+                    runs = {**runs, **{key: run for key, run in found.items() if key not in runs}}
         return web.Response(body=files[name], content_type=TYPES[name.rpartition(".")[2]], charset="utf-8")
 
     async def data(request: web.Request) -> web.Response:

@@ -10,6 +10,7 @@ from mrlm_environments.collaborative_reasoning.masks import AnswerMasks, most_re
 from mrlm_environments.collaborative_reasoning.record import in_words
 from mrlm_environments.collaborative_reasoning.tasks import generate_inference
 
+from mrlm_pl.environment.trial import play_copy
 from mrlm_pl.episode import Message, Task
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.seeding import keyed_random
@@ -168,6 +169,14 @@ def test_copies_of_the_question_have_no_vote() -> None:
     for environment in (MathEnvironment(), CollaborativeReasoningEnvironment()):
         assert environment.majority(task, ["185/5", "185/5", "185/5", "37"])
         assert not environment.majority(task, ["185/5"])
+
+
+def test_an_operation_of_the_instruction_is_no_copy_of_the_question() -> None:
+    task = Task("collaborative_reasoning", "train", 0, 0, {"question": "6 * 3?", "answer": "18", "format": "math"})
+    environment = CollaborativeReasoningEnvironment(instruction="Divide, as in 36 / 2.")
+    played = play_copy(environment, task, "36 / 2", max_turns=8, must_end=False)
+    assert environment.majority(task, ["36 / 2"])
+    assert played.steps[-1].success
 
 
 @pytest.mark.parametrize(

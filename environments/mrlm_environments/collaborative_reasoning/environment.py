@@ -155,6 +155,7 @@ class CollaborativeReasoningEnvironment(Environment):
     def reset(self, task: Task) -> Observations:
         """Ask all solvers; see :meth:`Environment.reset`."""
         question = task.data["question"]
+        self._problem = question
         self._question = f"{question}\n{self.instruction}" if self.instruction else question
         self._record = Record(task.data["answer"], task.data["format"], self.max_turns)
         self._summary: Answer | None = None
@@ -266,7 +267,7 @@ class CollaborativeReasoningEnvironment(Environment):
         """
         found = {}
         for person, text in said.items():
-            answer, faults = self._read(text, self._record.form, self._question)
+            answer, faults = self._read(text, self._record.form, self._problem)
             right = is_right(answer, self._record.expected, self._record.form)
             found[person] = Answer(text, answer, faults, right, float(right))
         valid = [person for person, answer in found.items() if not answer.faults]
