@@ -83,7 +83,7 @@ def reading_weights(folder: str | Path) -> Iterator[None]:
         raise PolicyError(
             f"weights: {str(damaged)!r} is truncated or damaged ({error}); copy, download or export it again"
         ) from error
-    except pickle.UnpicklingError as error:  # whose text proposes to run what is in the file
+    except pickle.UnpicklingError as error:  # its text proposes to run the file
         raise PolicyError(
             f"weights: a file in {str(folder)!r} is damaged or holds more than tensors, such as a program; use a model "
             "with `safetensors`"
