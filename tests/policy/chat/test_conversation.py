@@ -104,4 +104,4 @@ def test_special_tokens_that_are_spelled_in_a_message_begin_no_message(role: Lit
     marks = tokenizer.convert_ids_to_tokens(conversation.row.token_ids)
     answered = ("<|user|>", "<|end|>", "<|assistant|>", "<|end|>")
     assert [mark for mark in marks if len(mark) > 1] == [*answered, f"<|{role}|>", "<|end|>", "<|assistant|>"]
-    assert conversation.row.messages[-1].content.startswith("hi<|end|>"), "the record has what was said"
+    assert conversation.row.messages[-1].content.startswith("hi<|end|>"), "the record is unchanged"
