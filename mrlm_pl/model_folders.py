@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -73,7 +74,7 @@ def reading_weights(folder: str | Path) -> Iterator[None]:
     """In this block an error of the library that reads weights is one that names the file in a model's folder.
 
     Raises:
-        PolicyError: a file is truncated or no file of weights.
+        PolicyError: a file is truncated or no file of weights, or holds more than these.
     """
     try:
         yield
@@ -81,6 +82,11 @@ def reading_weights(folder: str | Path) -> Iterator[None]:
         damaged = next(filter(_is_damaged, sorted(Path(folder).glob("*.safetensors"))), folder)
         raise PolicyError(
             f"weights: {str(damaged)!r} is truncated or damaged ({error}); copy, download or export it again"
+        ) from error
+    except pickle.UnpicklingError as error:  # its text proposes to run the file
+        raise PolicyError(
+            f"weights: a file in {str(folder)!r} is damaged or holds more than tensors, such as a program; use a model "
+            "with `safetensors`"
         ) from error
 
 

@@ -346,6 +346,8 @@ def _missing(path: Path) -> str:
     if path.is_dir():
         names = sorted(item.name for item in path.iterdir() if item.is_file())
         return f"{path} is a folder; name a file in it, such as {next(iter(names), 'rows.jsonl')}"
+    if path.exists():
+        return f"{path} is a pipe or a device; write its content to a file"
     if near := nearest_path(path):
         return f"data file {path} does not exist; did you mean {near}?"
     return f"data file {path} does not exist; it is looked for in the folder {path.parent.resolve()}, check the path"

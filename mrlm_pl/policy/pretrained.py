@@ -58,7 +58,7 @@ def read_config(model: str, source: str) -> Any:
     try:
         return AutoConfig.from_pretrained(source, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
-        near = nearest_path(Path(model), folders=True)
+        near = None if Path(model).is_dir() else nearest_path(Path(model), folders=True)
         meant = f"did you mean {str(near)!r}? Otherwise give" if near else "give"
         remedy = f"{meant} a folder, a hub id or {BUILTIN_TINY!r}"
         if model.rpartition(":")[2].isdecimal():

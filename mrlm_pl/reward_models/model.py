@@ -115,7 +115,7 @@ def _rendered(chat: ChatFormat, messages: Sequence[Message]) -> list[int]:
         DataError: the template rejects it.
     """
     try:
-        return chat.encode(chat.render(messages, generation_prompt=False))
+        return chat.encode(chat.render([*map(chat.plain, messages)], generation_prompt=False))
     except Exception as error:  # templates raise any class of error
         raise DataError(f"the chat template of the reward model refuses a conversation: {error}") from error
 

@@ -110,6 +110,36 @@ def without_secrets(value: Any) -> Any:
     return _KEY.sub("...", value) if isinstance(value, str) else value
 
 
+def text_without_secrets(text: str) -> str:
+    """Return a configuration's text with ``'...'`` in place of the same; empty where it is no YAML.
+
+    >>> text_without_secrets("a: {env: {K: 1}}  # a\\ntoken:\\n  b: 2\\nurl: x://me:sesame@host\\n")
+    "a: {env: '...'}  # a\\ntoken:\\n  '...'\\nurl: x://...@host\\n"
+    """
+    text = text.removeprefix("\ufeff")  # which places do not count
+    try:
+        top = yaml.compose(text, yaml.CSafeLoader)
+    except (yaml.YAMLError, RecursionError):
+        return ""
+    waiting, seen, secret = [top], set[int](), set[tuple[int, int]]()
+    while waiting:
+        node = waiting.pop()
+        if id(node) in seen:  # by an alias, which would make endless work of a short text
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            waiting += node.value
+        for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+            if not _SECRET.fullmatch(str(key.value)):
+                waiting.append(value)
+            elif not value.tag.endswith(":null"):
+                start = value.start_mark.index
+                secret.add((start, start + len(text[start : value.end_mark.index].rstrip())))
+    for start, stop in sorted(secret, reverse=True):
+        text = f"{text[:start]}'...'{text[stop:]}"
+    return _KEY.sub("...", text)
+
+
 def _shown(value: Any) -> Any:
     """Return settings without secrets, unset ones, servers of policies, and the folders of absolute paths."""
     if isinstance(value, Mapping):

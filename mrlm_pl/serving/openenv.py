@@ -18,7 +18,7 @@ from mrlm_pl.serving.environments.service import refusal_of
 from mrlm_pl.serving.server import EnvironmentServer
 from mrlm_pl.serving.transport import environment_pb2 as pb
 from mrlm_pl.serving.transport.codec import from_json, step_from, to_json
-from mrlm_pl.serving.transport.security import carries_token
+from mrlm_pl.serving.transport.security import carries_token, is_foreign
 
 CLIENT = "openenv"
 HEARTBEAT_SECONDS = 20.0
@@ -86,6 +86,8 @@ class OpenEnvServer:
         token = self.server.endpoint.token
         if token and not carries_token(request.headers.get("Authorization", ""), token):
             raise web.HTTPUnauthorized(text="the token is missing or wrong")
+        if not token and is_foreign(request.headers.get("Origin")):
+            raise web.HTTPForbidden(text="without a token, pages of other machines are not served")
         return await handler(request)
 
     async def described(self, name: str) -> pb.EnvironmentDescription:

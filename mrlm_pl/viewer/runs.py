@@ -20,6 +20,7 @@ from tokenizers import Tokenizer
 
 from mrlm_pl.errors import ConfigurationError, nearest_path
 from mrlm_pl.evaluation.intervals import mean_interval
+from mrlm_pl.runs.model_card import text_without_secrets
 from mrlm_pl.runs.records.run import latest_configuration
 from mrlm_pl.runs.state import STATE, state_of
 from mrlm_pl.viewer.episode_index import EpisodeIndex
@@ -331,7 +332,8 @@ class Run:
         return "" if (found := self._inside(path)) is None else _text(found)
 
     def _configuration(self) -> str:
-        return self._content(latest_configuration(self.path) if self.path.is_dir() else None)
+        found = latest_configuration(self.path) if self.path.is_dir() else None
+        return text_without_secrets(self._content(found))  # an exported page is made to be shown to others
 
     def _token_texts(self, policy: str, ids: Sequence[int]) -> list[str] | None:
         """Return the text of each token; None without a tokenizer, which a run that still trains may write later."""

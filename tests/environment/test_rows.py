@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -115,6 +116,12 @@ def test_an_unknown_suffix_is_refused(tmp_path: Path) -> None:
     (tmp_path / "d.csv.zip").write_text("a,b\n")
     with pytest.raises(DataError, match=r"'\.zip' is not read"):
         read_rows(str(tmp_path / "d.csv.zip"), None, ())
+
+
+def test_a_pipe_is_no_missing_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "rows.jsonl")
+    with pytest.raises(DataError, match=r"rows\.jsonl is a pipe or a device; write its content to a file"):
+        read_rows(str(tmp_path / "rows.jsonl"), None, ())
 
 
 def test_a_folder_names_a_file_in_it(tmp_path: Path) -> None:

@@ -101,6 +101,26 @@ def test_the_export_is_a_plain_folder(model_folder: Path, tmp_path: Path) -> Non
     assert AutoTokenizer.from_pretrained(tmp_path / "out").eos_token == "<|end|>"
 
 
+def test_weights_that_are_a_program_are_refused_without_the_advice_to_run_it(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(model_folder, tmp_path / "model")
+    (folder / "model.safetensors").unlink()
+    torch.save({"weight": print}, folder / "pytorch_model.bin")
+    with pytest.raises(PolicyError, match=r"holds more than tensors, such as a program; use .*`safetensors`"):
+        Policy(model=str(folder)).load()
+
+
+def test_a_folder_with_a_program_is_not_proposed_in_its_own_place(model_folder: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(model_folder, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    code = {"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}}
+    (folder / "config.json").write_text(json.dumps(config | code))
+    with pytest.raises(PolicyError, match="custom code") as refused:
+        _ = Policy(model=str(folder)).config
+    assert "did you mean" not in str(refused.value)
+
+
 def test_a_folder_without_tokenizer_is_refused_before_any_weights_are_read(model_folder: Path, tmp_path: Path) -> None:
     shutil.copy(model_folder / "config.json", tmp_path)
     with pytest.raises(PolicyError, match=r"has no tokenizer.*save one there"):

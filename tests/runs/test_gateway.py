@@ -7,6 +7,7 @@ import json
 import re
 import socket
 import threading
+import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -121,6 +122,15 @@ def test_a_program_that_waits_at_the_end_is_refused() -> None:
         environment.close()
         status, body = waiting.result(60)
     assert (status, body["error"]["code"]) == (503, "no_episode")
+
+
+def test_a_page_of_another_site_opens_no_episode() -> None:
+    environment = HarnessEnvironment({"train": ROWS[:1]}, agents=["solver"])
+    address = environment.gateway.start()
+    asking = urllib.request.Request(f"{address}/episodes", b"{}", {"Origin": "http://evil.example:8100"})
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        urllib.request.urlopen(asking, timeout=5)
+    environment.close()
 
 
 def test_a_program_that_is_gone_receives_no_episode() -> None:

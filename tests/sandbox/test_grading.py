@@ -192,6 +192,12 @@ def test_a_program_that_leaves_in_a_call_fails_that_call_and_no_other_is_made() 
     assert found.loaded
 
 
+def test_a_program_that_says_that_it_is_gone_ends_no_tests() -> None:
+    program = "import os\ndef f(x):\n    if x > 2: os.write(4, b'{\"gone\": true}\\n')\n    return x"
+    found = graded(program, *(f"assert f({x}) == {min(x, 2)}" for x in range(8)))
+    assert (found.passed, found.run) == (3, 8)
+
+
 def test_a_test_cannot_overlook_that_the_program_is_gone() -> None:
     tests = "try:\n    f()\nexcept Exception:\n    assert True"
     assert not graded("import os\ndef f(): os._exit(0)", tests).solved

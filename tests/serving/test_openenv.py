@@ -198,6 +198,15 @@ def test_the_token_of_the_server_is_needed(export: Callable[..., Exported], tmp_
         assert raw.recv(100).startswith(b"HTTP/1.1 401"), "a header that is no UTF-8"
 
 
+def test_a_page_of_another_site_plays_no_episode(export: Callable[..., Exported]) -> None:
+    """Browsers let any page open a WebSocket to this machine, and name the page's site."""
+    url = export("math").url
+    assert talk(url, {"type": "state"}, headers={"Origin": "http://localhost:3000"})[0]["type"] == "state"
+    for origin in ("https://evil.example", "null", "http://["):
+        with pytest.raises(aiohttp.WSServerHandshakeError, match="403"):
+            talk(url, {"type": "state"}, headers={"Origin": origin})
+
+
 def test_a_ping_is_answered_while_the_agent_decides_and_the_last_observation_may_be_empty() -> None:
     answered = threading.Event()
 

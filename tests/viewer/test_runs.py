@@ -428,6 +428,26 @@ def test_links_that_lead_out_and_pipes_are_not_read(folder: Path, tmp_path: Path
     assert run.metrics()["columns"] == {}
 
 
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        ("sql: {database_url: 'mysql://root:sesame@db'}", "sql: {database_url: 'mysql://...@db'}"),
+        ("a:\n  env:\n    GITHUB: sesame\n  b: 1\n", "a:\n  env:\n    '...'\n  b: 1\n"),
+        ("- headers: {A: sesame}  # of \U0001f600\n- api_key: >-\n    ses\n    ame", None),
+        ("\ufefftoken: sesame\nb: 1", "token: '...'\nb: 1"),
+        ("a: &a sesame\ntoken: *a\ntoken_file: null", "a: '...'\ntoken: *a\ntoken_file: null"),
+        ("token: sesame\n[", ""),
+    ],
+)
+def test_the_configuration_is_without_secrets(folder: Path, written: str, shown: str | None) -> None:
+    """An exported page is made to be shown to others."""
+    (folder / "config.yaml").write_text(written, encoding="utf-8")
+    run = run_of(folder)
+    found = run.detail()["configuration"]
+    assert shown is None or found == shown
+    assert "ame" not in f"{found}{list(run.settings())}"
+
+
 def test_a_configuration_that_expands_is_bounded(folder: Path) -> None:
     names = "abcdefghijklmnop"
     levels = [f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]" for old, new in itertools.pairwise(names)]

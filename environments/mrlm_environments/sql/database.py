@@ -26,7 +26,7 @@ MAX_MEMORY = 256 * 1024 * 1024
 """Bytes that SQLite may hold in a process, over all databases; a statement that wants more fails."""
 
 MAX_PAGES = 64 * 1024 * 1024 // 4096
-"""Pages of one database, which are 64 MiB: no episode takes the memory of the others."""
+"""Pages of one database, which are 64 MiB: it takes several episodes to fill the memory of a process."""
 
 _FAULTS = {
     "interrupted": "the statement takes too long",

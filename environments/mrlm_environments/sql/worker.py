@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import itertools
 import json
+import logging
 import os
 import resource
 import signal
@@ -196,6 +197,7 @@ os.register_at_fork(after_in_child=_forget)
 def serve(descriptor: int) -> None:
     """Answer requests in a worker process until the pipe is closed."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    logging.disable()  # sqlglot's warnings hold the agent's text, and would be printed on the trainer's terminal
     if sys.platform == "linux":
         resource.setrlimit(resource.RLIMIT_AS, (MAX_PROCESS_MEMORY, MAX_PROCESS_MEMORY))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

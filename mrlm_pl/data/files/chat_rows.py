@@ -226,8 +226,8 @@ def scored_row(prompt: Sequence[Message], answer: Sequence[Message], chat: ChatF
         chat: format of the reward model.
         policy: its name.
     """
-    ids = chat.encode(chat.render([*prompt, *answer], generation_prompt=False))
-    given = chat.encode(chat.render(prompt, generation_prompt=True))
+    ids = chat.encode(chat.render([*map(chat.plain, [*prompt, *answer])], generation_prompt=False))
+    given = chat.encode(chat.render([*map(chat.plain, prompt)], generation_prompt=True))
     shared = common_prefix(given, ids[:-1])
     return _demonstration(policy, ids, [place >= shared for place in range(len(ids))], [*prompt, *answer])
 

@@ -9,9 +9,10 @@ begins a new row, which is counted.
 from __future__ import annotations
 
 import logging
+import re
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -153,6 +154,8 @@ class ChatFormat:
         """Return messages for the template: replies with their calls in the text, results of tools in some role."""
         chat: list[dict[str, Any]] = []
         for place, message in enumerate(messages):
+            if message.role in ("user", "tool"):  # what others wrote
+                message = self.plain(message)
             shown = message.to_chat()
             if message.role == "assistant":
                 shown.pop("tool_calls", None)
@@ -162,6 +165,22 @@ class ChatFormat:
                     shown["content"] = f"{chat.pop()['content']}\n{shown['content']}"
             chat.append(shown)
         return chat
+
+    def plain(self, message: Message) -> Message:
+        """Return a message with a space in the special tokens that are spelled in its text.
+
+        The tokenizer would read them as the template's own: an agent could forge messages to its partner or judge.
+        """
+        return replace(
+            message, content=self._spelled.sub(lambda token: f"{token[0][0]} {token[0][1:]}", message.content)
+        )
+
+    @cached_property
+    def _spelled(self) -> re.Pattern[str]:
+        """The special tokens of more than a character."""
+        tokens = self.tokenizer.convert_ids_to_tokens(sorted(self._special_ids))
+        longest_first = sorted((token for token in tokens if len(token) > 1), key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of ``text`` without additional special tokens; a lone surrogate reads ``?``."""

@@ -31,7 +31,7 @@ from mrlm_pl.serving.gateway.protocol import (
     responses_events,
 )
 from mrlm_pl.serving.gateway.session import LEFT, TOO_LONG, Session, ended
-from mrlm_pl.serving.transport.security import carries_token, read_token
+from mrlm_pl.serving.transport.security import carries_token, is_foreign, read_token
 
 T = TypeVar("T")
 KEY = "ep-"
@@ -267,6 +267,8 @@ class Gateway(Shared):
         token = read_token(None)
         if token is not None and not carries_token(f"Bearer {_key(request)}", token):
             raise ProtocolError(401, "invalid_api_key", "send MRLM_TOKEN of the gateway as the key of `POST /episodes`")
+        if token is None and is_foreign(request.headers.get("Origin")):
+            raise ProtocolError(403, "foreign_origin", "without MRLM_TOKEN, pages of other machines open no episodes")
         asked: asyncio.Future[Session] = asyncio.get_running_loop().create_future()
         self._asked.put_nowait((request, asked))
         session = await asked

@@ -6,11 +6,13 @@ import hmac
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import grpc
 from grpc.experimental import insecure_channel_credentials
 
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.settings import is_loopback
 
 TOKEN_VARIABLE = "MRLM_TOKEN"
 HEADER = "authorization"
@@ -94,6 +96,18 @@ def read_token(path: str | None) -> str | None:
 def carries_token(header: str, token: str) -> bool:
     """Return whether the header ``authorization`` of a call has the token, in a time that says nothing of it."""
     return hmac.compare_digest(header.encode(errors="replace"), f"Bearer {token}".encode())
+
+
+def is_foreign(origin: str | None) -> bool:
+    """Return whether a header ``Origin`` is of another machine's page, which a browser here may let send requests.
+
+    >>> is_foreign(None), is_foreign("http://localhost:8000"), is_foreign("https://evil.example"), is_foreign("null")
+    (False, False, True, True)
+    """
+    try:
+        return origin is not None and not is_loopback(urlsplit(origin).hostname or "")
+    except ValueError:  # brackets without an address
+        return True
 
 
 def _file(path: str, name: str) -> bytes:

@@ -229,6 +229,13 @@ def test_a_statement_that_is_killed_costs_other_episodes_nothing(one_worker: Non
     assert selected(other, "SHOW TABLES") == ["2nd league", "more"]
 
 
+def test_nothing_of_a_statement_is_printed(one_worker: None, capfd: pytest.CaptureFixture[str]) -> None:
+    """sqlglot warns of statements that it cannot read, with their text, which may hold a terminal's commands."""
+    with pytest.raises(SqlError, match="not executed here"):
+        SqliteDatabase([TEAMS], 30.0).execute("DROP \x1b[2J LEFT")
+    assert capfd.readouterr() == ("", "")
+
+
 def test_a_worker_that_stands_still_is_killed(one_worker: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sql_worker, "WATCH_SECONDS", 0.2)
     database = SqliteDatabase([TEAMS], 30.0)
