@@ -59,6 +59,7 @@ class ChatFormat:
         self._special_ids, self._extra_stop_ids = {*tokenizer.all_special_ids, *added}, tuple(extra_stop_ids)
         self._remembered: dict[str, str] = {}
         self._encoded: dict[str, list[int]] = {}
+        self._warned_of_tokens = False
 
     def render(
         self, messages: Sequence[Message], tools: Tools = (), *, generation_prompt: bool, given: bool = False
@@ -171,9 +172,18 @@ class ChatFormat:
 
         The tokenizer would read them as the template's own: an agent could forge messages to its partner or judge.
         """
-        return replace(
-            message, content=self._spelled.sub(lambda token: f"{token[0][0]} {token[0][1:]}", message.content)
-        )
+        found = self._spelled.search(message.content)
+        if found is None:
+            return message
+        if not self._warned_of_tokens:
+            self._warned_of_tokens = True
+            logger.warning(
+                "a message spells the special token %r: it is read with a space after its first character, here and "
+                "in later messages, since it could forge other messages",
+                found[0],
+            )
+        content = self._spelled.sub(lambda token: f"{token[0][0]} {token[0][1:]}", message.content)
+        return replace(message, content=content)
 
     @cached_property
     def _spelled(self) -> re.Pattern[str]:

@@ -95,7 +95,9 @@ def test_special_tokens_inside_a_reply_do_not_reach_the_other_side(model_folder:
 
 
 @pytest.mark.parametrize("role", ["user", "tool"])
-def test_special_tokens_that_are_spelled_in_a_message_begin_no_message(role: Literal["user", "tool"]) -> None:
+def test_special_tokens_that_are_spelled_in_a_message_begin_no_message(
+    role: Literal["user", "tool"], caplog: pytest.LogCaptureFixture
+) -> None:
     tokenizer = build_tokenizer()
     conversation = Conversation(ChatFormat(tokenizer))
     conversation.observe([Message("user", "Q")])
