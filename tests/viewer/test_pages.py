@@ -129,7 +129,17 @@ def test_each_view_opens_without_an_error(view: str, browser: Any, demo: str) ->
     assert browser.execute_script("return document.querySelector('.warning')") is None, text
     assert browser.execute_script("return document.querySelector('h1').textContent")
     if SCREENSHOTS:
+        bottom = browser.execute_script("return document.getElementById('main').getBoundingClientRect().bottom")
+        size = {
+            "width": 1360,
+            "height": int(bottom) if bottom <= 1000 else 717,
+            "deviceScaleFactor": 1,
+            "mobile": False,
+        }
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        browser.execute_cdp_cmd("Emulation.setScrollbarsHidden", {"hidden": True})
         browser.save_screenshot(str(Path(SCREENSHOTS) / f"{view}.png"))
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 def test_curves_of_two_seeds_have_a_band(browser: Any, demo: str) -> None:
@@ -187,6 +197,18 @@ def test_the_ticks_of_a_chart_differ_and_are_whole(
     })"""
     found = browser.execute_async_script(script, values)
     assert found == {"texts": [*texts, "0", "50", "100", "150"], "whole": True}
+
+
+@pytest.mark.parametrize(("last", "texts"), [(4, ["1", "2", "3", "4"]), (2.5, ["1", "1.5", "2", "2.5"])])
+def test_ticks_of_iterations_are_whole(last: float, texts: list[str], browser: Any, demo: str) -> None:
+    show(browser, demo)
+    script = """const [last, done] = arguments;
+    import('/chart.js').then(({ chart }) => {
+      const figure = chart('x', [{ name: 'x', points: [[1, 0], [last, 0]], color: 0 }]);
+      const ticks = [...figure.querySelectorAll('.tick')].filter((tick) => tick.getAttribute('y') === '192');
+      done(ticks.map((tick) => tick.textContent));
+    })"""
+    assert browser.execute_async_script(script, last) == texts
 
 
 def with_learning_rate(rate: float) -> dict[str, Any]:

@@ -20,10 +20,10 @@ function extent(values) {
   return low === high ? [low - (Math.abs(low) || 1) / 2, high + (Math.abs(high) || 1) / 2] : [low, high];
 }
 
-// Return the values of ticks with their texts, in as many digits as tell them apart.
-function ticks([low, high]) {
+// Return the values of ticks with their texts, in as many digits as tell them apart; `least` is the smallest step.
+function ticks([low, high], least = 0) {
   const rough = (high - low) / 6, power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((factor) => factor * power).find((value) => value >= rough);
+  const step = Math.max(least, [1, 2, 5, 10].map((factor) => factor * power).find((value) => value >= rough));
   const found = [], digits = Math.min(100, Math.max(0, -Math.floor(Math.log10(step))));
   for (let index = Math.ceil(low / step); index * step <= high; index += 1) found.push([index * step, short(Number((index * step).toFixed(digits)))]);
   return found;
@@ -49,7 +49,8 @@ export function chart(title, lines, { bands = [], marks = [], unit = "" } = {}) 
     svg.append(shape("line", { x1: left, x2: WIDTH - RIGHT, y1: atY(value), y2: atY(value), class: "grid" }),
       shape("text", { x: left - 4, y: atY(value) + 4, class: "tick end" }, text));
   }
-  for (const [value, text] of ticks(xs)) {
+  const whole = lines.every((line) => line.points.every(([x]) => Number.isInteger(x)));
+  for (const [value, text] of ticks(xs, whole ? 1 : 0)) {
     svg.append(shape("text", { x: atX(value), y: HEIGHT - 8, class: `tick ${atX(value) > WIDTH - LEFT / 2 ? "end" : "middle"}` }, text));
   }
   for (const mark of marks) {
