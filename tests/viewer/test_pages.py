@@ -273,13 +273,34 @@ def test_a_key_that_changes_a_view_leaves_the_focus(browser: Any, demo: str) -> 
     wait(browser, "return !location.hash.includes('by=entropy') && document.activeElement.tagName === 'SELECT'")
 
 
-def test_a_viewer_that_has_ended_is_said(browser: Any, demo: str) -> None:
-    quick = "const own = setInterval; window.setInterval = (call) => own(call, 20)"
-    script = browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": quick})
+@pytest.fixture
+def quick_refresh(browser: Any) -> Iterator[None]:
+    """Refresh the pages that a test opens every 20 milliseconds."""
+    source = {"source": "const own = setInterval; window.setInterval = (call) => own(call, 20)"}
+    script = browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", source)
+    yield
+    browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", script)
+
+
+@pytest.mark.usefixtures("quick_refresh")
+def test_a_refresh_keeps_a_table_where_it_was_scrolled(browser: Any, served: Any, tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", [[episode("0-0")]], rewards=[0.5])
+    size = {"width": 320, "height": 640, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     try:
-        show(browser, demo)
+        show(browser, served(find_runs([str(folder)])))
+        browser.execute_script(
+            "document.querySelector('.scroll').scrollLeft = 150; document.querySelector('h1').remove()"
+        )
+        write_state(folder, {"state": "failed"})
+        wait(browser, "return document.querySelector('h1') && document.querySelector('.scroll').scrollLeft === 150")
     finally:
-        browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", script)
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+@pytest.mark.usefixtures("quick_refresh")
+def test_a_viewer_that_has_ended_is_said(browser: Any, demo: str) -> None:
+    show(browser, demo)
     browser.execute_script(
         "window.answers = fetch; window.fetch = () => Promise.reject(new TypeError('Failed to fetch'))"
     )

@@ -40,12 +40,18 @@ async function draw() {
   main.dataset.ready = location.hash;
 }
 
+const tables = () => [...main.querySelectorAll(".scroll")];
+
 async function refresh() {
   try {
     const { runs } = await get("runs");
     const now = JSON.stringify(runs.map((run) => [run.key, run.changed, run.state]));
     const typing = main.contains(document.activeElement) && document.activeElement !== main;
-    if (known && now !== known && LIVE.has(place().view) && !typing) await draw();
+    if (known && now !== known && LIVE.has(place().view) && !typing) {
+      const aside = tables().map((box) => box.scrollLeft);
+      await draw();
+      tables().forEach((box, index) => { box.scrollLeft = aside[index] ?? 0; });
+    }
     known = now;
     offline.textContent = "";
   } catch (error) {
