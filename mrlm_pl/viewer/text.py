@@ -160,7 +160,7 @@ def _course(run: Run) -> str:
 def _print_whole(table: Table, console: Console) -> None:
     """Print a table with whole names: a narrow terminal folds long ones, elsewhere lines are as wide as needed.
 
-    Cut columns share what the others leave.
+    Cut columns share the remaining width.
     """
 
     def excess() -> int:
@@ -169,10 +169,10 @@ def _print_whole(table: Table, console: Console) -> None:
     narrow = console.is_terminal and excess() > 0
     if narrow:
         table.box, table.padding = SIMPLE_HEAD, (0, 1, 0, 0)
-    texts = {
-        column.header: [cell.cell_len for cell in column.cells if isinstance(cell, Text)] for column in table.columns
+    longest = {
+        column.header: max((cell.cell_len for cell in column.cells if isinstance(cell, Text)), default=0)
+        for column in table.columns
     }
-    longest = {head: max(lengths, default=0) for head, lengths in texts.items()}
     cut = [
         (column, min(column.max_width, longest[column.header]))
         for column in table.columns
