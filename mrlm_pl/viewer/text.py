@@ -57,8 +57,8 @@ def print_runs(runs: Mapping[str, Run], console: Console) -> None:
     """Print a line for each run."""
     environment = Column("environment", no_wrap=True, overflow="ellipsis", max_width=60)
     table = Table("run", "state", "algorithm", environment)
-    for head in ("iterations", "episodes", "last reward [95 %]"):
-        table.add_column(head, justify="right", no_wrap=True)
+    for measure in ("iterations", "episodes", "last reward [95 %]"):
+        table.add_column(measure, justify="right", no_wrap=True)
     for run in runs.values():
         head = run.head()
         shown = with_interval(head["reward"], head["ci95"])
