@@ -35,7 +35,7 @@ def draw() -> None:
     parity = read("parity")
     with plot("parity", ncols=len(parity["pairs"]), figsize=(6, 3), sharey=True) as panels:
         for axes, (name, pair) in zip(panels, parity["pairs"].items(), strict=True):
-            for side, label, color in (("ours", "mrlm", "tab:blue"), ("peer", pair["peer"], "tab:orange")):
+            for side, label, color in (("ours", "mrlm", "tab:blue"), ("peer", SIDES[pair["peer"]], "tab:orange")):
                 curves = [row[side] for row in pair["rows"]]
                 x = [parity["steps"] * (number + 1) / len(curves[0]) for number in range(len(curves[0]))]
                 draw_band(axes, curves, x, color, label)
@@ -71,6 +71,8 @@ def draw() -> None:
 
 def draw_costs(found: Any) -> None:
     """Draw time and memory over each axis of the cost curves, with dotted lines of linear growth."""
+    from matplotlib.ticker import LogLocator
+
     with plot("cost_curves", nrows=4, ncols=4, figsize=(10, 9)) as grid:
         for number, (name, axis) in enumerate(found["axes"].items()):
             for row, (measure, label) in enumerate((("cpu_s", "processor seconds"), ("memory_mib", "memory in MiB"))):
@@ -85,6 +87,9 @@ def draw_costs(found: Any) -> None:
                 labels = [f"{tick / 1000:.0f}k" if tick > 1000 else str(tick) for tick in ticks]
                 axes.set_xticks(ticks, labels, fontsize="small")
                 axes.minorticks_off()
+                axes.yaxis.set_major_locator(LogLocator(subs=(1, 3)))  # several ticks also where a decade is not whole
+                axes.yaxis.set_major_formatter("{x:g}")
+                axes.tick_params(labelsize="small")
                 axes.set_ylabel(label, fontsize="small")
                 axes.set_xlabel(axis["unit"], fontsize="small")
                 if not row:

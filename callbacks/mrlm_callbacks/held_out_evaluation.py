@@ -164,7 +164,7 @@ class HeldOutEvaluation(Callback):
     def _print(self, moment: str, reports: dict[str, EvaluationReport]) -> None:
         table = Table(title=f"held-out evaluation {moment} training ({self.split} split, with 95 % intervals)")
         for column in ("environment", "episodes", "mean reward", "accuracy"):
-            table.add_column(column, no_wrap=True)
+            table.add_column(column)
         for name, report in reports.items():
             table.add_row(
                 name,
@@ -172,4 +172,8 @@ class HeldOutEvaluation(Callback):
                 with_interval(report.mean_reward, report.ci95),
                 with_interval(report.accuracy, report.accuracy_ci95),
             )
-        Console(width=100).print(table)
+        console = Console()
+        console.width = console.width if console.is_terminal else 100
+        with console.capture() as shown:
+            console.print(table)
+        print(shown.get(), end="")  # above a live display, which a console of its own would print into

@@ -116,7 +116,7 @@ def application(runs: Mapping[str, Run], token: str | None = None, given: Sequen
         try:
             found = await asyncio.to_thread(answer, runs, request.match_info["path"], request.query)
         except KeyError as error:
-            return web.json_response({"error": f"there is no {error}"}, status=404)
+            return web.json_response({"error": f"the viewer has no {error}; choose a run under Runs"}, status=404)
         except (MRLMError, OSError) as error:
             return web.json_response({"error": str(error)}, status=422)
         response = web.Response(body=msgspec.json.encode(found), content_type="application/json")

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.panel import Panel
 from rich.table import Column, Table
@@ -24,6 +25,9 @@ ENDS = 5
 
 WIDEST = 1000
 """Columns of the widest table."""
+
+LEAST = 12
+"""Widest column that a narrow terminal shows whole; of cut columns it shows that much or nothing."""
 
 SHORTENED = {"stop": 60, "prompt": 24, "reply": 24}
 """Columns with long texts and their least widths; they fill the terminal."""
@@ -51,7 +55,10 @@ def _name(found: re.Match[str]) -> str:
 
 def print_runs(runs: Mapping[str, Run], console: Console) -> None:
     """Print a line for each run."""
-    table = Table("run", "state", "algorithm", "environment", "iterations", "episodes", "last reward [95 %]")
+    environment = Column("environment", no_wrap=True, overflow="ellipsis", max_width=60)
+    table = Table("run", "state", "algorithm", environment)
+    for measure in ("iterations", "episodes", "last reward [95 %]"):
+        table.add_column(measure, justify="right", no_wrap=True)
     for run in runs.values():
         head = run.head()
         shown = with_interval(head["reward"], head["ci95"])
@@ -95,7 +102,8 @@ def print_episodes(run: Run, console: Console, iteration: int | None = None, fai
     if failed and not rows:
         console.print("no episode failed" + (" among the newest" if found["more"] else ""))
         return
-    heads: list[str | Column] = ["episode", "iteration", "task", "group", "reward", "turns", "tokens", "advantage"]
+    heads: list[str | Column] = ["episode", "iteration", "task", "group"]
+    heads += [Column(head, justify="right", no_wrap=True) for head in ("reward", "turns", "tokens", "advantage")]
     widths = {**SHORTENED, "stop": None} if failed else SHORTENED
     heads += [Column(head, no_wrap=True, overflow="ellipsis", max_width=width) for head, width in widths.items()]
     cells = []
@@ -150,16 +158,36 @@ def _course(run: Run) -> str:
 
 
 def _print_whole(table: Table, console: Console) -> None:
-    """Print a table with whole names, also where it is wider than the terminal; cut columns share the rest."""
-    width = console.measure(table, options=console.options.update(max_width=WIDEST)).maximum
-    cut = [
-        (column, most)
+    """Print a table with whole names: a narrow terminal folds long ones, elsewhere lines are as wide as needed.
+
+    Cut columns share the remaining width.
+    """
+
+    def excess() -> int:
+        return console.measure(table, options=console.options.update(max_width=WIDEST)).maximum - console.width
+
+    narrow = console.is_terminal and excess() > 0
+    if narrow:
+        table.box, table.padding = SIMPLE_HEAD, (0, 1, 0, 0)
+    longest = {
+        column.header: max((cell.cell_len for cell in column.cells if isinstance(cell, Text)), default=0)
         for column in table.columns
-        if (most := column.max_width) and any(isinstance(cell, Text) and cell.cell_len > most for cell in column.cells)
+    }
+    cut = [
+        (column, min(column.max_width, longest[column.header]))
+        for column in table.columns
+        if column.max_width and longest[column.header] > (LEAST if narrow else column.max_width)
     ]
+    free = -excess() // max(1, len(cut))
     for column, most in cut:
-        column.max_width = most + max(0, console.width - width) // len(cut)
-    console.width = max(console.width, width)
+        column.max_width = most + (free if narrow else max(0, free))
+        if column.max_width < LEAST:
+            table.columns.remove(column)
+    for column in table.columns if narrow else ():
+        column.overflow = "ellipsis" if column.no_wrap else "fold"
+        column.no_wrap |= longest[column.header] <= LEAST
+    if not narrow:
+        console.width += max(0, excess())
     console.print(table)
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,10 @@ from typing import Any
 import pytest
 from lightning.pytorch.loggers import CSVLogger
 from mrlm_callbacks import HeldOutEvaluation
+from rich.cells import cell_len
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
 
 from mrlm_pl.algorithms import GRPO, SFT
 from mrlm_pl.data import RolloutDataModule, TrajectoryDataModule
@@ -43,6 +48,22 @@ def test_it_reports_before_and_after_on_the_held_out_split(
     told = capsys.readouterr().out
     assert "before training" in told
     assert told.count("16; 7 different problems") == 2
+
+
+@pytest.mark.parametrize("width", [60, 200])
+def test_its_table_stands_above_the_live_display(
+    width: int, model_folder: Path, echo: Any, quiet_trainer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal
+    monkeypatch.setenv("COLUMNS", str(width))
+    algorithm = GRPO({"main": Policy(str(model_folder), learning_rate=1e-2)})
+    data = RolloutDataModule(echo(), groups=2, group_size=4, iterations=1, sampling=Sampling(max_tokens=4))
+    shown = io.StringIO()
+    with Live("the bar", console=Console(file=shown, force_terminal=True, width=width), auto_refresh=False):
+        quiet_trainer(callbacks=[HeldOutEvaluation(episodes=4)]).fit(algorithm, data)
+    lines = Text.from_ansi(shown.getvalue()).plain.splitlines()
+    assert sum("echo" in line for line in lines) == 2
+    assert max(map(cell_len, lines)) <= width
 
 
 @pytest.fixture

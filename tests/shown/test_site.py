@@ -113,6 +113,15 @@ def test_every_file_of_results_is_on_the_page() -> None:
     assert all((results_plots.PLOTS / f"{name}.svg").is_file() for name in _plotted())
 
 
+def test_plots_name_their_sides_and_have_several_ticks() -> None:
+    for name in ("parity", "cost_curves"):
+        picture = (results_plots.PLOTS / f"{name}.svg").read_text()
+        assert all(f">{side}</text>" in picture for side in ("mrlm", "TRL", "CoMLRL")), "run `make results`"
+    panels = re.split('id="axes_', picture)[1:]
+    heights = [re.split('id="matplotlib.axis_', panel)[2] for panel in panels]
+    assert min(axis.count('id="ytick_') for axis in heights) >= 2
+
+
 def _plotted() -> Iterator[str]:
     for sections in results_page.CHAPTERS.values():
         yield from (name for name, section in sections.items() if section.plot)

@@ -22,7 +22,7 @@ from mrlm_pl.runs.state import write_state
 from mrlm_pl.viewer.export import exported
 from mrlm_pl.viewer.runs import Run, demonstration, find_runs
 from mrlm_pl.viewer.server import application
-from tests.support.recorded_runs import HOSTILE, episode, with_credit, write_run
+from tests.support.recorded_runs import CONFIGURATION, HOSTILE, episode, with_credit, write_run
 
 pytestmark = [
     pytest.mark.browser,
@@ -129,7 +129,17 @@ def test_each_view_opens_without_an_error(view: str, browser: Any, demo: str) ->
     assert browser.execute_script("return document.querySelector('.warning')") is None, text
     assert browser.execute_script("return document.querySelector('h1').textContent")
     if SCREENSHOTS:
+        bottom = browser.execute_script("return document.getElementById('main').getBoundingClientRect().bottom")
+        size = {
+            "width": 1360,
+            "height": int(bottom) if bottom <= 1000 else 717,
+            "deviceScaleFactor": 1,
+            "mobile": False,
+        }
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        browser.execute_cdp_cmd("Emulation.setScrollbarsHidden", {"hidden": True})
         browser.save_screenshot(str(Path(SCREENSHOTS) / f"{view}.png"))
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 def test_curves_of_two_seeds_have_a_band(browser: Any, demo: str) -> None:
@@ -163,19 +173,157 @@ def test_curves_of_reward_components_and_callbacks_come_before_constant_ones(bro
     ]
 
 
-def test_the_ticks_of_a_chart_differ_and_are_whole(browser: Any, demo: str) -> None:
+@pytest.mark.parametrize(
+    ("values", "texts"),
+    [
+        ([0.99985, 1], ["0.99985", "0.9999", "0.99995", "1"]),
+        ([0, 3.9e7], ["0", "1e7", "2e7", "3e7"]),
+        ([12345670, 12345680], ["12345670", "12345672", "12345674", "12345676", "12345678", "12345680"]),
+        ([0.1, 85.9], ["20", "40", "60", "80"]),
+    ],
+)
+def test_the_ticks_of_a_chart_differ_and_are_whole(
+    values: list[float], texts: list[str], browser: Any, demo: str
+) -> None:
     show(browser, demo)
-    script = """const done = arguments[arguments.length - 1];
+    script = """const [[first, last], done] = arguments;
     import('/chart.js').then(({ chart }) => {
-      const figure = chart('x', [{ name: 'x', points: [[0, 0.99985], [150, 1]], color: 0 }]);
+      const figure = chart('x', [{ name: 'x', points: [[0, first], [150, last]], color: 0 }]);
       document.body.append(figure);
       const edge = figure.querySelector('svg').getBoundingClientRect();
       const ticks = [...figure.querySelectorAll('.tick')], boxes = ticks.map((tick) => tick.getBoundingClientRect());
       const whole = boxes.every((box) => box.left >= edge.left && box.right <= edge.right);
       done({ texts: ticks.map((tick) => tick.textContent), whole });
     })"""
-    texts = ["0.99985", "0.9999", "0.99995", "1", "0", "50", "100", "150"]
-    assert browser.execute_async_script(script) == {"texts": texts, "whole": True}
+    found = browser.execute_async_script(script, values)
+    assert found == {"texts": [*texts, "0", "50", "100", "150"], "whole": True}
+
+
+@pytest.mark.parametrize(("last", "texts"), [(4, ["1", "2", "3", "4"]), (2.5, ["1", "1.5", "2", "2.5"])])
+def test_ticks_of_iterations_are_whole(last: float, texts: list[str], browser: Any, demo: str) -> None:
+    show(browser, demo)
+    script = """const [last, done] = arguments;
+    import('/chart.js').then(({ chart }) => {
+      const figure = chart('x', [{ name: 'x', points: [[1, 0], [last, 0]], color: 0 }]);
+      const ticks = [...figure.querySelectorAll('.tick')].filter((tick) => tick.getAttribute('y') === '192');
+      done(ticks.map((tick) => tick.textContent));
+    })"""
+    assert browser.execute_async_script(script, last) == texts
+
+
+def with_learning_rate(rate: float) -> dict[str, Any]:
+    policies = {"main": {"model": "builtin:tiny", "learning_rate": rate}}
+    return {**CONFIGURATION, "model": {"class_path": "mrlm_pl.GRPO", "init_args": {"policies": policies}}}
+
+
+def test_more_families_than_colors_are_told_apart(browser: Any, served: Any, tmp_path: Path) -> None:
+    for number in range(7):
+        write_run(tmp_path / f"run{number}", [], with_learning_rate(number), rewards=[0.1, 0.2])
+    show(browser, f"{served(find_runs([str(tmp_path)]))}#curves?filter=rollout/reward")
+    for element in ("polyline", ".swatch"):
+        looks = (
+            f"return [...document.querySelectorAll('{element}')].map((one) => one.className.baseVal ?? one.className)"
+        )
+        assert len(set(browser.execute_script(looks))) == 7
+
+
+def test_no_view_is_wider_than_a_phone(browser: Any, served: Any, tmp_path: Path) -> None:
+    for name in ("long-name-" * 12 + "x" * 80, "other"):
+        write_run(tmp_path / name, [[episode("0-0", "word" * 200)]], rewards=[0.1, 0.2])
+    runs = find_runs([str(tmp_path)])
+    long, other = runs
+    address = served(runs)
+    size = {"width": 320, "height": 640, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        for view in VIEWS:
+            show(browser, f"{address}#{view}?run={long}&id=0-0&group=0&other={other}&second=0-0")
+            assert browser.execute_script(
+                "const page = document.documentElement; return page.scrollWidth === page.clientWidth"
+            ), view
+        show(browser, f"{address}#episodes?run={other}")
+        lines = (
+            "const cell = document.querySelectorAll('td')[2]; return cell.querySelector('bdi').getClientRects().length"
+        )
+        assert browser.execute_script(lines) == 1, "the name of a task is not broken into letters"
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_the_back_button_returns_to_the_row(browser: Any, served: Any, tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", [[episode(f"0-{number}") for number in range(90)]])
+    show(browser, f"{served(find_runs([str(folder)]))}#episodes?run={folder}")
+    browser.execute_script("scrollTo(0, 700)")
+    wait(browser, "return history.state === 700")
+    browser.execute_script("document.querySelectorAll('tbody a')[60].click()")
+    wait(browser, f"return location.hash.startsWith('#episode?') && {READY.removeprefix('return ')}")
+    assert browser.execute_script("return scrollY") == 0
+    browser.back()
+    wait(browser, "return scrollY === 700")
+
+
+def test_a_key_that_changes_a_view_leaves_the_focus(browser: Any, demo: str) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    show(browser, f"{demo}#episodes?run={A}")
+    browser.find_element("xpath", "//th/button[text()='reward']").send_keys(Keys.ENTER)
+    assert browser.switch_to.active_element.text == "reward ▼"
+    show(browser, demo + VIEWS["tokens"])
+    browser.find_elements("css selector", "select")[1].send_keys(Keys.ARROW_UP)
+    wait(browser, "return !location.hash.includes('by=entropy') && document.activeElement.tagName === 'SELECT'")
+
+
+@pytest.fixture
+def quick_refresh(browser: Any) -> Iterator[None]:
+    """Refresh the pages that a test opens every 20 milliseconds."""
+    source = {"source": "const own = setInterval; window.setInterval = (call) => own(call, 20)"}
+    script = browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", source)
+    yield
+    browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", script)
+
+
+@pytest.mark.usefixtures("quick_refresh")
+def test_a_refresh_keeps_a_table_where_it_was_scrolled(browser: Any, served: Any, tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", [[episode("0-0")]], rewards=[0.5])
+    size = {"width": 320, "height": 640, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        show(browser, served(find_runs([str(folder)])))
+        browser.execute_script(
+            "document.querySelector('.scroll').scrollLeft = 150; document.querySelector('h1').remove()"
+        )
+        write_state(folder, {"state": "failed"})
+        wait(browser, "return document.querySelector('h1') && document.querySelector('.scroll').scrollLeft === 150")
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+@pytest.mark.usefixtures("quick_refresh")
+def test_a_viewer_that_has_ended_is_said(browser: Any, demo: str) -> None:
+    show(browser, demo)
+    browser.execute_script(
+        "window.answers = fetch; window.fetch = () => Promise.reject(new TypeError('Failed to fetch'))"
+    )
+    said = "return document.querySelector('{}')?.textContent === '{}'"
+    wait(browser, said.format("[role=status]", "the viewer does not answer: start `mrlm view` again"))
+    browser.execute_script("document.querySelector('main a').click()")
+    wait(browser, said.format("[role=alert]", "the viewer does not answer: start `mrlm view` again"))
+    browser.execute_script("window.fetch = window.answers")
+    wait(browser, said.format("[role=status]", ""))
+
+
+def test_a_command_is_selected_where_the_browser_offers_no_clipboard(browser: Any, served: Any, tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", [])
+    show(browser, f"{served(find_runs([str(folder)]))}#run?run={folder}")
+    browser.execute_script("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
+    browser.find_element("css selector", ".command button").click()
+    wait(browser, f"return getSelection().toString() === 'mrlm eval --model {folder}'")
+
+
+def test_heads_of_numbers_stand_over_them(browser: Any, demo: str) -> None:
+    show(browser, demo)
+    heads = "return [...document.querySelectorAll('th.number')].map((head) => head.textContent)"
+    assert browser.execute_script(heads) == ["iterations", "episodes", "last reward [95 %]"]
 
 
 def test_a_band_is_the_interval_of_student(browser: Any, demo: str) -> None:

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from mrlm_pl.runs.state import running, write_state
 from mrlm_pl.viewer.runs import find_runs
-from mrlm_pl.viewer.text import print_episode, visible
+from mrlm_pl.viewer.text import print_episode, print_episodes, print_runs, visible
 from tests.support.recorded_runs import HOSTILE, episode, with_credit, write_run
 
 
@@ -61,6 +61,25 @@ def test_a_narrow_terminal_gets_whole_names(folder: Path, mrlm, monkeypatch: pyt
     write_run(folder.parent / name, [[episode(f"{name}-0")]])
     assert name in mrlm("view", "--text", str(folder.parent))[1]
     assert f"{name}-0" in mrlm("view", "--text", str(folder.parent / name))[1]
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_a_narrow_terminal_gets_whole_lines_and_numbers(tmp_path: Path, width: int) -> None:
+    name = "a_run_with_a_name_as_long_as_researchers_choose_them"
+    texts = [episode(f"0-{number}", "word " * 20, iteration=number, task=10**6) for number in range(3)]
+    run = write_run(tmp_path / name, [texts], rewards=[0.5])
+    with_credit(run / "episodes" / "iteration-000000.jsonl.zst", advantage=-0.46875)
+    other = write_run(tmp_path / "other", [])
+    (other / "metrics.csv").write_text("step,progress/episodes\n0,1234567\n")
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, color_system=None, width=width)
+    runs = find_runs([str(run), str(other)])
+    print_runs(runs, console)
+    print_episodes(next(iter(runs.values())), console)
+    lines = [line for line in out.getvalue().splitlines() if line.startswith(" ")]
+    assert max(map(len, lines)) <= width
+    assert name in "".join(line.split()[0] for line in lines if line[1] != " ")
+    assert {"1,234,567", "-0.4688"} <= set(out.getvalue().split())
 
 
 def test_the_help_has_plain_words(mrlm) -> None:

@@ -69,7 +69,8 @@ def devices() -> list[str]:
     """Each device that torch can use, with its name and memory in GiB."""
     import torch
 
-    found = [f"cpu ({torch.get_num_threads()} threads)"]
+    threads = torch.get_num_threads()
+    found = [f"cpu ({threads} thread{'' if threads == 1 else 's'})"]
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         found.append(f"cuda:{index} {properties.name} ({properties.total_memory / 2**30:.0f} GiB)")

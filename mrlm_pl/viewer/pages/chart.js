@@ -1,7 +1,7 @@
 // Line charts on SVG: lines, bands and vertical marks; the pointer or the arrow keys read the values.
 import { el, number, visible } from "./dom.js";
 
-const WIDTH = 460, HEIGHT = 200, LEFT = 52, RIGHT = 8, TOP = 8, BOTTOM = 24;
+const WIDTH = 460, HEIGHT = 200, LEFT = 52, RIGHT = 8, TOP = 8, BOTTOM = 24, DIGIT = 6.8;
 
 function shape(tag, attributes, ...children) {
   const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
@@ -20,13 +20,19 @@ function extent(values) {
   return low === high ? [low - (Math.abs(low) || 1) / 2, high + (Math.abs(high) || 1) / 2] : [low, high];
 }
 
-// Return the values of ticks with their texts, in as many digits as tell them apart.
-function ticks([low, high]) {
-  const rough = (high - low) / 4, power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((factor) => factor * power).find((value) => value >= rough);
+// Return the values of ticks with their texts, in as many digits as tell them apart; `least` is the smallest step.
+function ticks([low, high], least = 0) {
+  const rough = (high - low) / 6, power = 10 ** Math.floor(Math.log10(rough));
+  const step = Math.max(least, [1, 2, 5, 10].map((factor) => factor * power).find((value) => value >= rough));
   const found = [], digits = Math.min(100, Math.max(0, -Math.floor(Math.log10(step))));
-  for (let index = Math.ceil(low / step); index * step <= high; index += 1) found.push([index * step, String(Number((index * step).toFixed(digits)))]);
+  for (let index = Math.ceil(low / step); index * step <= high; index += 1) found.push([index * step, short(Number((index * step).toFixed(digits)))]);
   return found;
+}
+
+// Return a number in full, or with its power of ten where that is shorter.
+function short(value) {
+  const [whole, power] = [String(value), value.toExponential().replace("e+", "e")];
+  return whole.length > 7 && power.length < whole.length ? power : whole;
 }
 
 // lines: [{name, points: [[x, y]], color, thin}]; bands: [{points: [[x, low, high]], color}]; marks: [{x, name}].
@@ -34,15 +40,17 @@ export function chart(title, lines, { bands = [], marks = [], unit = "" } = {}) 
   const xs = extent(lines.flatMap((line) => line.points.map((point) => point[0])));
   const ys = extent([...lines.flatMap((line) => line.points.map((point) => point[1])),
     ...bands.flatMap((band) => band.points.flatMap((point) => [point[1], point[2]]))]);
-  const atX = (x) => LEFT + ((x - xs[0]) / (xs[1] - xs[0])) * (WIDTH - LEFT - RIGHT);
+  const heights = ticks(ys), left = Math.max(LEFT, DIGIT * Math.max(...heights.map(([, text]) => text.length)) + 6);
+  const atX = (x) => left + ((x - xs[0]) / (xs[1] - xs[0])) * (WIDTH - left - RIGHT);
   const atY = (y) => HEIGHT - BOTTOM - ((y - ys[0]) / (ys[1] - ys[0])) * (HEIGHT - TOP - BOTTOM);
   const svg = shape("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", tabindex: "0", class: "chart" },
     shape("title", {}, visible(title)));
-  for (const [value, text] of ticks(ys)) {
-    svg.append(shape("line", { x1: LEFT, x2: WIDTH - RIGHT, y1: atY(value), y2: atY(value), class: "grid" }),
-      shape("text", { x: LEFT - 4, y: atY(value) + 4, class: "tick end" }, text));
+  for (const [value, text] of heights) {
+    svg.append(shape("line", { x1: left, x2: WIDTH - RIGHT, y1: atY(value), y2: atY(value), class: "grid" }),
+      shape("text", { x: left - 4, y: atY(value) + 4, class: "tick end" }, text));
   }
-  for (const [value, text] of ticks(xs)) {
+  const whole = lines.every((line) => line.points.every(([x]) => Number.isInteger(x)));
+  for (const [value, text] of ticks(xs, whole ? 1 : 0)) {
     svg.append(shape("text", { x: atX(value), y: HEIGHT - 8, class: `tick ${atX(value) > WIDTH - LEFT / 2 ? "end" : "middle"}` }, text));
   }
   for (const mark of marks) {
@@ -74,7 +82,7 @@ export function chart(title, lines, { bands = [], marks = [], unit = "" } = {}) 
   };
   svg.addEventListener("pointermove", (event) => {
     const box = svg.getBoundingClientRect();
-    const x = xs[0] + (((event.clientX - box.left) / box.width) * WIDTH - LEFT) / (WIDTH - LEFT - RIGHT) * (xs[1] - xs[0]);
+    const x = xs[0] + (((event.clientX - box.left) / box.width) * WIDTH - left) / (WIDTH - left - RIGHT) * (xs[1] - xs[0]);
     let best = 0;
     all.forEach((value, index) => { if (Math.abs(value - x) < Math.abs(all[best] - x)) best = index; });
     if (all.length) show(best);

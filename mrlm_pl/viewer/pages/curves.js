@@ -8,6 +8,10 @@ const MAIN = /^(rollout\/(reward|success|entropy|response_tokens|zero_variance_g
 const OWN = /^(rollout\/(?!agent\/|policy\/|stop\/)[^/]+\/[^/]+$|(?!(rollout|train|val|test)\/|step$|epoch$))/;
 const MOST = 24;
 const NOISE = 1e-9;
+const COLORS = 6;
+
+// Return the class of a family's lines: a color, and dashes once the colors are used up.
+const shade = (family) => `${family % COLORS}${family < COLORS ? "" : " again"}`;
 
 // Return whether the numbers of a column are equal, but for rounding.
 export function isConstant(column) {
@@ -66,7 +70,7 @@ export async function curvesView(parameters) {
         const seeds = family.map((run) => points(data[run.key].columns, axis, name));
         const several = seeds.filter((seed) => seed.length).length > 1;
         family.forEach((run, index) => {
-          if (seeds[index].length) lines.push({ name: several ? `seed ${run.seed ?? run.key}` : run.key, points: seeds[index], color: color % 6, thin: several });
+          if (seeds[index].length) lines.push({ name: several ? `seed ${run.seed ?? run.key}` : run.key, points: seeds[index], color: shade(color), thin: several });
           for (const iteration of data[run.key].resumed) {
             const row = (data[run.key].columns["progress/iteration"] ?? []).findIndex((value) => value > iteration);
             const x = data[run.key].columns[axis]?.[row];
@@ -75,12 +79,12 @@ export async function curvesView(parameters) {
         });
         if (several) {
           const found = band(seeds.filter((seed) => seed.length), t);
-          lines.push({ name: "mean", points: found.mean, color: color % 6 });
-          bands.push({ points: found.interval, color: color % 6 });
+          lines.push({ name: "mean", points: found.mean, color: shade(color) });
+          bands.push({ points: found.interval, color: shade(color) });
         }
       });
       return chart(name, lines, { bands, marks, unit: AXES.find(([key]) => key === axis)?.[1] });
-    }), el("p", {}, shown.length > MOST ? `${MOST} of ${shown.length} shown; filter by name` : shown.length ? "" : "No number has this name."));
+    }), el("p", {}, shown.length > MOST ? `${MOST} of ${shown.length} shown; filter by name` : shown.length ? "" : words.length ? "No number has this name." : "No number is logged."));
   }
 
   const filter = el("input", { type: "search", value: parameters.filter ?? "", placeholder: "filter by name, as in agent reward",
@@ -95,8 +99,8 @@ export async function curvesView(parameters) {
         el("input", { type: "checkbox", checked: chosen.has(run.key), on: { change: (event) => {
           if (event.target.checked) chosen.add(run.key); else chosen.delete(run.key);
           go({ runs: JSON.stringify([...chosen]) });
-        } } }), run.key in data ? el("span", { class: `swatch color${[...families.keys()].indexOf(run.family) % 6}` }) : null, told(run.key))))),
-    el("p", { class: "note" }, "Runs that differ in their seed alone share a color: thin lines, with mean and 95 % interval. Dashed: a resumption.",
+        } } }), run.key in data ? el("span", { class: `swatch color${shade([...families.keys()].indexOf(run.family))}` }) : null, told(run.key))))),
+    el("p", { class: "note" }, "Runs that differ in their seed alone share a color: thin lines, with mean and 95 % interval. Vertical dashes: a resumption.",
       every > 1 ? ` Of the longest column every ${every}th number is shown.` : ""),
     box,
   ];

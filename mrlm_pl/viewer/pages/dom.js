@@ -72,7 +72,7 @@ export function place() {
 // Change parameters of the address without a new entry in the history.
 export function remember(changes) {
   const { view, parameters } = place();
-  history.replaceState(null, "", address(view, { ...parameters, ...changes }));
+  history.replaceState(history.state, "", address(view, { ...parameters, ...changes }));
 }
 
 const stored = document.getElementById("data");
@@ -88,7 +88,9 @@ export async function get(path, parameters = {}) {
     if (held !== null) return typeof held === "string" ? EXPORTED[held] : held;
     throw new Error("the exported page does not hold this; open the run with `mrlm view`");
   }
-  const reply = await fetch(`api/${path}?${new URLSearchParams(query)}`);
+  const reply = await fetch(`api/${path}?${new URLSearchParams(query)}`).catch(() => {
+    throw new Error("the viewer does not answer: start `mrlm view` again");
+  });
   const found = await reply.json();
   if (!reply.ok) throw new Error(found.error || reply.statusText);
   return found;
@@ -104,9 +106,12 @@ export const cell = (...children) => el("td", {}, ...children);
 export const numberCell = (value, ...children) => el("td", { class: "number" }, number(value), ...children);
 export const filters = (...fields) => el("form", { class: "filters", on: { submit: (event) => event.preventDefault() } }, ...fields);
 
+// Return a table; the head of a column is aligned as its cells.
 export function table(heads, rows, attributes = {}) {
+  const cells = heads.map((head) => (head instanceof Node ? head : el("th", { scope: "col" }, head)));
+  cells.forEach((head, column) => head.classList.toggle("number", Boolean(rows[0]?.children[column]?.classList.contains("number"))));
   return el("div", { class: "scroll" }, el("table", attributes,
-    el("thead", {}, el("tr", {}, heads.map((head) => (head instanceof Node ? head : el("th", { scope: "col" }, head))))),
+    el("thead", {}, el("tr", {}, cells)),
     el("tbody", {}, rows)));
 }
 
@@ -121,9 +126,14 @@ export function command(words) {
   if (words.some((word) => word === null)) return null;
   const quoted = words.map((word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", `'"'"'`)}'`));
   const text = quoted.join(" ");
-  const button = el("button", { type: "button", on: { click: async () => {
-    await navigator.clipboard.writeText(text);
-    button.textContent = "copied";
+  const code = el("code", {}, text), button = el("button", { type: "button", on: { click: async () => {
+    try {
+      await navigator.clipboard.writeText(text);
+      button.textContent = "copied";
+    } catch {  // browsers offer the clipboard to this machine and to encrypted connections alone
+      getSelection().selectAllChildren(code);
+      button.textContent = "selected: copy it by the keyboard";
+    }
   } } }, "copy");
-  return el("p", { class: "command" }, el("code", {}, text), " ", button);
+  return el("p", { class: "command" }, code, " ", button);
 }

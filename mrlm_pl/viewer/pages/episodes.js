@@ -45,7 +45,10 @@ export async function episodesView(parameters) {
   const body = el("div", {});
   const pages = el("p", {});
 
+  const buttons = () => [...body.querySelectorAll("button"), ...pages.children];
+
   function draw() {
+    const pressed = buttons().findIndex((button) => button.matches(":focus-visible"));
     const filters = place().parameters;
     const sort = filters.sort || (episodes.some((episode) => episode.advantage !== null) ? "-advantage" : "");
     const key = sort.replace("-", ""), sign = sort.startsWith("-") ? -1 : 1;
@@ -77,11 +80,12 @@ export async function episodesView(parameters) {
     count.textContent = `${kept.length === episodes.length ? "" : `${kept.length} found among `}${episodes.length}${among} episodes${kept.length > PAGE ? `, ${start + 1} to ${Math.min(start + PAGE, kept.length)} shown` : ""}`;
     const turn = (text, to) => el("button", { type: "button", disabled: to < 0 || to >= kept.length, on: { click: () => { remember({ start: to }); draw(); } } }, text);
     pages.replaceChildren(...(kept.length > PAGE ? [turn("previous", start - PAGE), " ", turn("next", start + PAGE)] : []));
+    buttons()[pressed]?.focus();
   }
 
   const set = (changes) => { remember({ ...changes, start: "" }); draw(); };
   const field = (name, text, type = "text") => {
-    const input = el("input", { type, step: "any", value: parameters[name] ?? "", name, on: { input: () => set({ [name]: input.value }) } });
+    const input = el("input", { type, "aria-label": name === "to" || name === "high" ? `${name === "to" ? "iteration" : "reward"} to` : null, step: "any", value: parameters[name] ?? "", name, on: { input: () => set({ [name]: input.value }) } });
     return el("label", {}, text, " ", input);
   };
   const flags = FLAGS.map(([name, text]) => el("label", {}, el("input", { type: "checkbox", name, checked: Boolean(parameters[name]),

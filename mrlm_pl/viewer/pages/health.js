@@ -21,6 +21,7 @@ export async function healthView({ run }) {
   const { policies } = runs.find((item) => item.key === run);
   const names = Object.keys(columns).filter((name) => WATCHED.test(name) && name !== "progress/seconds" && columns[name].some((value) => value !== null)).sort();
   const changing = names.filter((name) => !isConstant(columns[name]));
+  const distances = mismatches(columns, Object.keys(policies)[0] ?? "");
   const constant = names.filter((name) => !changing.includes(name));
   return [
     el("h1", {}, "Health of ", link(run, "run", { run })),
@@ -28,11 +29,12 @@ export async function healthView({ run }) {
     el("p", {}, `The newest ${counted(found.episodes, "episode")}: ${found.failed} failed, ${found.retries} retries, ${found.truncated} ended by a limit, ${found.restarts} rewritten histories, ${found.tool_failures} with tool failures.`),
     Object.keys(found.seconds).length ? el("p", {}, `Seconds of an episode by phase; in each one the others wait: ${Object.entries(found.seconds).map(([name, value]) => `${name} ${number(value)}`).join(", ")}.`) : null,
     el("h2", {}, "Mismatch of sampler and learner by policy"),
-    table(["policy", "KL (k1)", "KL (k3)", "effective share", "largest ratio"], mismatches(columns, Object.keys(policies)[0] ?? "").map(([policy, ...values]) => el("tr", {}, cell(told(policy)), values.map((value) => numberCell(value))))),
+    distances.length ? table(["policy", "KL (k1)", "KL (k3)", "effective share", "largest ratio"], distances.map(([policy, ...values]) => el("tr", {}, cell(told(policy)), values.map((value) => numberCell(value))))) : el("p", {}, "None is logged."),
     el("h2", {}, "Turns by agent, turn and version"),
     el("p", { class: "note" }, "Staleness: optimizer steps between the weights that sampled a turn and the newest ones of its iteration."),
     table(["agent", "turn", "version", "turns", "staleness", "tokens", "share of turns cut at max_tokens"], found.turns.map((row) => el("tr", {}, cell(told(row[0])), ...row.slice(1).map((value) => numberCell(value))))),
     el("h2", {}, "Logged numbers"),
+    names.length ? null : el("p", {}, "None."),
     constant.length ? el("p", {}, `Constant: ${constant.map((name) => `${name} ${number(columns[name].find((value) => value !== null))}`).join(", ")}.`) : null,
     el("div", { class: "charts" }, changing.map((name) => chart(name, [{ name: run, points: points(columns, "progress/iteration", name), color: 0 }],
       { marks: resumed.map((x) => ({ x, name: `resumed at iteration ${x}` })), unit: "iteration" }))),

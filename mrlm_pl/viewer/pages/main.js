@@ -16,6 +16,7 @@ const TABS = [["runs", "Runs"], ["curves", "Curves"], ["episodes", "Episodes"], 
 const LIVE = new Set(["runs", "run", "curves", "episodes", "health"]);
 const SECONDS = 5;
 const nav = document.getElementById("nav"), main = document.getElementById("main");
+const offline = el("span", { role: "status" });
 let drawing = 0, known = "";
 
 async function draw() {
@@ -25,10 +26,10 @@ async function draw() {
     const tab = link(text, name, name === "runs" ? {} : { run: parameters.run });
     if (name === view) tab.setAttribute("aria-current", "page");
     return tab;
-  }));
+  }), offline);
   let parts;
   try {
-    if (!(view in VIEWS)) throw new Error(`there is no view ${view}`);
+    if (!(view in VIEWS)) throw new Error(`there is no view ${view}; choose one above`);
     parts = await VIEWS[view](parameters);
   } catch (error) {
     parts = [el("p", { class: "warning", role: "alert" }, error.message)];
@@ -39,18 +40,36 @@ async function draw() {
   main.dataset.ready = location.hash;
 }
 
+const tables = () => [...main.querySelectorAll(".scroll")];
+
 async function refresh() {
   try {
     const { runs } = await get("runs");
     const now = JSON.stringify(runs.map((run) => [run.key, run.changed, run.state]));
     const typing = main.contains(document.activeElement) && document.activeElement !== main;
-    if (known && now !== known && LIVE.has(place().view) && !typing) await draw();
+    if (known && now !== known && LIVE.has(place().view) && !typing) {
+      const aside = tables().map((box) => box.scrollLeft);
+      await draw();
+      tables().forEach((box, index) => { box.scrollLeft = aside[index] ?? 0; });
+    }
     known = now;
-  } catch {
+    offline.textContent = "";
+  } catch (error) {
     known = "";  // the server has ended or starts again; the page keeps what it shows
+    offline.textContent = error.message;
   }
 }
 
-addEventListener("hashchange", draw);
+const fields = () => [...main.querySelectorAll(".filters :is(input, select, button)")];
+
+history.scrollRestoration = "manual";  // a view has its height only when it is drawn
+addEventListener("scrollend", () => history.replaceState(scrollY, ""));
+addEventListener("hashchange", async ({ isTrusted }) => {  // false: `go` has changed parameters of this view
+  const field = isTrusted ? -1 : fields().findIndex((one) => one.matches(":focus-visible"));
+  await draw();
+  if (isTrusted) scrollTo(0, history.state ?? 0);
+  else fields()[field]?.focus();
+});
 await draw();
+scrollTo(0, history.state ?? 0);
 if (!isExported) setInterval(refresh, SECONDS * 1000);

@@ -52,9 +52,9 @@ export function layout(row, width) {
 
 function color(value, low, high) {
   if (value === null) return "";
-  if (low < 0) {  // the larger, the deeper: red below zero, green above
+  if (low < 0) {  // the larger, the deeper: red below zero, blue above
     const share = value < 0 ? value / low : value / (high || 1);
-    return `hsl(${value < 0 ? 5 : 145} 65% 50% / ${0.08 + 0.6 * share})`;
+    return `hsl(${value < 0 ? 5 : 215} 75% 50% / ${0.08 + 0.6 * share})`;
   }
   return `hsl(28 85% 50% / ${0.08 + 0.62 * (high === low ? 0 : (value - low) / (high - low))})`;
 }

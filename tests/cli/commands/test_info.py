@@ -75,3 +75,8 @@ def test_missing_sandbox_levels_are_explained(mrlm, monkeypatch):
     _, out, _ = mrlm("info")
     assert "sandbox       none: untrusted code cannot be run\n" in out
     assert "no limits on this kernel" in out
+
+
+def test_one_thread_is_singular(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert info.devices()[0] == "cpu (1 thread)"
