@@ -118,8 +118,8 @@ class Grade:
         return self.loaded and self.ending is None and 0 < self.run == self.passed
 
 
-def grade(sandbox: Sandbox, program: str, tests: Tests | UnitTests) -> Grade:
-    """Grade a program with the tests.
+def grade(sandbox: Sandbox, program: str | None, tests: Tests | UnitTests) -> Grade:
+    """Grade a program with the tests; None, for no program, passes none of them and takes no time.
 
     The program runs in one child and the tests in another. Calls and their results pass by value, so that the program
     can only answer calls: expected values, the tests and the verdict are out of its reach.
@@ -136,6 +136,8 @@ def grade(sandbox: Sandbox, program: str, tests: Tests | UnitTests) -> Grade:
     >>> grade(sandbox, "def double(x): return 4", tests).share
     0.5
     """
+    if program is None:
+        return Grade(0, 0, False, None, None, 0.0, sandbox.isolation)
     with running():
         started = time.monotonic()
         deadline = started + sandbox.wall_seconds
