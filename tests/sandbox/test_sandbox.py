@@ -401,7 +401,7 @@ def test_a_level_that_cannot_be_set_up_is_tried_once(monkeypatch: pytest.MonkeyP
 
     def refuse(level: IsolationName, packages: tuple[str, ...]) -> ServerProcess:
         started.append((level, packages))
-        raise SandboxError(f"sandbox level {level!r} cannot be set up here: no module {packages}")
+        raise server_process.LevelError(f"sandbox level {level!r} cannot be set up here: no module {packages}")
 
     monkeypatch.setattr(server_process, "ServerProcess", refuse)
     monkeypatch.setattr(server_process, "_refused", {})
@@ -428,7 +428,7 @@ def test_a_server_that_starts_late_is_no_reason_for_a_weaker_level(monkeypatch: 
 def test_a_minimum_that_is_not_met_is_an_error_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(level: IsolationName) -> ServerProcess:
         if level == "namespaces":
-            raise SandboxError("sandbox level 'namespaces' cannot be set up here: unshare: not permitted")
+            raise server_process.LevelError("sandbox level 'namespaces' cannot be set up here: unshare: not permitted")
         return server(level)
 
     monkeypatch.setattr(server_process, "server", refuse)
