@@ -1,7 +1,7 @@
 """Runs untrusted code, bounded: Python, shells, and the grading of programs. See docs/sandbox.md."""
 
 from mrlm_pl.sandbox.grading import Grade, Tests, UnitTests, grade
-from mrlm_pl.sandbox.host.cell import Cell, CellEndedError
+from mrlm_pl.sandbox.host.cell import Cell
 from mrlm_pl.sandbox.host.server_process import strongest
 from mrlm_pl.sandbox.inside.grader import bound_names, unbound_names
 from mrlm_pl.sandbox.sandbox import Execution, Sandbox, running
@@ -12,7 +12,6 @@ __all__ = [
     "MACHINE_PATH",
     "STRENGTH",
     "Cell",
-    "CellEndedError",
     "Execution",
     "Grade",
     "IsolationName",

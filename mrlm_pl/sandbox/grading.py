@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mrlm_pl.errors import SandboxError
-from mrlm_pl.sandbox.host.cell import Cell, CellEndedError, Ending
+from mrlm_pl.sandbox.host.cell import Cell, Ending
 from mrlm_pl.sandbox.inside.grader import bound_names, unbound_names
 from mrlm_pl.sandbox.sandbox import Sandbox, running
 from mrlm_pl.sandbox.wall.isolation import IsolationName
@@ -118,8 +118,8 @@ class Grade:
         return self.loaded and self.ending is None and 0 < self.run == self.passed
 
 
-def grade(sandbox: Sandbox, program: str, tests: Tests | UnitTests) -> Grade:
-    """Grade a program with the tests.
+def grade(sandbox: Sandbox, program: str | None, tests: Tests | UnitTests) -> Grade:
+    """Grade a program with the tests; None, for no program, passes none of them and takes no time.
 
     The program runs in one child and the tests in another. Calls and their results pass by value, so that the program
     can only answer calls: expected values, the tests and the verdict are out of its reach.
@@ -136,17 +136,17 @@ def grade(sandbox: Sandbox, program: str, tests: Tests | UnitTests) -> Grade:
     >>> grade(sandbox, "def double(x): return 4", tests).share
     0.5
     """
+    if program is None:
+        return Grade(0, 0, False, None, None, 0.0, sandbox.isolation)
     with running():
         started = time.monotonic()
         deadline = started + sandbox.wall_seconds
         with sandbox.open() as candidate:
             level = candidate.server.level
             load = {"operation": "load", "given": tests.context, "source": program, "required": tests.required()}
-            try:
-                reply = candidate.request(load, deadline)
-            except CellEndedError as ended:
-                reply = {"error": f"ended: {ended.ending}"}
-            ending, tally, loaded = candidate.ending, dict[str, Any](), "error" not in reply
+            reply = candidate.request(load, deadline)
+            ending, tally = candidate.ending, dict[str, Any]()
+            loaded = ending is None and "error" not in reply
             if loaded:
                 with sandbox.open() as grader:
                     tally, ending = _relay(candidate, grader, tests, deadline)
@@ -155,7 +155,7 @@ def grade(sandbox: Sandbox, program: str, tests: Tests | UnitTests) -> Grade:
         int(tally.get("run", 0)),
         loaded,
         ending,
-        tally.get("fault") or None if loaded else str(reply["error"]),
+        tally.get("fault") or None if loaded else str(reply.get("error", f"ended: {ending}")),
         time.monotonic() - started,
         level,
     )
@@ -171,24 +171,22 @@ def _relay(
     """
     message, answered = tests.request(), False
     while True:
-        try:
-            reply = grader.request(message, deadline)
-        except CellEndedError as ended:
-            if ended.ending == "time":
-                return {}, "time"
-            fault = f"the tests ended their own process ({ended.ending})"
+        reply = grader.request(message, deadline)
+        if grader.ending == "time":
+            return {}, "time"
+        if grader.ending is not None:
+            fault = f"the tests ended their own process ({grader.ending})"
             break
         if "ok" in reply:
             return reply["ok"], candidate.ending
         if "error" in reply:
             fault = f"the tests cannot be run: {reply['error']}"
             break
-        try:
-            message = candidate.request({"operation": "call", **reply["ask"]}, deadline)
-            message.pop("gone", None)  # forged: it would end the tests, and those that are left would not count
-        except CellEndedError as ended:
-            if ended.ending == "time":
-                return {}, "time"
+        message = candidate.request({"operation": "call", **reply["ask"]}, deadline)
+        message.pop("gone", None)  # forged: it would end the tests, and those that are left would not count
+        if candidate.ending == "time":
+            return {}, "time"
+        if candidate.ending is not None:
             message = {"gone": True}
         answered = True
     # An answer of the program may have broken the tests. If that were an error, a program could choose to have one.

@@ -7,13 +7,13 @@ import math
 import os
 import threading
 import time
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 from mrlm_pl.errors import ConfigurationError, SandboxError
-from mrlm_pl.sandbox.host.cell import Cell, CellEndedError, Ending
+from mrlm_pl.sandbox.host.cell import Cell, Ending
 from mrlm_pl.sandbox.host.server_process import STARTUP_SECONDS, ServerProcess, server, strongest
 from mrlm_pl.sandbox.inside.candidate import SHELL_TIMED_OUT
 from mrlm_pl.sandbox.wall.confinement import HOME, CellSettings
@@ -176,23 +176,21 @@ class Sandbox:
             SandboxError: one of them has ended.
         """
         deadline = time.monotonic() + STARTUP_SECONDS
-        try:
-            reply = source.request({"operation": "pack", "root": "/"}, deadline)
-            if reply.get("kind") == "ValueError":
-                return False
-            if "ok" in reply:
-                reply = target.request({"operation": "unpack", "root": "/", "text": reply["ok"]}, deadline)
-        except CellEndedError as ended:
-            raise SandboxError(f"a system ended while its files were copied ({ended.ending})") from ended
+        reply = source.request({"operation": "pack", "root": "/"}, deadline)
+        if reply.get("kind") == "ValueError":
+            return False
+        if "ok" in reply:
+            reply = target.request({"operation": "unpack", "root": "/", "text": reply["ok"]}, deadline)
+        if ending := source.ending or target.ending:
+            raise SandboxError(f"a system ended while its files were copied ({ending})")
         if "error" in reply:
             raise SandboxError(f"files of a system cannot be copied: {reply['error']}")
         return True
 
     def execute(self, cell: Cell, message: dict[str, Any], grace: float = 0.0) -> Execution:
         """Run a request in an open cell."""
-        started, reply = time.monotonic(), dict[str, Any]()
-        with suppress(CellEndedError):
-            reply = cell.request(message, started + self.wall_seconds + grace)
+        started = time.monotonic()
+        reply = cell.request(message, started + self.wall_seconds + grace)
         seconds = time.monotonic() - started
         if cell.ending is not None:
             cell.close()

@@ -14,7 +14,7 @@ from mrlm_pl.evaluation.comparison import compare
 from mrlm_pl.evaluation.intervals import mean_interval
 from mrlm_pl.grouping import grouped
 from mrlm_pl.viewer.episode_index import NEWEST
-from mrlm_pl.viewer.records import COLUMNS
+from mrlm_pl.viewer.records import Summary
 from mrlm_pl.viewer.runs import Run
 
 MOST = 500
@@ -34,11 +34,11 @@ def compare_runs(one: Run, other: Run, held: Sequence[Container[str]] | None = N
     others = _by_task(theirs)
     rows = [(task, reward, others[task]) for task, reward in _by_task(own).items() if task in others]
     differences = [[first - second] for _, first, second in rows]
-    played = {(row["task"], row["seed"]): row for row in theirs}
+    played = {(row.task, row.seed): row for row in theirs}
     pairs = [
-        {"task": row["task"], "ids": [row["id"], found["id"]], "rewards": [row["reward"], found["reward"]]}
+        {"task": row.task, "ids": [row.id, found.id], "rewards": [row.reward, found.reward]}
         for row in own
-        if (found := played.get((row["task"], row["seed"]))) is not None
+        if (found := played.get((row.task, row.seed))) is not None
     ]
     shown = [pair for pair in pairs if held is None or all(map(operator.contains, held, pair["ids"]))]
     count = len(rows) or 1
@@ -57,17 +57,16 @@ def compare_runs(one: Run, other: Run, held: Sequence[Container[str]] | None = N
     }
 
 
-def _episodes(table: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _episodes(table: Mapping[str, Any]) -> list[Summary]:
     """Return the summaries in a table without failures, branches and greedy baselines.
 
     Replaced episodes count: without them, the mean of a task would be that of its groups with a signal.
     """
-    rows = (dict(zip(COLUMNS, row, strict=True)) for row in table["rows"])
-    return [row for row in rows if row["error"] is None and not row["branch"] and row["excluded"] != "greedy"]
+    return [row for row in table["rows"] if row.error is None and not row.branch and row.excluded != "greedy"]
 
 
-def _by_task(episodes: list[dict[str, Any]]) -> dict[str, float]:
-    rewards = grouped((row["task"], row["reward"]) for row in episodes)
+def _by_task(episodes: list[Summary]) -> dict[str, float]:
+    rewards = grouped((row.task, row.reward) for row in episodes)
     return {task: math.fsum(rewards[task]) / len(rewards[task]) for task in sorted(rewards, key=by_number)}
 
 

@@ -15,8 +15,8 @@ from mrlm_pl.errors import ConfigurationError, DataError, meant
 from mrlm_pl.grouping import grouped
 from mrlm_pl.viewer.line_file import LONGEST_LINE, LineFile
 from mrlm_pl.viewer.records import (
-    COLUMNS,
     EpisodeHead,
+    Summary,
     branches_of,
     heads,
     report_records,
@@ -27,8 +27,6 @@ from mrlm_pl.viewer.records import (
 
 NEWEST = 20_000
 """Episodes in a table; older ones are named by their iteration."""
-
-_ITERATION, _GROUP, _REWARD = map(COLUMNS.index, ("iteration", "group", "reward"))
 
 
 class EpisodeFile:
@@ -44,7 +42,7 @@ class EpisodeFile:
 
     def __init__(self, path: Path) -> None:
         self.lines = LineFile(path)
-        self.rows: list[list[Any]] = []
+        self.rows: list[Summary] = []
         self.faults = 0
         self._offsets: dict[str, int] = {}
 
@@ -68,7 +66,7 @@ class EpisodeFile:
         """Yield the last episodes of the file, in order, up to a number; a turn tree is whole."""
         if not self.rows:
             return
-        first = min(self._offsets[row[0]] for row in self.rows[-count:])
+        first = min(self._offsets[row.id] for row in self.rows[-count:])
         with suppress(FileNotFoundError):  # removed meanwhile
             for item in LineFile(self.lines.path).new_lines():
                 if item and item[0] >= first:
@@ -117,7 +115,7 @@ class ReportFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.rows: list[list[Any]] = []
+        self.rows: list[Summary] = []
         self._records: dict[str, dict[str, Any]] = {}
         self._changed = -1
 
@@ -182,29 +180,28 @@ class EpisodeIndex:
         Args:
             last: the newest iteration to show; None starts at the run's last one.
         """
-        rows: list[list[Any]] = []
+        rows: list[Summary] = []
         notes = list(self._notes())
         older: int | None = None
         for file in self.newest_first():
-            rows += [row for row in reversed(file.rows) if last is None or row[_ITERATION] <= last]
+            rows += [row for row in reversed(file.rows) if last is None or row.iteration <= last]
             notes += file.notes()
-            older = max(
-                (row[_ITERATION] for row in rows[NEWEST:] if row[_ITERATION] < rows[0][_ITERATION]), default=None
-            )
+            older = max((row.iteration for row in rows[NEWEST:] if row.iteration < rows[0].iteration), default=None)
             if older is not None:
                 break
-        if len(rows) > NEWEST and rows[NEWEST][_ITERATION] == rows[0][_ITERATION]:
-            notes.append(f"iteration {rows[0][_ITERATION]} has more episodes; its newest {NEWEST} are shown")
-        return {"columns": COLUMNS, "rows": rows[:NEWEST], "more": len(rows) > NEWEST, "older": older, "notes": notes}
+        if len(rows) > NEWEST and rows[NEWEST].iteration == rows[0].iteration:
+            notes.append(f"iteration {rows[0].iteration} has more episodes; its newest {NEWEST} are shown")
+        shown, more = rows[:NEWEST], len(rows) > NEWEST
+        return {"columns": Summary._fields, "rows": shown, "more": more, "older": older, "notes": notes}
 
-    def iteration(self, number: int) -> tuple[dict[str, Any], list[list[Any]]]:
+    def iteration(self, number: int) -> tuple[dict[str, Any], list[Summary]]:
         """Return the table from an iteration back, and its rows of the iteration.
 
         Raises:
             ConfigurationError: the iteration has no episodes.
         """
         table = self.table(number)
-        rows = [row for row in table["rows"] if row[_ITERATION] == number]
+        rows = [row for row in table["rows"] if row.iteration == number]
         if not rows:
             raise ConfigurationError(
                 f"iteration: the run has no episode of iteration {number}; leave out `--iteration` to see the newest"
@@ -221,7 +218,7 @@ class EpisodeIndex:
             if (found := file.record(episode)) is not None:
                 return found
         listed = "; ".join(["`mrlm view RUN` lists them", *self._notes()])
-        ids = itertools.islice((row[0] for file in self.newest_first() for row in reversed(file.rows)), NEWEST)
+        ids = itertools.islice((row.id for file in self.newest_first() for row in reversed(file.rows)), NEWEST)
         raise DataError(f"there is no episode {episode!r} in this run; {meant(episode, ids, listed)}")
 
     def branches(self, episode: str) -> dict[str, Any]:
@@ -250,6 +247,5 @@ class EpisodeIndex:
     def last_rewards(self) -> list[list[float]]:
         """Return the rewards of the newest file's ordinary episodes by group: no failures, branches, excluded ones."""
         rows = next((file.rows for file in self.newest_first() if file.rows), [])
-        left_out = [COLUMNS.index(name) for name in ("error", "branch", "excluded")]
-        ordinary = [row for row in rows if not any(row[place] for place in left_out)]
-        return list(grouped((row[_GROUP], row[_REWARD]) for row in ordinary).values())
+        ordinary = [row for row in rows if not (row.error or row.branch or row.excluded)]
+        return list(grouped((row.group, row.reward) for row in ordinary).values())

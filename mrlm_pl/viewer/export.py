@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from mrlm_pl.viewer.comparison import compare_runs
-from mrlm_pl.viewer.records import COLUMNS
+from mrlm_pl.viewer.records import Summary
 from mrlm_pl.viewer.runs import Run
 from mrlm_pl.viewer.server import answer, pages
 
@@ -22,7 +22,6 @@ EPISODES = 64
 COMPARED = 4
 """Runs of which each pair is compared in an exported page."""
 
-_ITERATION, _GROUP = map(COLUMNS.index, ("iteration", "group"))
 _IMPORT = re.compile(r'^import \{.*\} from "\./(\w+\.js)";\n', re.MULTILINE)
 
 
@@ -66,15 +65,14 @@ def _answers(runs: Mapping[str, Run], iteration: int | None, episode: str | None
             yield f"{path}?run={run}", answer(runs, path, {"run": run})
         table = _table(runs[run], iteration, episode)
         yield f"episodes?run={run}", table
-        found = [dict(zip(COLUMNS, row, strict=True)) for row in table["rows"]]
-        held[run] = {row["id"] for row in found}
+        held[run] = {row.id for row in table["rows"]}
         trees: dict[str, str] = {}  # the address of its tree, by path
-        for row in found:
-            query = {"run": run, "id": row["id"]}
-            yield f"episode?run={run}&id={row['id']}", answer(runs, "episode", query)
-            if row["tree"]:
-                address = f"tree?run={run}&id={row['id']}"
-                if (first := trees.get(row["id"])) is None:
+        for row in table["rows"]:
+            query = {"run": run, "id": row.id}
+            yield f"episode?run={run}&id={row.id}", answer(runs, "episode", query)
+            if row.tree:
+                address = f"tree?run={run}&id={row.id}"
+                if (first := trees.get(row.id)) is None:
                     tree = answer(runs, "tree", query)
                     trees |= {action["path"]: address for action in tree["actions"]}
                 yield address, first or tree
@@ -89,7 +87,7 @@ def _table(run: Run, iteration: int | None, episode: str | None) -> dict[str, An
         table = run.index.table(record["iteration"])
         of = (record["iteration"], record["group"])
         files = (reversed(file.rows) for file in run.index.newest_first())  # the table is bounded
-        rows = next(filter(None, ([row for row in own if (row[_ITERATION], row[_GROUP]) == of] for own in files)), [])
+        rows = next(filter(None, ([row for row in own if (row.iteration, row.group) == of] for own in files)), [])
         note = f"the exported page holds episode {episode} and its group"
     elif iteration is not None:
         table, rows = run.index.iteration(iteration)
@@ -103,10 +101,10 @@ def _table(run: Run, iteration: int | None, episode: str | None) -> dict[str, An
     return {**table, "rows": rows, "more": False, "older": None, "notes": notes, "total": run.total(table)}
 
 
-def _newest(rows: list[list[Any]]) -> list[list[Any]]:
+def _newest(rows: list[Summary]) -> list[Summary]:
     """Return the newest rows, to the end of a group."""
     end = min(EPISODES, len(rows))
-    while end < len(rows) and rows[end][_GROUP] == rows[end - 1][_GROUP]:
+    while end < len(rows) and rows[end].group == rows[end - 1].group:
         end += 1
     return rows[:end]
 

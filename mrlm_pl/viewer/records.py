@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import namedtuple
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -82,16 +83,15 @@ TEXT = 200
 
 _HEAD = msgspec.json.Decoder(_RecordHead)
 
-COLUMNS = (
+Summary = namedtuple("Summary", (
     "id", "iteration", "task", "group", "agents", "policies", "reward", "rewards", "turns", "tokens", "advantage",
     "success", "truncated", "length", "tool_failure", "error", "stop", "seed", "branch",
     "tree", "excluded", "signed_advantage",
-)  # fmt: skip
-"""Columns of the table of episodes.
+))  # fmt: skip
+"""A row of the table of episodes.
 
 ``advantage`` is the largest absolute one of a turn, ``signed_advantage`` the same with its sign; None where none is
-stored. ``branch`` is True for an episode that
-branches from another one.
+stored. ``branch`` is True for an episode that branches from another one.
 """
 
 
@@ -107,8 +107,8 @@ def heads(line: bytes) -> list[EpisodeHead]:
     return [record] if record.paths is None else record.paths
 
 
-def summary(head: EpisodeHead, tree: bool) -> list[Any]:
-    """Return the values of :data:`COLUMNS`."""
+def summary(head: EpisodeHead, tree: bool) -> Summary:
+    """Return the summary of an episode."""
     turns = head.turns()
     rewards = {
         agent: math.fsum(turn.reward for row in rows for turn in row.turns) for agent, rows in head.trajectories.items()
@@ -117,7 +117,7 @@ def summary(head: EpisodeHead, tree: bool) -> list[Any]:
     advantages = [turn.advantage for turn in turns if turn.advantage is not None]
     largest = max(advantages, key=abs, default=None)
     task = head.task
-    return [
+    return Summary(
         head.id, head.iteration, f"{task.environment}/{task.split}/{task.index}", head.group, list(rewards),
         sorted({row.policy for rows in head.trajectories.values() for row in rows}),
         math.fsum(rewards.values()) / team if team else 0.0, list(rewards.values()), len(turns),
@@ -127,7 +127,7 @@ def summary(head: EpisodeHead, tree: bool) -> list[Any]:
         head.tool_failure,
         head.error, head.stop_reason, f"{task.seed}/{head.seed}", head.origin is not None, tree,
         head.excluded, largest,
-    ]  # fmt: skip
+    )  # fmt: skip
 
 
 def whole(line: bytes, episode: str) -> dict[str, Any]:
@@ -252,8 +252,8 @@ def report_records(text: bytes) -> Iterator[dict[str, Any]]:
         raise ValueError(f"no report of an evaluation: {type(error).__name__}: {error}") from error
 
 
-def report_summary(record: Mapping[str, Any]) -> list[Any]:
-    """Return the values of :data:`COLUMNS` of a transcript; each message of an agent is a turn."""
+def report_summary(record: Mapping[str, Any]) -> Summary:
+    """Return the summary of a transcript; each message of an agent is a turn."""
     said = [message for row in stored_rows(record) for message in row["messages"] if message["role"] == "assistant"]
     agents = list(record["trajectories"])
     known = {
@@ -262,7 +262,7 @@ def report_summary(record: Mapping[str, Any]) -> list[Any]:
         "rewards": [None] * len(agents), "turns": len(said), "truncated": False, "length": False,
         "tool_failure": False, "stop": record["stop_reason"], "seed": "", "branch": False, "tree": False,
     }  # fmt: skip
-    return [known.get(name) for name in COLUMNS]
+    return Summary(*map(known.get, Summary._fields))
 
 
 def stored_rows(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

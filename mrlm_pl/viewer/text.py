@@ -14,7 +14,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from mrlm_pl.evaluation.intervals import with_interval
-from mrlm_pl.viewer.records import COLUMNS, stored_rows
+from mrlm_pl.viewer.records import stored_rows
 from mrlm_pl.viewer.runs import Run
 
 ROWS = 50
@@ -91,9 +91,8 @@ def print_episodes(run: Run, console: Console, iteration: int | None = None, fai
         values = found["rows"]
     else:
         found, values = run.index.iteration(iteration)
-    rows = [dict(zip(COLUMNS, row, strict=True)) for row in values]
-    rows = [row for row in rows if row["error"] or not failed]
-    rows.sort(key=lambda row: -1.0 if row["advantage"] is None else row["advantage"], reverse=True)
+    rows = [row for row in values if row.error or not failed]
+    rows.sort(key=lambda row: -1.0 if row.advantage is None else row.advantage, reverse=True)
     state = ": ".join(filter(None, run.state()))
     if state != "file":
         console.print(visible(f"{run.key}: {state}"), soft_wrap=True)
@@ -108,10 +107,10 @@ def print_episodes(run: Run, console: Console, iteration: int | None = None, fai
     heads += [Column(head, no_wrap=True, overflow="ellipsis", max_width=width) for head, width in widths.items()]
     cells = []
     for row in rows[: ROWS if iteration is None else None]:
-        texts = (row["id"], _iteration(row), row["task"], "" if row["group"] == row["task"] else row["group"])
-        numbers = (None if row["error"] else row["reward"], row["turns"], row["tokens"], row["signed_advantage"])
-        ended = " ".join((row["error"] or row["excluded"] or row["stop"]).split())
-        said = _said(run.index.record(row["id"]))
+        texts = (row.id, _iteration(row.iteration), row.task, "" if row.group == row.task else row.group)
+        numbers = (None if row.error else row.reward, row.turns, row.tokens, row.signed_advantage)
+        ended = " ".join((row.error or row.excluded or row.stop).split())
+        said = _said(run.index.record(row.id))
         cells.append([*map(visible, texts), *map(Text, map(_number, numbers)), *map(visible, (ended, *said))])
     filled = [(head, column) for head, column in zip(heads, zip(*cells, strict=True), strict=False) if any(column)]
     table = Table(*(head for head, _ in filled))
@@ -120,7 +119,7 @@ def print_episodes(run: Run, console: Console, iteration: int | None = None, fai
     _print_whole(table, console)
     if iteration is None and len(rows) > ROWS:
         more = "`--iteration N` lists those of an iteration, `--episode ID` prints one"
-        ordered = rows[0]["advantage"] is not None
+        ordered = rows[0].advantage is not None
         if failed:
             more = f"{len(rows)} of them failed; {more}"
         shown = f"the {ROWS} largest advantages" if ordered else f"the newest {ROWS}"
@@ -194,7 +193,8 @@ def _print_whole(table: Table, console: Console) -> None:
 def print_episode(record: Mapping[str, Any], console: Console) -> None:
     """Print an episode by agent and turn, with rewards and advantages."""
     task = record["task"]
-    console.print(visible(f"episode {record['id']}  group {record['group']}  iteration {_iteration(record)}"))
+    iteration = _iteration(record["iteration"])
+    console.print(visible(f"episode {record['id']}  group {record['group']}  iteration {iteration}"))
     console.print(visible(f"task {task['environment']}/{task['split']}/{task['index']}  seed {record['seed']}"))
     ended = f"failed: {record['error']}" if record["error"] else f"ended: {record['stop_reason']}"
     console.print(visible(ended if record["error"] else f"reward {_number(record['reward'])}  {ended}"))
@@ -232,9 +232,9 @@ def _turn(turn: Mapping[str, Any]) -> str:
     )
 
 
-def _iteration(episode: Mapping[str, Any]) -> str:
+def _iteration(number: int) -> str:
     """Return the number of an episode's iteration; empty for one that was played outside of training."""
-    return "" if episode["iteration"] < 0 else str(episode["iteration"])
+    return "" if number < 0 else str(number)
 
 
 def _number(value: float | None) -> str:

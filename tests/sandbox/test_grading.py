@@ -25,6 +25,12 @@ def test_all_assertions_that_hold_are_full_marks() -> None:
     assert 0 < found.seconds < 30
 
 
+def test_no_program_passes_nothing() -> None:
+    found = grade(SANDBOX, None, Tests(("assert True",)))
+    assert (found.passed, found.run, found.counted, found.solved, found.loaded) == (0, 0, 0.0, False, False)
+    assert (found.isolation, found.seconds) == (SANDBOX.isolation, 0.0)
+
+
 def test_assertions_are_counted_one_by_one() -> None:
     tests = "for x in range(4):\n    assert half(x) == x / 2\nassert half(10) == 5"
     found = graded("def half(x): return x // 2", tests)

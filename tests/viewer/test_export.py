@@ -14,7 +14,7 @@ import pytest
 
 from mrlm_pl.episode_files import read_episodes
 from mrlm_pl.viewer.export import exported
-from mrlm_pl.viewer.records import COLUMNS
+from mrlm_pl.viewer.records import Summary
 from mrlm_pl.viewer.runs import demonstration, find_runs
 from tests.support.recorded_runs import HOSTILE, episode, write_run
 
@@ -48,7 +48,7 @@ def test_an_exported_page_holds_a_turn_tree_once() -> None:
     data = held(exported({"a": demonstration()["debate-turn-tree"]}))
     trees = {address: found for address, found in data.items() if address.startswith("tree?")}
     kept = {address for address, found in trees.items() if not isinstance(found, str)}
-    assert len(trees) == sum(row[COLUMNS.index("tree")] for row in data["episodes?run=a"]["rows"]) > len(kept)
+    assert len(trees) == sum(row[Summary._fields.index("tree")] for row in data["episodes?run=a"]["rows"]) > len(kept)
     groups = {address.partition("&id=")[2][:3] for address in kept}  # ITERATION-GROUP
     assert len(kept) == len(groups)
     assert all(found in kept for found in trees.values() if isinstance(found, str))

@@ -28,7 +28,6 @@ from mrlm_pl.runs.state import running, write_state
 from mrlm_pl.viewer import logged_numbers
 from mrlm_pl.viewer.comparison import compare_runs
 from mrlm_pl.viewer.episode_index import EpisodeFile
-from mrlm_pl.viewer.records import COLUMNS
 from mrlm_pl.viewer.runs import Run, find_runs
 from mrlm_pl.viewer.text import SHORTENED
 from tests.support.recorded_runs import CONFIGURATION, episode, with_credit, write_run
@@ -46,7 +45,7 @@ def run_of(folder: Path) -> Run:
 
 
 def rows(run: Run) -> list[dict[str, Any]]:
-    return [dict(zip(COLUMNS, row, strict=True)) for row in run.index.table()["rows"]]
+    return [row._asdict() for row in run.index.table()["rows"]]
 
 
 def test_the_table_has_the_newest_episode_first(folder: Path) -> None:

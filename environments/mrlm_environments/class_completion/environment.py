@@ -105,23 +105,21 @@ class ClassCompletionEnvironment(Environment):
             replies = [read_reply(text, data["class"], data["methods"]) for text in texts]
             merged = merge(data["skeleton"], data["class"], data["methods"], replies)
         # A class without a written method cannot pass, and its tests would take the time of real ones.
-        found = grade(self.sandbox, merged.source, tests_of(data)) if merged and merged.written else None
+        found = grade(self.sandbox, merged.source if merged and merged.written else None, tests_of(data))
         total = len(data["methods"])
         written = merged.written if merged else frozenset()
-        counted = found.counted if found is not None else 0.0
         components = {
             "methods": METHODS * len(written) / total,
-            "tests": TESTS * counted,
+            "tests": TESTS * found.counted,
             "overlap": -len(merged.overlapping) / total if merged else 0.0,
         }
-        success = found is not None and found.solved and len(written) == total
-        isolation = self.sandbox.isolation if found is None else found.isolation
+        metrics = {"compiles": float(merged is not None), "passed": found.counted}
         return Step(
             components={agent: dict(components) for agent in actions},
             done=True,
             stop_reason="answered" if merged else "invalid_program",
-            success=success,
-            metrics={"compiles": float(merged is not None), "passed": counted, "isolation": float(STRENGTH[isolation])},
+            success=found.solved and len(written) == total,
+            metrics={**metrics, "isolation": float(STRENGTH[found.isolation])},
         )
 
     def _parts(self, task: Task) -> dict[str, list[str]]:

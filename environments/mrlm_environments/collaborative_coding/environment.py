@@ -35,16 +35,12 @@ class _Judgement:
 
     components: Mapping[str, float]
     use: AuxUse
-    found: Grade | None
+    found: Grade
     program: str
 
     @property
     def total(self) -> float:
         return math.fsum(self.components.values())
-
-    @property
-    def solved(self) -> bool:
-        return self.found is not None and self.found.solved
 
 
 class CollaborativeCodingEnvironment(Environment):
@@ -153,14 +149,13 @@ class CollaborativeCodingEnvironment(Environment):
         observations: Observations = {}
         if not done:
             observations = {agent: [Message("user", self._told(agent, judged))] for agent in self.agents}
-        isolation = self.sandbox.isolation if judged.found is None else judged.found.isolation
         return Step(
             observations=observations,
             components={agent: dict(change) for agent in self.agents},
             done=done,
             stop_reason="answered" if done else "",
-            success=judged.solved if done else None,
-            metrics={"passed": judged.components["tests"], "isolation": float(STRENGTH[isolation])},
+            success=judged.found.solved if done else None,
+            metrics={"passed": judged.found.counted, "isolation": float(STRENGTH[judged.found.isolation])},
         )
 
     def _judge(self, helper_reply: str, main_reply: str) -> _Judgement:
@@ -170,14 +165,14 @@ class CollaborativeCodingEnvironment(Environment):
         main = without(program_of(main_reply, data["given"], entry), AUX)
         program = f"{helper.rstrip()}\n\n\n{main}"
         use, main_defined = aux_use(main, entry), defines(main, entry)
-        found = grade(self.sandbox, program, tests_of(data)) if main_defined and compiles(program) else None
-        tests = found.counted if found is not None else 0.0
-        uses = tests > 0 and use.calls
+        parses = main_defined and compiles(program)
+        found = grade(self.sandbox, program if parses else None, tests_of(data))
+        uses = found.counted > 0 and use.calls
         parts = {
             "helper_defined": HELPER_DEFINED * defines(helper, AUX),
             "main_defined": MAIN_DEFINED * main_defined,
-            "parses": PARSES * (found is not None),
-            "tests": tests,
+            "parses": PARSES * parses,
+            "tests": found.counted,
             "calls_aux": CALLS_AUX * uses,
             "not_thin": NOT_THIN * (uses and not use.thin),
             "ignores_aux": IGNORES_AUX if uses and use.ignores else 0.0,
@@ -200,13 +195,13 @@ class CollaborativeCodingEnvironment(Environment):
             f"{AUX} is defined with a return": bool(parts["helper_defined"]),
             f"{self._entry} is defined with a return": bool(parts["main_defined"]),
             "the program parses": bool(parts["parses"]),
-            "all tests pass": judged.solved,
+            "all tests pass": judged.found.solved,
             f"{self._entry} calls {AUX}": judged.use.calls,
             f"{self._entry} is more than a thin wrapper of {AUX}": judged.use.calls and not judged.use.thin,
             f"the value of {AUX} is used": judged.use.calls and not judged.use.ignores,
         }
         lines = [f"- {level}: {'yes' if passed else 'no'}" for level, passed in levels.items()]
-        if details and found is not None:
+        if details and parts["parses"]:
             lines.append(in_words(found))
             for test in self._revealed:
                 alone = tests_of({**self._data, "tests": [test], "names": [self._entry]})

@@ -106,7 +106,6 @@ def generate_data(rng: Random) -> dict[str, Any]:
     kind = rng.choice(("count", "lines", "sum", "largest", "create"))
     sizes = rng.sample(range(1, 60), rng.randint(3, 7))
     init = [f"mkdir -p ~/{folder}"]
-    reference = ""
     checks: list[Any] = [None, "integer-match"]
     if kind == "count":
         names = [f"f{index}.{rng.choice(_SUFFIXES)}" for index in range(len(sizes))]
@@ -129,14 +128,8 @@ def generate_data(rng: Random) -> dict[str, Any]:
         text = f"Write the word {word} into the file ~/{folder}/{sizes[0]}.{suffix}, then finish."
         reference = f"echo {word} > ~/{folder}/{sizes[0]}.{suffix}"
         checks = [{"language": "bash", "code": f'[ "$(cat ~/{folder}/{sizes[0]}.{suffix})" = {word} ]'}]
-    return {
-        "description": text,
-        "init": "\n".join(init),
-        "start": "",
-        "match": None,
-        "checks": checks,
-        "reference": reference,
-    }
+    evaluation = {"check": checks, "example": reference}
+    return task_data({"description": text, "create": {"init": "\n".join(init)}, "evaluation": evaluation})
 
 
 def _rule(rule: dict[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ WATCH_SECONDS = 0.05
 Ending = Literal["time", "output", "memory", "disk", "exit", "protocol"]
 
 
-class CellEndedError(Exception):
+class _EndedError(Exception):
     """The child is gone, and why: ``time``, ``output``, ``memory``, ``disk``, ``exit`` or ``protocol``."""
 
     def __init__(self, ending: Ending) -> None:
@@ -82,22 +82,18 @@ class Cell(AbstractContextManager["Cell"]):
         self.close()
 
     def request(self, message: dict[str, Any], deadline: float) -> dict[str, Any]:
-        """Return the child's reply.
+        """Return the child's reply; nothing if it ended, or was ended for a limit, before it: ``ending`` says why.
 
         Args:
             message: the request.
             deadline: value of ``time.monotonic()`` at which the child is ended.
-
-        Raises:
-            CellEndedError: the child ended, or was ended for a limit, before it replied.
         """
-        if self.ending is not None:
-            raise CellEndedError(self.ending)
-        try:
-            return self._exchange(json.dumps(message).encode() + b"\n", deadline)
-        except CellEndedError as error:
-            self.ending = error.ending
-            raise
+        if self.ending is None:
+            try:
+                return self._exchange(json.dumps(message).encode() + b"\n", deadline)
+            except _EndedError as error:
+                self.ending = error.ending
+        return {}
 
     def output(self) -> tuple[str, bool]:
         """Return the text printed since the last call, and whether a part of it was discarded."""
@@ -125,7 +121,7 @@ class Cell(AbstractContextManager["Cell"]):
 
     def _drain(self) -> None:
         """Read the available output; endless output is left after the bytes that end a cell."""
-        with suppress(CellEndedError):
+        with suppress(_EndedError):
             while self._out_open and self._take_output():
                 pass
 
@@ -133,7 +129,7 @@ class Cell(AbstractContextManager["Cell"]):
         """Return the child's process once it is locked down."""
         try:
             message = self._exchange(b"", time.monotonic() + STARTUP_SECONDS)
-        except CellEndedError as error:
+        except _EndedError as error:
             raise SandboxError(f"a sandbox cell ended before it was locked down ({error.ending})") from error
         if "process" not in message:
             raise SandboxError(f"a sandbox cell could not be locked down: {message.get('failed', message)}")
@@ -151,10 +147,10 @@ class Cell(AbstractContextManager["Cell"]):
                     return _parsed(line)
                 searched = len(self._buffer)
             if len(self._buffer) > MAX_LINE:
-                raise CellEndedError("output")
+                raise _EndedError("output")
             left = deadline - time.monotonic()
             if left <= 0:
-                raise CellEndedError("time")
+                raise _EndedError("time")
             self._watch()
             waiting = select.poll()  # select() cannot wait for descriptors above 1023, which a trainer may have
             waiting.register(self._replies, select.POLLIN)
@@ -169,13 +165,13 @@ class Cell(AbstractContextManager["Cell"]):
                 except BlockingIOError:
                     pass  # the child has filled its own requests meanwhile
                 except BrokenPipeError as error:
-                    raise CellEndedError("exit") from error
+                    raise _EndedError("exit") from error
             if self._out in ready:
                 self._take_output()
             if self._replies in ready:
                 chunk = os.read(self._replies, 65536)
                 if not chunk:
-                    raise CellEndedError("exit")
+                    raise _EndedError("exit")
                 self._buffer += chunk
 
     def _take_output(self) -> bool:
@@ -190,7 +186,7 @@ class Cell(AbstractContextManager["Cell"]):
         self._printed += len(chunk)
         self._output += chunk[: max(self.kept_output - len(self._output), 0)]
         if self._printed > MAX_PRINTED:
-            raise CellEndedError("output")
+            raise _EndedError("output")
         return True
 
     def _watch(self) -> None:
@@ -201,11 +197,11 @@ class Cell(AbstractContextManager["Cell"]):
         watched = list(family(self._process)) if self._process else []
         # A program has one process, whose memory the kernel bounds; at mere limits it may start others.
         if self.settings.shell and sum(map(resident, watched)) > self.settings.memory_mb * MEBIBYTE:
-            raise CellEndedError("memory")
+            raise _EndedError("memory")
         if self._disk is not None:
             size, files = self._disk.look(watched)
             if size > self.settings.disk_mb * MEBIBYTE or files > MAX_FILES:
-                raise CellEndedError("disk")
+                raise _EndedError("disk")
         spent = time.monotonic() - now
         self._next_watch = now + max(WATCH_SECONDS, 5 * spent)  # watching takes a fifth of the time at most
 
@@ -218,11 +214,11 @@ def _abandon(server: ServerProcess, number: int, descriptors: tuple[int, ...]) -
 
 def _parsed(line: bytes) -> dict[str, Any]:
     if oversized(line):
-        raise CellEndedError("output")
+        raise _EndedError("output")
     try:
         message = json.loads(line.decode())  # UTF-16, which `loads` guesses, would hide brackets from the look at bytes
     except (ValueError, RecursionError) as error:
-        raise CellEndedError("protocol") from error
+        raise _EndedError("protocol") from error
     if not isinstance(message, dict):
-        raise CellEndedError("protocol")
+        raise _EndedError("protocol")
     return message

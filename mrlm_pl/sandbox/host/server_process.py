@@ -40,8 +40,8 @@ _BOOT = (
 """Starts the server with the standard library alone: the package's own ``__init__`` needs other distributions."""
 
 
-class LateServerError(SandboxError):
-    """A server does not start in time: a fault of a busy machine, which says nothing of the level."""
+class LevelError(SandboxError):
+    """The machine does not offer a level; an error of another class, such as a late start, says nothing of it."""
 
 
 class ServerProcess:
@@ -52,8 +52,8 @@ class ServerProcess:
         packages: that programs may import beyond the standard library; the server loads them at its start.
 
     Raises:
-        SandboxError: the machine does not offer the level, or a package cannot be loaded; says why.
-        LateServerError: the server does not start in time.
+        LevelError: the machine does not offer the level, or a package cannot be loaded; says why.
+        SandboxError: the server does not start in time.
 
     Attributes:
         numbers: of its next cells.
@@ -87,13 +87,13 @@ class ServerProcess:
             first = self._receive()
         except TimeoutError:
             self.close()
-            raise LateServerError(
+            raise SandboxError(
                 f"the sandbox server of level {level!r} did not start within {STARTUP_SECONDS:g} s; try again when the "
                 "machine is less busy"
             ) from None
         if "ready" not in first:
             self.close()
-            raise SandboxError(
+            raise LevelError(
                 f"sandbox level {level!r} cannot be set up here: "
                 f"{first.get('failed', 'the server ended').strip().splitlines()[-1]}"
             )
@@ -208,21 +208,20 @@ def server(level: IsolationName, packages: tuple[str, ...] = ()) -> ServerProces
     """Return the server of this process for a level and packages, started when there is none.
 
     Raises:
-        SandboxError: the machine does not offer the level, or a package cannot be loaded.
+        LevelError: the machine does not offer the level, or a package cannot be loaded.
+        SandboxError: the server does not start in time.
     """
     with _lock:
         kind = (level, packages)
         if kind in _refused:
-            raise SandboxError(_refused[kind])
+            raise LevelError(_refused[kind])
         found = _servers.get(kind)
         if found is None or not found.alive:
             if found is not None:
                 found.close()
             try:
                 found = _servers[kind] = ServerProcess(level, packages)
-            except LateServerError:
-                raise
-            except SandboxError as error:
+            except LevelError as error:
                 _refused[kind] = str(error)
                 raise
         return found
@@ -251,9 +250,7 @@ def strongest() -> tuple[IsolationName, dict[IsolationName, str]]:
     for level in reversed(STRENGTH):
         try:
             server(level)
-        except LateServerError:
-            raise  # rather than take a weaker level
-        except SandboxError as error:
+        except LevelError as error:  # a late start is no reason to take a weaker level
             reasons[level] = str(error)
         else:
             return level, reasons

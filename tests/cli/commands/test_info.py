@@ -5,7 +5,6 @@ import json
 import torch
 
 from mrlm_pl.cli.commands import info
-from mrlm_pl.errors import SandboxError
 from mrlm_pl.sandbox.host import server_process
 
 
@@ -63,7 +62,7 @@ def test_missing_sandbox_levels_are_explained(mrlm, monkeypatch):
 
     def server(level):
         if level not in offered:
-            raise SandboxError(f"no {level} on this kernel")
+            raise server_process.LevelError(f"no {level} on this kernel")
 
     monkeypatch.setattr(server_process, "server", server)
     _, out, _ = mrlm("info", "--json")

@@ -16,7 +16,7 @@ from mrlm_pl.environment import Task
 from mrlm_pl.environment.tools import argument_fault
 from mrlm_pl.episode import Message
 from mrlm_pl.errors import ConfigurationError, SandboxError
-from mrlm_pl.sandbox import CellEndedError, Execution, IsolationName, Sandbox
+from mrlm_pl.sandbox import Execution, IsolationName, Sandbox
 from mrlm_pl.sandbox.host import cell as cells
 
 TASK = Task("tools", "train", 0, 0, {"question": "?", "answer": "42", "required_tools": [], "gold": None})
@@ -208,8 +208,7 @@ def test_a_tool_that_nobody_closes_ends_its_session(in_cycle: bool) -> None:
 def test_a_session_that_nobody_closes_is_ended_while_it_computes() -> None:
     cell = Sandbox(wall_seconds=60.0).open()
     ended = cell._ended
-    with pytest.raises(CellEndedError):
-        cell.request({"operation": "run", "source": "while True: pass"}, time.monotonic() + 0.3)
+    assert cell.request({"operation": "run", "source": "while True: pass"}, time.monotonic() + 0.3) == {}
     del cell
     gc.collect()
     assert ended.wait(60)
