@@ -78,7 +78,13 @@ def test_weights_that_are_read_before_are_averaged(model_folder: Path, echo: Any
 
 def test_an_own_backbone_is_unfrozen(model_folder: Path) -> None:
     algorithm = GRPO({"main": str(model_folder)})  # type: ignore[dict-item]
-    trainer: Any = SimpleNamespace(overfit_batches=0, callbacks=[BackboneFinetuning()])
+    trainer: Any = SimpleNamespace(
+        overfit_batches=0,
+        gradient_clip_val=None,
+        accumulate_grad_batches=1,
+        precision="32-true",
+        callbacks=[BackboneFinetuning()],
+    )
     with pytest.raises(ConfigurationError, match="BackboneFinetuning"):
         refuse_unsupported(trainer, algorithm)
     algorithm.backbone = torch.nn.Linear(1, 1)
