@@ -47,7 +47,8 @@ def as_settings(cls: type[T], value: Any, name: str, base: T | None = None) -> T
 def naming_unknown(function: F) -> F:
     """Return a function, or a class with a constructor, that names the nearest argument in place of an unknown one.
 
-    One with keywords of any name is returned as it is; they belong to the functions that it calls.
+    It also refuses a float for an ``int``, which would fail where the number is used. One with keywords of any name is
+    returned as it is; they belong to the functions that it calls.
     """
     if isinstance(function, type):
         function.__init__ = naming_unknown(function.__init__)  # type: ignore[misc]
@@ -56,9 +57,15 @@ def naming_unknown(function: F) -> F:
     if any(item.kind is item.VAR_KEYWORD for item in taken.values()):
         return function
 
+    whole = [name for name, item in taken.items() if item.annotation in ("int", "int | None")]
+
     @functools.wraps(function)
     def checked(*arguments: Any, **options: Any) -> Any:
-        check_known(options, taken, type(arguments[0]) if function.__name__ == "__init__" else function)
+        owner = type(arguments[0]) if function.__name__ == "__init__" else function
+        check_known(options, taken, owner)
+        for name in whole:
+            if isinstance(options.get(name), float):
+                raise ConfigurationError(f"{owner.__name__}: {name} is {options[name]!r}; it must be a whole number")
         return function(*arguments, **options)
 
     return checked  # type: ignore[return-value]

@@ -52,6 +52,8 @@ def test_settings_may_be_mappings(model_folder: Path) -> None:
             r"policies.main.lerning_rate: .* did you mean 'learning_rate'\?",
         ),
         ({"main": 3}, "policies.main is 3; give Policy or a mapping of its settings"),
+        ({"a.b": {}}, "policies: 'a.b' is no name of a policy, .* give one without dots and slashes"),
+        ({"../main": {}}, "policies: '../main' is no name of a policy"),
         ({"main": {"lora": 4}}, "lora is 4; give LoRA or a mapping of its settings"),
     ],
 )
@@ -65,6 +67,7 @@ def test_a_policy_of_another_kind_is_named(policies: Any, fault: str) -> None:
     [
         ("math", "data.environment: 'math' is no environment; give an instance of its class"),
         (MathEnvironment, r"is no environment; call it: MathEnvironment\(\)"),
+        ([], "data.environment is an empty list; give at least one environment"),
         ([MathEnvironment(), None], "data.environment: None is no environment"),
     ],
 )
@@ -85,6 +88,10 @@ def test_a_misspelt_setting_is_named_with_the_nearest() -> None:
         (GRPO, {"policies": [1]}, "policies is a list; give policies by name, as in {'main': policy}"),
         (GRPO, {"seats": ["main"]}, "seats is ['main']; name the policy of each agent, as in {'agent': 'main'}"),
         (Sampling, {"max_tokens": "8"}, "max_tokens is '8', a str; it must be 1 or above"),
+        (Sampling, {"max_tokens": 8.0}, "Sampling: max_tokens is 8.0; it must be a whole number"),
+        (RolloutDataModule, {"groups": 2.0}, "RolloutDataModule: groups is 2.0; it must be a whole number"),
+        (GRPO, {"overlong_buffer": 4.0}, "GRPO: overlong_buffer is 4.0; it must be a whole number"),
+        (LoRA, {"rank": 2.0}, "LoRA: rank is 2.0; it must be a whole number"),
         (TrajectoryDataModule, {"train": [{"prompt": "x"}]}, "data.train is a list; give the path of a file"),
         (Trainer, {"logger": "wandb"}, "trainer.logger: 'wandb' is no logger; give an instance of its class"),
         (RolloutDataModule, {"engine": "vllm"}, "data.engine: 'vllm' is no engine; give an instance of its class"),

@@ -91,8 +91,9 @@ class _HostedEnvironment(Environment, proxy=True):
 
     def reset(self, task: Task) -> Observations:
         if self._host is None or not self._host.alive:
-            self._host = self._hosts.take()
-            self._instance = self._host.make(self._packed)
+            host = self._hosts.take()
+            self._instance = host.make(self._packed)
+            self._host = host
         return self._host.ask(self._instance, "reset", task)
 
     def step(self, actions: Mapping[str, Message]) -> Step:

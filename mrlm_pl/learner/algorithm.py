@@ -105,6 +105,11 @@ class Algorithm(NamesUnknown, LightningModule, ABC):
             )
         names: dict[int, str] = {}
         for name, policy in policies.items():
+            if not isinstance(name, str) or not name or set(name) & set("./"):
+                raise ConfigurationError(
+                    f"policies: {name!r} is no name of a policy, as it names folders, weights and metrics; "
+                    "give one without dots and slashes"
+                )
             if (first := names.setdefault(id(policy), name)) != name:  # its weights would be updated twice a step
                 raise ConfigurationError(
                     f"policies: {first!r} and {name!r} are one object; make a Policy for each, or give the agents of "

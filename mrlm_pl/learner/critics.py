@@ -44,7 +44,7 @@ class Critic(nn.Module):
     ) -> None:
         super().__init__()
         positive(value_clip=value_clip)
-        at_least(0, value_coefficient=coefficient)
+        at_least(0, value_coefficient=coefficient, value_learning_rate=value_learning_rate)
         for key, model in models.items():
             if not model.trained:
                 where = self.option if key == self.option else f"{self.option}.{key}"

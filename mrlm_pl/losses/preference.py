@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.losses.masking import masked_values
-from mrlm_pl.settings import one_of, positive
+from mrlm_pl.settings import at_least, one_of, positive
 
 
 def sequence_logp(logp: Tensor, action_mask: Tensor) -> Tensor:
@@ -223,6 +223,7 @@ def preference_loss(
     [4.0]
     """
     positive(beta=beta)
+    at_least(0, margin=margin)
     if not 0 <= label_smoothing < 0.5:
         raise ConfigurationError(f"label_smoothing is {label_smoothing}; it must be at least 0 and below 0.5")
     if label_smoothing and loss != "sigmoid":

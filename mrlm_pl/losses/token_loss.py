@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -15,6 +15,7 @@ from mrlm_pl.losses.masking import masked_values
 from mrlm_pl.losses.policy_gradient import Clip, cispo_loss, gmpo_loss, gspo_loss, policy_gradient_loss, ppo_clip_loss
 from mrlm_pl.losses.reduction import Reduction
 from mrlm_pl.losses.trust_region import dppo_loss, sapo_loss, vespo_loss
+from mrlm_pl.settings import positive
 
 LossName = Literal["reinforce", "ppo", "gspo", "luspo", "gmpo", "cispo", "sapo", "vespo", "dppo"]
 
@@ -92,8 +93,8 @@ def token_loss(
         settings: further arguments of the function.
 
     Raises:
-        ConfigurationError: the name or a setting does not exist, the loss has no clipping range, or the function does
-            not return a finite loss for each token.
+        ConfigurationError: the name or a setting does not exist, a value is out of range, the loss has no clipping
+            range, or the function does not return a finite loss for each token.
 
     >>> token_loss("gmpo").reduction, token_loss("sapo", settings={"positive_temperature": 2.0}).settings
     ('sequence_mean', {'positive_temperature': 2.0})
@@ -110,6 +111,8 @@ def token_loss(
             others = [other for other in accepted if other != "clip"]
             hint = meant(key, others, f"it accepts: {', '.join(others) or 'none'}")
             raise ConfigurationError(f"loss_settings.{key}: loss {name} has no such setting; {hint}")
+    if isinstance(loss, str):  # a negative bound or temperature would reverse the gradient
+        positive("loss_settings.", **{key: value for key, value in given.items() if not isinstance(value, Sequence)})
     if "clip" in accepted:
         given["clip"] = clip
     elif clip != Clip():

@@ -78,7 +78,7 @@ def influence_rewards(
         weights = [gamma**distance for distance, _ in later]
         # The answer's own score stands first, whosever scores the later turns count by.
         values = [scores[t][person], *(value for _, value in later[1:])]
-        return math.fsum(map(float.__mul__, weights, map(float, values))) / math.fsum(weights)
+        return math.fsum(weight * value for weight, value in zip(weights, values, strict=True)) / math.fsum(weights)
 
     return [{person: of_answer(t, person) for person in turn} for t, turn in enumerate(scores)]
 

@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import (
 )
 
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.settings import at_least
 
 _READ = "in a script call `algorithm.read_weights()` before `trainer.fit`"
 _REFUSED: dict[type[Callback], str] = {
@@ -31,12 +32,20 @@ def refuse_unsupported(trainer: Trainer, module: LightningModule) -> None:
     """Validate that the trainer's settings have their documented effect in a fit.
 
     Raises:
-        ConfigurationError: a setting or callback has no effect, or another one than Lightning documents.
+        ConfigurationError: a setting or callback has no effect, or another one than Lightning documents, or a value is
+            out of range.
     """
+    at_least(0, "trainer.", gradient_clip_val=trainer.gradient_clip_val)  # a negative norm would reverse the gradient
+    at_least(1, "trainer.", accumulate_grad_batches=trainer.accumulate_grad_batches)
     if overfit := trainer.overfit_batches:  # type: ignore[attr-defined]
         raise ConfigurationError(
             f"trainer.overfit_batches is {overfit}, but each epoch continues with other batches; to "
             "train on the same few, leave it out and give the data module as few rows or tasks"
+        )
+    if trainer.precision == "16-true":
+        raise ConfigurationError(
+            "trainer.precision is 16-true, in which AdamW's squares of small gradients are 0 and its steps without "
+            "bound; use 16-mixed or bf16-true"
         )
     read = next(module.parameters(), None) is not None
     for callback in trainer.callbacks:  # type: ignore[attr-defined]

@@ -333,6 +333,7 @@ def test_a_value_head_goes_on_from_the_exported_folder(model_folder: Path, echo:
         ({"gamma": 1.5}, "gamma is 1.5"),
         ({"lam": -0.1}, "lam is -0.1"),
         ({"value_clip": 0.0}, "value_clip is 0.0"),
+        ({"value_learning_rate": -0.1}, "value_learning_rate is -0.1; it must be 0 or above"),
         ({"stop_at_kl": 0.0}, "stop_at_kl is 0.0"),
         ({"discount_unit": "episode"}, "discount_unit is 'episode'"),
         ({"kl": {"target": 0.1}}, r"kl\.coefficient is 0"),

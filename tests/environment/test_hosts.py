@@ -57,6 +57,16 @@ def test_a_step_after_its_host_was_stopped_is_an_error_and_a_reset_takes_another
     hosts.close()
 
 
+def test_an_environment_that_no_host_can_make_is_closed_without_an_error(tmp_path: Path) -> None:
+    hosts = EnvironmentHosts(1, 60.0)
+    environment = hosts.host(Hosted(str(tmp_path)))
+    environment._packed = b"no pickle"
+    with pytest.raises(pickle.UnpicklingError):
+        environment.reset(environment.tasks("train")[0])
+    environment.close()
+    hosts.close()
+
+
 class Locked:
     def step(self, _: Any) -> Any:
         return threading.Lock()

@@ -128,8 +128,9 @@ def constant(logp: Tensor, old_logp: Tensor, advantages: Tensor, action_mask: Te
         (
             "sapo",
             {"settings": {"positive_temperature": 0.0}},
-            "loss sapo with the settings {'positive_temp",
+            "loss_settings.positive_temperature is 0.0; it must be above 0",
         ),
+        ("dppo", {"settings": {"largest_ratio": -1.0}}, "loss_settings.largest_ratio is -1.0; it must be above 0"),
         ("vespo", {"settings": {"positive_shape": [1.0]}}, "loss vespo with the settings"),
         ("sapo", {"clip": Clip(high=0.3)}, "clip is {'high': 0.3}, but loss sapo has no clipping range"),
         ("reinforce", {"clip": Clip(high=0.3)}, "loss reinforce has no clipping range"),

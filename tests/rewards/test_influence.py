@@ -61,6 +61,7 @@ def test_a_single_turn_pays_what_it_is_worth(reward: Any, horizon: Any) -> None:
 
 def test_without_discount_all_turns_weigh_alike_and_with_0_only_the_own_counts() -> None:
     close(influence_rewards(TWO, 0.0), TWO)
+    close(influence_rewards(TWO, 0), TWO)  # a whole number
     # (.2 + .7 + .75) / 3, (.9 + .7 + .75) / 3; (.8 + .75) / 2, (.6 + .75) / 2
     close(influence_rewards(TWO, 1.0)[:2], [{"a": 0.55, "b": 2.35 / 3}, {"a": 0.775, "b": 0.675}])
 

@@ -28,6 +28,9 @@ from tests.support.short_fits import make
     ("options", "told"),
     [
         ({"overfit_batches": 1}, "overfit_batches is 1, but each epoch continues with other batches"),
+        ({"gradient_clip_val": -1.0}, r"trainer.gradient_clip_val is -1\.0; it must be 0 or above"),
+        ({"accumulate_grad_batches": 0}, "trainer.accumulate_grad_batches is 0; it must be 1 or above"),
+        ({"precision": "16-true"}, "precision is 16-true, .* use 16-mixed or bf16-true"),
         (
             {"callbacks": [GradientAccumulationScheduler({0: 2})]},
             "GradientAccumulationScheduler changes .* set trainer.accumulate_grad_batches",
@@ -75,7 +78,13 @@ def test_weights_that_are_read_before_are_averaged(model_folder: Path, echo: Any
 
 def test_an_own_backbone_is_unfrozen(model_folder: Path) -> None:
     algorithm = GRPO({"main": str(model_folder)})  # type: ignore[dict-item]
-    trainer: Any = SimpleNamespace(overfit_batches=0, callbacks=[BackboneFinetuning()])
+    trainer: Any = SimpleNamespace(
+        overfit_batches=0,
+        gradient_clip_val=None,
+        accumulate_grad_batches=1,
+        precision="32-true",
+        callbacks=[BackboneFinetuning()],
+    )
     with pytest.raises(ConfigurationError, match="BackboneFinetuning"):
         refuse_unsupported(trainer, algorithm)
     algorithm.backbone = torch.nn.Linear(1, 1)

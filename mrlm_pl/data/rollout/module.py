@@ -136,6 +136,8 @@ class RolloutDataModule(NamesUnknown, LightningDataModule):
         environments: Sequence[Any] = environment if isinstance(environment, (list, tuple)) else [environment]
         if curriculum is not None:
             curriculum = as_settings(SuccessRateCurriculum, curriculum, "data.curriculum")
+        if not environments:
+            raise ConfigurationError("data.environment is an empty list; give at least one environment")
         self.tasks = RunTasks(environments, names, task_settings, weights, curriculum, seed)
         self.environments = self.tasks.environments
         self.sampling = as_settings(Sampling, sampling, "data.sampling")

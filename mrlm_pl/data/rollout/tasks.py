@@ -42,7 +42,7 @@ class TaskStream:
 
     def __init__(self, sources: Mapping[str, TaskSource], weights: Sequence[float] | None, seed: int) -> None:
         weights = [1.0] * len(sources) if weights is None else list(weights)
-        if len(weights) != len(sources) or any(not weight > 0 for weight in weights):
+        if len(weights) != len(sources) or any(not 0 < weight < math.inf for weight in weights):
             raise ConfigurationError(
                 f"weights are {weights} for the environments {list(sources)}; give one positive number for each"
             )

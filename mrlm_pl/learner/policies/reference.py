@@ -223,9 +223,10 @@ class ReferencePolicy:
             ConfigurationError: it has none, or it moves.
         """
         if self.moves or not self.used:
-            why = f"it moves every {self.sync.every} steps, by less than" if self.moves else "nothing needs"
-            what = "the steps of int8" if self.moves else "a reference policy, as without a kl.coefficient"
-            raise ConfigurationError(f"policy {name!r}: int8 is 'reference', but {why} {what}; leave `int8` out")
+            why = "the run keeps no reference copy of its weights, as without a kl.coefficient"
+            if self.moves:
+                why = f"its reference moves every {self.sync.every} steps, by less than the steps of int8"
+            raise ConfigurationError(f"policy {name!r}: int8 is 'reference', but {why}; leave `int8` out")
 
     def logprobs(self, policy: Policy, rows: PolicyBatch, trainer: Any) -> Tensor:
         """Return the log-probabilities [B, T] of a policy's trajectories under its reference, without gradient.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,11 @@ import pytest
 import torch
 from torch import nn
 
-from mrlm_pl.algorithms import GRPO
+from mrlm_pl.algorithms import DPO, GRPO
 from mrlm_pl.engines import InProcessEngine, Sampling
 from mrlm_pl.engines.base import SampleRequest
 from mrlm_pl.errors import ConfigurationError, PolicyError
+from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.policies.reference import KL, ReferenceSync
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.architecture import Architecture
@@ -150,13 +153,14 @@ def test_a_reference_in_int8_is_close_to_the_policy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("make", "message"),
     [
-        ({}, "nothing needs a reference policy, as without a kl.coefficient; leave `int8` out"),
-        ({"kl": KL(0.1), "reference_sync": ReferenceSync(4)}, "it moves every 4 steps, by less than the steps of int8"),
+        (GRPO, "the run keeps no reference copy of its weights, as without a kl.coefficient; leave `int8` out"),
+        (DPO, "the run keeps no reference copy of its weights"),
+        (partial(GRPO, kl=KL(0.1), reference_sync=ReferenceSync(4)), "its reference moves every 4 steps, by less"),
     ],
 )
-def test_a_reference_that_is_missing_or_moves_is_not_rounded(options: dict[str, Any], message: str) -> None:
-    algorithm = GRPO({"main": Policy("builtin:tiny", int8="reference")}, **options)
+def test_a_reference_that_is_missing_or_moves_is_not_rounded(make: Callable[..., Algorithm], message: str) -> None:
+    algorithm = make({"main": Policy("builtin:tiny", int8="reference")})
     with pytest.raises(ConfigurationError, match=message):
         algorithm.read_weights()
