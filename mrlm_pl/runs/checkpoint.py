@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import TorchCheckpointIO
 from lightning.pytorch.trainer.states import TrainerFn
@@ -55,6 +57,31 @@ class DurableCheckpointIO(TorchCheckpointIO):
         """Read a checkpoint; unless it is asked for, no code of the file runs, from wherever it comes."""
         # The base class unpickles everything that comes from a URL.
         return super().load_checkpoint(path, map_location, weights_only is not False)
+
+
+def overwrite_repeated(callbacks: Iterable[Callback], resumed: Path, states: Mapping[str, Mapping[str, Any]]) -> None:
+    """Let ``ModelCheckpoint`` overwrite the files of updates that a resumed run repeats.
+
+    Otherwise it would write ``best-v1.ckpt`` from then on, beside a ``best.ckpt`` that is the best one no more.
+
+    Args:
+        callbacks: of the trainer.
+        resumed: the checkpoint that is resumed, beside the files.
+        states: of the callbacks, in that checkpoint; the files that they name are kept.
+    """
+    found = [state for state in states.values() if "best_k_models" in state]
+    named = [name for one in found for name in (one["best_model_path"], one["last_model_path"], *one["best_k_models"])]
+    kept, since = {resumed.name, *(Path(name).name for name in named)}, resumed.stat().st_mtime_ns
+    later = {path for path in resumed.parent.iterdir() if path.stat().st_mtime_ns >= since and path.name not in kept}
+
+    def file_exists(callback: ModelCheckpoint, path: str | Path, trainer: Trainer) -> bool:
+        repeated = trainer.strategy.broadcast(Path(path) in later)
+        later.discard(Path(path))  # it is written now, and may be a checkpoint of another callback next
+        return not repeated and ModelCheckpoint.file_exists(callback, path, trainer)
+
+    for callback in callbacks:
+        if isinstance(callback, ModelCheckpoint):
+            vars(callback)["file_exists"] = partial(file_exists, callback)
 
 
 class LastCheckpoint(ModelCheckpoint):
