@@ -396,18 +396,19 @@ def test_kills_around_the_ends_of_epochs_add_no_batch(
 
 
 @pytest.mark.parametrize(
-    "kept",
+    ("kept", "folder"),
     [
-        {"filename": "best", "monitor": "train/loss", "every_n_train_steps": 5},
-        {"filename": "two", "monitor": "train/loss", "save_top_k": 2, "every_n_train_steps": 2},
-        {"filename": "all", "save_top_k": -1, "every_n_train_steps": 2},
+        ({"filename": "best", "monitor": "train/loss", "every_n_train_steps": 5}, "killed"),
+        ({"filename": "best", "monitor": "train/loss", "every_n_train_steps": 2}, "moved"),
+        ({"filename": "two", "monitor": "train/loss", "save_top_k": 2, "every_n_train_steps": 2}, "killed"),
+        ({"filename": "all", "save_top_k": -1, "every_n_train_steps": 2}, "killed"),
     ],
 )
-@pytest.mark.long_after(1)
-def test_a_resumed_run_overwrites_the_best_checkpoints_of_updates_that_it_repeats(
-    kept: dict[str, Any], tmp_path: Path
+@pytest.mark.long_after(2)
+def test_a_resumed_run_keeps_the_best_checkpoints_of_an_uninterrupted_one(
+    kept: dict[str, Any], folder: str, tmp_path: Path
 ) -> None:
-    """The run is killed after the update of the first best checkpoint, which ``last.ckpt`` does not know."""
+    """One run is killed after the update of the first best checkpoint, which ``last.ckpt`` does not know."""
 
     class Kill(Callback):
         def __init__(self, updates: int) -> None:
@@ -428,7 +429,8 @@ def test_a_resumed_run_overwrites_the_best_checkpoints_of_updates_that_it_repeat
 
     with pytest.raises(Killed):
         fit(tmp_path / "killed", kill=7)
-    assert fit(tmp_path / "killed") == fit(tmp_path / "whole")
+    (tmp_path / "killed").rename(tmp_path / folder)
+    assert fit(tmp_path / folder) == fit(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("name", ["validated inside an epoch", "a number of steps"])
