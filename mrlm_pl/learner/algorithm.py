@@ -429,6 +429,9 @@ class Algorithm(NamesUnknown, LightningModule, ABC):
             )
         if "state_dict" in checkpoint:
             self.check_weights({name: weight.shape for name, weight in checkpoint["state_dict"].items()})
+        if "current_model_state" in checkpoint:  # of `WeightAveraging`, which reads all weights of both models
+            for key in ("state_dict", "current_model_state"):
+                checkpoint[key] = {**self.state_dict(), **checkpoint[key]}
         self.load_progress(checkpoint.get("progress", {}))
 
     def check_weights(self, saved: Mapping[str, torch.Size]) -> None:
@@ -454,9 +457,8 @@ class Algorithm(NamesUnknown, LightningModule, ABC):
         checkpoint["progress"] = self.progress()
         if getattr(self.trainer.strategy, "_save_distributed_checkpoint", False):
             return  # each rank reads its shard of every weight that the model has
-        checkpoint["state_dict"] = {
-            name: value for name, value in checkpoint["state_dict"].items() if self.is_saved(name)
-        }
+        for key in {"state_dict", "current_model_state"} & checkpoint.keys():  # the second of `WeightAveraging`
+            checkpoint[key] = {name: value for name, value in checkpoint[key].items() if self.is_saved(name)}
 
     def is_saved(self, weight: str) -> bool:
         """Return whether checkpoints hold a weight, by its name: trained ones alone."""

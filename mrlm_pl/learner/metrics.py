@@ -18,6 +18,7 @@ from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.ranks import gather_ranks
 from mrlm_pl.learner.token_measures import TokenMeasures
 from mrlm_pl.losses import approx_kl, kl_k3, masked_mean, mismatch, ratio_max_deviation
+from mrlm_pl.trainer.bounds import batches_in_all, batches_served
 
 _ON_BAR = ("kl", "nll", "preference_accuracy", "pair_accuracy", "accuracy", "approx_kl")
 _LEAST_KL = 1e-6
@@ -241,8 +242,9 @@ class UpdateRows(Callback):
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         """Write the row if the batch was the last one of an update."""
         updated, self._updates = trainer.global_step != self._updates, trainer.global_step
-        every = trainer.log_every_n_steps
-        if updated and every and (trainer.global_step % every == 0 or trainer.should_stop or trainer.fast_dev_run):
+        every, last = trainer.log_every_n_steps, trainer.should_stop or trainer.fast_dev_run
+        last = last or batches_served(trainer) >= batches_in_all(trainer)
+        if updated and every and (trainer.global_step % every == 0 or last):
             self._write(trainer)
 
     def on_train_end(self, trainer: Any, pl_module: LightningModule) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Iterable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import TorchCheckpointIO
 from lightning.pytorch.trainer.states import TrainerFn
@@ -55,6 +57,39 @@ class DurableCheckpointIO(TorchCheckpointIO):
         """Read a checkpoint; unless it is asked for, no code of the file runs, from wherever it comes."""
         # The base class unpickles everything that comes from a URL.
         return super().load_checkpoint(path, map_location, weights_only is not False)
+
+
+def continue_best(callbacks: Iterable[Callback], resumed: Path, states: dict[str, dict[str, Any]]) -> None:
+    """Let each ``ModelCheckpoint`` in the folder of a resumed run keep the files that an uninterrupted run would.
+
+    Otherwise it would write ``best-v1.ckpt`` from then on, beside a ``best.ckpt`` that is the best one no more: where
+    the run was killed after its first ``best.ckpt``, or its folder has another path now.
+
+    Args:
+        callbacks: of the trainer.
+        resumed: the checkpoint that is resumed, beside the files.
+        states: of the callbacks, in that checkpoint; paths in them become those of the folder.
+    """
+    since = resumed.stat().st_mtime_ns
+    later = {path for path in resumed.parent.iterdir() if path != resumed and path.stat().st_mtime_ns >= since}
+
+    def here(path: str) -> str:
+        return path and str(resumed.parent / Path(path).name)
+
+    def file_exists(callback: ModelCheckpoint, path: str | Path, trainer: Trainer) -> bool:
+        repeated = trainer.strategy.broadcast(Path(path) in later)
+        later.discard(Path(path))  # it is written now, and may be a checkpoint of another callback next
+        return not repeated and ModelCheckpoint.file_exists(callback, path, trainer)
+
+    for callback in callbacks:
+        if isinstance(callback, ModelCheckpoint) and callback.dirpath == str(resumed.parent):
+            vars(callback)["file_exists"] = partial(file_exists, callback)
+            if state := states.get(callback.state_key):
+                state["best_k_models"] = {here(path): score for path, score in state["best_k_models"].items()}
+                for key in ("best_model_path", "kth_best_model_path", "last_model_path"):
+                    state[key] = here(state[key])
+                state["dirpath"] = callback.dirpath
+                later -= {Path(path) for path in (*state["best_k_models"], state["best_model_path"])}
 
 
 class LastCheckpoint(ModelCheckpoint):

@@ -33,7 +33,7 @@ from mrlm_pl.evaluation.summary import summarize
 from mrlm_pl.grouping import grouped
 from mrlm_pl.learner.ranks import gather_ranks
 from mrlm_pl.policy import Policy
-from mrlm_pl.runs.checkpoint import DurableCheckpointIO, LastCheckpoint
+from mrlm_pl.runs.checkpoint import DurableCheckpointIO, LastCheckpoint, continue_best
 from mrlm_pl.runs.console import (
     PolicySummary,
     RunProgress,
@@ -80,6 +80,13 @@ class LoopResults(Callback):
         self.training: Training | None = None
         self.reports: list[EvaluationReport] = []
         self._played: list[Episode] = []
+
+    def on_load_checkpoint(self, trainer: pl.Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Let a resumed run keep the best checkpoints of an uninterrupted one."""
+        resumed = Path(str(trainer.ckpt_path))
+        if trainer.state.fn == TrainerFn.FITTING and resumed.parent == Path(trainer.default_root_dir, "checkpoints"):
+            callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+            continue_best(callbacks, resumed, checkpoint["callbacks"])
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         """Count a batch, and note the precision of the first."""

@@ -13,6 +13,7 @@ import math
 import warnings
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.core.optimizer import _init_optimizers_and_lr_schedulers
 from lightning.pytorch.loops.fit_loop import _FitLoop
@@ -61,6 +62,9 @@ class ExactResume(Callback):
 
     validated = 0
 
+    def __init__(self) -> None:
+        self._metrics: dict[str, float] = {}
+
     def state_dict(self) -> dict[str, Any]:
         """Return the batches of the run when it was validated last."""
         return {"validated": self.validated}
@@ -92,6 +96,7 @@ class ExactResume(Callback):
         """
         loop = trainer.fit_loop
         if loop.is_resuming:
+            trainer.callback_metrics.update({name: torch.tensor(value) for name, value in self._metrics.items()})
             self._keep_settings(trainer)
             self._validate(trainer)
         if loop.restarted_mid_epoch and loop.epoch_loop.batch_progress.is_last_batch:
@@ -145,7 +150,12 @@ class ExactResume(Callback):
         if decayed and trainer.is_global_zero and (rate := max(_rates(trainer))):
             warnings.warn(RISES_AGAIN.format(rate), stacklevel=2)
 
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Take over the last metrics, which callbacks may monitor before they are logged again."""
+        self._metrics = checkpoint.get("callback_metrics", {})
+
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        checkpoint["callback_metrics"] = {name: float(value) for name, value in trainer.callback_metrics.items()}
         batches = trainer.num_training_batches
         if not pl_module.automatic_optimization or math.isinf(batches):
             return  # a module or a loader of the user's own, whose updates and epochs the trainer cannot tell

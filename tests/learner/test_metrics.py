@@ -272,6 +272,17 @@ def test_a_resumed_run_writes_the_rows_of_an_uninterrupted_one(
     assert [(at, sorted(row)) for at, row in rest.rows] == expected
 
 
+def test_the_last_row_is_written_before_the_checkpoint_of_the_last_update(
+    model_folder: Path, echo: Any, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    """A signal may end the run after it, and a resumed run has no update to log."""
+    rows, keep = Rows(), ModelCheckpoint(tmp_path, filename="last", every_n_train_steps=6)
+    trainer = quiet_trainer(logger=rows, callbacks=[keep], enable_checkpointing=True, log_every_n_steps=4)
+    trainer.fit(*short(model_folder, echo))
+    assert [(step, row["epoch"]) for step, row in rows.rows] == [(3, 0), (5, 0)]
+    assert torch.load(tmp_path / "last.ckpt")["callbacks"]["UpdateRows"]["row"] == {}
+
+
 def test_the_numbers_of_a_fit_are_in_its_rows(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:
     rows = Rows()
     algorithm, data = short(model_folder, echo)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
@@ -69,6 +69,26 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
     quiet_trainer().fit(again, data, ckpt_path=tmp_path / "step=2.ckpt")
     for name, weight in whole.state_dict().items():
         assert torch.equal(weight, again.state_dict()[name]), name
+
+
+def test_a_resumed_run_with_averaged_adapters_equals_an_uninterrupted_one(
+    model_folder: Path, echo: Any, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    """Lightning's callback reads all weights of a checkpoint, which has the adapters alone."""
+
+    def fit(checkpoint: Path | None) -> dict[str, torch.Tensor]:
+        saver = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
+        trainer = quiet_trainer(enable_checkpointing=True, callbacks=[EMAWeightAveraging(decay=0.5), saver])
+        algorithm = GRPO({"main": policy(model_folder)})
+        data = RolloutDataModule(echo(), groups=2, group_size=2, iterations=3, sampling=Sampling(max_tokens=3))
+        trainer.fit(algorithm, data, ckpt_path=checkpoint)
+        return algorithm.state_dict()
+
+    whole, resumed = fit(None), fit(tmp_path / "step=2.ckpt")
+    saved = torch.load(tmp_path / "step=2.ckpt", weights_only=True)
+    assert all("lora_" in name for key in ("state_dict", "current_model_state") for name in saved[key])
+    for name, weight in whole.items():
+        assert torch.equal(weight, resumed[name]), name
 
 
 def test_the_engine_generates_with_the_adapters(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.callbacks import ModelCheckpoint
 from transformers.utils.logging import disable_progress_bar
 
 from mrlm_pl.algorithms import DPO, GRPO, MADPO, SFT, CorrectnessModel
@@ -392,6 +393,44 @@ def test_kills_around_the_ends_of_epochs_add_no_batch(
         with pytest.raises(Killed):
             case.run(look)
     assert differences(whole, case.run()) == []
+
+
+@pytest.mark.parametrize(
+    ("kept", "folder"),
+    [
+        ({"filename": "best", "monitor": "train/loss", "every_n_train_steps": 5}, "killed"),
+        ({"filename": "best", "monitor": "train/loss", "every_n_train_steps": 2}, "moved"),
+        ({"filename": "two", "monitor": "train/loss", "save_top_k": 2, "every_n_train_steps": 2}, "killed"),
+        ({"filename": "all", "save_top_k": -1, "every_n_train_steps": 2}, "killed"),
+    ],
+)
+@pytest.mark.long_after(2)
+def test_a_resumed_run_keeps_the_best_checkpoints_of_an_uninterrupted_one(
+    kept: dict[str, Any], folder: str, tmp_path: Path
+) -> None:
+    """One run is killed after the update of the first best checkpoint, which ``last.ckpt`` does not know."""
+
+    class Kill(Callback):
+        def __init__(self, updates: int) -> None:
+            self.updates = updates
+
+        def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+            if trainer.global_step == self.updates:
+                raise Killed
+
+    def fit(folder: Path, kill: int = -1) -> dict[str, int]:
+        quiet: dict[str, Any] = {"enable_progress_bar": False, "enable_model_summary": False, "limit_val_batches": 0}
+        callbacks = [Kill(kill), LastCheckpoint(every_n_train_steps=4), ModelCheckpoint(**kept)]
+        trainer = Trainer(
+            output=str(folder), resume=True, accelerator="cpu", logger=False, callbacks=callbacks, max_epochs=3, **quiet
+        )
+        trainer.fit(Mover(), Numbers(8, 2))
+        return {path.name: torch.load(path)["global_step"] for path in (folder / "checkpoints").glob("*.ckpt")}
+
+    with pytest.raises(Killed):
+        fit(tmp_path / "killed", kill=7)
+    (tmp_path / "killed").rename(tmp_path / folder)
+    assert fit(tmp_path / folder) == fit(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("name", ["validated inside an epoch", "a number of steps"])

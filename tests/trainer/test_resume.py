@@ -229,6 +229,31 @@ def test_validations_of_each_batch_stop_a_run_and_keep_its_best_checkpoint(
     assert (stopping._check_on_train_epoch_end, best._save_on_train_epoch_end) == (None, None)
 
 
+def test_callbacks_see_the_metrics_of_a_rollout_that_was_collected_before_the_resume(
+    echo: Any, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    """The metrics of a rollout are logged with its first update."""
+
+    class Seen(Callback):
+        def __init__(self) -> None:
+            self.rewards: list[float] = []
+
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            self.rewards.append(float(trainer.callback_metrics["rollout/reward"]))
+
+    def fit(checkpoint: Path | None) -> list[float]:
+        seen, saver = Seen(), ModelCheckpoint(tmp_path, "{step}", save_top_k=-1, every_n_train_steps=1)
+        data = RolloutDataModule(
+            echo(), groups=2, group_size=2, iterations=1, sampling=Sampling(max_tokens=3), passes=2
+        )
+        trainer = quiet_trainer(callbacks=[seen, saver], enable_checkpointing=True)
+        trainer.fit(GRPO({"main": Policy("builtin:tiny")}), data, ckpt_path=checkpoint)
+        return seen.rewards
+
+    whole = fit(None)
+    assert fit(tmp_path / "step=1.ckpt") == whole[1:]
+
+
 def test_without_validation_rows_callbacks_act_at_the_end_of_an_epoch(quiet_trainer: Any, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "2+2?", "completion": "4"}) + "\n")
     watched: dict[str, Any] = {"monitor": "train/loss", "mode": "max"}
