@@ -96,9 +96,9 @@ class Algorithm(NamesUnknown, LightningModule, ABC):
             )
         policies = {
             name: Policy(policy) if isinstance(policy, str) else as_settings(Policy, policy, f"policies.{name}")
-            for name, policy in (policies or {"main": Policy()}).items()
+            for name, policy in ({"main": Policy()} if policies is None else policies).items()
         }
-        if not any(policy.trained for policy in policies.values()):
+        if not any(policy.trained for policy in policies.values()):  # or there are none
             raise ConfigurationError(
                 f"none of the policies {sorted(policies)} is trained; set `trained: true` for one, or evaluate them "
                 "with `mrlm eval`"

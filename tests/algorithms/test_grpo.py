@@ -248,6 +248,8 @@ def test_nothing_to_train_is_refused(model_folder: Path) -> None:
         GRPO(Policy("builtin:tiny"))  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="none of the policies"):
         GRPO({"main": Policy(str(model_folder), trained=False)})
+    with pytest.raises(ConfigurationError, match=r"none of the policies \[\]"):
+        GRPO({})
 
 
 def test_one_policy_under_two_names_is_refused(model_folder: Path) -> None:

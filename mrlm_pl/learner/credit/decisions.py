@@ -148,6 +148,7 @@ class TreeCredit:
         one_of(get_args(Weighting), weighting=self.weighting)
         one_of(get_args(RewardShare), reward=self.reward)
         between(0, 1, gamma=self.gamma)
+        between(-math.inf, math.inf, stop_above=self.stop_above)  # not NaN
 
     @property
     def branching(self) -> Branching:

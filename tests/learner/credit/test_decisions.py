@@ -410,6 +410,7 @@ def test_scaled_baselines_become_alike_and_are_off_by_default(model_folder: Path
         {"reward": "mine"},
         {"gamma": 1.5},
         {"weighting": "late"},
+        {"stop_above": float("nan")},
     ],
 )
 def test_mistakes_are_told(options: dict[str, Any], model_folder: Path) -> None:
