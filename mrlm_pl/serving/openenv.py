@@ -18,6 +18,7 @@ from mrlm_pl.serving.environments.service import refusal_of
 from mrlm_pl.serving.server import EnvironmentServer
 from mrlm_pl.serving.transport import environment_pb2 as pb
 from mrlm_pl.serving.transport.codec import from_json, step_from, to_json
+from mrlm_pl.serving.transport.http_log import HTTP_LOGGER
 from mrlm_pl.serving.transport.security import carries_token
 
 CLIENT = "openenv"
@@ -63,7 +64,7 @@ class OpenEnvServer:
                 application.router.add_get(f"{base}/schema", partial(self._schema, name))
                 application.router.add_get(f"{base}/metadata", partial(self._metadata, name))
                 application.router.add_get(f"{base}/health", _health)
-        self._runner = web.AppRunner(application, access_log=None)
+        self._runner = web.AppRunner(application, access_log=None, logger=HTTP_LOGGER)
         await self._runner.setup()
         site = web.TCPSite(self._runner, self.server.endpoint.host.strip("[]"), self.port)
         try:

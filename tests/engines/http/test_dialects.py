@@ -21,7 +21,25 @@ VLLM = {"choices": [{**CHOICE, "prompt_token_ids": [1, 2, 3]}]}
 FACTS = {"finish_reason": {"type": "stop"}, "prompt_tokens": 3, "output_token_logprobs": [[-0.5, 5], [-0.25, 2]]}
 SGLANG = {"output_ids": [5, 2], "meta_info": FACTS}
 DEEP = json.loads("[" * 900 + "]" * 900)
-VALUES = [None, -1, 0, 1, 3.7, 1e308, 10**400, math.nan, math.inf, "", "3", "-0.5", [], {}, True, [-1, 2], [5.5, 2]]
+VALUES: list[Any] = [
+    None,
+    -1,
+    0,
+    1,
+    3.7,
+    1e308,
+    10**400,
+    math.nan,
+    math.inf,
+    "",
+    "3",
+    "-0.5",
+    [],
+    {},
+    True,
+    [-1, 2],
+    [5.5, 2],
+]
 VALUES += [["5", "2"], [0.5, -0.25], [True, 2], [-0.5, 10**30], {"type": "abort"}, DEEP]
 
 
