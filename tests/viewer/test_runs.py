@@ -579,6 +579,7 @@ def test_a_report_whose_transcripts_lack_a_field_shows_none_of_them(tmp_path: Pa
 
 @pytest.mark.parametrize("moment", ["before", "curve", "after"])
 def test_an_evaluation_of_another_form_is_left_out(folder: Path, moment: str) -> None:
-    for content in (5, {"a": 1}, [], {"math": {"accuracy": "x"}}, {"points": 5}, {"points": [{"step": "x"}]}):
+    forms: list[Any] = [5, {"a": 1}, [], {"math": {"accuracy": "x"}}, {"points": 5}, {"points": [{"step": "x"}]}]
+    for content in forms:
         (folder / f"evaluation_{moment}.json").write_text(json.dumps(content))
         assert not any(name.startswith("held_out/math") for name in run_of(folder).curves())

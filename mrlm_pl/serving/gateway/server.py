@@ -32,7 +32,7 @@ from mrlm_pl.serving.gateway.protocol import (
     responses_events,
 )
 from mrlm_pl.serving.gateway.session import LEFT, TOO_LONG, Session, ended
-from mrlm_pl.serving.transport.http_log import HTTP_LOGGER
+from mrlm_pl.serving.transport.http_log import leave_out_malformed_requests
 from mrlm_pl.serving.transport.security import carries_token, read_token
 
 T = TypeVar("T")
@@ -190,7 +190,8 @@ class Gateway(Shared):
                 web.post("/episodes/{id}/end", self._end),
             ]
         )
-        self._runner = web.AppRunner(app, access_log=None, logger=HTTP_LOGGER, shutdown_timeout=1.0)
+        leave_out_malformed_requests()
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
         await web.TCPSite(self._runner, self.host, self.port, backlog=1024).start()
         self._address = f"http://{self.host}:{self._runner.addresses[0][1]}"

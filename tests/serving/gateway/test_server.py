@@ -1,4 +1,4 @@
-"""What is sent to the gateway's port and is no call."""
+"""Malformed requests at the gateway's port."""
 
 from __future__ import annotations
 
