@@ -110,7 +110,8 @@ def packed(path: Path, text: bytes) -> bytes:
     """
     if path.suffix not in (".gz", ".zst"):
         return text
-    compress = partial(gzip.compress, mtime=0) if path.suffix == ".gz" else zstandard.ZstdCompressor(LEVEL).compress
+    zstd = zstandard.ZstdCompressor(LEVEL, write_checksum=True)
+    compress = partial(gzip.compress, mtime=0) if path.suffix == ".gz" else zstd.compress
     frames, start = bytearray(), 0
     while start < len(text):
         end = text.find(b"\n", start + FRAME - 1) + 1 or len(text)

@@ -56,6 +56,16 @@ def test_an_early_end_and_damage_are_errors(suffix: str, tmp_path: Path) -> None
         list(unpacked(path))
 
 
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+def test_a_flipped_bit_of_the_content_is_an_error(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"a{suffix}"
+    whole = packed(path, TEXT)
+    for place in range(20, len(whole), len(whole) // 50):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises((EOFError, ValueError)):
+            list(unpacked(path))
+
+
 def test_a_chunk_that_expands_without_end_gives_bounded_pieces() -> None:
     header = b"\x28\xb5\x2f\xfd\x00\x58"  # a window of 2 MiB
     block = ((1 << 17) << 3 | 1 << 1).to_bytes(3, "little") + b"x"  # repeats a byte 131,072 times

@@ -15,6 +15,7 @@ from fractions import Fraction
 
 MAX_CHARACTERS = 100_000
 MAX_DIGITS = 300
+MAX_EQUATIONS = 200
 
 _UP_TO_TWELVE = "zero one two three four five six seven eight nine ten eleven twelve"
 WORDS = {"one half": "1/2", "half": "1/2", **{word: str(value) for value, word in enumerate(_UP_TO_TWELVE.split())}}
@@ -178,7 +179,8 @@ def equal_answers(reply: str, expected: str) -> bool:
 def shows_steps(reply: str, question: str, answer: str) -> bool:
     """Return whether the reply shows a calculation.
 
-    That is a true equation with an operation that uses a number of the question or results in the answer.
+    That is a true equation with an operation that uses a number of the question or results in the answer, among the
+    last :data:`MAX_EQUATIONS` different ones.
 
     Args:
         reply: the whole text of the reply.
@@ -190,9 +192,10 @@ def shows_steps(reply: str, question: str, answer: str) -> bool:
     >>> shows_steps("Step 1: I think. Step 2: 1+1=2", "What is 7 * 8 - 5?", "51")
     False
     """
-    given = {number_value(text) for text in _DIGITS.findall(question[-MAX_CHARACTERS:])}
+    given = set(map(number_value, set(_DIGITS.findall(question[-MAX_CHARACTERS:]))))
     target = number_value(answer)
-    for left, right in _EQUATIONS.findall(_plain_text(reply[-MAX_CHARACTERS:])):
+    equations = dict.fromkeys(_EQUATIONS.findall(_plain_text(reply[-MAX_CHARACTERS:])))
+    for left, right in list(equations)[-MAX_EQUATIONS:]:
         terms = _TERMS.findall("+" + re.sub(r"[ $,]", "", left).replace("x", "*").replace("×", "*"))
         value = _chain_value(terms)
         used = {number_value(number) for _, number in terms}

@@ -116,7 +116,7 @@ def _unpaired(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def _text_of(part: Any) -> Any:
     """Return the text of a single message, and anything else, such as one with tool calls, as it is."""
-    message = dict(part[0]) if isinstance(part, list) and len(part) == 1 else {}
+    message = part[0] if isinstance(part, list) and len(part) == 1 and isinstance(part[0], Mapping) else {}
     more = any(map(message.get, ("tool_calls", *REASONING)))
     return part if not message or more else message.get("content")
 
@@ -164,9 +164,10 @@ def answers_of_episode(episode: Episode, where: str) -> list[Answer]:
     turns = [turn for row in rows for turn in row.turns]
     if turns and all(SCORE in turn.components for turn in turns):
         return [answer for row in rows for answer in _scored_answers(row, episode, where)]
-    if len(episode.trajectories) != 1:
+    acted = len(episode.trajectories) if turns else 0
+    if acted != 1:
         raise DataError(
-            f"{where}: {len(episode.trajectories)} agents of {episode.task.environment!r} acted, and no {SCORE!r} says "
+            f"{where}: {acted} agents of {episode.task.environment!r} acted, and no {SCORE!r} says "
             "which of them was right; collect the answers of a single agent"
         )
     if episode.success is None:
@@ -181,6 +182,8 @@ def answers_of_episode(episode: Episode, where: str) -> list[Answer]:
 def _scored_answers(row: Trajectory, episode: Episode, where: str) -> list[Answer]:
     said = [row.messages[place].content for place in row.replies]
     scores = [turn.components[SCORE] for turn in row.turns]
+    if len(said) != len(scores):
+        raise DataError(f"{where}: agent {row.agent!r} has {len(scores)} turns and {len(said)} replies in its messages")
     for score in scores:
         if not _is_number(score, 0.0, 1.0):
             raise DataError(f"{where}: a turn's {SCORE!r} is {score!r}; it must lie in [0, 1]")

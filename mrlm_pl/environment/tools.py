@@ -26,6 +26,10 @@ MAX_CALLS = 8
 """Calls of one reply that are read; a reply with more has its last ones answered as malformed."""
 
 MAX_CALL_CHARACTERS = 100_000
+
+MAX_LEVELS = 100
+"""Levels of lists and objects inside one another; records and templates walk through them by recursion."""
+
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 # A last call may lack its closing tag, which some models sample as the token that ends their turn.
 _CALL = re.compile(rf"{_OPEN}(.*?)(?={_OPEN}|{_CLOSE}|\Z)", re.DOTALL)
@@ -155,12 +159,27 @@ def call_of(value: object, number: int) -> ToolCall | MalformedCall:
             arguments = json.loads(arguments)
     if not isinstance(arguments, dict):
         return MalformedCall('its "arguments" are not an object')
+    if nested_too_deeply(arguments):
+        return MalformedCall(f'its "arguments" are nested more than {MAX_LEVELS} levels deep')
     try:
         json.dumps(arguments, allow_nan=False)
     except ValueError:  # records hold what JSON has
         return MalformedCall('its "arguments" hold a number that is NaN or infinite')
     identifier = value.get("id")
     return ToolCall(identifier if isinstance(identifier, str) else f"call{number:05d}", value["name"], arguments)
+
+
+def nested_too_deeply(value: object) -> bool:
+    """Return whether a JSON value has more than :data:`MAX_LEVELS` levels.
+
+    >>> nested_too_deeply({"a": [1]}), nested_too_deeply(json.loads("[" * 101 + "]" * 101))
+    (False, True)
+    """
+    level = [value]
+    for _ in range(MAX_LEVELS + 1):
+        held = [part for part in level if isinstance(part, (list, dict))]
+        level = [item for part in held for item in (part.values() if isinstance(part, dict) else part)]
+    return bool(held)
 
 
 def argument_fault(schema: ToolSchema, arguments: Mapping[str, Any]) -> str | None:

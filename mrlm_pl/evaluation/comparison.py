@@ -7,7 +7,9 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
+
+import msgspec
 
 from mrlm_pl.errors import ConfigurationError, nearest_path
 from mrlm_pl.evaluation.intervals import mean_interval
@@ -150,10 +152,28 @@ def _named(folder: Path, pattern: str) -> str:
     return f"; name {' or '.join(found)}"
 
 
+class _Result(TypedDict):
+    task: str
+    problem: str
+    episodes: int
+    reward: float | None
+    accuracy: float | bool | None
+    majority: float | bool | None
+
+
+class _Report(TypedDict):
+    environment: str
+    split: str
+    tasks: list[_Result]
+    decisions_per_task: Any
+
+
 def _is_report(data: Any) -> bool:
-    keys = {"environment", "split", "tasks", "decisions_per_task"}
-    results = {"task", "problem", "episodes", "reward", "accuracy", "majority"}
-    return isinstance(data, dict) and keys <= set(data) and all(results <= set(item) for item in data["tasks"])
+    try:
+        msgspec.convert(data, _Report)
+    except msgspec.ValidationError:
+        return False
+    return True
 
 
 def _field(tasks: Sequence[Mapping[str, Any]]) -> str:

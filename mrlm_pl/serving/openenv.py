@@ -18,6 +18,7 @@ from mrlm_pl.serving.environments.service import refusal_of
 from mrlm_pl.serving.server import EnvironmentServer
 from mrlm_pl.serving.transport import environment_pb2 as pb
 from mrlm_pl.serving.transport.codec import from_json, step_from, to_json
+from mrlm_pl.serving.transport.http_log import leave_out_malformed_requests
 from mrlm_pl.serving.transport.security import carries_token, is_foreign
 
 CLIENT = "openenv"
@@ -63,6 +64,7 @@ class OpenEnvServer:
                 application.router.add_get(f"{base}/schema", partial(self._schema, name))
                 application.router.add_get(f"{base}/metadata", partial(self._metadata, name))
                 application.router.add_get(f"{base}/health", _health)
+        leave_out_malformed_requests()
         self._runner = web.AppRunner(application, access_log=None)
         await self._runner.setup()
         site = web.TCPSite(self._runner, self.server.endpoint.host.strip("[]"), self.port)
@@ -136,7 +138,11 @@ class OpenEnvServer:
 
         Raises:
             IndexError: the index is outside the split's tasks.
+            InvalidMessageError: the index or the seed is no whole number.
         """
+        for option in ("index", "seed"):
+            if data.get(option) is not None and type(data[option]) is not int:
+                raise InvalidMessageError(f"{option} is {data[option]!r:.60}; it must be a whole number")
 
         def read() -> Task:
             source: TaskSource = self.server.offer.source(name, {}, data.get("split", "train"))

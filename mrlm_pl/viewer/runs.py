@@ -51,6 +51,18 @@ class _Outcomes(TypedDict):
     ci95: tuple[float | None, float | None]
 
 
+_Reports = dict[str, dict[str, Any]]
+
+
+class _Point(TypedDict):
+    step: float
+    environments: _Reports
+
+
+class _Curve(TypedDict):
+    points: list[_Point]
+
+
 class _WhatIf(TypedDict):
     episode: str
     agent: str
@@ -251,10 +263,13 @@ class Run:
         """Yield the evaluations before, during and after the training: the updates before each, and the reports."""
         for moment, step in (("before", 0.0), ("curve", 0.0), ("after", math.inf)):
             with suppress(ValueError, LookupError, TypeError, AttributeError, RecursionError):
-                found = msgspec.json.decode(self._content(self.path / f"evaluation_{moment}.json"))
+                content = self._content(self.path / f"evaluation_{moment}.json")
                 if moment == "curve":
-                    yield from ((point["step"], point["environments"]) for point in found["points"])
-                elif moment == "before" or self.state()[0] in ("finished", "unknown"):  # else of an end it went beyond
+                    points = msgspec.json.decode(content, type=_Curve)["points"]
+                    yield from ((point["step"], point["environments"]) for point in points)
+                    continue
+                found = msgspec.json.decode(content, type=_Reports)
+                if moment == "before" or self.state()[0] in ("finished", "unknown"):  # else of an end it went beyond
                     yield step, found
 
     def _collected(self) -> int | None:

@@ -139,3 +139,24 @@ def test_a_leader_answers_the_question_of_the_others() -> None:
     rows = {"solver_1": (row("solver_1", 0, "2+3?"),), "leader": (row("leader", 1, "You lead.\n\nsolver_1: 5"),)}
     episode = Episode("0", Task("d", "train", 0), "g", 0, 0, rows, "turns", agents=tuple(rows))
     assert [answer.question for answer in answers_of_episode(episode, "here")] == ["2+3?", "2+3?"]
+
+
+@pytest.mark.parametrize("change", ["no turns", "no trajectory", "no messages"])
+def test_an_episode_in_which_no_agent_answers_is_named(change: str, tmp_path: Path) -> None:
+    components = {"score": 1.0} if change == "no messages" else {}
+    turn = Turn("a", 0, 0, 1, 1.0, components, "stop", "main", 0, "e")
+    row = Trajectory("a", "main", (1,), (True,), (-0.5,), () if change == "no turns" else (turn,))
+    rows = {"a": () if change == "no trajectory" else (row,)}
+    write_episodes(tmp_path / "e.jsonl", [Episode("0", Task("math", "train", 0), "g", 1, 0, rows, "end", success=True)])
+    with pytest.raises(
+        DataError, match=r"e\.jsonl, row 1: (0 agents of 'math' acted|agent 'a' has 1 turns and 0 replies)"
+    ):
+        read_answers(str(tmp_path / "e.jsonl"))
+
+
+@pytest.mark.parametrize("rejected", [[None], [[[]]], ["x"], [3]])
+def test_a_pair_with_a_message_of_another_form_is_named(rejected: Any, tmp_path: Path) -> None:
+    pair = {"prompt": "2 + 2?", "chosen": "4", "rejected": rejected}
+    (tmp_path / "p.jsonl").write_text(json.dumps(pair) + "\n")
+    with pytest.raises(DataError, match=r"p\.jsonl, row 1: 'answer' is .*; it must be text"):
+        read_answers(str(tmp_path / "p.jsonl"))

@@ -166,6 +166,8 @@ def test_faults_have_the_codes_of_the_protocol(export: Callable[..., Exported]) 
         {"type": "reset", "data": {"split": "nowhere", "index": 3}},
         {"type": "step", "data": {"message": "raise"}},
         {"type": "reset", "data": 3},
+        {"type": "reset", "data": {"seed": "x"}},
+        {"type": "reset", "data": {"index": 1.5}},
     )
     assert [answer["data"].get("code") for answer in answers] == [
         "INVALID_JSON",
@@ -175,8 +177,9 @@ def test_faults_have_the_codes_of_the_protocol(export: Callable[..., Exported]) 
         "EXECUTION_ERROR",
         None,
         "EXECUTION_ERROR",
-        "VALIDATION_ERROR",
+        *["VALIDATION_ERROR"] * 3,
     ]
+    assert answers[8]["data"]["message"] == "seed is 'x'; it must be a whole number"
     assert "the back end is away" in answers[6]["data"]["message"]
     eventually(lambda: not len(server.server.service.sessions), 60)
     environment = OpenEnvEnvironment(server.url)

@@ -594,3 +594,11 @@ def test_a_report_whose_transcripts_lack_a_field_shows_none_of_them(tmp_path: Pa
     assert index.table()["notes"] == ["report.json holds no transcripts"]
     with pytest.raises(DataError, match="there is no episode 'math-0'"):
         index.record("math-0")
+
+
+@pytest.mark.parametrize("moment", ["before", "curve", "after"])
+def test_an_evaluation_of_another_form_is_left_out(folder: Path, moment: str) -> None:
+    forms: list[Any] = [5, {"a": 1}, [], {"math": {"accuracy": "x"}}, {"points": 5}, {"points": [{"step": "x"}]}]
+    for content in forms:
+        (folder / f"evaluation_{moment}.json").write_text(json.dumps(content))
+        assert not any(name.startswith("held_out/math") for name in run_of(folder).curves())

@@ -113,4 +113,4 @@ def words(text: str, most: int | None = None) -> list[str]:
 @functools.lru_cache(maxsize=65_536)
 def _stem(word: str) -> str:
     stemmer = library("snowballstemmer", "webshop").stemmer("porter")  # a new one: it is not safe between threads
-    return stemmer.stemWord(word)
+    return stemmer.stemWord(word) or word  # "s", of "men's" or a size, has no stem

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from mrlm_pl.cli.parsing.parser import PlainParser
 from mrlm_pl.errors import ConfigurationError, RemoteError, writing
+from mrlm_pl.serving.transport.http_log import leave_out_malformed_requests
 from mrlm_pl.serving.transport.security import read_token
 from mrlm_pl.settings import is_loopback
 from mrlm_pl.viewer.export import EPISODES, exported
@@ -103,6 +104,7 @@ def serve(app: web.Application, host: str, port: int, guarded: bool) -> None:
         RemoteError: the port is taken, or the host is no address of this machine.
     """
     try:
+        leave_out_malformed_requests()
         web.run_app(app, host=host, port=port, print=lambda text: _tell(text, guarded), access_log=None)
     except OSError as error:
         unknown = isinstance(error, socket.gaierror)

@@ -39,6 +39,9 @@ class Drawn:
     version: str = ""
 
 
+ROUNDING = 1e-3
+"""Largest log-probability of a token; a sum of rounded numbers may be above 0."""
+
 Call = tuple[str, dict[str, Any]]
 """Path and body of a POST."""
 
@@ -221,19 +224,27 @@ class SglangDialect(Dialect):
 
     def updated(self, reply: Any) -> None:
         if not isinstance(reply, dict) or not reply.get("success"):
-            raise RemoteError(f"the server did not load the weights: {str(reply)[:200]}")
+            raise RemoteError(f"the server did not load the weights: {_short(reply)}")
 
 
-def _drawn(token_ids: Sequence[int], logprobs: Sequence[float | None] | None, ended: str, version: str = "") -> Drawn:
+def _drawn(token_ids: Sequence[int], logprobs: Sequence[float] | None, ended: str, version: str = "") -> Drawn:
     if logprobs is None:
         raise ConfigurationError("the server gives no log-probabilities of sampled tokens; training needs them")
-    numbers = [float("nan") if value is None else float(value) for value in logprobs]
-    if not token_ids or len(token_ids) != len(numbers) or not all(math.isfinite(value) for value in numbers):
+    whole = all(type(token) is int and 0 <= token < 2**31 for token in token_ids)
+    fine = all(type(value) in (int, float) and -math.inf < value <= ROUNDING for value in logprobs)
+    if not token_ids or len(token_ids) != len(logprobs) or not whole or not fine:
         raise RemoteError(
-            f"the server gave {len(token_ids)} tokens and {len(numbers)} log-probabilities {numbers[:3]}...; each of "
-            "one or more tokens must have a finite one"
+            f"the server gave {len(token_ids)} tokens {token_ids[:3]}... and {len(logprobs)} log-probabilities "
+            f"{logprobs[:3]}...; each of one or more token ids must have a finite one of at most 0"
         )
-    return Drawn(tuple(int(token) for token in token_ids), tuple(numbers), ended == "stop", version=version)
+    return Drawn(tuple(token_ids), tuple(map(float, logprobs)), ended == "stop", version=version)
+
+
+def _short(reply: Any) -> str:
+    try:
+        return str(reply)[:200]
+    except RecursionError:
+        return "JSON that is nested too deeply"
 
 
 def read_reply(dialect: Dialect, reply: Any, request: SampleRequest) -> Drawn:
@@ -245,8 +256,8 @@ def read_reply(dialect: Dialect, reply: Any, request: SampleRequest) -> Drawn:
     """
     try:
         return dialect.read(reply, request)
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
-        fault = f"not a reply of {dialect.name}: {str(reply)[:200]}; check the server's URL and its `dialect`"
+    except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
+        fault = f"not a reply of {dialect.name}: {_short(reply)}; check the server's URL and its `dialect`"
         raise RemoteError(fault) from error
 
 

@@ -65,7 +65,7 @@ async def check_server(ask: Ask, url: str, dialect: Dialect, choose: Choose) -> 
     probe = _text_facts if isinstance(dialect, TransformersDialect) else _facts
     try:
         facts = await probe(ask, dialect, choose)  # type: ignore[arg-type]
-    except (RefusalError, LookupError, AttributeError, TypeError, ValueError) as error:
+    except (RefusalError, LookupError, AttributeError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
         raise ConfigurationError(
             f"{url} does not answer as {dialect.name} does ({error}); check url, model and tokenizer, and "
             "data.engine.dialect"

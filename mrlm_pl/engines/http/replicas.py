@@ -257,7 +257,7 @@ class Replicas:
         replica.note_answer()
         try:
             return json.loads(text) if text else None
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:  # also numbers of too many digits
             fault = f"{whom}: {verb} {url} answered with invalid JSON: {text[:100]!r}; check the URL and its proxies"
             raise RemoteError(fault) from error
 
@@ -306,12 +306,12 @@ def _checked_url(url: str) -> str:
 
 def _message(text: str) -> str:
     """Return the message in a server's error reply."""
-    found: Any = text
-    with contextlib.suppress(json.JSONDecodeError):
+    with contextlib.suppress(ValueError, RecursionError):
         found = json.loads(text)
-    while isinstance(found, dict) and (inner := found.keys() & set(_MESSAGE_KEYS)):
-        found = found[min(inner, key=_MESSAGE_KEYS.index)]
-    return str(found)[:SHOWN_CHARACTERS]
+        while isinstance(found, dict) and (inner := found.keys() & set(_MESSAGE_KEYS)):
+            found = found[min(inner, key=_MESSAGE_KEYS.index)]
+        text = str(found)
+    return text[:SHOWN_CHARACTERS]
 
 
 def share_of(urls: Sequence[str], place: int, places: int) -> list[str]:

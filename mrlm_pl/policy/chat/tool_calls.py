@@ -210,7 +210,8 @@ def _typed(value: str, tool: str, argument: str, tools: Tools) -> Any:
     for schema in (item["function"] for item in tools):
         if schema["name"] == tool:
             properties = (schema.get("parameters") or {}).get("properties") or {}  # parquet fills in null
-            kind = (properties.get(argument) or {}).get("type", "string")
+            found = properties.get(argument)
+            kind = found.get("type", "string") if isinstance(found, Mapping) else "string"  # a schema may be true
             if kind != "string":
                 with suppress(ValueError, RecursionError):  # the check against the schema reports it
                     return json.loads(value)

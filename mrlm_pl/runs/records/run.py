@@ -13,8 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
+import msgspec
 import yaml
 
 from mrlm_pl.environment import Environment
@@ -346,11 +347,44 @@ def recorded_iterations(folder: Path) -> int:
     return 0
 
 
+class _Model(TypedDict, total=False):
+    policies: dict[Any, dict[str, Any]] | None
+    seats: dict[Any, str] | None
+
+
+class _Environment(TypedDict):
+    class_path: str
+
+
+class _Data(TypedDict, total=False):
+    environment: str | _Environment | list[str | _Environment | None] | None
+    names: list[str | None] | None
+    sampling: dict[str, Any] | None
+    validation_sampling: dict[str, Any] | None
+    max_turns: int | None
+    task_settings: dict[Any, dict[str, Any] | None] | None
+
+
+class _Settings(TypedDict):
+    model: _Model
+    data: _Data
+
+
 def _settings(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the arguments of a run's algorithm and data module; empty without a configuration."""
+    """Return the arguments of a run's algorithm and data module; empty without a configuration.
+
+    Raises:
+        ConfigurationError: it cannot be read, or one that is read here has another form.
+    """
     config = recorded_configuration(folder)
     parts = {key: config.get(key) for key in ("model", "data")}
-    return {key: part.get("init_args") or {} if isinstance(part, Mapping) else {} for key, part in parts.items()}
+    found = {key: part.get("init_args") or {} if isinstance(part, Mapping) else {} for key, part in parts.items()}
+    try:
+        msgspec.convert(found, _Settings)
+    except msgspec.ValidationError as error:
+        path = latest_configuration(folder)
+        raise ConfigurationError(f"model: {str(path)!r} is no configuration of a run: {error}") from error
+    return found
 
 
 def _values(value: Any) -> Iterator[Any]:

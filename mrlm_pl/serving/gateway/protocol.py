@@ -373,10 +373,12 @@ def _tools(given: Any) -> tuple[ToolSchema, ...]:
         kind, function = (tool.get("type"), tool.get("function", tool)) if isinstance(tool, Mapping) else ("", {})
         if not isinstance(function, Mapping) or kind != "function" or not function.get("name"):
             raise _fault(f"tools[{place}]", f"is {tool!r:.80}; only functions with a name can be served")
+        if not isinstance(function["name"], str):
+            raise _fault(f"tools[{place}].name", f"is {function['name']!r:.60}; give a text")
         parameters = function.get("parameters") or {"type": "object", "properties": {}}
-        if not isinstance(parameters, Mapping):
+        if not isinstance(parameters, Mapping) or not isinstance(parameters.get("properties"), Mapping | None):
             raise _fault(f"tools[{place}].parameters", f"is {parameters!r:.60}; give a JSON schema")
-        found.append(ToolSchema(str(function["name"]), str(function.get("description") or ""), parameters))
+        found.append(ToolSchema(function["name"], str(function.get("description") or ""), parameters))
     return tuple(found)
 
 

@@ -18,6 +18,7 @@ from aiohttp import web
 
 from mrlm_pl.concurrency.event_loop import EventLoopThread
 from mrlm_pl.environment.tasks import Shared
+from mrlm_pl.environment.tools import MAX_LEVELS, nested_too_deeply
 from mrlm_pl.errors import ProgramError, RemoteError
 from mrlm_pl.serving.gateway.messages import messages_body, messages_error, messages_events, read_messages
 from mrlm_pl.serving.gateway.programs import Endpoint
@@ -31,6 +32,7 @@ from mrlm_pl.serving.gateway.protocol import (
     responses_events,
 )
 from mrlm_pl.serving.gateway.session import LEFT, TOO_LONG, Session, ended
+from mrlm_pl.serving.transport.http_log import leave_out_malformed_requests
 from mrlm_pl.serving.transport.security import carries_token, is_foreign, read_token
 
 T = TypeVar("T")
@@ -188,6 +190,7 @@ class Gateway(Shared):
                 web.post("/episodes/{id}/end", self._end),
             ]
         )
+        leave_out_malformed_requests()
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
         await web.TCPSite(self._runner, self.host, self.port, backlog=1024).start()
@@ -327,8 +330,11 @@ def _key(request: web.Request) -> str:
 
 async def _body(request: web.Request) -> Any:
     try:
-        return json.loads(await request.text() or "{}")
+        body = json.loads(await request.text() or "{}")
+        if nested_too_deeply(body):
+            raise ValueError(f"it is nested more than {MAX_LEVELS} levels deep")
+        return body
     except web.HTTPRequestEntityTooLarge:
         raise ProtocolError(413, "body_too_large", f"the body is larger than {BODY_MB} MiB; send less") from None
-    except (ValueError, LookupError, RecursionError) as error:
-        raise ProtocolError(400, "invalid_json", f"the body is not JSON: {error}") from None
+    except (ValueError, LookupError, RecursionError, web.RequestPayloadError) as error:
+        raise ProtocolError(400, "invalid_json", f"the body cannot be read as JSON: {error}") from None

@@ -178,6 +178,7 @@ def test_the_environment_of_a_run_is_checked_with_its_arguments(mrlm, monkeypatc
     assert seen[3:] == [[3, 7]]
     (tmp_path / "rows.csv").write_text("question,answer\n")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "broken.yaml").write_text("data: {init_args: {environment: parrot, sampling: 5}}\n")
     (tmp_path / "eval.yaml").write_text("model: runs/x\nenvironment: math\n")
     (tmp_path / "model.yaml").write_text("model: {class_path: GRPO}\n")
     for words, message in (
@@ -186,6 +187,7 @@ def test_the_environment_of_a_run_is_checked_with_its_arguments(mrlm, monkeypatc
         (("--model", "eval.yaml"), "environment missing: 'eval.yaml' has none"),
         (("--config", "run/config.yaml"), "or its configuration by `--model FILE`"),
         (("--model", "rows.csv"), "model: 'rows.csv' is no configuration of a run"),
+        (("--model", "broken.yaml"), "'broken.yaml' is no configuration of a run: Expected `object | null`, got `int`"),
     ):
         status, out, err = mrlm("check-env", *words)
         assert (status, out, message in err) == (2, "", True), err

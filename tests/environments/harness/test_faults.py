@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -23,6 +24,7 @@ from mrlm_pl.serving.gateway import programs
 from tests.support.harness_programs import asked, harness, is_running, played, player_of, posted, script, until
 
 USER = [{"role": "user", "content": "Q"}]
+DEEP = json.loads('{"items": ' * 300 + "{}" + "}" * 300)
 NAN = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"x": 1e999}'}}
 
 
@@ -350,10 +352,13 @@ def test_a_plain_function_may_return_a_coroutine() -> None:
         ({"messages": [{"role": "assistant", "tool_calls": [NAN]}]}, "invalid_request"),
         ({"messages": [{"role": "tool", "content": "3", "tool_call_id": 5}]}, "invalid_request"),
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": 5}}]}, "invalid_request"),
+        ({"tools": [{"type": "function", "function": {"name": ["f"]}}]}, "invalid_request"),
+        ({"tools": [{"type": "function", "name": "f", "parameters": {"properties": 5}}]}, "invalid_request"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": DEEP}}]}, "invalid_json"),
         ({"tools": "search"}, "invalid_request"),
         ({"messages": [{"role": "user", "content": "x" * (17 << 20)}]}, "body_too_large"),
     ],
-    ids=["stop", "stops", "calls", "nan", "id", "tool", "tools", "size"],
+    ids=["stop", "stops", "calls", "nan", "id", "tool", "name", "properties", "deep", "tools", "size"],
 )
 def test_a_malformed_call_is_refused_and_its_episode_continues(wrong: Any, code: str) -> None:
     async def program(row: Any, endpoint: Any) -> float:

@@ -218,6 +218,13 @@ def test_scores_are_bm25_with_the_parameters_of_pyserini() -> None:
     assert scores.tolist() == pytest.approx(expected, rel=1e-6)
 
 
+def test_a_query_with_a_possessive_is_searched_for_its_other_words() -> None:
+    shop = Catalog([product(1, title="tin cup"), product(2, title="steel mug")], plain_nouns)
+    assert shop.search("men's mug") == ("B000000002",)
+    assert shop.search("s") == ()
+    assert Catalog([product(1, title="mug, size S")], plain_nouns).search("s") == ("B000000001",)
+
+
 def test_a_search_finds_fifty_at_most_and_reads_options_and_the_first_feature() -> None:
     catalog = generated_catalog(300)
     assert len(catalog.search("black white color size")) == 50

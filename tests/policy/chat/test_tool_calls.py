@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from mrlm_pl.environment.tools import requested_calls
+from mrlm_pl.environment.tools import MAX_LEVELS, requested_calls
 from mrlm_pl.episode import Message, ToolCall
 from mrlm_pl.policy.chat import PLAIN_TEMPLATE, ChatFormat, Conversation
 from mrlm_pl.policy.chat.replies import GivenConversation
@@ -124,6 +124,22 @@ def test_a_malformed_call_is_left_to_the_environment() -> None:
     assert message.tool_calls == ()
     (malformed,) = requested_calls(message)
     assert getattr(malformed, "fault", None) == "it is not JSON"
+
+
+def test_arguments_that_are_too_deep_for_records_are_malformed() -> None:
+    for levels, read in ((MAX_LEVELS - 1, True), (MAX_LEVELS, False), (600, False)):
+        text = '<tool_call>{"name": "add", "arguments": {"a": ' + "[" * levels + "]" * levels + "}}</tool_call>"
+        (call,) = requested_calls(Message("assistant", text))
+        assert isinstance(call, ToolCall) is read
+        assert len(JSONForm("<tool_call>").read(text, [])) == read
+        assert read or getattr(call, "fault", None) == 'its "arguments" are nested more than 100 levels deep'
+
+
+def test_a_property_may_be_true() -> None:
+    tool = {"function": {"name": "add", "parameters": {"properties": {"a": True}}}}
+    form = TaggedForm("<function=", ">", "<parameter=", ">", "</parameter>")
+    (call,) = form.read("<function=add><parameter=a>1</parameter></function>", [tool])
+    assert call.arguments == {"a": "1"}
 
 
 @pytest.mark.parametrize("chat_template", [HERMES, LLAMA, QWEN_CODER, NO_TOOLS, ALTERNATING])
