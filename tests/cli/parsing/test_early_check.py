@@ -198,6 +198,7 @@ CONFIG = f"--config {ROOT / 'configs' / 'quickstart.yaml'}"
         (f"--model.help GRPO {RUN} --model.nothing 1", "GRPO has no 'nothing'"),
         (f"{CONFIG} --data.iterations many", "error: data.iterations: expected int, but the value is many\n"),
         (f"{CONFIG} --trainer.max_epochs two", "error: trainer.max_epochs: expected int, but the value is two\n"),
+        (f"{CONFIG} --checkpoint.minutes soon", "error: checkpoint.minutes: expected float, but the value is soon\n"),
         (f"{CONFIG} --model.policies.main.learning_rate fast", "rate: expected float, but the value is fast\n"),
     ],
 )
