@@ -12,15 +12,11 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 
 from mrlm_pl.durable_files import draft_of, force_to_disk, replacing
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.trainer.sharded_checkpoint import METADATA_FILE, check_sharded_checkpoint
+from mrlm_pl.trainer.sharded_checkpoint import METADATA_FILE, sharded_shapes
 
 COLLECTIVE_DEADLINE = timedelta(minutes=30)
 SHARDED_CHECKPOINT_FILES = (METADATA_FILE, "meta.pt")
 """File of a sharded checkpoint with the places of all weights and everything else."""
-
-
-_WEIGHTS = "state_dict."
-"""Prefix of the weights' names in sharded checkpoints."""
 
 
 class FSDP(ModelParallelStrategy):
@@ -89,8 +85,7 @@ class FSDP(ModelParallelStrategy):
         """
         path, module = Path(self.broadcast(checkpoint_path)), cast(Any, self.lightning_module)
         if path.is_dir():
-            entries: dict[str, Any] = check_sharded_checkpoint(path).state_dict_metadata
-            shapes = {name[len(_WEIGHTS) :]: entries[name].size for name in entries if name.startswith(_WEIGHTS)}
+            shapes = sharded_shapes(path)
         else:
             saved = torch.load(path, map_location="cpu", mmap=True, weights_only=weights_only is not False)
             shapes = {name: weight.shape for name, weight in saved["state_dict"].items()}

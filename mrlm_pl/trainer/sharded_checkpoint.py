@@ -18,6 +18,9 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 from mrlm_pl.errors import ConfigurationError, first_line
 
 METADATA_FILE = ".metadata"
+_WEIGHTS = "state_dict."
+"""Prefix of the weights' names in sharded checkpoints."""
+
 REMEDY = "a checkpoint from elsewhere may run programs when it is read; use one that `mrlm fit` has written"
 _RECORDS = "torch.distributed.checkpoint.metadata"
 _ALLOWED = frozenset(
@@ -57,6 +60,16 @@ def check_sharded_checkpoint(folder: Path) -> Metadata:
         return _check_entries(folder, metadata)
     except Exception as error:  # damaged pickles raise any class of error
         raise ConfigurationError(f"checkpoint {str(folder)!r} is refused: {first_line(error)}; {REMEDY}") from error
+
+
+def sharded_shapes(folder: Path) -> dict[str, torch.Size]:
+    """Return the shape of each weight of a sharded checkpoint, by its name in the module.
+
+    Raises:
+        ConfigurationError: see :func:`check_sharded_checkpoint`.
+    """
+    entries: dict[str, Any] = check_sharded_checkpoint(folder).state_dict_metadata
+    return {name.removeprefix(_WEIGHTS): entries[name].size for name in entries if name.startswith(_WEIGHTS)}
 
 
 def _check_entries(folder: Path, metadata: Any) -> Metadata:

@@ -111,8 +111,7 @@ def shown_commands() -> dict[str, list[str]]:
     return found
 
 
-_PARSERS = ("parser", "_subcommand_parsers", "_subcommand_method_arguments")
-_BUILT: dict[str, dict[str, Any]] = {}
+_BUILT: dict[str, Any] = {}
 """Parsers of Lightning's command line, by stage: building them takes as long as parsing."""
 
 
@@ -138,8 +137,8 @@ def stopped_before_work() -> Iterator[None]:
     def setup_once(self: Any, *args: Any) -> None:
         if self.stage not in _BUILT:
             setup(self, *args)
-            _BUILT[self.stage] = {name: getattr(self, name) for name in _PARSERS}
-        vars(self).update(_BUILT[self.stage])
+            _BUILT[self.stage] = self.parser
+        self.parser = _BUILT[self.stage]
 
     short, plain = CommandParser.parse_args, argparse.ArgumentParser.parse_args
 

@@ -46,6 +46,9 @@ _CLASSES = re.compile(r",\s+known\s+subclasses:([^)]*)")
 _LINKED = re.compile(r"^Linked arguments:\n(?:  .*\n)+\n", re.MULTILINE)
 """In a help, the classes that an option takes, and Lightning's linked arguments."""
 
+BUILT = {"model", "datamodule", "dataloaders", "train_dataloaders", "val_dataloaders", "return_predictions"}
+"""Arguments of a stage that no option gives."""
+
 _NO_DEVICE = "backend found"
 """In Lightning's error for an accelerator that is not there."""
 
@@ -55,14 +58,11 @@ class RunParser(ShortErrors, LightningArgumentParser):
 
     def format_help(self, *args: Any, **kwargs: Any) -> str:
         """Return the help; that of a stage without Lightning's classes and with one environment variable for all."""
-        if not self.default_env:
-            return super().format_help(*args, **kwargs)
-        self.default_env, self.usage = False, f"mrlm {self.prog.split()[-1]} [options]"
-        try:
-            text = _CLASSES.sub(_of_others, _LINKED.sub("", super().format_help(*args, **kwargs)))
-        finally:
-            self.default_env = True
+        text = super().format_help(*args, **kwargs)
+        if not self.usage:  # that of a class
+            return text
         name = f"{self.env_prefix}_SEED_EVERYTHING".upper()
+        text = _CLASSES.sub(_of_others, _LINKED.sub("", text))
         return f"{text}\nEach option may be an environment variable too, as in {name}=3.\n"
 
 
@@ -104,27 +104,20 @@ class RunCommand(LightningCLI):
             save_config_kwargs={"save_to_log_dir": False},
             seed_everything_default=0,
             parser_kwargs={
-                "prog": "mrlm",
+                "prog": f"mrlm {stage}",
+                "usage": f"mrlm {stage} [options]",
+                "description": getattr(Trainer, stage).__doc__.partition("\n")[0],
                 "allow_abbrev": False,
-                "default_env": True,
-                "env_prefix": ENVIRONMENT_PREFIX,
+                "env_prefix": f"{ENVIRONMENT_PREFIX}_{stage}_",
             },
             parser_class=RunParser,
             subclass_mode_model=True,
             subclass_mode_data=True,
             args=list(arguments),
+            run=False,  # the stage is chosen already, and needs no parser of subcommands
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
         )
-
-    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
-        """Return the one stage of this command, since building a parser takes a while."""
-        # Predictions go to files: collecting them would keep all episodes of the loop in memory.
-        return {self.stage: LightningCLI.subcommands()[self.stage] | {"return_predictions"}}
-
-    def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
-        kwargs = super()._prepare_subcommand_kwargs(subcommand)
-        return {**kwargs, "return_predictions": False} if subcommand == "predict" else kwargs
 
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add seed, folder and resume. The seed has a default, so that every run can be repeated."""
@@ -137,24 +130,22 @@ class RunCommand(LightningCLI):
         add("--resume", action="store_true", help=text)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add ``checkpoint``; let the data module have the seed, and the trainer the folder."""
+        """Add ``checkpoint`` and the arguments of the stage; link the seed to the data, the folder to the trainer."""
         parser.add_lightning_class_args(LastCheckpoint, "checkpoint")
         parser.link_arguments("seed_everything", "data.init_args.seed")
         parser.link_arguments("output", "trainer.output")
         parser.link_arguments("resume", "trainer.resume")
+        self.of_stage = parser.add_method_arguments(Trainer, self.stage, skip=BUILT)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse; unlike the base class without a warning when the process has arguments too."""
         bases = {"model": Algorithm, "data": LightningDataModule, "trainer": Trainer}
-        self.config = parser.read(args, bases, [self.stage])  # type: ignore[attr-defined] # a RunParser
-
-    def _parse_ckpt_path(self) -> None:
-        """Do nothing; the base class would replace the configured model by the checkpoint's."""
+        self.config = parser.read(args, bases, env=True)  # type: ignore[attr-defined] # a RunParser
 
     def before_instantiate_classes(self) -> None:
         """Check names that Lightning answers late or without the nearest one; everything is imported and parsed now."""
         release_collection()
-        trainer, data = self.config[self.stage].trainer, imported(self.config[self.stage].data.class_path)
+        trainer, data = self.config.trainer, imported(self.config.data.class_path)
         check_strategy(trainer)
         if self.stage == "predict" and data.predict_dataloader is LightningDataModule.predict_dataloader:
             remedy = "score its rows with `mrlm test`, or play episodes with `mrlm collect`"
@@ -176,6 +167,13 @@ class RunCommand(LightningCLI):
         trainer.name = files[0].stem if files else None
         return trainer
 
+    def after_instantiate_classes(self) -> None:
+        """Run the stage."""
+        chosen = {name: self.config[name] for name in self.of_stage}
+        if self.stage == "predict":  # its episodes go to files: collecting them would keep all of them in memory
+            chosen["return_predictions"] = False
+        getattr(self.trainer, self.stage)(self.model, datamodule=self.datamodule, **chosen)
+
 
 class OptionCheck(RunCommand):
     """Parses the options of a stage, and builds its classes, which read no weights yet."""
@@ -183,7 +181,7 @@ class OptionCheck(RunCommand):
     def _set_seed(self) -> None:
         """Leave the seeds of this process."""
 
-    def _run_subcommand(self, subcommand: str) -> None:
+    def after_instantiate_classes(self) -> None:
         """Validate rollouts against the algorithm, and run nothing."""
         if isinstance(data := self.datamodule, RolloutDataModule):
             self.model.check_agents([agent for item in data.environments.values() for agent in item.agents])

@@ -21,10 +21,10 @@ from mrlm_pl.cli.parsing.early_check import training_options
 from mrlm_pl.errors import DEBUG_VARIABLE, SYNONYMS, ConfigurationError, MRLMError, nearest, place_of_error
 from mrlm_pl.runs.plugins import imported
 
-_SUBCOMMAND_OPTION = re.compile(r"Subcommand '([^']+)' does not accept option '([^']+)'")
+_UNACCEPTED = re.compile(r"(?:Group '([^']+)' does not accept option|Option) '([^']+)'")
 _CHOICE = re.compile(r"argument (\S+): invalid choice: '(.+)' \(choose from (.+)\)$")
 _KIND = re.compile(r"argument (\S+): invalid (\w+) value: '(.*)'$")
-_OPTION_VALUE = re.compile(r'Parser key "(\w+)":')
+_OPTION_VALUE = re.compile(r'Parser key "([\w.]+)":')
 _ROLE = re.compile(r":[a-z]+:`(?:~(?:\w+\.)*)?([\w.]+)`")
 _CLASS_HELP = re.compile(r"^Help for --(\S+)\.help=(\S+)", re.MULTILINE)
 _SEE_CLASS = re.compile(r"see\s+:class:`~?([\w.]+\.\w+)`")
@@ -51,13 +51,13 @@ _PARSED: ContextVar[tuple[Sequence[str], Mapping[str, Any], Mapping[str, type], 
 class ShortErrors:
     """Mixin of a ``jsonargparse`` parser: mistakes raise :class:`ConfigurationError` with a short message."""
 
-    def read(self, words: Sequence[str], bases: Mapping[str, type], command: Sequence[str] = ()) -> Any:
+    def read(self, words: Sequence[str], bases: Mapping[str, type], env: bool | None = None) -> Any:
         """Return the namespace of options and configuration files.
 
         Args:
             words: the options; those of a group are given as ``--GROUP.NAME VALUE``.
             bases: class of each group: a base whose subclasses may be named, or ``trainer``'s own.
-            command: what comes before the options.
+            env: whether environment variables may hold options; None is as the library is set.
 
         Raises:
             ConfigurationError: the options or a configuration file hold a mistake.
@@ -79,9 +79,9 @@ class ShortErrors:
         except MistakeError as mistake:
             raise mistake.in_files(words) from mistake
         given = [f"--config={json.dumps(config, default=str)}"] if config else []
-        token = _PARSED.set((words, config, bases, " ".join([self.prog, *command])))
+        token = _PARSED.set((words, config, bases, self.prog))
         try:
-            return self.parse_args([*command, *given, *others])  # type: ignore[attr-defined]
+            return self.parse_args([*given, *others], env=env)  # type: ignore[attr-defined]
         finally:
             _PARSED.reset(token)
 
@@ -138,8 +138,7 @@ class ShortErrors:
         if fault := _unfit_option(message, self, words):
             raise ConfigurationError(str(fault)) from ex
         text = explain(message, self)
-        unknown = _SUBCOMMAND_OPTION.search(message)
-        key = unknown[2] if unknown else text.partition(":")[0]
+        key = _unaccepted_key(message) or text.partition(":")[0]
         raise ConfigurationError(f"{text}{'' if ' ' in key else file_of_key(key, words)}") from ex
 
     def format_help(self, *args: Any, **kwargs: Any) -> str:
@@ -156,7 +155,6 @@ class ShortErrors:
         for action in self._actions:  # type: ignore[attr-defined]
             if isinstance(action.help, str):  # before its lines are wrapped, in the middle of long names
                 action.help = plain_words(action.help)
-        self.prog = self.prog.replace(" [options]", "")  # none comes before a stage
         text = plain_words(super().format_help(*args, **kwargs))  # type: ignore[misc]
         if not _CLASS_HELP.search(text):
             return text
@@ -250,7 +248,7 @@ def explain(message: str, parser: Any) -> str:
         message: of the library; a tree where a value may have several types.
         parser: whose options are compared with an unknown one.
     """
-    if short := _unrecognized(message, parser) or _unaccepted_by_command(message, parser):
+    if short := _unrecognized(message, parser) or _unaccepted(message, parser):
         return short
     if choice := _CHOICE.match(message):
         option, value, choices = choice.groups()
@@ -262,7 +260,7 @@ def explain(message: str, parser: Any) -> str:
     if kind := _KIND.match(message):
         return f"{kind[1]}: expected {kind[2]}, but the value is {kind[3]}"
     if required := re.match(r"the following arguments are required: (.+)", message):
-        keys = [re.sub(r"^(fit|validate|test|predict)\.", "", key) for key in required[1].split(", ")]
+        keys = required[1].split(", ")
         given = " ".join(f"--{key} VALUE" for key in keys)
         in_file = f"give it as `{given}` or in a file with `--config FILE`"
         return f"{', '.join(keys)} missing; {f'see `{parser.prog} --help`' if plain else in_file}"
@@ -298,13 +296,18 @@ def _unrecognized(message: str, parser: Any) -> str | None:
     return f"there is no option {options[0]!r}" + (f"; did you mean '--{near}'?" if near else "; see `--help`")
 
 
-def _unaccepted_by_command(message: str, parser: Any) -> str | None:
-    match = _SUBCOMMAND_OPTION.search(message)
-    if not match:
+def _unaccepted_key(message: str) -> str:
+    """Return the key of a file that the parser does not know, if the message is about one, else an empty text."""
+    match = _UNACCEPTED.search(message)
+    return ".".join(filter(None, match.groups())) if match else ""
+
+
+def _unaccepted(message: str, parser: Any) -> str | None:
+    key, command = _unaccepted_key(message), parser.prog.partition(" ")[2]
+    if not key:
         return None
     known = {option.lstrip("-") for option in _options(parser)}
     groups = {key.split(".")[0] for key in known}
-    command, key = match.groups()
     group = key.split(".")[0]
     # A wrong group would pull the comparison of whole keys towards keys that look alike by chance.
     near = _meant_option(group, groups) if group not in groups else nearest(key, known)
@@ -328,10 +331,5 @@ def _meant_option(name: str, known: Collection[str]) -> str | None:
 
 
 def _options(parser: Any) -> list[str]:
-    """Return all long options of a parser and of its subcommands."""
-    options = [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for child in dict.fromkeys(action.choices.values()):
-                options += _options(child)
-    return options
+    """Return all long options of a parser."""
+    return [option for action in parser._actions for option in action.option_strings if option.startswith("--")]

@@ -156,7 +156,7 @@ class Collection:
         self.write_tokens()  # of the iteration before
         started, trainer, groups = time.perf_counter(), self.trainer, self.groups
         folder = Path(trainer.default_root_dir)
-        self.tasks.plan_until(iteration, last, self.plan.groups)
+        self.tasks.stream.plan_until(iteration, last, self.plan.groups)
         # Outside of what SIGTERM interrupts: a checkpoint has all snapshots that are due, or none.
         if self.players.stale is not None:
             self.players.stale.begin(self.learner, iteration, trainer.global_step)
@@ -222,7 +222,8 @@ class Collection:
             self._signal.add(metrics, measured.returns)
         if (warning := self._verifiers.add(measured.means)) and data_parallel_rank(self.trainer)[0] == 0:
             logger.warning(warning)
-        learned = self.tasks.update_curriculum(measured.successes) if self.tasks.curriculum is not None else {}
+        stream = self.tasks.stream
+        learned = stream.update(measured.successes) if stream.curriculum is not None else {}
         return metrics | self.learner.metrics.take_rollout() | learned | totals
 
     def _measured(self, iteration: int, collected: Collected, groups: Sequence[int], seconds: float) -> CollectionSums:
@@ -248,7 +249,7 @@ class Collection:
         if several:
             planned = Counter(self.tasks.stream.picked(iteration * plan.groups + group)[0] for group in groups)
             measured.sums |= {f"rollout/{name}/groups": float(planned[name]) for name in self.tasks.environments}
-        if self.tasks.curriculum is not None:
+        if self.tasks.stream.curriculum is not None:
             measured.successes = success_counts([*episodes, *collected.replaced])
         return measured
 
@@ -276,7 +277,7 @@ class Collection:
 
     def _parts(self) -> dict[str, Any]:
         """Return the parts with a state of their own, by their name in a checkpoint."""
-        parts = {"tasks": self.tasks, "totals": self.totals, "verifiers": self._verifiers}
+        parts = {"tasks": self.tasks.stream, "totals": self.totals, "verifiers": self._verifiers}
         return parts if self.players.stale is None else {"stale": self.players.stale, **parts}
 
     def close(self) -> None:

@@ -17,190 +17,6 @@ from mrlm_pl.settings import as_settings, at_least, between, check_instance, nam
 logger = logging.getLogger(__name__)
 
 
-class TaskStream:
-    """Endless stream over weighted task sources; position ``n`` always gives the same task.
-
-    Sources take turns so that after any number of tasks each one's count is within 1 of its share. A sized source is
-    shuffled in each of its epochs; an endless one is read in order.
-
-    Args:
-        sources: task source by environment name.
-        weights: share of each source, in the order of ``sources``; None is equal shares.
-        seed: of the shuffling.
-
-    Attributes:
-        planned: the number of positions whose source is decided.
-
-    Raises:
-        ConfigurationError: the weights do not fit the sources, or one is not positive.
-
-    >>> from mrlm_pl.environment import DatasetTasks
-    >>> a, b = (DatasetTasks(name, "train", [{}, {}]) for name in "ab")
-    >>> [TaskStream({"a": a, "b": b}, [3, 1], seed=0)[n].environment for n in range(4)]
-    ['a', 'a', 'b', 'a']
-    """
-
-    def __init__(self, sources: Mapping[str, TaskSource], weights: Sequence[float] | None, seed: int) -> None:
-        weights = [1.0] * len(sources) if weights is None else list(weights)
-        if len(weights) != len(sources) or any(not 0 < weight < math.inf for weight in weights):
-            raise ConfigurationError(
-                f"weights are {weights} for the environments {list(sources)}; give one positive number for each"
-            )
-        self.sources, self.seed = dict(sources), seed
-        self.shares = {name: weight / sum(weights) for name, weight in zip(sources, weights, strict=True)}
-        self._orders: dict[tuple[str, int], list[int]] = {}
-        self.restart()
-
-    def restart(self) -> None:
-        """Decide the sources again from the first position on, which gives the same ones."""
-        self._picks: dict[int, tuple[str, int]] = {}
-        self._counts = dict.fromkeys(self.sources, 0)
-        self.planned = 0
-
-    def __getitem__(self, position: int) -> Task:
-        return self.attempt(position, 0, 1)
-
-    def attempt(self, position: int, number: int, attempts: int) -> Task:
-        """Return one of the ``attempts`` tasks of a position, all of its source; each is of one position and number.
-
-        The sources keep their shares, whichever of the tasks are used.
-
-        >>> from mrlm_pl.environment import DatasetTasks
-        >>> a, b = (DatasetTasks(name, "train", [{}, {}]) for name in "ab")
-        >>> stream = TaskStream({"a": a, "b": b}, None, seed=0)
-        >>> [stream.attempt(position, number, 2).environment for position in (0, 1) for number in (0, 1)]
-        ['a', 'a', 'b', 'b']
-        """
-        name, count = self.picked(position)
-        count = count * attempts + number
-        source = self.sources[name]
-        if source.size is not None:
-            epoch, index = divmod(count, source.size)
-            count = self._order(name, epoch, source.size)[index]
-        task = source[count]
-        return task if task.environment == name else replace(task, environment=name)
-
-    def picked(self, position: int) -> tuple[str, int]:
-        """Return the source of a position, not yet forgotten, and the number of earlier positions of that source."""
-        while self.planned <= position:
-            turn = self.planned + 1
-            behind = {name: share * turn - self._counts[name] for name, share in self.shares.items()}
-            self._take(max(behind, key=lambda name: behind[name]))
-        return self._picks[position]
-
-    def forget(self, before: int) -> None:
-        """Drop the positions before this one, which are not read again."""
-        # A new mapping would be one that another thread does not see.
-        for position in [position for position in self._picks if position < before]:
-            del self._picks[position]
-
-    def _take(self, name: str) -> None:
-        """Decide the source of the next position."""
-        self._picks[self.planned] = (name, self._counts[name])
-        self._counts[name] += 1
-        self.planned += 1
-
-    def _order(self, name: str, epoch: int, size: int) -> list[int]:
-        order = self._orders.get((name, epoch))
-        if order is None:
-            order = list(range(size))
-            keyed_random("order", self.seed, name, epoch).shuffle(order)
-            self._orders[name, epoch] = order
-            # Groups that are played side by side may lie in two epochs, and the tasks of one group in several.
-            for old in [number for of, number in list(self._orders) if of == name and number < epoch - 1]:
-                self._orders.pop((name, old), None)
-        return order
-
-
-class PlannedStream(TaskStream):
-    """A task stream whose positions are planned in blocks (iterations), each with shares of its own.
-
-    The target of a source is the sum over the blocks of its share times the block's length. After every block each
-    source's count is within 1 of its target: the difference is carried over. Within a block the sources take turns.
-
-    Args: see :class:`TaskStream`.
-
-    >>> from mrlm_pl.environment import DatasetTasks
-    >>> stream = PlannedStream({name: DatasetTasks(name, "train", [{}] * 9) for name in "ab"}, None, seed=0)
-    >>> stream.plan(4, {"a": 0.75, "b": 0.25})
-    >>> stream.plan(4, {"a": 0.25, "b": 0.75})
-    >>> "".join(stream[n].environment for n in range(8))
-    'aabababb'
-    """
-
-    def __init__(self, sources: Mapping[str, TaskSource], weights: Sequence[float] | None, seed: int) -> None:
-        super().__init__(sources, weights, seed)
-        self._owed = dict.fromkeys(self.sources, 0.0)
-        self._block = 0
-
-    def plan(self, positions: int, shares: Mapping[str, float]) -> None:
-        """Decide the next ``positions`` by shares that sum to 1."""
-        self._block = positions
-        wanted = {name: self._owed[name] + shares[name] * positions for name in self.sources}
-        counts = apportioned(wanted, positions)
-        self._owed = {name: wanted[name] - counts[name] for name in self.sources}
-        turns = sorted(
-            ((number + 0.5) / count, place, name)
-            for place, (name, count) in enumerate(counts.items())
-            for number in range(count)
-        )
-        for _, _, name in turns:
-            self._take(name)
-
-    def continue_at(self, position: int, block: int) -> None:
-        """Plan from a position on if the blocks had another size before: a run may be resumed with other groups."""
-        if self._block not in (0, block):
-            self.planned = position
-
-    def picked(self, position: int) -> tuple[str, int]:
-        return self._picks[position]
-
-    def state(self) -> dict[str, Any]:
-        """Return the plan and the carried differences, as plain values."""
-        return {
-            "planned": self.planned,
-            "block": self._block,
-            "plan": [[position, *pick] for position, pick in sorted(self._picks.items())],
-            "owed": dict(self._owed),
-            "counts": dict(self._counts),
-        }
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Restore the value of :meth:`state`.
-
-        Raises:
-            ConfigurationError: it is of other sources.
-        """
-        if set(state["counts"]) != set(self.sources):
-            raise ConfigurationError(
-                f"the checkpoint's curriculum is over the environments {sorted(state['counts'])}, and this run has "
-                f"{sorted(self.sources)}; resume with the same environments and names"
-            )
-        self._picks = {position: (name, count) for position, name, count in state["plan"]}
-        self._owed, self._counts = dict(state["owed"]), dict(state["counts"])
-        self.planned, self._block = state["planned"], state.get("block", 0)
-
-
-def apportioned(wanted: Mapping[str, float], seats: int) -> dict[str, int]:
-    """Return whole numbers next to the wanted ones, 0 or above, that sum to ``seats``: largest remainders first.
-
-    Args:
-        wanted: numbers that sum to ``seats``.
-        seats: how many there are.
-
-    >>> apportioned({"a": 2.5, "b": 1.75, "c": -0.25}, 4)
-    {'a': 2, 'b': 2, 'c': 0}
-    """
-    counts = {name: max(0, math.floor(value)) for name, value in wanted.items()}
-    while (missing := seats - sum(counts.values())) != 0:
-        behind = {name: wanted[name] - counts[name] for name in counts}
-        if missing > 0:
-            counts[max(behind, key=lambda name: behind[name])] += 1
-        else:
-            counts[min((name for name in counts if counts[name]), key=lambda name: behind[name])] -= 1
-    return counts
-
-
 @naming_unknown
 @dataclass(frozen=True)
 class SuccessRateCurriculum:
@@ -266,6 +82,234 @@ class SuccessRateCurriculum:
         return after
 
 
+class TaskStream:
+    """Endless stream over weighted task sources; position ``n`` always gives the same task.
+
+    Sources take turns so that after any number of tasks each one's count is within 1 of its share. A sized source is
+    shuffled in each of its epochs; an endless one is read in order.
+
+    A curriculum has shares of its own for each block of positions, an iteration. The target of a source is then the sum
+    over the blocks of its share times the block's length. After every block each source's count is within 1 of its
+    target: the difference is carried over. Within a block the sources take turns.
+
+    Args:
+        sources: task source by environment name.
+        weights: share of each source, in the order of ``sources``; None is equal shares.
+        seed: of the shuffling.
+        curriculum: sets the shares; None leaves them.
+
+    Attributes:
+        planned: the number of positions whose source is decided.
+        rates: success rates by source, with a curriculum.
+
+    Raises:
+        ConfigurationError: the weights do not fit the sources, or one is not positive.
+
+    >>> from mrlm_pl.environment import DatasetTasks
+    >>> a, b = (DatasetTasks(name, "train", [{}, {}]) for name in "ab")
+    >>> [TaskStream({"a": a, "b": b}, [3, 1], seed=0)[n].environment for n in range(4)]
+    ['a', 'a', 'b', 'a']
+    >>> stream = TaskStream({"a": a, "b": b}, None, 0, SuccessRateCurriculum())
+    >>> stream.plan(4, {"a": 0.75, "b": 0.25})
+    >>> stream.plan(4, {"a": 0.25, "b": 0.75})
+    >>> "".join(stream[n].environment for n in range(8))
+    'aabababb'
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[str, TaskSource],
+        weights: Sequence[float] | None,
+        seed: int,
+        curriculum: SuccessRateCurriculum | None = None,
+    ) -> None:
+        weights = [1.0] * len(sources) if weights is None else list(weights)
+        if len(weights) != len(sources) or any(not 0 < weight < math.inf for weight in weights):
+            raise ConfigurationError(
+                f"weights are {weights} for the environments {list(sources)}; give one positive number for each"
+            )
+        self.sources, self.seed = dict(sources), seed
+        self.shares = {name: weight / sum(weights) for name, weight in zip(sources, weights, strict=True)}
+        self.curriculum = curriculum
+        self.rates = dict.fromkeys(self.sources, curriculum.start) if curriculum else {}
+        self._owed, self._block = dict.fromkeys(self.sources, 0.0), 0
+        self._silent: set[str] = set()
+        self._orders: dict[tuple[str, int], list[int]] = {}
+        self.restart()
+
+    def restart(self) -> None:
+        """Decide the sources again from the first position on, which gives the same ones."""
+        self._picks: dict[int, tuple[str, int]] = {}
+        self._counts = dict.fromkeys(self.sources, 0)
+        self.planned = 0
+
+    def __getitem__(self, position: int) -> Task:
+        return self.attempt(position, 0, 1)
+
+    def attempt(self, position: int, number: int, attempts: int) -> Task:
+        """Return one of the ``attempts`` tasks of a position, all of its source; each is of one position and number.
+
+        The sources keep their shares, whichever of the tasks are used.
+
+        >>> from mrlm_pl.environment import DatasetTasks
+        >>> a, b = (DatasetTasks(name, "train", [{}, {}]) for name in "ab")
+        >>> stream = TaskStream({"a": a, "b": b}, None, seed=0)
+        >>> [stream.attempt(position, number, 2).environment for position in (0, 1) for number in (0, 1)]
+        ['a', 'a', 'b', 'b']
+        """
+        name, count = self.picked(position)
+        count = count * attempts + number
+        source = self.sources[name]
+        if source.size is not None:
+            epoch, index = divmod(count, source.size)
+            count = self._order(name, epoch, source.size)[index]
+        task = source[count]
+        return task if task.environment == name else replace(task, environment=name)
+
+    def picked(self, position: int) -> tuple[str, int]:
+        """Return the source of a position, not yet forgotten, and the number of earlier positions of that source."""
+        while self.curriculum is None and self.planned <= position:
+            turn = self.planned + 1
+            behind = {name: share * turn - self._counts[name] for name, share in self.shares.items()}
+            self._take(max(behind, key=lambda name: behind[name]))
+        return self._picks[position]
+
+    def plan_until(self, iteration: int, last: int, groups: int) -> None:
+        """Decide the sources of the groups up to an iteration, where they are not decided yet.
+
+        All that may begin are decided here: an asynchronous collector reads them in a thread of its own, and two
+        threads that decide would make the order depend on the time.
+
+        Args:
+            iteration: the current one; the plan of earlier ones is dropped.
+            last: the furthest whose groups may begin now.
+            groups: in an iteration.
+        """
+        first, end = iteration * groups, (last + 1) * groups
+        if self.curriculum is None:
+            self.picked(end - 1)  # a resumed run decides those before it too
+        elif self._block not in (0, groups):
+            self.planned = first  # a run may be resumed with other groups
+        while self.curriculum is not None and self.planned < end:
+            early = self.planned < first  # in a run resumed from a checkpoint without a curriculum
+            self.plan(groups, self.shares if early else self.curriculum.shares(self.shares, self.rates))
+        self.forget(first)
+
+    def forget(self, before: int) -> None:
+        """Drop the positions before this one, which are not read again."""
+        # A new mapping would be one that another thread does not see.
+        for position in [position for position in self._picks if position < before]:
+            del self._picks[position]
+
+    def plan(self, positions: int, shares: Mapping[str, float]) -> None:
+        """Decide the next ``positions`` by shares that sum to 1."""
+        self._block = positions
+        wanted = {name: self._owed[name] + shares[name] * positions for name in self.sources}
+        counts = apportioned(wanted, positions)
+        self._owed = {name: wanted[name] - counts[name] for name in self.sources}
+        turns = sorted(
+            ((number + 0.5) / count, place, name)
+            for place, (name, count) in enumerate(counts.items())
+            for number in range(count)
+        )
+        for _, _, name in turns:
+            self._take(name)
+
+    def update(self, found: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+        """Update the success rates of the curriculum after an iteration, and return the numbers to log.
+
+        Args:
+            found: (successes, episodes) over all ranks, by environment that was played; 0 episodes where it does not
+                judge.
+        """
+        assert self.curriculum is not None
+        for name in sorted({name for name, (_, episodes) in found.items() if not episodes} - self._silent):
+            self._silent.add(name)
+            logger.warning(
+                "environment %r does not say whether its tasks are solved, so data.curriculum leaves its success rate "
+                "at %g",
+                name,
+                self.rates[name],
+            )
+        self.rates = self.curriculum.updated(self.rates, found)
+        shares = self.curriculum.shares(self.shares, self.rates)
+        return {f"rollout/{name}/success_rate": rate for name, rate in self.rates.items()} | {
+            f"rollout/{name}/weight": share for name, share in shares.items()
+        }
+
+    def state(self) -> dict[str, Any] | None:
+        """Return the state of the curriculum and its plan, as plain values; None without a curriculum."""
+        if self.curriculum is None:
+            return None
+        return {
+            "rates": dict(self.rates),
+            "planned": self.planned,
+            "block": self._block,
+            "plan": [[position, *pick] for position, pick in sorted(self._picks.items())],
+            "owed": dict(self._owed),
+            "counts": dict(self._counts),
+        }
+
+    def load(self, state: Mapping[str, Any] | None) -> None:
+        """Restore what :meth:`state` returned.
+
+        Raises:
+            ConfigurationError: it is of other sources.
+        """
+        self.restart()  # the checkpoint may be of an earlier iteration than this data module has reached
+        if state is None:
+            if self.curriculum is not None:
+                logger.warning("the checkpoint has no curriculum and this run has one: it begins with no success known")
+        elif self.curriculum is None:
+            logger.warning("the checkpoint has a curriculum and this run has none: tasks are drawn by data.weights")
+        elif set(state["counts"]) != set(self.sources):
+            raise ConfigurationError(
+                f"the checkpoint's curriculum is over the environments {sorted(state['counts'])}, and this run has "
+                f"{sorted(self.sources)}; resume with the same environments and names"
+            )
+        else:
+            self._picks = {position: (name, count) for position, name, count in state["plan"]}
+            self._owed, self._counts, self.rates = dict(state["owed"]), dict(state["counts"]), dict(state["rates"])
+            self.planned, self._block = state["planned"], state.get("block", 0)
+
+    def _take(self, name: str) -> None:
+        """Decide the source of the next position."""
+        self._picks[self.planned] = (name, self._counts[name])
+        self._counts[name] += 1
+        self.planned += 1
+
+    def _order(self, name: str, epoch: int, size: int) -> list[int]:
+        order = self._orders.get((name, epoch))
+        if order is None:
+            order = list(range(size))
+            keyed_random("order", self.seed, name, epoch).shuffle(order)
+            self._orders[name, epoch] = order
+            # Groups that are played side by side may lie in two epochs, and the tasks of one group in several.
+            for old in [number for of, number in list(self._orders) if of == name and number < epoch - 1]:
+                self._orders.pop((name, old), None)
+        return order
+
+
+def apportioned(wanted: Mapping[str, float], seats: int) -> dict[str, int]:
+    """Return whole numbers next to the wanted ones, 0 or above, that sum to ``seats``: largest remainders first.
+
+    Args:
+        wanted: numbers that sum to ``seats``.
+        seats: how many there are.
+
+    >>> apportioned({"a": 2.5, "b": 1.75, "c": -0.25}, 4)
+    {'a': 2, 'b': 2, 'c': 0}
+    """
+    counts = {name: max(0, math.floor(value)) for name, value in wanted.items()}
+    while (missing := seats - sum(counts.values())) != 0:
+        behind = {name: wanted[name] - counts[name] for name in counts}
+        if missing > 0:
+            counts[max(behind, key=lambda name: behind[name])] += 1
+        else:
+            counts[min((name for name in counts if counts[name]), key=lambda name: behind[name])] -= 1
+    return counts
+
+
 @naming_unknown
 @dataclass(frozen=True)
 class TaskSettings:
@@ -315,7 +359,7 @@ class RunTasks:
         seed: int,
     ) -> None:
         self.environments = named_environments(environments, names)
-        given, self.curriculum = dict(settings or {}), curriculum
+        given = dict(settings or {})
         for name in given.keys() - self.environments.keys():
             hint = meant(name, self.environments, f"the environments are {list(self.environments)}")
             raise ConfigurationError(
@@ -326,9 +370,7 @@ class RunTasks:
             for name in self.environments
         }
         sources = {name: environment.tasks("train") for name, environment in self.environments.items()}
-        self.stream: TaskStream | PlannedStream = (PlannedStream if curriculum else TaskStream)(sources, weights, seed)
-        self.rates = dict.fromkeys(self.environments, curriculum.start if curriculum else 0.0)
-        self._silent: set[str] = set()
+        self.stream = TaskStream(sources, weights, seed, curriculum)
 
     def group_sizes(self, size: int) -> dict[str, int]:
         """Return the episodes of each task by environment; ``size`` where it has no setting."""
@@ -347,70 +389,6 @@ class RunTasks:
         by the standard deviation of its group does not depend on the scale.
         """
         return [scaled(episode, self.settings[episode.task.environment].reward_scale) for episode in episodes]
-
-    def plan_until(self, iteration: int, last: int, groups: int) -> None:
-        """Decide the environments of the groups up to an iteration, where they are not decided yet.
-
-        All that may begin are decided here: an asynchronous collector reads them in a thread of its own, and two
-        threads that decide would make the order depend on the time.
-
-        Args:
-            iteration: the current one; the plan of earlier ones is dropped.
-            last: the furthest whose groups may begin now.
-            groups: in an iteration.
-        """
-        if not isinstance(self.stream, PlannedStream):
-            self.stream.picked((last + 1) * groups - 1)  # a resumed run decides those before it too
-            self.stream.forget(iteration * groups)
-            return
-        assert self.curriculum is not None
-        self.stream.continue_at(iteration * groups, groups)
-        while self.stream.planned < iteration * groups:
-            self.stream.plan(groups, self.stream.shares)  # a run resumed from a checkpoint without a curriculum
-        self.stream.forget(iteration * groups)
-        while self.stream.planned < (last + 1) * groups:
-            self.stream.plan(groups, self.curriculum.shares(self.stream.shares, self.rates))
-
-    def update_curriculum(self, found: Mapping[str, tuple[float, float]]) -> dict[str, float]:
-        """Update the curriculum after an iteration, and return the numbers to log.
-
-        Args:
-            found: (successes, episodes) over all ranks, by environment that was played; 0 episodes where it does not
-                judge.
-        """
-        assert self.curriculum is not None
-        for name in sorted({name for name, (_, episodes) in found.items() if not episodes} - self._silent):
-            self._silent.add(name)
-            logger.warning(
-                "environment %r does not say whether its tasks are solved, so data.curriculum leaves its success rate "
-                "at %g",
-                name,
-                self.rates[name],
-            )
-        self.rates = self.curriculum.updated(self.rates, found)
-        shares = self.curriculum.shares(self.stream.shares, self.rates)
-        return {f"rollout/{name}/success_rate": rate for name, rate in self.rates.items()} | {
-            f"rollout/{name}/weight": share for name, share in shares.items()
-        }
-
-    def state(self) -> dict[str, Any] | None:
-        """Return the state of the curriculum and its plan, as plain values; None without a curriculum."""
-        return {"rates": dict(self.rates), **self.stream.state()} if isinstance(self.stream, PlannedStream) else None
-
-    def load(self, state: Mapping[str, Any] | None) -> None:
-        """Restore what :meth:`state` returned.
-
-        Raises:
-            ConfigurationError: it is of other environments.
-        """
-        self.stream.restart()  # the checkpoint may be of an earlier iteration than this data module has reached
-        if isinstance(self.stream, PlannedStream) and state is not None:
-            self.stream.load(state)
-            self.rates = dict(state["rates"])
-        elif state is not None:
-            logger.warning("the checkpoint has a curriculum and this run has none: tasks are drawn by data.weights")
-        elif isinstance(self.stream, PlannedStream):
-            logger.warning("the checkpoint has no curriculum and this run has one: it begins with no success known")
 
 
 def named_environments(environments: Sequence[Environment], names: Sequence[str] | None) -> dict[str, Environment]:

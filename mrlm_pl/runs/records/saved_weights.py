@@ -17,7 +17,7 @@ from torch.distributed import checkpoint as sharded
 from mrlm_pl.errors import MRLMError, PolicyError, first_line, tell
 from mrlm_pl.policy import Policy
 from mrlm_pl.trainer.fsdp import SHARDED_CHECKPOINT_FILES
-from mrlm_pl.trainer.sharded_checkpoint import check_sharded_checkpoint
+from mrlm_pl.trainer.sharded_checkpoint import sharded_shapes
 
 
 class _Opened(NamedTuple):
@@ -113,11 +113,8 @@ class SavedWeights:
 def _open(path: Path, written: tuple[int, int]) -> _Opened:
     weights: dict[str, Tensor] = {}
     if path.is_dir():
-        check_sharded_checkpoint(path)
+        shapes = sharded_shapes(path)
         state: Any = torch.load(path / SHARDED_CHECKPOINT_FILES[1], weights_only=True)
-        entries = sharded.FileSystemReader(path).read_metadata().state_dict_metadata.items()
-        sizes = {key.removeprefix("state_dict."): getattr(entry, "size", None) for key, entry in entries}
-        shapes = {key: size for key, size in sizes.items() if size is not None}
     else:  # a file that is replaced stays as long as it is mapped
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         if not isinstance(state, Mapping) or not {"state_dict", "global_step"} <= state.keys():

@@ -198,6 +198,7 @@ CONFIG = f"--config {ROOT / 'configs' / 'quickstart.yaml'}"
         (f"--model.help GRPO {RUN} --model.nothing 1", "GRPO has no 'nothing'"),
         (f"{CONFIG} --data.iterations many", "error: data.iterations: expected int, but the value is many\n"),
         (f"{CONFIG} --trainer.max_epochs two", "error: trainer.max_epochs: expected int, but the value is two\n"),
+        (f"{CONFIG} --checkpoint.minutes soon", "error: checkpoint.minutes: expected float, but the value is soon\n"),
         (f"{CONFIG} --model.policies.main.learning_rate fast", "rate: expected float, but the value is fast\n"),
     ],
 )
@@ -206,6 +207,16 @@ def test_what_cannot_be_told_is_left_to_the_parser(
 ) -> None:
     check(words.split())
     assert answer in mrlm("fit", *words.split())[2]
+
+
+def test_an_unknown_key_in_a_file_of_a_command_without_a_trainer_is_answered_alike(
+    tmp_path: Path, mrlm: Callable[..., tuple[int, str, str]]
+) -> None:
+    file = tmp_path / "collect.yaml"
+    file.write_text("split: test\nnum_episode: 3\n")
+    status, _, err = mrlm("collect", "--model", "builtin:tiny", "--environment", "math", "--config", str(file))
+    assert status == 2
+    assert err == f"mrlm: error: collect has no key 'num_episode'; did you mean 'num_episodes'? ({file}, line 2)\n"
 
 
 @pytest.mark.parametrize("value", ["3", "1e-5", ".inf", "null", "1_0"])

@@ -27,7 +27,8 @@ def test_one_of_the_tensor_parallel_ranks_writes_their_episodes(rank: int, names
         world_size=2, global_rank=rank, strategy=share, received_sigterm=False, default_root_dir=tmp_path
     )
     environments = {"echo": EchoEnvironment()}
-    parts: Any = SimpleNamespace(plan_until=lambda *_: None, stale=None, groups=1, environments=environments)
+    stream = SimpleNamespace(plan_until=lambda *_: None)
+    parts: Any = SimpleNamespace(stream=stream, stale=None, groups=1, environments=environments)
     collection = Collection(parts, parts, parts, Sampling(), None, 0, AsyncOptions(), EpisodeRetention())
     measures = TokenMeasures(0, {})
     learner: Any = SimpleNamespace(trainer=trainer, metrics=SimpleNamespace(tokens=measures))

@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from mrlm_pl.algorithms import GRPO
 from mrlm_pl.data import RolloutDataModule
-from mrlm_pl.data.rollout.tasks import PlannedStream, RunTasks, SuccessRateCurriculum, apportioned
+from mrlm_pl.data.rollout.tasks import RunTasks, SuccessRateCurriculum, TaskStream, apportioned
 from mrlm_pl.engines import Sampling
 from mrlm_pl.environment import DatasetTasks, Outcome
 from mrlm_pl.episode import Message
@@ -92,12 +92,12 @@ def test_a_resumed_curriculum_goes_on_bit_for_bit(model_folder: Path, quiet_trai
     keep = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
     algorithm, data = run(model_folder, minibatches=2, iterations=3)
     quiet_trainer(callbacks=[keep], enable_checkpointing=True).fit(algorithm, data)
-    whole, rates = fingerprint(algorithm), data.tasks.rates
+    whole, rates = fingerprint(algorithm), data.tasks.stream.rates
     for step in (3, 4):  # in the middle of a collection, and between two
         algorithm, data = run(model_folder, minibatches=2, iterations=3)
         quiet_trainer().fit(algorithm, data, ckpt_path=tmp_path / f"step={step}.ckpt")
         assert fingerprint(algorithm) == whole
-        assert data.tasks.rates == rates
+        assert data.tasks.stream.rates == rates
 
 
 def test_admitted_groups_are_played_as_they_were_planned(
@@ -137,8 +137,9 @@ def test_a_checkpoint_of_other_environments_is_refused(
 # The stream.
 
 
-def stream(names: str, size: int = 10) -> PlannedStream:
-    return PlannedStream({name: DatasetTasks(name, "train", [{}] * size) for name in names}, None, seed=0)
+def stream(names: str, size: int = 10) -> TaskStream:
+    sources = {name: DatasetTasks(name, "train", [{}] * size) for name in names}
+    return TaskStream(sources, None, 0, SuccessRateCurriculum())
 
 
 def test_counts_stay_within_one_of_shares_that_change() -> None:
@@ -185,7 +186,7 @@ def test_a_stream_goes_on_from_its_state() -> None:
 @pytest.mark.parametrize("groups", [2, 8])
 def test_a_run_that_continues_with_other_groups_plays_the_next_tasks(echo: Any, groups: int) -> None:
     before, after = (
-        RunTasks([echo(), echo()], ["a", "b"], None, None, SuccessRateCurriculum(), seed=0) for _ in range(2)
+        RunTasks([echo(), echo()], ["a", "b"], None, None, SuccessRateCurriculum(), seed=0).stream for _ in range(2)
     )
     for iteration in range(2):
         before.plan_until(iteration, iteration, groups=4)  # two tasks of each environment
@@ -193,7 +194,7 @@ def test_a_run_that_continues_with_other_groups_plays_the_next_tasks(echo: Any, 
     found = []
     for iteration in range(2, 5):
         after.plan_until(iteration, iteration, groups)
-        found += [after.stream.picked(iteration * groups + place) for place in range(groups)]
+        found += [after.picked(iteration * groups + place) for place in range(groups)]
     assert sorted(found) == [(name, 4 + number) for name in "ab" for number in range(3 * groups // 2)]
 
 

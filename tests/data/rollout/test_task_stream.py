@@ -73,8 +73,8 @@ def test_all_that_may_begin_is_decided_before_another_thread_reads_it(echo: Any)
     """Groups of iterations 2 and 3 may begin; those before are not read again."""
     whole = RunTasks([echo(), echo()], ["a", "b"], None, [2, 1], None, seed=0).stream
     names = [whole[position].environment for position in range(16)]
-    stream = (tasks := RunTasks([echo(), echo()], ["a", "b"], None, [2, 1], None, seed=0)).stream
-    tasks.plan_until(2, 3, groups=4)
+    stream = RunTasks([echo(), echo()], ["a", "b"], None, [2, 1], None, seed=0).stream
+    stream.plan_until(2, 3, groups=4)
     assert (stream.planned, list(stream._picks)) == (16, list(range(8, 16)))
     assert [stream[position].environment for position in range(8, 16)] == names[8:]
     assert stream.planned == 16, "a read decides nothing"
