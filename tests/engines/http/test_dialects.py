@@ -76,5 +76,5 @@ def test_a_reply_is_a_possible_sample_or_an_error(dialect: Dialect, reply: Any) 
 def test_rounding_above_zero_is_no_fault_and_a_negative_log_likelihood_is_one() -> None:
     place = ("choices", 0, "logprobs", "token_logprobs")
     assert read_reply(VllmDialect(), changed(VLLM, place, [1e-6, -0.25]), REQUEST).logprobs == (1e-6, -0.25)
-    with pytest.raises(RemoteError, match=r"log-probabilities \[0.5, 0.25\]\.\.\.; .* of at most 0"):
+    with pytest.raises(RemoteError, match=r"\[0.5, 0.25\]\.\.\.; .* of at most 0; check the server's .*-mode`"):
         read_reply(VllmDialect(), changed(VLLM, place, [0.5, 0.25]), REQUEST)
