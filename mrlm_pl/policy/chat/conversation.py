@@ -76,9 +76,9 @@ class ChatFormat:
         With ``given`` the template gets the messages as they are, else the calls of replies in their text alone, and
         with ``plain`` what others wrote as :meth:`plain` returns it.
         """
+        chat = [message.to_chat() for message in messages] if given else self._shown(messages, plain)
         if self._endless is not None:  # probes of the template continue after an error
             raise self._endless
-        chat = [message.to_chat() for message in messages] if given else self._shown(messages, plain)
         try:
             with deadline(self.tokenizer.name_or_path):
                 return self.tokenizer.apply_chat_template(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -20,7 +19,9 @@ CHOICE = {"finish_reason": "stop", "logprobs": {"token_logprobs": [-0.5, -0.25]}
 VLLM = {"choices": [{**CHOICE, "prompt_token_ids": [1, 2, 3]}]}
 FACTS = {"finish_reason": {"type": "stop"}, "prompt_tokens": 3, "output_token_logprobs": [[-0.5, 5], [-0.25, 2]]}
 SGLANG = {"output_ids": [5, 2], "meta_info": FACTS}
-DEEP = json.loads("[" * 900 + "]" * 900)
+DEEP: Any = []
+for _ in range(2_000):
+    DEEP = [DEEP]
 VALUES: list[Any] = [
     None,
     -1,
@@ -29,6 +30,7 @@ VALUES: list[Any] = [
     3.7,
     1e308,
     10**400,
+    -(10**400),
     math.nan,
     math.inf,
     "",
