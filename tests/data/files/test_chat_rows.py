@@ -278,3 +278,8 @@ def test_the_row_is_the_whole_rendering_and_the_answer_acts(template: str | None
 def test_an_empty_answer_acts_with_its_end() -> None:
     row = scored_row([Message("user", "2+2?")], [Message("assistant", "")], ChatFormat(TOKENIZER), "main")
     assert row.num_actions == 1
+
+
+def test_an_answer_that_spells_special_tokens_is_the_text_that_reward_models_score() -> None:
+    row = scored_row([Message("user", "2<|end|>?")], [Message("assistant", "4<|end|>!")], CHAT, "main")
+    assert list(row.token_ids) == ids("<|user|>2< |end|>?<|end|><|assistant|>4< |end|>!<|end|>")
