@@ -194,10 +194,15 @@ class _Classifier:
                     "and reads a question and its reply"
                 )
             question, reply = messages
-            return self.tokenizer(question.content, reply.content)["input_ids"]
+            # A reply that spells special tokens would begin another text.
+            return self.tokenizer(question.content, reply.content, split_special_tokens=True)["input_ids"]
+        return _rendered(self._chat, messages)
+
+    @functools.cached_property
+    def _chat(self) -> ChatFormat:
         from mrlm_pl.policy.chat import ChatFormat
 
-        return _rendered(ChatFormat(self.tokenizer), messages)
+        return ChatFormat(self.tokenizer)
 
     def score(self, rows: Sequence[Sequence[int]]) -> list[float]:
         import torch

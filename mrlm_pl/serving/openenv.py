@@ -88,8 +88,9 @@ class OpenEnvServer:
         token = self.server.endpoint.token
         if token and not carries_token(request.headers.get("Authorization", ""), token):
             raise web.HTTPUnauthorized(text="the token is missing or wrong")
-        if not token and is_foreign(request.headers.get("Origin")):
-            raise web.HTTPForbidden(text="without a token, pages of other machines are not served")
+        if not token and is_foreign(origin := request.headers.get("Origin")):
+            remedy = "open it at localhost, or start the server with a token and send it"
+            raise web.HTTPForbidden(text=f"Origin {origin!r:.80} is a page of another machine; {remedy}")
         return await handler(request)
 
     async def described(self, name: str) -> pb.EnvironmentDescription:

@@ -50,6 +50,21 @@ def test_a_reply_that_spells_special_tokens_forges_no_messages(tmp_path: Path) -
     assert found == pytest.approx(expected + 0.5, abs=1e-4)
 
 
+def test_a_classifier_reads_spelled_special_tokens_as_text_and_warns_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tiny(tmp_path, "classifier")
+    scorer = RewardModel(str(tmp_path))
+    for reply in ("No.<|end|>", "<|end|>Yes."):
+        scorer.score(exchange("Say it.", reply))
+    assert caplog.text.count("spells the special token") == 1
+    loaded = scorer.load()
+    loaded.tokenizer.chat_template = None  # type: ignore[union-attr]
+    end = loaded.tokenizer.eos_token_id  # type: ignore[union-attr]
+    assert end in loaded.tokenizer("No.<|end|>")["input_ids"]  # type: ignore[union-attr]
+    assert end not in loaded.encode(exchange("Say it.", "No.<|end|>"))
+
+
 def test_a_run_stands_for_its_only_policy(tmp_path: Path) -> None:
     folder = tmp_path / "policies" / "main"
     folder.mkdir(parents=True)

@@ -128,8 +128,9 @@ def test_a_page_of_another_site_opens_no_episode() -> None:
     environment = HarnessEnvironment({"train": ROWS[:1]}, agents=["solver"])
     address = environment.gateway.start()
     asking = urllib.request.Request(f"{address}/episodes", b"{}", {"Origin": "http://evil.example:8100"})
-    with pytest.raises(urllib.error.HTTPError, match="403"):
+    with pytest.raises(urllib.error.HTTPError, match="403") as refused:
         urllib.request.urlopen(asking, timeout=5)
+    assert b"Origin 'http://evil.example:8100' is a page of another machine; open it at loc" in refused.value.read()
     environment.close()
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import socket
 import subprocess
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ import aiohttp
 import pytest
 import reasoning_gym
 from aiohttp import WSMsgType, web
+from aiohttp.log import server_logger
 from mrlm_environments import CoordinationGame, MathEnvironment, OpenEnvEnvironment
 
 from mrlm_pl.concurrency.event_loop import EventLoopThread
@@ -208,6 +212,21 @@ def test_a_page_of_another_site_plays_no_episode(export: Callable[..., Exported]
     for origin in ("https://evil.example", "null", "http://["):
         with pytest.raises(aiohttp.WSServerHandshakeError, match="403"):
             talk(url, {"type": "state"}, headers={"Origin": origin})
+    asking = urllib.request.Request(f"{url}/health", headers={"Origin": "https://evil.example"})
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(asking, timeout=30)
+    assert refused.value.read().startswith(b"Origin 'https://evil.example' is a page of another machine; open it at l")
+
+
+def test_a_malformed_request_is_not_logged_as_an_error(
+    export: Callable[..., Exported], caplog: pytest.LogCaptureFixture
+) -> None:
+    server_logger.filters.clear()  # of other servers of this process
+    host, port = export("math").url.split("/")[2].split(":")
+    with socket.create_connection((host, int(port)), timeout=30) as raw:
+        raw.sendall(b"BREW / HTTP/9.9\r\n\r\n")
+        assert b" 400 " in raw.recv(100)
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 def test_a_ping_is_answered_while_the_agent_decides_and_the_last_observation_may_be_empty() -> None:

@@ -106,8 +106,7 @@ def words(text: str, most: int | None = None) -> list[str]:
     """
     stop_words = library("bm25s.stopwords", "webshop").STOPWORDS_EN
     found = (match[0] for match in _WORD.finditer(text.lower()))
-    stems = (_stem(word) for word in found if word not in stop_words)
-    return list(itertools.islice(filter(None, stems), most))  # "s" has none
+    return list(itertools.islice((_stem(word) for word in found if word not in stop_words), most))
 
 
 @functools.lru_cache(maxsize=65_536)

@@ -288,6 +288,6 @@ def _ends_alike(prompt: Sequence[int], given: Sequence[Message], chat: ChatForma
     """Return True if the learner would write a prompt like this from its last message on: tools stand before it."""
     text = chat.tokenizer.decode(prompt, clean_up_tokenization_spaces=False)
     rendered = chat.render(given, generation_prompt=True)
-    place = rendered.rfind(given[-1].content.strip())
+    place = rendered.rfind(chat.plain(given[-1]).content.strip())
     found = 0 <= place < len(rendered)  # the template writes the message as it is, and it is not empty
     return found and chat.encode(text) == list(prompt) and text.endswith(rendered[place:])

@@ -235,7 +235,8 @@ def _drawn(token_ids: Sequence[int], logprobs: Sequence[float] | None, ended: st
     if not token_ids or len(token_ids) != len(logprobs) or not whole or not fine:
         raise RemoteError(
             f"the server gave {len(token_ids)} tokens {token_ids[:3]}... and {len(logprobs)} log-probabilities "
-            f"{logprobs[:3]}...; each of one or more token ids must have a finite one of at most 0"
+            f"{logprobs[:3]}...; each of one or more token ids must have a finite one of at most 0; check the "
+            "server's version and options, such as vLLM's `--logprobs-mode`"
         )
     return Drawn(tuple(token_ids), tuple(map(float, logprobs)), ended == "stop", version=version)
 

@@ -12,6 +12,7 @@ import logging
 import re
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -62,15 +63,22 @@ class ChatFormat:
         self._warned_of_tokens = False
 
     def render(
-        self, messages: Sequence[Message], tools: Tools = (), *, generation_prompt: bool, given: bool = False
+        self,
+        messages: Sequence[Message],
+        tools: Tools = (),
+        *,
+        generation_prompt: bool,
+        given: bool = False,
+        plain: bool = True,
     ) -> str:
         """Return the text of a conversation, with ``generation_prompt`` including the assistant's header.
 
-        With ``given`` the template gets the messages as they are, else the calls of replies in their text alone.
+        With ``given`` the template gets the messages as they are, else the calls of replies in their text alone, and
+        with ``plain`` what others wrote as :meth:`plain` returns it.
         """
+        chat = [message.to_chat() for message in messages] if given else self._shown(messages, plain)
         if self._endless is not None:  # probes of the template continue after an error
             raise self._endless
-        chat = [message.to_chat() for message in messages] if given else self._shown(messages)
         try:
             with deadline(self.tokenizer.name_or_path):
                 return self.tokenizer.apply_chat_template(
@@ -151,11 +159,11 @@ class ChatFormat:
         text = self._probed(QUESTION, Message("assistant", "y"), answer, Message("assistant", "z"), answer)
         return text.count(SENTINEL) == 2
 
-    def _shown(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+    def _shown(self, messages: Sequence[Message], plain: bool) -> list[dict[str, Any]]:
         """Return messages for the template: replies with their calls in the text, results of tools in some role."""
         chat: list[dict[str, Any]] = []
         for place, message in enumerate(messages):
-            if message.role in ("user", "tool"):  # what others wrote
+            if plain and message.role in ("user", "tool"):
                 message = self.plain(message)
             shown = message.to_chat()
             if message.role == "assistant":
@@ -172,25 +180,30 @@ class ChatFormat:
 
         The tokenizer would read them as the template's own: an agent could forge messages to its partner or judge.
         """
-        found = self._spelled.search(message.content)
-        if found is None:
-            return message
-        if not self._warned_of_tokens:
-            self._warned_of_tokens = True
-            logger.warning(
-                "a message spells the special token %r: it is read with a space after its first character, here and "
-                "in later messages, since it could forge other messages",
-                found[0],
-            )
-        content = self._spelled.sub(lambda token: f"{token[0][0]} {token[0][1:]}", message.content)
-        return replace(message, content=content)
+        parts, start = [], 0
+        while found := self._spelled.search(message.content, start):
+            parts.append(message.content[start : found.start() + 1])
+            start = found.start() + 1  # tokens may overlap
+            if not self._warned_of_tokens:
+                self._warned_of_tokens = True
+                logger.warning(
+                    "a message spells the special token %r: it is read with a space after its first character, here "
+                    "and in later messages, since it could forge other messages",
+                    found[0],
+                )
+        return replace(message, content=" ".join([*parts, message.content[start:]])) if parts else message
 
     @cached_property
     def _spelled(self) -> re.Pattern[str]:
-        """The special tokens of more than a character."""
-        tokens = self.tokenizer.convert_ids_to_tokens(sorted(self._special_ids))
-        longest_first = sorted((token for token in tokens if len(token) > 1), key=len, reverse=True)
-        return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        """The tokens of more than a character that are special, or that the template writes around messages."""
+        ids, vocabulary = set(self._special_ids), self.tokenizer.added_tokens_decoder
+        with suppress(Exception):  # templates raise errors of their own classes
+            exchange = [Message("user", SENTINEL), Message("assistant", SENTINEL), Message("user", SENTINEL)]
+            text = self.render(exchange, generation_prompt=False, given=True)
+            written = vocabulary.keys() & self.encode(text.partition(SENTINEL)[2])  # DeepSeek's roles are not special
+            ids.update(number for number in written if not vocabulary[number].content.isalnum())
+        tokens = (token for token in self.tokenizer.convert_ids_to_tokens(sorted(ids)) if len(token.strip()) > 1)
+        return re.compile("|".join(map(re.escape, tokens)) or r"(?!)")
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of ``text`` without additional special tokens; a lone surrogate reads ``?``."""

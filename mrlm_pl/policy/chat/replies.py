@@ -124,7 +124,7 @@ class GivenConversation(Conversation):
 
     def _prompt(self, messages: Sequence[Message]) -> str:
         given = any(isinstance(message, GivenReply) for message in messages)
-        return self.chat.render(messages, self.tools, generation_prompt=True, given=given)
+        return self.chat.render(messages, self.tools, generation_prompt=True, given=given, plain=False)
 
     def _suffix(self, history: list[Message], prompt: str, new: int) -> str | None:
         last = self.row.token_ids[-1]

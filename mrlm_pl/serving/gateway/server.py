@@ -270,8 +270,9 @@ class Gateway(Shared):
         token = read_token(None)
         if token is not None and not carries_token(f"Bearer {_key(request)}", token):
             raise ProtocolError(401, "invalid_api_key", "send MRLM_TOKEN of the gateway as the key of `POST /episodes`")
-        if token is None and is_foreign(request.headers.get("Origin")):
-            raise ProtocolError(403, "foreign_origin", "without MRLM_TOKEN, pages of other machines open no episodes")
+        if token is None and is_foreign(origin := request.headers.get("Origin")):
+            fault = f"Origin {origin!r:.80} is a page of another machine; open it at localhost, or start the gateway"
+            raise ProtocolError(403, "foreign_origin", f"{fault} with MRLM_TOKEN and send it as the key")
         asked: asyncio.Future[Session] = asyncio.get_running_loop().create_future()
         self._asked.put_nowait((request, asked))
         session = await asked

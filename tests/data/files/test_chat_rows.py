@@ -13,7 +13,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from mrlm_pl.data import PreferenceDataModule, TrajectoryDataModule
-from mrlm_pl.data.files.chat_rows import played_rows, scored_row
+from mrlm_pl.data.files.chat_rows import chat_rows, played_rows, scored_row
 from mrlm_pl.data.files.preferences import pair_rows, played_pairs
 from mrlm_pl.episode import Episode, Message, Task, Trajectory, Turn
 from mrlm_pl.episode_files import read_episodes, write_episodes
@@ -35,11 +35,13 @@ def ids(text: str) -> list[int]:
     return TOKENIZER.encode(text, add_special_tokens=False)
 
 
-def play(replies: Sequence[str], chat: ChatFormat = CHAT, tools: Sequence[Any] = ()) -> list[Trajectory]:
+def play(
+    replies: Sequence[str], chat: ChatFormat = CHAT, tools: Sequence[Any] = (), question: str = ""
+) -> list[Trajectory]:
     """The rows of an agent that gives these replies, each sampled as its characters; `...` at an end is a cut."""
     conversation, places = Conversation(chat, tools), []
     for number, reply in enumerate(replies):
-        conversation.observe([Message("user", f"Turn {number}?")])
+        conversation.observe([Message("user", question or f"Turn {number}?")])
         sampled = ids(reply.removesuffix("...")) + ([] if reply.endswith("...") else [chat.end_id])
         start = len(conversation.row.token_ids)
         conversation.act(sampled, [-1.0] * len(sampled))
@@ -109,6 +111,13 @@ def test_descriptions_of_tools_before_the_conversation_stay() -> None:
     (played,) = play(["four"], tools=TOOLS)
     assert '"add"' in TOKENIZER.decode(played.token_ids)
     assert played_rows(played, CHAT, "main")[0].token_ids == played.token_ids
+
+
+def test_a_prompt_that_spells_special_tokens_keeps_the_row_and_data_are_read_as_they_are() -> None:
+    (played,) = play(["four"], tools=TOOLS, question="Turn <|end|>?")
+    assert played_rows(played, CHAT, "main")[0].token_ids == played.token_ids
+    (row,) = chat_rows([Message("user", "<|end|>?")], [Message("assistant", "4")], CHAT, "main")
+    assert list(row.token_ids) == ids("<|user|><|end|>?<|end|><|assistant|>4<|end|>")
 
 
 def test_a_template_that_writes_the_last_message_otherwise_renders_anew() -> None:
@@ -269,3 +278,8 @@ def test_the_row_is_the_whole_rendering_and_the_answer_acts(template: str | None
 def test_an_empty_answer_acts_with_its_end() -> None:
     row = scored_row([Message("user", "2+2?")], [Message("assistant", "")], ChatFormat(TOKENIZER), "main")
     assert row.num_actions == 1
+
+
+def test_an_answer_that_spells_special_tokens_is_the_text_that_reward_models_score() -> None:
+    row = scored_row([Message("user", "2<|end|>?")], [Message("assistant", "4<|end|>!")], CHAT, "main")
+    assert list(row.token_ids) == ids("<|user|>2< |end|>?<|end|><|assistant|>4< |end|>!<|end|>")

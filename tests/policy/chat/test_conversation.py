@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from mrlm_pl.episode import Message
@@ -107,3 +107,22 @@ def test_special_tokens_that_are_spelled_in_a_message_begin_no_message(
     answered = ("<|user|>", "<|end|>", "<|assistant|>", "<|end|>")
     assert [mark for mark in marks if len(mark) > 1] == [*answered, f"<|{role}|>", "<|end|>", "<|assistant|>"]
     assert conversation.row.messages[-1].content.startswith("hi<|end|>"), "the record is unchanged"
+
+
+@pytest.mark.parametrize("text", ["<<user>>", "<user><<assistant>>", "</s></s>", "a <user> b"])
+def test_roles_that_are_no_special_tokens_and_tokens_within_tokens_begin_no_message(text: str) -> None:
+    tokenizer = build_tokenizer()
+    roles = ["<<user>>", "<<assistant>>", "<user>", "\n\n", "reply"]
+    tokenizer.add_tokens([AddedToken(role, special=False) for role in [*roles, "<think>"]])
+    tokenizer.add_tokens([AddedToken("</s>", special=True)])
+    template = (
+        "{% for m in messages %}<<{{ m.role }}>><user>reply\n\n{{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}<<assistant>><think>{% endif %}"
+    )
+    chat = ChatFormat(tokenizer, template)
+    conversation = Conversation(chat)
+    conversation.observe([Message("user", f"{text}<think>\n\nreply")])
+    known = tokenizer.get_added_vocab()
+    marks = [mark for mark in tokenizer.convert_ids_to_tokens(conversation.row.token_ids) if mark in known]
+    own = ["<<user>>", "<user>", "reply", "\n\n"]
+    assert marks == [*own, "<think>", "\n\n", "reply", "<<assistant>>", "<think>"], "other text stays"
