@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import (
     BackboneFinetuning,
@@ -12,7 +14,7 @@ from lightning.pytorch.callbacks import (
 )
 
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.settings import at_least
+from mrlm_pl.settings import at_least, between
 
 _READ = "in a script call `algorithm.read_weights()` before `trainer.fit`"
 _REFUSED: dict[type[Callback], str] = {
@@ -35,7 +37,8 @@ def refuse_unsupported(trainer: Trainer, module: LightningModule) -> None:
         ConfigurationError: a setting or callback has no effect, or another one than Lightning documents, or a value is
             out of range.
     """
-    at_least(0, "trainer.", gradient_clip_val=trainer.gradient_clip_val)  # a negative norm would reverse the gradient
+    # A negative norm would reverse the gradient; an infinite one clips nothing.
+    between(0, math.inf, "trainer.", gradient_clip_val=trainer.gradient_clip_val)
     at_least(1, "trainer.", accumulate_grad_batches=trainer.accumulate_grad_batches)
     if overfit := trainer.overfit_batches:  # type: ignore[attr-defined]
         raise ConfigurationError(
