@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import (
     BackboneFinetuning,
@@ -14,7 +12,6 @@ from lightning.pytorch.callbacks import (
 )
 
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.settings import at_least, between
 
 _READ = "in a script call `algorithm.read_weights()` before `trainer.fit`"
 _REFUSED: dict[type[Callback], str] = {
@@ -37,9 +34,10 @@ def refuse_unsupported(trainer: Trainer, module: LightningModule) -> None:
         ConfigurationError: a setting or callback has no effect, or another one than Lightning documents, or a value is
             out of range.
     """
-    # A negative norm would reverse the gradient; an infinite one clips nothing.
-    between(0, math.inf, "trainer.", gradient_clip_val=trainer.gradient_clip_val)
-    at_least(1, "trainer.", accumulate_grad_batches=trainer.accumulate_grad_batches)
+    for name, least in (("gradient_clip_val", 0), ("accumulate_grad_batches", 1)):  # a negative norm reverses gradients
+        value = getattr(trainer, name)
+        if value is not None and not value >= least:
+            raise ConfigurationError(f"trainer.{name} is {value!r}; it must be {least} or above")
     if overfit := trainer.overfit_batches:  # type: ignore[attr-defined]
         raise ConfigurationError(
             f"trainer.overfit_batches is {overfit}, but each epoch continues with other batches; to "

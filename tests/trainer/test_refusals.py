@@ -28,7 +28,7 @@ from tests.support.short_fits import make
     ("options", "told"),
     [
         ({"overfit_batches": 1}, "overfit_batches is 1, but each epoch continues with other batches"),
-        ({"gradient_clip_val": -1.0}, r"trainer.gradient_clip_val is -1\.0; it must be from 0 to inf"),
+        ({"gradient_clip_val": -1.0}, r"trainer.gradient_clip_val is -1\.0; it must be 0 or above"),
         ({"accumulate_grad_batches": 0}, "trainer.accumulate_grad_batches is 0; it must be 1 or above"),
         ({"precision": "16-true"}, "precision is 16-true, .* use 16-mixed or bf16-true"),
         (
