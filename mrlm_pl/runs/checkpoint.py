@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Iterable
@@ -71,10 +72,10 @@ def continue_best(callbacks: Iterable[Callback], resumed: Path, states: dict[str
         states: of the callbacks, in that checkpoint; paths in them become those of the folder.
     """
     since = resumed.stat().st_mtime_ns
-    later = {path for path in resumed.parent.iterdir() if path != resumed and path.stat().st_mtime_ns >= since}
+    later = {path for path in resumed.parent.rglob("*") if path != resumed and path.stat().st_mtime_ns >= since}
 
-    def here(path: str) -> str:
-        return path and str(resumed.parent / Path(path).name)
+    def here(path: str) -> str:  # a metric's name with a slash makes a folder
+        return path and str(resumed.parent / os.path.relpath(path, state["dirpath"]))
 
     def file_exists(callback: ModelCheckpoint, path: str | Path, trainer: Trainer) -> bool:
         repeated = trainer.strategy.broadcast(Path(path) in later)

@@ -135,9 +135,11 @@ def text_without_secrets(text: str) -> str:
             elif not value.tag.endswith(":null"):
                 start = value.start_mark.index
                 secret.add((start, start + len(text[start : value.end_mark.index].rstrip())))
-    for start, stop in sorted(secret, reverse=True):
-        text = f"{text[:start]}'...'{text[stop:]}"
-    return _KEY.sub("...", text)
+    shown, end = "", 0
+    for start, stop in sorted(secret):
+        if start >= end:  # else it is part of a longer one, which an alias names
+            shown, end = f"{shown}{text[end:start]}'...'", stop
+    return _KEY.sub("...", shown + text[end:])
 
 
 def _shown(value: Any) -> Any:

@@ -12,7 +12,6 @@ from lightning.pytorch.callbacks import (
 )
 
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.settings import at_least
 
 _READ = "in a script call `algorithm.read_weights()` before `trainer.fit`"
 _REFUSED: dict[type[Callback], str] = {
@@ -35,8 +34,10 @@ def refuse_unsupported(trainer: Trainer, module: LightningModule) -> None:
         ConfigurationError: a setting or callback has no effect, or another one than Lightning documents, or a value is
             out of range.
     """
-    at_least(0, "trainer.", gradient_clip_val=trainer.gradient_clip_val)  # a negative norm would reverse the gradient
-    at_least(1, "trainer.", accumulate_grad_batches=trainer.accumulate_grad_batches)
+    for name, least in (("gradient_clip_val", 0), ("accumulate_grad_batches", 1)):  # a negative norm reverses gradients
+        value = getattr(trainer, name)
+        if value is not None and not value >= least:
+            raise ConfigurationError(f"trainer.{name} is {value!r}; it must be {least} or above")
     if overfit := trainer.overfit_batches:  # type: ignore[attr-defined]
         raise ConfigurationError(
             f"trainer.overfit_batches is {overfit}, but each epoch continues with other batches; to "

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -61,9 +62,7 @@ class ExactResume(Callback):
     """
 
     validated = 0
-
-    def __init__(self) -> None:
-        self._metrics: dict[str, float] = {}
+    _metrics: Mapping[str, float] = {}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the batches of the run when it was validated last."""

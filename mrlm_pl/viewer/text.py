@@ -185,8 +185,12 @@ def _print_whole(table: Table, console: Console) -> None:
     for column in table.columns if narrow else ():
         column.overflow = "ellipsis" if column.no_wrap else "fold"
         column.no_wrap |= longest[column.header] <= LEAST
-    if not narrow:
-        console.width += max(0, excess())
+    folded = [column for column in table.columns if narrow and not column.no_wrap]
+    for column in folded:
+        column.max_width = LEAST // 2  # shown in any terminal
+    console.width += max(0, excess())
+    for column in folded:
+        column.max_width = None
     console.print(table)
 
 

@@ -80,7 +80,7 @@ def test_an_own_backbone_is_unfrozen(model_folder: Path) -> None:
     algorithm = GRPO({"main": str(model_folder)})  # type: ignore[dict-item]
     trainer: Any = SimpleNamespace(
         overfit_batches=0,
-        gradient_clip_val=None,
+        gradient_clip_val=float("inf"),
         accumulate_grad_batches=1,
         precision="32-true",
         callbacks=[BackboneFinetuning()],

@@ -435,6 +435,7 @@ def test_links_that_lead_out_and_pipes_are_not_read(folder: Path, tmp_path: Path
         ("- headers: {A: sesame}  # of \U0001f600\n- api_key: >-\n    ses\n    ame", None),
         ("\ufefftoken: sesame\nb: 1", "token: '...'\nb: 1"),
         ("a: &a sesame\ntoken: *a\ntoken_file: null", "a: '...'\ntoken: *a\ntoken_file: null"),
+        ("a: &a {token: 1, b: sesame}\nenv: *a\nc: 2", "a: '...'\nenv: *a\nc: 2"),
         ("token: sesame\n[", ""),
     ],
 )

@@ -82,6 +82,14 @@ def test_a_narrow_terminal_gets_whole_lines_and_numbers(tmp_path: Path, width: i
     assert {"1,234,567", "-0.4688"} <= set(out.getvalue().split())
 
 
+def test_a_very_narrow_terminal_gets_names_and_numbers(folder: Path) -> None:
+    out = io.StringIO()
+    print_runs(find_runs([str(folder)]), Console(file=out, force_terminal=True, color_system=None, width=40))
+    lines = [line for line in out.getvalue().splitlines() if line.startswith(" ")]
+    assert str(folder) in "".join(line[1:7].strip() for line in lines[2:])
+    assert "…" not in out.getvalue()
+
+
 def test_the_help_has_plain_words(mrlm) -> None:
     for command in ("view", "info", "sessions", "consolidate"):
         assert "``" not in mrlm(command, "--help")[1]

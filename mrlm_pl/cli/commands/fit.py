@@ -139,7 +139,7 @@ class RunCommand(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse; unlike the base class without a warning when the process has arguments too."""
-        bases = {"model": Algorithm, "data": LightningDataModule, "trainer": Trainer}
+        bases = {"model": Algorithm, "data": LightningDataModule, "trainer": Trainer, "checkpoint": LastCheckpoint}
         self.config = parser.read(args, bases, env=True)  # type: ignore[attr-defined] # a RunParser
 
     def before_instantiate_classes(self) -> None:

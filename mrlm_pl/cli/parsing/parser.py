@@ -24,7 +24,7 @@ from mrlm_pl.runs.plugins import imported
 _UNACCEPTED = re.compile(r"(?:Group '([^']+)' does not accept option|Option) '([^']+)'")
 _CHOICE = re.compile(r"argument (\S+): invalid choice: '(.+)' \(choose from (.+)\)$")
 _KIND = re.compile(r"argument (\S+): invalid (\w+) value: '(.*)'$")
-_OPTION_VALUE = re.compile(r'Parser key "([\w.]+)":')
+_OPTION_VALUE = re.compile(r'Parser key "(\w+)":')
 _ROLE = re.compile(r":[a-z]+:`(?:~(?:\w+\.)*)?([\w.]+)`")
 _CLASS_HELP = re.compile(r"^Help for --(\S+)\.help=(\S+)", re.MULTILINE)
 _SEE_CLASS = re.compile(r"see\s+:class:`~?([\w.]+\.\w+)`")
@@ -56,7 +56,7 @@ class ShortErrors:
 
         Args:
             words: the options; those of a group are given as ``--GROUP.NAME VALUE``.
-            bases: class of each group: a base whose subclasses may be named, or ``trainer``'s own.
+            bases: class of each group: a base whose subclasses may be named, or that of ``trainer`` or ``checkpoint``.
             env: whether environment variables may hold options; None is as the library is set.
 
         Raises:
@@ -67,8 +67,9 @@ class ShortErrors:
         try:
             for key, base in bases.items():
                 value = config.get(key)
-                if value is not None and (key != "trainer" or isinstance(value, Mapping)):
-                    config[key] = checked(value, base, key) if key == "trainer" else resolved(value, base, key)
+                own = key in ("trainer", "checkpoint")  # a class that is not named
+                if value is not None and (not own or isinstance(value, Mapping)):
+                    config[key] = checked(value, base, key) if own else resolved(value, base, key)
             others = [part for word in others for part in (word.split("=", 1) if ".help=" in word else [word])]
             if re.fullmatch(r"--(data|model)\..+\.help", others[-1] if others else ""):
                 others.append("")  # which lists the names

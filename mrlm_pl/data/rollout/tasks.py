@@ -126,7 +126,7 @@ class TaskStream:
         weights = [1.0] * len(sources) if weights is None else list(weights)
         if len(weights) != len(sources) or any(not 0 < weight < math.inf for weight in weights):
             raise ConfigurationError(
-                f"weights are {weights} for the environments {list(sources)}; give one positive number for each"
+                f"weights are {weights} for the environments {list(sources)}; give one positive, finite number for each"
             )
         self.sources, self.seed = dict(sources), seed
         self.shares = {name: weight / sum(weights) for name, weight in zip(sources, weights, strict=True)}

@@ -209,6 +209,15 @@ def test_what_cannot_be_told_is_left_to_the_parser(
     assert answer in mrlm("fit", *words.split())[2]
 
 
+def test_a_wrong_value_of_the_checkpoint_in_a_file_has_its_line(
+    tmp_path: Path, mrlm: Callable[..., tuple[int, str, str]]
+) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("checkpoint:\n  minutes: soon\n")
+    answer = f"mrlm: error: checkpoint.minutes: expected float, but the value is soon ({file}, line 2)\n"
+    assert mrlm("fit", *CONFIG.split(), "--config", str(file)) == (2, "", answer)
+
+
 def test_an_unknown_key_in_a_file_of_a_command_without_a_trainer_is_answered_alike(
     tmp_path: Path, mrlm: Callable[..., tuple[int, str, str]]
 ) -> None:
