@@ -162,9 +162,8 @@ class ExactResume(Callback):
         current: Any = trainer.fit_loop.epoch_loop.batch_progress.current
         if current.ready > current.processed and trainer.is_global_zero:
             warnings.warn(WITHIN_BATCH, stacklevel=2)
-        checkpoint["loops"]["fit_loop"] = at_batch_end(
-            checkpoint["loops"]["fit_loop"], int(batches), trainer.accumulate_grad_batches
-        )
+        loop = at_batch_end(checkpoint["loops"]["fit_loop"], int(batches), trainer.accumulate_grad_batches)
+        checkpoint["loops"]["fit_loop"], checkpoint["epoch"] = loop, loop["epoch_progress"]["current"]["completed"]
 
 
 def _rates(trainer: Trainer) -> list[float]:

@@ -254,6 +254,24 @@ def test_callbacks_see_the_metrics_of_a_rollout_that_was_collected_before_the_re
     assert fit(tmp_path / "step=1.ckpt") == whole[1:]
 
 
+@pytest.mark.long_after(1)
+def test_a_validation_that_was_all_a_run_had_left_is_saved_in_its_epoch(echo: Any, tmp_path: Path) -> None:
+    class Ends(Callback):
+        def on_validation_start(self, trainer: Any, module: Any) -> None:
+            raise SIGTERMException
+
+    def fit(folder: str, *callbacks: Callback) -> Any:
+        data = RolloutDataModule(echo(), groups=2, group_size=2, iterations=1, sampling=Sampling(max_tokens=3))
+        quiet: dict[str, Any] = {"accelerator": "cpu", "num_sanity_val_steps": 0, "enable_progress_bar": False}
+        trainer = Trainer(output=str(tmp_path / folder), resume=True, callbacks=list(callbacks), **quiet)
+        with pytest.raises(SystemExit) if callbacks else nullcontext():
+            trainer.fit(GRPO({"main": Policy("builtin:tiny")}), data)
+        return torch.load(tmp_path / folder / "checkpoints/last.ckpt", weights_only=True)["epoch"]
+
+    fit("ended", Ends())
+    assert fit("ended") == fit("whole")
+
+
 def test_without_validation_rows_callbacks_act_at_the_end_of_an_epoch(quiet_trainer: Any, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "2+2?", "completion": "4"}) + "\n")
     watched: dict[str, Any] = {"monitor": "train/loss", "mode": "max"}
