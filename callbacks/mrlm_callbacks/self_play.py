@@ -125,6 +125,8 @@ class SelfPlay(Callback, CollectionObserver):
             self._log_anchors(trainer)
         elif self._drawn[0] < data.stream.iteration:  # a signal has ended the run in the games against anchors
             self._end_iteration(trainer)
+        elif self.alarm.action == "stop" and any(row["alarm"] is not None for row in self._latest()):
+            trainer.should_stop = True  # again, in a run that is resumed
         self._seat_opponent(trainer)
 
     def on_collection(self, trainer: Any, episodes: Sequence[Episode]) -> None:
@@ -225,12 +227,16 @@ class SelfPlay(Callback, CollectionObserver):
 
         Straight to the loggers: values that are logged through the module repeat in each later row.
         """
-        latest = [row for row in self.history if row["iteration"] == self.history[-1]["iteration"]]
+        latest = self._latest()
         metrics = {"self_play/alarm": float(any(row["alarm"] is not None for row in latest))}
         keys = ("score", "low", "high", "wins", "draws")
         metrics |= {f"self_play/{row['anchor']}/{key}": row[key] for row in latest for key in keys}
         for log in trainer.loggers:
             log.log_metrics(metrics, step=max(trainer.global_step - 1, 0))
+
+    def _latest(self) -> list[dict[str, Any]]:
+        """Return the last results against the anchors."""
+        return [row for row in self.history if row["iteration"] == self.history[-1]["iteration"]]
 
     def _raise_alarm(self, trainer: Trainer, anchor: str, reason: str) -> None:
         iteration = self._data(trainer).stream.iteration

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Iterable
@@ -71,26 +70,31 @@ def continue_best(callbacks: Iterable[Callback], resumed: Path, states: dict[str
         resumed: the checkpoint that is resumed, beside the files.
         states: of the callbacks, in that checkpoint; paths in them become those of the folder.
     """
-    since = resumed.stat().st_mtime_ns
-    later = {path for path in resumed.parent.rglob("*") if path != resumed and path.stat().st_mtime_ns >= since}
-
-    def here(path: str) -> str:  # a metric's name with a slash makes a folder
-        return path and str(resumed.parent / os.path.relpath(path, state["dirpath"]))
+    run, since = resumed.parent.parent.resolve(), resumed.stat().st_mtime_ns
+    savers = {item: Path(item.dirpath) for item in callbacks if isinstance(item, ModelCheckpoint) and item.dirpath}
+    savers = {item: folder for item, folder in savers.items() if run in folder.resolve().parents}
+    found = {path for folder in savers.values() for path in folder.rglob("*") if path != resumed}
+    later = {path for path in found if path.stat().st_mtime_ns >= since}
 
     def file_exists(callback: ModelCheckpoint, path: str | Path, trainer: Trainer) -> bool:
         repeated = trainer.strategy.broadcast(Path(path) in later)
         later.discard(Path(path))  # it is written now, and may be a checkpoint of another callback next
         return not repeated and ModelCheckpoint.file_exists(callback, path, trainer)
 
-    for callback in callbacks:
-        if isinstance(callback, ModelCheckpoint) and callback.dirpath == str(resumed.parent):
-            vars(callback)["file_exists"] = partial(file_exists, callback)
-            if state := states.get(callback.state_key):
-                state["best_k_models"] = {here(path): score for path, score in state["best_k_models"].items()}
-                for key in ("best_model_path", "kth_best_model_path", "last_model_path"):
-                    state[key] = here(state[key])
-                state["dirpath"] = callback.dirpath
-                later -= {Path(path) for path in (*state["best_k_models"], state["best_model_path"])}
+    for callback, folder in savers.items():
+        vars(callback)["file_exists"] = partial(file_exists, callback)
+        state = states.get(callback.state_key)
+        if state and Path(state["dirpath"]).name == folder.name:
+            here = partial(_moved, state["dirpath"], str(folder))
+            state["best_k_models"] = {here(path): score for path, score in state["best_k_models"].items()}
+            for key in ("dirpath", "best_model_path", "kth_best_model_path", "last_model_path"):
+                state[key] = here(state[key])
+            later -= {Path(path) for path in (*state["best_k_models"], state["best_model_path"])}
+
+
+def _moved(before: str, now: str, path: str) -> str:
+    """Return a path in the folder ``now`` that was in ``before``; a metric in a file's name may make folders."""
+    return path.replace(before, now, 1) if path.startswith(before) else path
 
 
 class LastCheckpoint(ModelCheckpoint):

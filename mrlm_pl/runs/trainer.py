@@ -231,6 +231,8 @@ class Trainer(pl.Trainer):
         # The folder is known when the run begins.
         given: list[Callback] = self.callbacks  # type: ignore[attr-defined]
         self._without_folder = [item for item in given if isinstance(item, ModelCheckpoint) and item.dirpath is None]
+        for item in self._without_folder:
+            item.save_last = None  # which saves with another checkpoint alone, and would replace a later one
 
     def _completed(self, options: dict[str, Any], bare: bool) -> dict[str, Any]:
         """Return the options that differ from the given ones."""
@@ -259,8 +261,7 @@ class Trainer(pl.Trainer):
             callbacks.append(RunProgress())
         if not bare and options.get("enable_model_summary") is not False and not _has(callbacks, ModelSummary):
             callbacks.append(PolicySummary())
-        theirs = [item for item in callbacks if isinstance(item, ModelCheckpoint) and item.save_last]
-        if options.get("enable_checkpointing") is False or bare or theirs:
+        if options.get("enable_checkpointing") is False or bare:
             callbacks = [item for item in callbacks if not isinstance(item, LastCheckpoint)]
         elif not _has(callbacks, LastCheckpoint):
             callbacks.append(LastCheckpoint())

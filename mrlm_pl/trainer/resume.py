@@ -16,6 +16,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from lightning.pytorch.core.optimizer import _init_optimizers_and_lr_schedulers
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from torch.optim.lr_scheduler import LambdaLR
@@ -63,6 +65,7 @@ class ExactResume(Callback):
 
     validated = 0
     _metrics: Mapping[str, float] = {}
+    _patience: Mapping[EarlyStopping, int] = {}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the batches of the run when it was validated last."""
@@ -87,6 +90,8 @@ class ExactResume(Callback):
             loop = _EndingFitLoop(trainer, trainer.min_epochs, trainer.max_epochs)
             vars(loop).update(vars(trainer.fit_loop))
             trainer.fit_loop = loop
+        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        self._patience = {item: item.patience for item in callbacks if isinstance(item, EarlyStopping)}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put the configured settings back, and begin a new epoch after the last batch of one, with its hooks.
@@ -97,6 +102,7 @@ class ExactResume(Callback):
         if loop.is_resuming:
             trainer.callback_metrics.update({name: torch.tensor(value) for name, value in self._metrics.items()})
             self._keep_settings(trainer)
+            self._stop_again(trainer)
             self._validate(trainer)
         if loop.restarted_mid_epoch and loop.epoch_loop.batch_progress.is_last_batch:
             loop.reset_restart_stage()
@@ -107,6 +113,13 @@ class ExactResume(Callback):
             # The last of all steps has ended its epoch, however many batches that has.
             loop.epoch_progress.increment_processed()
             loop.epoch_progress.increment_completed()
+
+    def _stop_again(self, trainer: Trainer) -> None:
+        """Stop where ``EarlyStopping`` has stopped the run before, unless its patience is greater now."""
+        for callback, patience in self._patience.items():
+            callback.patience, reason = patience, callback.stopping_reason  # Lightning restores the former patience
+            waits = reason == EarlyStoppingReason.PATIENCE_EXHAUSTED and callback.wait_count < patience
+            trainer.should_stop = trainer.should_stop or (reason != EarlyStoppingReason.NOT_STOPPED and not waits)
 
     def _validate(self, trainer: Trainer) -> None:
         """Play a validation that is due after the last batch."""
@@ -161,9 +174,8 @@ class ExactResume(Callback):
         current: Any = trainer.fit_loop.epoch_loop.batch_progress.current
         if current.ready > current.processed and trainer.is_global_zero:
             warnings.warn(WITHIN_BATCH, stacklevel=2)
-        checkpoint["loops"]["fit_loop"] = at_batch_end(
-            checkpoint["loops"]["fit_loop"], int(batches), trainer.accumulate_grad_batches
-        )
+        loop = at_batch_end(checkpoint["loops"]["fit_loop"], int(batches), trainer.accumulate_grad_batches)
+        checkpoint["loops"]["fit_loop"], checkpoint["epoch"] = loop, loop["epoch_progress"]["current"]["completed"]
 
 
 def _rates(trainer: Trainer) -> list[float]:

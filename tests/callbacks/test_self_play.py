@@ -155,7 +155,7 @@ def test_what_is_logged_agrees_with_the_report(duel: Any, quiet_trainer: Any, tm
 @pytest.mark.parametrize("action", ["warn", "stop"])
 @pytest.mark.long
 def test_the_alarm_tells_of_a_learner_that_collapses(
-    duel: Any, quiet_trainer: Any, caplog: pytest.LogCaptureFixture, action: str
+    duel: Any, quiet_trainer: Any, caplog: pytest.LogCaptureFixture, action: str, tmp_path: Path
 ) -> None:
     """Training rewards few digits and the anchors' games many: the trained policy loses against the initial one."""
     alarm = CollapseAlarm(margin=0.15, action=action)
@@ -172,6 +172,10 @@ def test_the_alarm_tells_of_a_learner_that_collapses(
     assert f"collapse at iteration {first['iteration']}: the score against initial" in caplog.text
     assert data.stream.iteration == (first["iteration"] if action == "stop" else 8)
     assert Path(trainer.default_root_dir, "policies", "learner").is_dir(), "a run that is stopped ends in order"
+    trainer.save_checkpoint(tmp_path / "end.ckpt")
+    algorithm, resumed, callback = duel(perverse=True, data=settings, anchors=anchors, alarm=alarm)
+    quiet_trainer(callbacks=[callback]).fit(algorithm, resumed, ckpt_path=tmp_path / "end.ckpt", weights_only=False)
+    assert resumed.stream.iteration == data.stream.iteration, "a run that is stopped is complete"
 
 
 @pytest.mark.long

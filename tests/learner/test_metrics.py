@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
 from mrlm_pl.algorithms import GRPO, PPO
@@ -22,6 +24,7 @@ from mrlm_pl.learner.batch import Batch, PolicyBatch
 from mrlm_pl.losses import BatchTotals
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward.logprobs import TokenOutputs
+from mrlm_pl.runs import LastCheckpoint
 
 TOTALS = BatchTotals(10.0, 4.0, 4.0)
 
@@ -281,6 +284,31 @@ def test_the_last_row_is_written_before_the_checkpoint_of_the_last_update(
     trainer.fit(*short(model_folder, echo))
     assert [(step, row["epoch"]) for step, row in rows.rows] == [(3, 0), (5, 0)]
     assert torch.load(tmp_path / "last.ckpt")["callbacks"]["UpdateRows"]["row"] == {}
+
+
+@pytest.mark.long_after(1)
+def test_the_row_of_an_update_precedes_that_of_the_validation_after_it(
+    model_folder: Path, echo: Any, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    """A signal in another callback ends the run between the update and its row."""
+
+    class Ends(Callback):
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            if trainer.global_step == 3:
+                raise SIGTERMException
+
+    found = []
+    for ends in ([], [Ends()]):
+        rows, last = Rows(), LastCheckpoint()
+        last.dirpath = str(tmp_path)
+        options = {"logger": rows, "log_every_n_steps": 1, "limit_val_batches": 1.0, "val_check_interval": 3}
+        trainer = quiet_trainer(callbacks=[*ends, last], enable_checkpointing=True, **options)
+        with pytest.raises(SIGTERMException) if ends else nullcontext():
+            trainer.fit(*short(model_folder, echo))
+        if ends:
+            quiet_trainer(**options).fit(*short(model_folder, echo), ckpt_path=tmp_path / "last.ckpt")
+        found.append([(step, "train/loss" in row) for step, row in rows.rows])
+    assert found[1] == found[0]
 
 
 def test_the_numbers_of_a_fit_are_in_its_rows(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import model_checkpoint
+from lightning.pytorch.callbacks import ModelCheckpoint, model_checkpoint
 
 from mrlm_pl.algorithms import GRPO
 from mrlm_pl.data import RolloutDataModule
@@ -79,13 +79,21 @@ def test_intervals_that_are_set_stay(tmp_path: Path) -> None:
     assert not last._grows
 
 
-@pytest.mark.parametrize("interval", [{"every_n_train_steps": 2}, {"minutes": 3}, {}])
+@pytest.mark.parametrize(
+    "saver",
+    [
+        LastCheckpoint(every_n_train_steps=2),
+        LastCheckpoint(minutes=3),
+        LastCheckpoint(),
+        ModelCheckpoint(save_last=True, monitor="rollout/reward", every_n_train_steps=2),
+    ],
+)
 @pytest.mark.long_after(1)
-def test_the_end_of_a_run_is_saved_beside_any_interval(interval: dict[str, Any], echo: Any, tmp_path: Path) -> None:
+def test_the_end_of_a_run_is_saved_beside_any_interval(saver: ModelCheckpoint, echo: Any, tmp_path: Path) -> None:
     """Else a longer run repeats the updates since the last interval, and a shorter one than that begins from zero."""
     data = RolloutDataModule(echo(), groups=2, group_size=2, iterations=4, sampling=Sampling(max_tokens=3))
     quiet: dict[str, Any] = {"accelerator": "cpu", "limit_val_batches": 0, "enable_progress_bar": False}
-    trainer = Trainer(output=str(tmp_path / "run"), max_steps=3, callbacks=[LastCheckpoint(**interval)], **quiet)
+    trainer = Trainer(output=str(tmp_path / "run"), max_steps=3, callbacks=[saver], **quiet)
     trainer.fit(GRPO({"main": Policy("builtin:tiny")}), data)
     assert torch.load(tmp_path / "run/checkpoints/last.ckpt", weights_only=True)["global_step"] == 3
 

@@ -400,9 +400,10 @@ def test_kills_around_the_ends_of_epochs_add_no_batch(
     [
         ({"filename": "best", "monitor": "train/loss", "every_n_train_steps": 5}, "killed"),
         ({"filename": "best", "monitor": "train/loss", "every_n_train_steps": 2}, "moved"),
-        ({"filename": "{train/loss:.1f}", "monitor": "train/loss", "every_n_train_steps": 2}, "killed"),
         ({"filename": "two", "monitor": "train/loss", "save_top_k": 2, "every_n_train_steps": 2}, "killed"),
         ({"filename": "all", "save_top_k": -1, "every_n_train_steps": 2}, "killed"),
+        ({"filename": "{train/loss:.1f}", "monitor": "train/loss", "every_n_train_steps": 2}, "killed"),
+        ({"dirpath": "own", "filename": "best", "monitor": "train/loss", "every_n_train_steps": 5}, "killed"),
     ],
 )
 @pytest.mark.long_after(2)
@@ -421,12 +422,14 @@ def test_a_resumed_run_keeps_the_best_checkpoints_of_an_uninterrupted_one(
 
     def fit(folder: Path, kill: int = -1) -> dict[str, int]:
         quiet: dict[str, Any] = {"enable_progress_bar": False, "enable_model_summary": False, "limit_val_batches": 0}
-        callbacks = [Kill(kill), ModelCheckpoint(**kept), LastCheckpoint(every_n_train_steps=4)]
+        best = ModelCheckpoint(**kept | ({"dirpath": folder / kept["dirpath"]} if "dirpath" in kept else {}))
+        callbacks = [Kill(kill), best, LastCheckpoint(every_n_train_steps=4)]
         trainer = Trainer(
             output=str(folder), resume=True, accelerator="cpu", logger=False, callbacks=callbacks, max_epochs=3, **quiet
         )
         trainer.fit(Mover(), Numbers(8, 2))
-        return {path.name: torch.load(path)["global_step"] for path in (folder / "checkpoints").rglob("*.ckpt")}
+        paths = folder.rglob("*.ckpt")
+        return {str(path.relative_to(folder)): torch.load(path)["global_step"] for path in paths}
 
     with pytest.raises(Killed):
         fit(tmp_path / "killed", kill=7)

@@ -58,6 +58,8 @@ def test_all_are_used_from_yaml(by: str, mrlm) -> None:
     status, _, errors = mrlm("fit", "--config", configuration(*names, reward=-1.0), "--trainer.default_root_dir", "run")
     assert status == 0, errors
     assert iterations_of("run") == 2, "the goal was reached in the first two iterations"
+    status, _, errors = mrlm("train", "--output", "run", "--resume")
+    assert (status, iterations_of("run")) == (0, 2), errors
 
 
 def test_an_unreached_goal_does_not_stop_the_run(mrlm) -> None:

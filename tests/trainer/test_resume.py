@@ -147,6 +147,27 @@ def test_a_complete_run_names_the_bound_that_has_ended_it(
     assert told in fit(2 if told.startswith("complete; ") else 4, resume=True, **then)
 
 
+@pytest.mark.parametrize("acts_after", ["epoch", "validation"])
+@pytest.mark.long_after(1)
+def test_a_run_that_early_stopping_has_stopped_goes_on_with_more_patience_alone(
+    acts_after: str, echo: Any, tmp_path: Path
+) -> None:
+    def fit(patience: int) -> int:
+        data = RolloutDataModule(echo(), groups=2, group_size=2, iterations=1, sampling=Sampling(max_tokens=3))
+        stopping = EarlyStopping("trained", patience=patience, check_on_train_epoch_end=acts_after == "epoch")
+        quiet: dict[str, Any] = {"accelerator": "cpu", "num_sanity_val_steps": 0, "enable_progress_bar": False}
+        trainer = Trainer(output=str(tmp_path), resume=True, max_epochs=9, callbacks=[stopping], **quiet)
+        trainer.fit(Worse({"main": Policy("builtin:tiny")}), data)
+        return trainer.global_step
+
+    assert [fit(patience) for patience in (2, 2, 4, 4)] == [3, 3, 5, 5]
+
+
+class Worse(GRPO):
+    def on_train_batch_end(self, *arguments: Any) -> None:
+        self.log("trained", float(self.global_step))
+
+
 class FailsInValidation(Callback):
     """Fails as a validation begins after the given number of updates; notes those after which one has ended."""
 
@@ -252,6 +273,24 @@ def test_callbacks_see_the_metrics_of_a_rollout_that_was_collected_before_the_re
 
     whole = fit(None)
     assert fit(tmp_path / "step=1.ckpt") == whole[1:]
+
+
+@pytest.mark.long_after(1)
+def test_a_validation_that_was_all_a_run_had_left_is_saved_in_its_epoch(echo: Any, tmp_path: Path) -> None:
+    class Ends(Callback):
+        def on_validation_start(self, trainer: Any, module: Any) -> None:
+            raise SIGTERMException
+
+    def fit(folder: str, *callbacks: Callback) -> Any:
+        data = RolloutDataModule(echo(), groups=2, group_size=2, iterations=1, sampling=Sampling(max_tokens=3))
+        quiet: dict[str, Any] = {"accelerator": "cpu", "num_sanity_val_steps": 0, "enable_progress_bar": False}
+        trainer = Trainer(output=str(tmp_path / folder), resume=True, callbacks=list(callbacks), **quiet)
+        with pytest.raises(SystemExit) if callbacks else nullcontext():
+            trainer.fit(GRPO({"main": Policy("builtin:tiny")}), data)
+        return torch.load(tmp_path / folder / "checkpoints/last.ckpt", weights_only=True)["epoch"]
+
+    fit("ended", Ends())
+    assert fit("ended") == fit("whole")
 
 
 def test_without_validation_rows_callbacks_act_at_the_end_of_an_epoch(quiet_trainer: Any, tmp_path: Path) -> None:

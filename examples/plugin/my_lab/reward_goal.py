@@ -19,6 +19,10 @@ class RewardGoal(Callback):
         self.reward, self.patience = reward, patience
         self.reached, self.iteration = 0, -1.0
 
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Stop a run again that had reached the goal and is resumed."""
+        trainer.should_stop = trainer.should_stop or self.reached >= self.patience
+
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:

@@ -167,7 +167,7 @@ def test_checkpoints_by_step_and_loggers_of_the_user(fit):
     assert not Path("runs/toy/tensorboard").exists()
 
 
-def test_users_last_checkpoint_replaces_ours(fit):
+def test_save_last_writes_no_second_last_checkpoint(fit):
     mine = json.dumps([{"class_path": "ModelCheckpoint", "init_args": {"save_last": True, "save_top_k": -1}}])
     fit("--trainer.callbacks", mine)
     names = sorted(path.name for path in Path("runs/toy/checkpoints").iterdir())
