@@ -20,6 +20,7 @@ from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from lightning.pytorch.core.optimizer import _init_optimizers_and_lr_schedulers
 from lightning.pytorch.loops.fit_loop import _FitLoop
+from lightning.pytorch.trainer.states import TrainerFn
 from torch.optim.lr_scheduler import LambdaLR
 
 from mrlm_pl.trainer.bounds import updates_served
@@ -129,9 +130,6 @@ class ExactResume(Callback):
         if trainer.fit_loop.restarted_mid_epoch and loop.batch_progress.is_last_batch:
             epochs.completed -= 1  # the loop has begun the next epoch
         if self.validated < loop.batch_progress.total.ready and loop._should_check_val_fx(fetcher):
-            for logger in trainer.loggers:
-                if isinstance(logger, ResumedLogger):  # its step is that of the last update
-                    logger.resume_at(trainer.global_step)
             trainer.validating = True
             loop.val_loop.run()
             trainer.training = True
@@ -165,6 +163,9 @@ class ExactResume(Callback):
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Take over the last metrics, which callbacks may monitor before they are logged again."""
         self._metrics = checkpoint.get("callback_metrics", {})
+        for logger in trainer.loggers if trainer.state.fn == TrainerFn.FITTING else ():
+            if isinstance(logger, ResumedLogger):  # the first row may be that of the last update, or a validation's
+                logger.resume_at(checkpoint["global_step"])
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["callback_metrics"] = {name: float(value) for name, value in trainer.callback_metrics.items()}

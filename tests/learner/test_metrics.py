@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import math
 from contextlib import nullcontext
 from pathlib import Path
@@ -25,6 +26,7 @@ from mrlm_pl.losses import BatchTotals
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward.logprobs import TokenOutputs
 from mrlm_pl.runs import LastCheckpoint
+from mrlm_pl.runs.metrics_file import MetricsFile
 
 TOTALS = BatchTotals(10.0, 4.0, 4.0)
 
@@ -286,9 +288,10 @@ def test_the_last_row_is_written_before_the_checkpoint_of_the_last_update(
     assert torch.load(tmp_path / "last.ckpt")["callbacks"]["UpdateRows"]["row"] == {}
 
 
+@pytest.mark.parametrize(("interval", "accumulated"), [(3, 1), (1, 2)])
 @pytest.mark.long_after(1)
-def test_the_row_of_an_update_precedes_that_of_the_validation_after_it(
-    model_folder: Path, echo: Any, quiet_trainer: Any, tmp_path: Path
+def test_the_row_of_an_update_stands_between_those_of_the_validations_around_it(
+    interval: int, accumulated: int, model_folder: Path, echo: Any, quiet_trainer: Any, tmp_path: Path
 ) -> None:
     """A signal in another callback ends the run between the update and its row."""
 
@@ -298,17 +301,22 @@ def test_the_row_of_an_update_precedes_that_of_the_validation_after_it(
                 raise SIGTERMException
 
     found = []
-    for ends in ([], [Ends()]):
-        rows, last = Rows(), LastCheckpoint()
-        last.dirpath = str(tmp_path)
-        options = {"logger": rows, "log_every_n_steps": 1, "limit_val_batches": 1.0, "val_check_interval": 3}
-        trainer = quiet_trainer(callbacks=[*ends, last], enable_checkpointing=True, **options)
+    for folder, ends in ((tmp_path / "whole", []), (tmp_path / "ended", [Ends()])):
+        last = LastCheckpoint()
+        last.dirpath = str(folder)
+        options = {"log_every_n_steps": 1, "limit_val_batches": 1.0, "val_check_interval": interval}
+        options["accumulate_grad_batches"] = accumulated
+        logger = MetricsFile(folder)
+        trainer = quiet_trainer(callbacks=[*ends, last], enable_checkpointing=True, logger=logger, **options)
         with pytest.raises(SIGTERMException) if ends else nullcontext():
             trainer.fit(*short(model_folder, echo))
         if ends:
-            quiet_trainer(**options).fit(*short(model_folder, echo), ckpt_path=tmp_path / "last.ckpt")
-        found.append([(step, "train/loss" in row) for step, row in rows.rows])
+            trainer = quiet_trainer(logger=MetricsFile(folder), **options)
+            trainer.fit(*short(model_folder, echo), ckpt_path=folder / "last.ckpt")
+        with logger.path.open() as file:
+            found.append([(row["step"], bool(row["train/loss"])) for row in csv.DictReader(file)])
     assert found[1] == found[0]
+    assert len(found[0]) == 6 + 6 * accumulated // interval
 
 
 def test_the_numbers_of_a_fit_are_in_its_rows(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:
