@@ -82,10 +82,9 @@ def turn_advantages(
     returns, rows = _by_turn(returns_to_go(rewards, episodes, turns, gamma), episodes, turns)
     groups = torch.zeros(len(returns), dtype=torch.int64).index_copy(0, rows, group_ids)
     _, index = torch.unique(groups, return_inverse=True)
-    sizes = torch.bincount(index)
-    sums = torch.zeros(len(sizes), returns.shape[1], dtype=torch.float64).index_add(0, index, returns)
-    others = (sizes[index] - 1)[:, None]
-    advantages = torch.where(others > 0, returns - (sums[index] - returns) / others.clamp(min=1), 0.0)
+    others, heights = (torch.bincount(index)[index] - 1)[:, None], _heights(returns, index)
+    means = (_sums(heights, index) - heights) / others.clamp(min=1)
+    advantages = torch.where(others > 0, heights - means, 0.0)
     if normalize:
         advantages = advantages / (group_deviations(returns[:, 0], groups).stds + eps)[:, None]
     return advantages[rows, turns]
@@ -119,18 +118,18 @@ def state_advantages(
     >>> state_advantages(torch.tensor([3.0, 1.0, 2.0, 5.0]), state, episode, baseline="paper").tolist()
     [1.0, -1.0, 0.0, 0.0]
     """
-    returns = finite_rewards(returns).double()
     _, state = torch.unique(state_ids, return_inverse=True)
+    heights = _heights(finite_rewards(returns).double(), state)
     visits = _numbers(state_ids, episodes)
-    sizes, sums = torch.bincount(state)[state], _sums(returns, state)
+    sizes, sums = torch.bincount(state)[state], _sums(heights, state)
     if baseline == "unbiased":
         others = sizes - torch.bincount(visits)[visits]
-        means = (sums - _sums(returns, visits)) / others.clamp(min=1)
+        means = (sums - _sums(heights, visits)) / others.clamp(min=1)
     else:
         others, means = sizes - 1, sums / sizes
-    advantages = torch.where(others > 0, returns - means, 0.0)
+    advantages = torch.where(others > 0, heights - means, 0.0)
     if normalize:
-        squares = _sums((returns - sums / sizes).square(), state)
+        squares = _sums((heights - sums / sizes).square(), state)
         advantages = advantages / ((squares / (sizes - 1).clamp(min=1)).sqrt() + eps)
     return advantages
 
@@ -184,6 +183,14 @@ def _numbers(*labels: Tensor) -> Tensor:
 
 
 def _sums(values: Tensor, index: Tensor) -> Tensor:
-    """Return the sum [S] over all values with the same index."""
+    """Return the sum, of the shape of the values [S, ...], over all values with the same index [S]."""
     size = int(index.max()) + 1 if len(index) else 0
-    return torch.zeros(size, dtype=torch.float64).index_add(0, index, values)[index]
+    return values.new_zeros(size, *values.shape[1:]).index_add(0, index, values)[index]
+
+
+def _heights(values: Tensor, index: Tensor) -> Tensor:
+    """Return the values [S, ...] less the lowest with the same index: equal ones then differ by exactly 0."""
+    size = int(index.max()) + 1 if len(index) else 0
+    index = index.view(-1, *[1] * (values.dim() - 1)).expand_as(values)
+    lowest = values.new_full((size, *values.shape[1:]), torch.inf).scatter_reduce(0, index, values, "amin")
+    return values - lowest.gather(0, index)

@@ -132,3 +132,15 @@ def test_one_leaf_alone_has_no_advantage() -> None:
     one = torch.zeros(1, dtype=torch.int64)
     found = leaf_advantages(torch.tensor([3.0]), torch.tensor([[9]]), one, one, normalize=True)
     assert found.tolist() == [0.0]
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("baseline", ["unbiased", "paper"])
+@pytest.mark.parametrize("reward", [0.1, 1 / 3, 0.7])
+def test_equal_returns_have_no_advantage_at_all(reward: float, baseline: TurnBaseline, normalize: bool) -> None:
+    rewards, zero = torch.full((11,), reward, dtype=torch.float64), torch.zeros(11, dtype=torch.int64)
+    episodes = torch.arange(11)
+    kind = {"baseline": baseline, "normalize": normalize}
+    assert not turn_advantages(rewards, zero, episodes, zero, **kind).any()  # type: ignore[arg-type]
+    assert not state_advantages(rewards, zero, episodes, **kind).any()  # type: ignore[arg-type]
+    assert not state_advantages(rewards, zero, episodes // 3, **kind).any()  # type: ignore[arg-type]

@@ -63,6 +63,20 @@ def test_every_weight_is_one_on_policy(name: LossName) -> None:
 
 
 @pytest.mark.parametrize("name", list(LOSSES))
+def test_rows_are_independent_tokens_have_no_order_and_the_scale_of_advantages_is_that_of_the_loss(
+    name: LossName,
+) -> None:
+    numbers = torch.randn(3, 5, 4, dtype=torch.float64)
+    logp, old, advantages = -numbers[0].abs(), -numbers[1].abs(), numbers[2]
+    inputs = (logp, old, advantages, torch.rand(5, 4) < 0.7)
+    losses = LOSSES[name](*inputs)
+    rows, tokens = torch.randperm(5)[:3], torch.randperm(4)
+    found = LOSSES[name](*(part[rows][:, tokens] for part in inputs))
+    torch.testing.assert_close(found, losses[rows][:, tokens])
+    torch.testing.assert_close(LOSSES[name](logp, old, 4 * advantages, inputs[-1]), 4 * losses)
+
+
+@pytest.mark.parametrize("name", list(LOSSES))
 def test_a_token_without_advantage_counts_as_one(name: LossName) -> None:
     assert weights(name, [[1.5, 0.5]], [0.0]) == [[1.0, 1.0]]
 
