@@ -21,6 +21,7 @@ from mrlm_pl.concurrency.event_loop import END_SECONDS, EventLoopThread
 from mrlm_pl.engines.base import Engine, sampled
 from mrlm_pl.environment import Environment
 from mrlm_pl.environment.hosts import STARTUP_SECONDS, EnvironmentHosts
+from mrlm_pl.environment.tools import clipped
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError, MRLMError, NonFiniteError, PolicyError, place_of_error
 from mrlm_pl.rollout.play import CONTEXT_STOP, TURN_STOP, EpisodeSpec, Play, Seat
@@ -28,6 +29,9 @@ from mrlm_pl.settings import at_least, positive
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
+
+MOST_OF_AN_ERROR = 2000
+"""Characters of an environment's error that are recorded and logged; some quote whole outputs or pages."""
 
 _REMEDIES = {
     TURN_STOP: "raise `max_turns`, or lower the environment's `max_calls`",
@@ -196,7 +200,7 @@ class EpisodePlayer:
                 logger.warning(
                     "closing a %r environment: %s; further errors of this kind are not logged",
                     environment.name,
-                    result.error,
+                    clipped(str(result.error), MOST_OF_AN_ERROR),
                 )
 
     def _close_one(self, environment: Environment) -> None:
@@ -319,4 +323,4 @@ class EpisodePlayer:
                 found = "" if isinstance(error, MRLMError) else place_of_error(error)
                 where = f" ({found})" if found else ""
                 at = f"{phase} of {play.spec.task.key} at turn {play.steps}{where}"
-                play.error = f"{type(error).__name__} in {at}: {error}"
+                play.error = f"{type(error).__name__} in {at}: {clipped(str(error), MOST_OF_AN_ERROR)}"

@@ -308,3 +308,15 @@ def test_an_engine_that_breaks_its_contract_is_named(given: Any, message: str) -
     player = EpisodePlayer({"relay": Relay()}, seats("a", "b"), Broken())
     with closing(player), pytest.raises(EngineError, match=message):
         player.play_blocking([EpisodeSpec("e", Relay().tasks("train")[0], "g", seed=0)])
+
+
+def test_a_long_error_is_recorded_without_its_end() -> None:
+    class Talkative(Relay):
+        def step(self, actions: Mapping[str, Message]) -> Step:
+            raise OSError("begins" + "x" * 100_000)
+
+    (episode,), _ = play(Talkative(), retries=0)
+    assert episode.error is not None
+    assert "OSError in step of relay/train/0" in episode.error
+    assert "beginsxxx" in episode.error
+    assert len(episode.error) < 3000
