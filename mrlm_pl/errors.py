@@ -106,7 +106,7 @@ def writing(option: str, path: str | Path) -> Iterator[None]:
 
 @contextmanager
 def storing(what: str) -> Iterator[None]:
-    """In this block an error of the system is one that names what is written by a run.
+    """Name the object in the error of a write that fails, with the remedy of a run.
 
     Raises:
         StorageError: it cannot be written, for example because the disk is full.
