@@ -97,10 +97,18 @@ def remove(path: Path) -> None:
 
 
 def write_json(path: str | Path, data: Mapping[str, Any]) -> None:
-    """Replace ``path`` by indented JSON; infinities and NaN become null."""
+    """Replace ``path`` by indented JSON; infinities and NaN become null.
+
+    Raises:
+        OSError: it cannot be written; the error names it, also where the disk is full.
+    """
     text = json.dumps(finite(data), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     with replacing(path) as draft:
-        draft.write_text(text, encoding="utf-8")
+        try:
+            draft.write_text(text, encoding="utf-8")
+        except OSError as error:
+            error.filename = error.filename or str(path)
+            raise
 
 
 def force_to_disk(path: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from mrlm_pl.compressed_files import packed, unpacked
 from mrlm_pl.durable_files import replacing
 from mrlm_pl.episode import Episode, branches
-from mrlm_pl.errors import DataError, StorageError
+from mrlm_pl.errors import DataError, storing
 from mrlm_pl.settings import at_least, naming_unknown
 from mrlm_pl.turn_tree import TurnTree, episodes_of
 
@@ -208,13 +208,8 @@ class EpisodeWriter:
 
     def _settle(self) -> None:
         path, written = self._waiting.popleft()
-        try:
+        with storing(f"the episodes of {str(path)!r}"):
             written.result()
-        except OSError as error:
-            raise StorageError(
-                f"the episodes of {str(path)!r} cannot be written: {error.strerror or error}; free space on the disk, "
-                "then resume the run"
-            ) from error
 
 
 def read_episodes(path: str | Path) -> Iterator[Episode]:

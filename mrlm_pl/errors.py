@@ -104,6 +104,21 @@ def writing(option: str, path: str | Path) -> Iterator[None]:
         ) from error
 
 
+@contextmanager
+def storing(what: str) -> Iterator[None]:
+    """Name the object in the error of a write that fails, with the remedy of a run.
+
+    Raises:
+        StorageError: it cannot be written, for example because the disk is full.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(
+            f"{what} cannot be written: {error.strerror or error}; free space on the disk, then resume the run"
+        ) from error
+
+
 SYNONYMS = {
     "accuracy": "success",
     "algorithm": "model",

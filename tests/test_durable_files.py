@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,3 +50,12 @@ def test_json_has_no_infinities(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         write_json(path, {"x": object()})
     assert json.loads(path.read_text()) == {"ci95": [None, 1.0], "mean": [None]}
+
+
+def test_a_full_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*report\.json'"):
+        write_json(tmp_path / "report.json", {})

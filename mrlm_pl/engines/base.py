@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
@@ -23,6 +24,9 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 FinishReason = Literal["stop", "length"]
+
+ROUNDING = 1e-3
+"""Largest log-probability of a token; a sum of rounded numbers may be above 0."""
 
 
 @naming_unknown
@@ -332,6 +336,27 @@ class Engine(ABC):
 
     def close(self) -> None:
         """Free the engine's resources; may be called twice."""
+
+
+async def sampled(engine: Engine, requests: Sequence[SampleRequest]) -> list[Sample]:
+    """Return the engine's samples, one per request, in order.
+
+    Raises:
+        EngineError: the engine failed, or its samples break the contract of :meth:`Engine.sample`.
+    """
+    samples, name = await engine.sample(requests) or [], type(engine).__name__
+    if len(samples) != len(requests):
+        raise EngineError(f"{name} gave {len(samples)} samples for {len(requests)} requests")
+    for sample in samples:
+        tokens, logprobs = len(sample.token_ids), len(sample.logprobs)
+        if not tokens or tokens != logprobs:
+            raise EngineError(
+                f"{name} gave a sample of {tokens} tokens with {logprobs} log-probabilities; a sample has at least one "
+                "token, and a log-probability for each"
+            )
+        if wrong := [value for value in sample.logprobs if not -math.inf < value <= ROUNDING]:
+            raise EngineError(f"{name} gave a log-probability of {wrong[0]}; it must be finite and at most 0")
+    return samples
 
 
 class EngineWrapper(Engine):

@@ -11,15 +11,17 @@ import inspect
 import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import wait
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, TypeVar
 
 from mrlm_pl.concurrency.calls import EnvironmentCaller
 from mrlm_pl.concurrency.event_loop import END_SECONDS, EventLoopThread
-from mrlm_pl.engines.base import Engine
+from mrlm_pl.engines.base import Engine, sampled
 from mrlm_pl.environment import Environment
 from mrlm_pl.environment.hosts import STARTUP_SECONDS, EnvironmentHosts
+from mrlm_pl.environment.tools import clipped
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError, MRLMError, NonFiniteError, PolicyError, place_of_error
 from mrlm_pl.rollout.play import CONTEXT_STOP, TURN_STOP, EpisodeSpec, Play, Seat
@@ -27,6 +29,9 @@ from mrlm_pl.settings import at_least, positive
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
+
+MOST_OF_AN_ERROR = 2000
+"""Characters of an environment's error that are recorded and logged; some quote whole outputs or pages."""
 
 _REMEDIES = {
     TURN_STOP: "raise `max_turns`, or lower the environment's `max_calls`",
@@ -129,26 +134,22 @@ class EpisodePlayer:
         return [play.episode(self.seats) for play in plays]
 
     def close(self) -> None:
-        """Close all environments; may be called twice."""
+        """Close all environments, and warn of those that cannot be closed; may be called twice."""
         open_ = [self._open.pop(key, None) for key in list(self._open)]  # threads may be closing some
         environments = [environment for environment in open_ if environment is not None]
         self._idle, self._unwanted = {name: [] for name in self._idle}, []
-        with ExitStack() as stack:  # all of them, also when one cannot be closed
+        loop, deadline = self._loop, self.caller.timeout + END_SECONDS
+        with ExitStack() as stack:
+            if environments:
+                loop = loop or EventLoopThread()
+            if loop is not None and self._own_loop:
+                stack.callback(loop.close)
+                self._loop = None
             stack.callback(self.caller.close)
             if self.hosts is not None:
                 stack.callback(self.hosts.close)
-            waiting = [environment for environment in environments if inspect.iscoroutinefunction(environment.close)]
-            if waiting:
-                loop = self._loop or EventLoopThread()
-                self._loop = loop
-                deadline = self.caller.timeout + END_SECONDS
-                stack.callback(lambda: loop.submit(self._close(waiting)).result(deadline))
-            for environment in environments:
-                if environment not in waiting:
-                    stack.callback(environment.close)
-        if self._loop is not None and self._own_loop:
-            self._loop.close()
-            self._loop = None
+            if environments and loop is not None and not wait([loop.submit(self._close(environments))], deadline).done:
+                logger.warning("not all of %d environments were closed within %g s", len(environments), deadline)
 
     # The parts of a play, also for those who put them together in another way.
 
@@ -193,8 +194,14 @@ class EpisodePlayer:
             for item in environments
         ]
         for environment, result in zip(environments, await self.call(calls), strict=True):
-            if result.error is not None:
-                logger.warning("closing a %r environment: %s", environment.name, result.error)
+            known = (environment.name, type(result.error).__name__)
+            if result.error is not None and known not in self._warned:
+                self._warned.add(known)
+                logger.warning(
+                    "closing a %r environment: %s; further errors of this kind are not logged",
+                    environment.name,
+                    clipped(str(result.error), MOST_OF_AN_ERROR),
+                )
 
     def _close_one(self, environment: Environment) -> None:
         self._open.pop(id(environment), None)
@@ -289,7 +296,7 @@ class EpisodePlayer:
         requests = [play.request(agent, self.seats[agent], session=f"{play.id}/{agent}") for play, agent in owners]
         started = time.perf_counter()
         self.set_waiting(waiting, "the engine")
-        samples = await self.engine.sample(requests)
+        samples = await sampled(self.engine, requests)
         share = (time.perf_counter() - started) / len(requests)
         for (play, agent), request, sample in zip(owners, requests, samples, strict=True):
             play.generate_seconds += share
@@ -316,4 +323,4 @@ class EpisodePlayer:
                 found = "" if isinstance(error, MRLMError) else place_of_error(error)
                 where = f" ({found})" if found else ""
                 at = f"{phase} of {play.spec.task.key} at turn {play.steps}{where}"
-                play.error = f"{type(error).__name__} in {at}: {error}"
+                play.error = f"{type(error).__name__} in {at}: {clipped(str(error), MOST_OF_AN_ERROR)}"

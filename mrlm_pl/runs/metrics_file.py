@@ -11,6 +11,7 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
 from mrlm_pl.durable_files import draft_of, replacing
+from mrlm_pl.errors import storing
 from mrlm_pl.runs.folder import TENSORBOARD
 
 
@@ -54,7 +55,10 @@ class MetricsFile(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        row: dict[str, Any] = {"step": step or 0, **metrics}
+        with storing(f"the metrics of {str(self.path)!r}"):
+            self._log({"step": step or 0, **metrics})
+
+    def _log(self, row: dict[str, Any]) -> None:
         rows = None if self._started else self._earlier_rows(row)
         new = [name for name in sorted(row) if name not in self._columns]
         if new or rows is not None:
@@ -107,11 +111,12 @@ class RunTensorBoard(TensorBoardLogger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        if self._resumes:
-            self.experiment.purge_step = max(step or 0, self._resumed_at)  # of the file that the writer opens next
-            self.experiment.close()
-            self._resumes = False
-        try:
-            super().log_metrics(metrics, step)
-        except ValueError as error:  # Lightning takes every failure for a wrong number
-            raise error.__cause__ or error from None
+        with storing(f"the metrics of {self.log_dir!r}"):
+            if self._resumes:
+                self.experiment.purge_step = max(step or 0, self._resumed_at)  # of the file that the writer opens next
+                self.experiment.close()
+                self._resumes = False
+            try:
+                super().log_metrics(metrics, step)
+            except ValueError as error:  # Lightning takes every failure for a wrong number
+                raise error.__cause__ or error from None

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
+import threading
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,7 @@ from mrlm_pl.data.rollout.metrics import CollectionSums
 from mrlm_pl.engines.base import Engine, Sample, SampleRequest, Sampling
 from mrlm_pl.environment import DatasetTasks, Environment, Observations, Outcome, Step, TaskSource
 from mrlm_pl.episode import Episode, Message, Task
-from mrlm_pl.errors import ConfigurationError, NonFiniteError
+from mrlm_pl.errors import ConfigurationError, EngineError, NonFiniteError
 from mrlm_pl.policy.chat import ChatFormat
 from mrlm_pl.policy.chat.template import with_arguments
 from mrlm_pl.policy.tiny import build_tokenizer
@@ -261,3 +264,59 @@ def test_decisions_that_are_not_due_never_reach_the_environment() -> None:
     assert "step received actions of ['b'], but due are ['a']" in (wrong.error or "")
     assert right.error is None
     assert stepped == [{"a": Message("assistant", "1")}]
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_an_environment_that_cannot_be_closed_costs_a_warning(caplog: pytest.LogCaptureFixture, hangs: bool) -> None:
+    ended, closed, before = threading.Event(), list[int](), set(threading.enumerate())
+
+    class Unclosable(Relay):
+        def close(self) -> None:
+            closed.append(id(self))
+            if hangs:
+                ended.wait(60)
+            raise OSError("the handle is gone")
+
+    try:
+        with caplog.at_level(logging.WARNING):
+            episodes, _ = play(Unclosable(), specs=3, step_timeout=0.2)
+    finally:
+        ended.set()
+    reason = "the environment did not answer within 0.2 s" if hangs else "the handle is gone"
+    assert [episode.error for episode in episodes] == [None] * 3
+    assert len(set(closed)) == 3
+    assert caplog.text.count(f"closing a 'relay' environment: {reason}") == 1
+    assert not [item for item in set(threading.enumerate()) - before if item.name == "mrlm-event-loop"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([], "Broken gave 0 samples for 1 requests"),
+        (None, "Broken gave 0 samples for 1 requests"),
+        ([Sample((), (), "stop", 0, "e")], "Broken gave a sample of 0 tokens with 0 log-probabilities"),
+        ([Sample((5, 6), (-0.5,), "stop", 0, "e")], "Broken gave a sample of 2 tokens with 1 log-probabilities"),
+        ([Sample((5,), (float("nan"),), "stop", 0, "e")], "Broken gave a log-probability of nan"),
+        ([Sample((5,), (0.5,), "stop", 0, "e")], "Broken gave a log-probability of 0.5"),
+    ],
+)
+def test_an_engine_that_breaks_its_contract_is_named(given: Any, message: str) -> None:
+    class Broken(ScriptedEngine):
+        async def sample(self, requests: Sequence[SampleRequest]) -> Any:
+            return given
+
+    player = EpisodePlayer({"relay": Relay()}, seats("a", "b"), Broken())
+    with closing(player), pytest.raises(EngineError, match=message):
+        player.play_blocking([EpisodeSpec("e", Relay().tasks("train")[0], "g", seed=0)])
+
+
+def test_a_long_error_is_recorded_without_its_end() -> None:
+    class Talkative(Relay):
+        def step(self, actions: Mapping[str, Message]) -> Step:
+            raise OSError("begins" + "x" * 100_000)
+
+    (episode,), _ = play(Talkative(), retries=0)
+    assert episode.error is not None
+    assert "OSError in step of relay/train/0" in episode.error
+    assert "beginsxxx" in episode.error
+    assert len(episode.error) < 3000

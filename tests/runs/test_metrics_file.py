@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
+from typing import Any
 
+import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from mrlm_pl.errors import StorageError
 from mrlm_pl.runs.metrics_file import MetricsFile, RunTensorBoard
 
 
@@ -40,3 +44,20 @@ def test_a_validation_that_is_played_again_replaces_its_row(tmp_path: Path) -> N
     resumed.log_metrics({"train/loss": 0.25, "epoch": 0}, step=2)
     rows = (tmp_path / "metrics.csv").read_text().splitlines()
     assert rows == ["step,epoch,train/loss,val/reward", "1,0,0.5,", "1,0,,2.0", "2,0,0.25,"]
+
+
+@pytest.mark.parametrize("kind", [MetricsFile, RunTensorBoard])
+def test_metrics_that_cannot_be_written_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    curves = kind(tmp_path)
+    if kind is RunTensorBoard:
+        monkeypatch.setattr(curves.experiment, "add_scalar", full)
+    else:
+        monkeypatch.setattr(Path, "open", full)
+    where = f"{tmp_path}/" + ("tensorboard/" if kind is RunTensorBoard else "metrics.csv")
+    with pytest.raises(
+        StorageError, match=f"the metrics of '{where}' cannot be written: No space left on device; free"
+    ):
+        curves.log_metrics({"train/loss": 0.5}, 0)

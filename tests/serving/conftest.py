@@ -26,6 +26,7 @@ def unshared(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     silent = addresses._silent
     monkeypatch.setattr(addresses, "_gone", {})
     monkeypatch.setattr(addresses, "_silent", {})
+    monkeypatch.setattr(addresses, "_full", {})
     monkeypatch.setattr(addresses, "_turns", defaultdict(itertools.count))
     monkeypatch.setattr(client, "_reached", {})
     yield

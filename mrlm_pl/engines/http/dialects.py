@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mrlm_pl.engines.base import SampleRequest
+from mrlm_pl.engines.base import ROUNDING, SampleRequest
 from mrlm_pl.engines.http.replicas import PassingError
 from mrlm_pl.errors import ConfigurationError, EngineError, RemoteError
 
@@ -38,9 +38,6 @@ class Drawn:
     certain: bool = True
     version: str = ""
 
-
-ROUNDING = 1e-3
-"""Largest log-probability of a token; a sum of rounded numbers may be above 0."""
 
 Call = tuple[str, dict[str, Any]]
 """Path and body of a POST."""

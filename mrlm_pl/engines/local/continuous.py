@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mrlm_pl.engines.base import Engine, EngineWrapper, FinishReason, Sample, SampleRequest
+from mrlm_pl.engines.base import Engine, EngineWrapper, FinishReason, Sample, SampleRequest, sampled
 from mrlm_pl.episode import TokenSpan
 from mrlm_pl.errors import ConfigurationError, EngineError
 from mrlm_pl.settings import at_least
@@ -133,10 +133,7 @@ class ContinuousEngine(EngineWrapper):
         started = time.perf_counter()
         self._busy = self._busy[0], started
         try:
-            samples = await self.engine.sample(asked)
-            if len(samples) != len(asked):
-                name = type(self.engine).__name__
-                raise EngineError(f"{name} gave {len(samples)} samples for {len(asked)} requests")
+            samples = await sampled(self.engine, asked)
         except asyncio.CancelledError:
             for turn in self._turns:
                 turn.done.cancel()
@@ -162,7 +159,7 @@ class ContinuousEngine(EngineWrapper):
         """Ask for each piece separately, so that a bad request does not fail the others."""
         answers: list[Any] = [error]
         if len(batch) > 1:
-            calls = [self.engine.sample([request]) for request in asked]
+            calls = [sampled(self.engine, [request]) for request in asked]
             answers = await asyncio.gather(*calls, return_exceptions=True)
         for turn, answer in zip(batch, answers, strict=True):
             if not isinstance(answer, BaseException) and len(answer) == 1:

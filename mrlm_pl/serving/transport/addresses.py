@@ -31,7 +31,7 @@ FIRST_REST, LONGEST_REST = 1.0, 30.0
 
 PROBE_SECONDS = 3.0
 WARNING_SECONDS = 30.0
-"""Seconds between warnings that servers still do not answer."""
+"""Seconds between warnings that servers still do not answer, or are full."""
 
 T = TypeVar("T")
 
@@ -41,6 +41,9 @@ _turns: defaultdict[tuple[Address, ...], Iterator[int]] = defaultdict(itertools.
 _gone: dict[Address, asyncio.Task[None]] = {}
 _silent: dict[str, tuple[float, float]] = {}
 """Servers that do not answer, with the times since when, and of the last warning."""
+
+_full: dict[str, float] = {}
+"""Servers that were full, with the time of the last warning: they take a session whenever another one ends."""
 
 
 def addresses_of(
@@ -98,7 +101,7 @@ class Servers:
         """Ask one after another until one answers; return its answer and its address.
 
         Warns of servers that do not answer, and of full ones after half of the time, every :data:`WARNING_SECONDS`
-        however many requests wait for them, and when one answers again.
+        however many requests wait for them, and when a silent one answers again.
 
         Args:
             ask: sends one request to a server; receives the seconds left.
@@ -129,20 +132,21 @@ class Servers:
                     logger.warning("%s answers again", named)
                 return answer, address
             if problem.code is not grpc.StatusCode.RESOURCE_EXHAUSTED:
-                _warn_silent(named, "does not answer", problem, seconds)
-            elif backoff.left < seconds / 2:
-                _warn_silent(named, "is full", problem, seconds / 2)
+                _warn_silent(named, problem, seconds)
+            elif backoff.left < seconds / 2 and time.monotonic() - _full.get(named, -math.inf) >= WARNING_SECONDS:
+                _full[named] = time.monotonic()
+                logger.warning("%s is full (%s); retrying for %g s", named, problem, seconds / 2)
             if not await backoff.pause():
                 raise RemoteTimeoutError(f"{late} ({problem})") from problem
 
 
-def _warn_silent(named: str, fault: str, problem: StatusError, seconds: float) -> None:
+def _warn_silent(named: str, problem: StatusError, seconds: float) -> None:
     now = time.monotonic()
     since, warned = _silent.get(named, (now, -math.inf))
     if now - warned < WARNING_SECONDS:
         return
     if since == now:
-        logger.warning("%s %s (%s); retrying for %g s", named, fault, problem, seconds)
+        logger.warning("%s does not answer (%s); retrying for %g s", named, problem, seconds)
     else:
         logger.warning("%s has not answered for %.0f s (%s)", named, now - since, problem)
     _silent[named] = since, now

@@ -337,6 +337,17 @@ def test_a_server_that_stays_full_is_named(serve: Server, caplog: pytest.LogCapt
     assert "retrying for 0.2 s" in caplog.text
 
 
+def test_a_server_that_is_full_again_and_again_is_named_once(serve: Server, caplog: pytest.LogCaptureFixture) -> None:
+    served = serve(sessions=1)
+    for _ in range(2):
+        only, other = begun(remote(served)), remote(served, open_seconds=0.2)
+        with pytest.raises(RemoteError, match="no server opened a session"):
+            begun(other)
+        only.close()
+        eventually(lambda: served.live == 0)
+    assert (caplog.text.count("is full"), caplog.text.count("answers again")) == (1, 0)
+
+
 def test_a_queue_that_is_full_for_a_while_is_waited_for(serve: Server) -> None:
     served = serve(threads=1, queue=1)
     playing = [begun(remote(served, step_seconds=90.0)) for _ in range(6)]
