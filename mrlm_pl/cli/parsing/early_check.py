@@ -170,7 +170,7 @@ def _check_keys(value: Any, owner: str, known: Sequence[str] | None, key: str) -
     value = (value.get(ARGUMENTS, value) or {}) if isinstance(value, Mapping) else {}
     for name in value if known else ():
         if known and name not in (*known, CLASS):
-            raise MistakeError(f"{key}.{name}", unknown_key(owner, name, known))
+            raise MistakeError(f"{key}.{name}", unknown_key(owner, str(name), known))
 
 
 def class_names(package: str) -> list[str]:

@@ -373,6 +373,13 @@ FILES = {
         "model: {class_path: ToyAlgorithm, init_arg: {rate: 3}}\n",
         ("model.init_arg: ", "did you mean 'init_args'?", "(wrong.yaml, line 1)"),
     ),
+    "key that is a number": ("trainer: {1: 3}\n", ("trainer.1", "max_epochs")),
+    "key that is a list": ("model: {? [a, b] : 3}\n", ("wrong.yaml, line 1", "unhashable key")),
+    "tag": ("trainer: {max_epochs: !!python/name:os.system x}\n", ("wrong.yaml, line 1", "constructor", "plain")),
+    "tag of another value": ("trainer: {max_epochs: !!int x}\n", ("wrong.yaml", "'x'")),
+    "merged scalar": ("trainer: {<<: 3}\n", ("wrong.yaml, line 1", "merging")),
+    "alias within its anchor": ("trainer: &t {max_epochs: *t}\n", ("wrong.yaml", "alias")),
+    "nesting": (f"trainer: {'[' * 5000}\n", ("wrong.yaml", "nested too deeply")),
     "syntax": ("trainer: {max_epochs: 3\nmodel: x\n", ("line 2",)),
 }
 

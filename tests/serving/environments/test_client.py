@@ -457,10 +457,14 @@ def test_an_answer_that_is_not_of_the_protocol_names_the_server(
 
     monkeypatch.setattr(Connection, "call", changed)
     environment = remote(served)
-    with pytest.raises(RemoteError, match=f"{served.target} gave an answer that is not of the protocol"):
+
+    def play() -> None:
         assert environment.agents
         environment.identity(environment.tasks("train")[3])
         asyncio.run(environment.reset(TASK))
         say(environment)
+
+    with pytest.raises(RemoteError, match=f"{served.target} gave an answer that is not of the protocol"):
+        play()
     environment.close()
     eventually(lambda: method == "Open" or served.live == 0)
