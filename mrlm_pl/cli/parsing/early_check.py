@@ -59,6 +59,8 @@ def check(arguments: Sequence[str]) -> None:
     check_files(arguments)
     config, _ = merged(arguments, ("trainer", *FOLDERS))
     try:
+        if not isinstance(config.get("trainer", {}), Mapping):
+            raise MistakeError("trainer", f"expected a mapping, but the value is {config['trainer']!r}; leave it out")
         _check_keys(config.get("trainer"), "Trainer", _trainer_parameters(), "trainer")
         for group, name in FOLDERS.items():
             _check_class(config.get(group), group, KINDS[group], PACKAGE / name, class_names(name))
