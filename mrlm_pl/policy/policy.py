@@ -394,9 +394,10 @@ class Policy(nn.Module):
             with drawn_on_host(self.random_init_seed):
                 model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
         else:
+            read: Any = AutoModelForCausalLM.from_pretrained  # whose type has no report
             try:
                 with reading_weights(self.source):
-                    model, report = AutoModelForCausalLM.from_pretrained(
+                    model, report = read(
                         self.source,
                         config=config,
                         dtype=torch.float32,
