@@ -427,6 +427,11 @@ class Algorithm(NamesUnknown, LightningModule, ABC):
                 f"ckpt_path: the checkpoint is of a run with {other}, and this one has {own}; to begin with its "
                 "weights, leave ckpt_path out and give the run's folder as `model` of the policy"
             )
+        if fitting and trainer.strategy.lightning_restore_optimizer and not checkpoint.get("optimizer_states"):
+            raise ConfigurationError(
+                "ckpt_path: the checkpoint holds weights, but not the optimizer's state; name another, or give the "
+                "policy's folder as `model`"
+            )
         if "state_dict" in checkpoint:
             self.check_weights({name: weight.shape for name, weight in checkpoint["state_dict"].items()})
         if "current_model_state" in checkpoint:  # of `WeightAveraging`, which reads all weights of both models

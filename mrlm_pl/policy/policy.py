@@ -394,13 +394,27 @@ class Policy(nn.Module):
             with drawn_on_host(self.random_init_seed):
                 model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
         else:
+            read: Any = AutoModelForCausalLM.from_pretrained  # whose type has no report
             try:
                 with reading_weights(self.source):
-                    model = AutoModelForCausalLM.from_pretrained(
-                        self.source, config=config, dtype=torch.float32, trust_remote_code=False
+                    model, report = read(
+                        self.source,
+                        config=config,
+                        dtype=torch.float32,
+                        trust_remote_code=False,
+                        output_loading_info=True,
                     )
-            except (OSError, ValueError) as error:
+            except PolicyError:
+                raise
+            except Exception as error:  # transformers raises many classes for damaged files
                 raise PolicyError(f"policy model {self.name_or_path!r}: its weights cannot be read: {error}") from error
+            # A classifier without the head of a language model may be a critic.
+            missing = [key for key in sorted(report["missing_keys"]) if key.startswith(f"{model.base_model_prefix}.")]
+            if missing:
+                raise PolicyError(
+                    f"policy model {self.name_or_path!r}: its files lack the weights {missing[0]!r} ({len(missing)} in "
+                    "all); copy, download or export it again, or set `random_init_seed` for random ones"
+                )
         model = products.with_fast_products(model) if products.ONEDNN_IS_FASTER else model
         if use is not None and use == self.int8:
             to_int8(model, linear_layers(model))

@@ -57,8 +57,11 @@ def read_config(model: str, source: str) -> Any:
     """
     try:
         return AutoConfig.from_pretrained(source, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        near = None if Path(model).is_dir() else nearest_path(Path(model), folders=True)
+    except Exception as error:  # transformers raises many classes for damaged files
+        if Path(source).is_dir():
+            fault = f"policy model {model!r}: its config.json cannot be read ({' '.join(str(error).split())})"
+            raise PolicyError(f"{fault}; copy, download or export it again") from error
+        near = nearest_path(Path(model), folders=True)
         meant = f"did you mean {str(near)!r}? Otherwise give" if near else "give"
         remedy = f"{meant} a folder, a hub id or {BUILTIN_TINY!r}"
         if model.rpartition(":")[2].isdecimal():
@@ -76,7 +79,7 @@ def read_tokenizer(model: str, source: str) -> Any:
         raise PolicyError(f"policy model folder {model!r} has no tokenizer ({', '.join(_TOKENIZER_FILES)}); {remedy}")
     try:
         return AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:
         raise PolicyError(f"the tokenizer of {model!r} cannot be read ({first_line(error)}); {remedy}") from error
 
 

@@ -18,7 +18,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from mrlm_pl.durable_files import replacing
-from mrlm_pl.errors import ROLLOUT_ERRORS, StorageError
+from mrlm_pl.errors import ROLLOUT_ERRORS, ConfigurationError, StorageError
 from mrlm_pl.runs.folder import LAST_CHECKPOINT
 from mrlm_pl.trainer.termination import ends_where_others_do, inside_update
 
@@ -28,6 +28,7 @@ _FIRST_MINUTES, _MINUTES = 0.25, 10.0
 _SAVE_TIMES = 20
 """Least interval in durations of a save: early saves must not slow a large model down."""
 
+_VERSION = "pytorch-lightning_version"
 _REMOTE = re.compile(r"^\w+://")
 
 
@@ -54,9 +55,19 @@ class DurableCheckpointIO(TorchCheckpointIO):
     def load_checkpoint(
         self, path: str | Path, map_location: Any = lambda storage, _: storage, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Read a checkpoint; unless it is asked for, no code of the file runs, from wherever it comes."""
+        """Read a checkpoint; unless it is asked for, no code of the file runs, from wherever it comes.
+
+        Raises:
+            ConfigurationError: the file holds something else.
+        """
         # The base class unpickles everything that comes from a URL.
-        return super().load_checkpoint(path, map_location, weights_only is not False)
+        found = super().load_checkpoint(path, map_location, weights_only is not False)
+        if not isinstance(found, dict) or not isinstance(found.get("state_dict"), dict) or _VERSION not in found:
+            raise ConfigurationError(
+                f"ckpt_path: {str(path)!r} is no checkpoint of Lightning, with `{_VERSION}` and `state_dict`; name "
+                "another; a model's folder is given as `model` of a policy"
+            )
+        return found
 
 
 def continue_best(callbacks: Iterable[Callback], resumed: Path, states: dict[str, dict[str, Any]]) -> None:

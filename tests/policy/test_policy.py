@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from mrlm_pl.environment.tools import tool_schema
@@ -109,6 +110,39 @@ def test_weights_that_are_a_program_are_refused_without_the_advice_to_run_it(
     torch.save({"weight": print}, folder / "pytorch_model.bin")
     with pytest.raises(PolicyError, match=r"holds more than tensors, such as a program; use .*`safetensors`"):
         Policy(model=str(folder)).load()
+
+
+def test_files_without_the_weights_of_the_network_are_refused(model_folder: Path, tmp_path: Path) -> None:
+    broken = shutil.copytree(model_folder, tmp_path / "broken")
+    weights = load_file(broken / "model.safetensors")
+    dropped = next(name for name in weights if ".layers.0." in name)
+    save_file(
+        {f"x.{name}" if name == dropped else name: of for name, of in weights.items()}, broken / "model.safetensors"
+    )
+    with pytest.raises(PolicyError, match=rf"lack the weights '{dropped}' \(1 in all\)"):
+        Policy(str(broken)).load()
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("config.json", '{"model_type": []}', "its config.json cannot be read"),
+        ("config.json", '{"model_type": "llama", "vocab_size": "x"}', "its config.json cannot be read .*vocab_size"),
+        ("tokenizer.json", "3", "the tokenizer of .* cannot be read"),
+        ("tokenizer_config.json", "[]", "the tokenizer of .* cannot be read"),
+        ("generation_config.json", "3", "its weights cannot be read"),
+        ("model.safetensors.index.json", "{}", "its weights cannot be read"),
+    ],
+)
+def test_damaged_files_are_an_error_of_the_policy(
+    model_folder: Path, tmp_path: Path, file: str, content: str, message: str
+) -> None:
+    broken = shutil.copytree(model_folder, tmp_path / "broken")
+    (broken / file).write_text(content)
+    if "index" in file:
+        (broken / "model.safetensors").unlink()
+    with pytest.raises(PolicyError, match=message):
+        Policy(str(broken)).load()
 
 
 def test_a_folder_with_a_program_is_not_proposed_in_its_own_place(model_folder: Path, tmp_path: Path) -> None:

@@ -14,7 +14,14 @@ from lightning.pytorch.callbacks import ModelCheckpoint, model_checkpoint
 from mrlm_pl.algorithms import GRPO
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.engines import Sampling
-from mrlm_pl.errors import EngineError, NonFiniteError, RemoteTimeoutError, RolloutError, StorageError
+from mrlm_pl.errors import (
+    ConfigurationError,
+    EngineError,
+    NonFiniteError,
+    RemoteTimeoutError,
+    RolloutError,
+    StorageError,
+)
 from mrlm_pl.policy import Policy
 from mrlm_pl.runs import Trainer, checkpoint
 from mrlm_pl.runs.checkpoint import DurableCheckpointIO, LastCheckpoint
@@ -132,3 +139,26 @@ def test_a_first_checkpoint_that_cannot_be_written_speaks_of_none_before(tmp_pat
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match=r"cannot be written: [^;]*; free space on the disk, then resume the run"):
         DurableCheckpointIO().save_checkpoint({}, tmp_path / "file" / "last.ckpt")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        [1],
+        {},
+        {"state_dict": {"w": torch.ones(1)}},
+        {"state_dict": None, "pytorch-lightning_version": "2.5.0"},
+    ],
+)
+def test_a_file_of_something_else_is_no_checkpoint(tmp_path: Path, content: Any) -> None:
+    torch.save(content, tmp_path / "last.ckpt")
+    with pytest.raises(ConfigurationError, match=r"last\.ckpt' is no checkpoint of Lightning"):
+        DurableCheckpointIO().load_checkpoint(tmp_path / "last.ckpt")
+
+
+def test_a_checkpoint_of_weights_alone_continues_no_run() -> None:
+    algorithm = GRPO(policies={"main": Policy(random_init_seed=0)})
+    state, strategy = SimpleNamespace(fn="fit"), SimpleNamespace(lightning_restore_optimizer=True)
+    algorithm._trainer = SimpleNamespace(state=state, strategy=strategy, datamodule=None)  # type: ignore[assignment]
+    with pytest.raises(ConfigurationError, match="not the optimizer's state"):
+        algorithm.on_load_checkpoint({"state_dict": {}, "optimizer_states": []})

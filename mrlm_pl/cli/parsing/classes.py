@@ -87,9 +87,9 @@ def resolved(value: Any, annotation: Any, key: str) -> Any:
         if inner is not Any:
             return {name: resolved(item, inner, f"{key}.{name}") for name, item in value.items()}
         if bases:
-            name = next(iter(value.get(ARGUMENTS) or value))
-            remedy = f"name its class first, as in `--{key} CLASS`"
-            raise MistakeError(f"{key}.{name}", f"no {bases[0].__name__} is named that has {name!r}; {remedy}")
+            name = next(iter(value.get(ARGUMENTS) or value), "")
+            fault = f"no {bases[0].__name__} is named" + (f" that has {name!r}" if name else "")
+            raise MistakeError(f"{key}.{name}".rstrip("."), f"{fault}; name its class first, as in `--{key} CLASS`")
         return value if settings is None else checked(value, settings, key)
     optional = type(None) in members
     if settings is not None and not bases and not (value is None and optional) and not is_plain(value, members):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
@@ -64,6 +65,8 @@ def check_files(arguments: Sequence[str]) -> None:
             hint = f"name a file, such as {files[0]!r}" if files else "name a .yaml file"
             raise ConfigurationError(f"config: {str(path)!r} is a folder; {hint}")
     for file in config_files(arguments):
+        with _reading(file):
+            yaml.safe_load(file.read_text())  # raises for values and keys, which `_composed` leaves as text
         top = _composed(file)
         keys = "keys such as model, data and trainer"
         if top is None:
@@ -125,18 +128,31 @@ def unknown_key(owner: str, key: str, known: Collection[str]) -> str:
 
 
 def _composed(file: Path) -> yaml.Node | None:
+    with _reading(file):
+        top = yaml.compose(file.read_text(), Loader=yaml.SafeLoader)
+        for _ in _mappings(top):  # raises where an alias is within its own anchor
+            pass
+        return top
+
+
+@contextmanager
+def _reading(file: Path) -> Iterator[None]:
     try:
-        return yaml.compose(file.read_text(), Loader=yaml.SafeLoader)
+        yield
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        fault = f"{error.problem or error.context}; check indentation (spaces, no tabs), colons and brackets"
-        raise ConfigurationError(f"{file}{where}: {fault}") from error
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        of_values = isinstance(error, yaml.constructor.ConstructorError)
+        hint = "keys and values are plain" if of_values else "check indentation (spaces, no tabs), colons and brackets"
+        raise ConfigurationError(f"{file}{where}: {error.problem or error.context}; {hint}") from error
+    except RecursionError as error:
+        fault = "it is nested too deeply, or an alias (`*NAME`) is within its own anchor (`&NAME`)"
+        raise ConfigurationError(f"{file}: {fault}") from error
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigurationError(f"{file} cannot be read: {' '.join(str(error).split())}") from error
 
 
-def _mappings(node: yaml.Node) -> Iterator[yaml.MappingNode]:
+def _mappings(node: yaml.Node | None) -> Iterator[yaml.MappingNode]:
     if isinstance(node, yaml.MappingNode):
         yield node
     for item in node.value if isinstance(node, yaml.CollectionNode) else ():

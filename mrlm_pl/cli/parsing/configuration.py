@@ -63,7 +63,8 @@ def merged(
             given, append = loaded(value, load), option.endswith("+")
             config = _assigned(config, parts, given, append)
             of_named += [(parts, given)] if {*parts[:-1]} & {*NAMED} and not append else []
-        elif isinstance(found := load(_text(value)), dict):
+        else:
+            found = _mapping(value, load)
             config = _merged(config, found)
             keys = [f"{key}." for key, _ in leaves(found)]
             for parts, given in of_named:  # the file may have replaced the whole mapping of names
@@ -72,9 +73,17 @@ def merged(
     return config, others
 
 
-def _text(value: str) -> str:
-    """Return the content of a file, or a configuration that is written on the command line."""
-    return Path(value).read_text(encoding="utf-8") if "\n" not in value and Path(value).is_file() else value
+def _mapping(value: str, load: Callable[[str], Any]) -> dict[str, Any]:
+    """Return the configuration in a file, or one that is written on the command line."""
+    is_file = "\n" not in value and Path(value).is_file()
+    try:
+        found = load(Path(value).read_text(encoding="utf-8") if is_file else value)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigurationError(f"config: {value!r:.80} cannot be read: {' '.join(str(error).split())}") from error
+    if not isinstance(found, dict):
+        fault = f"config: {value!r:.80} is neither a file nor a mapping"
+        raise ConfigurationError(f"{fault}; name a file, as in `--config run.yaml`")
+    return found
 
 
 def loaded(value: str, load: Callable[[str], Any]) -> Any:
@@ -83,7 +92,7 @@ def loaded(value: str, load: Callable[[str], Any]) -> Any:
         return value
     try:
         return load(value)
-    except yaml.YAMLError:  # such as "{question} Reply with a number."
+    except (yaml.YAMLError, ValueError):  # such as "{question} Reply with a number."
         return value
 
 

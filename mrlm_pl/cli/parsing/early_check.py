@@ -59,6 +59,8 @@ def check(arguments: Sequence[str]) -> None:
     check_files(arguments)
     config, _ = merged(arguments, ("trainer", *FOLDERS))
     try:
+        if not isinstance(config.get("trainer", {}), Mapping):
+            raise MistakeError("trainer", f"expected a mapping, but the value is {config['trainer']!r}; leave it out")
         _check_keys(config.get("trainer"), "Trainer", _trainer_parameters(), "trainer")
         for group, name in FOLDERS.items():
             _check_class(config.get(group), group, KINDS[group], PACKAGE / name, class_names(name))
@@ -170,7 +172,7 @@ def _check_keys(value: Any, owner: str, known: Sequence[str] | None, key: str) -
     value = (value.get(ARGUMENTS, value) or {}) if isinstance(value, Mapping) else {}
     for name in value if known else ():
         if known and name not in (*known, CLASS):
-            raise MistakeError(f"{key}.{name}", unknown_key(owner, name, known))
+            raise MistakeError(f"{key}.{name}", unknown_key(owner, str(name), known))
 
 
 def class_names(package: str) -> list[str]:

@@ -274,7 +274,7 @@ def _unfit_option(message: str, parser: Any, words: Sequence[str]) -> MistakeErr
     key = match[1] if match else None
     for action in parser._actions:
         given = [value for option, value in option_values(words) if option in action.option_strings]
-        if action.dest == key and given:
+        if action.dest == key and given and hasattr(action, "_typehint"):
             try:
                 value = resolved(loaded(given[-1], get_loader("yaml")), action._typehint, key)
                 return unfit(value, action._typehint, key)

@@ -8,9 +8,9 @@ import math
 import os
 import secrets
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -98,7 +98,9 @@ class RemoteEnvironment(Environment, proxy=True):
         """
         if self._described is None:  # no cached_property: before Python 3.12 all instances would wait for one another
             request = pb.DescribeRequest(environment=self.name, settings=to_json(self.settings))
-            self._described = tuple(self._ask("Describe", request).environments[0].agents)
+            reply = self._ask("Describe", request)
+            with _protocol_of(self._servers.targets):
+                self._described = tuple(reply.environments[0].agents)
         return self._described
 
     def tasks(self, split: str) -> TaskSource:
@@ -108,7 +110,8 @@ class RemoteEnvironment(Environment, proxy=True):
     def identity(self, task: Task) -> str | None:
         """Return the identity by the environment on the server; empty if an earlier version serves it."""
         reply = self.read_tasks(task.split, task.index, 1, identities=True)
-        return from_json(reply.identities, list[str | None])[0] if reply.identities else ""
+        with _protocol_of(self._servers.targets):
+            return from_json(reply.identities, list[str | None])[0] if reply.identities else ""
 
     def read_tasks(self, split: str, start: int, count: int, *, identities: bool = False) -> pb.TasksReply:
         """Return the server's tasks of a split from an index on, as many as are asked for or left."""
@@ -142,8 +145,9 @@ class RemoteEnvironment(Environment, proxy=True):
         self._place, self._session, self._turn = place, opened.session, 0
         # An environment that is dropped without close() must not renew its lease.
         self._dropped = weakref.finalize(self, _close_in_background, place, opened.session, os.getpid())
-        self._tools = from_json(opened.tools, dict[str, tuple[ToolSchema, ...]])
-        return from_json(opened.observations, dict[str, tuple[Message, ...]])
+        with _protocol_of(place.target):
+            self._tools = from_json(opened.tools, dict[str, tuple[ToolSchema, ...]])
+            return from_json(opened.observations, dict[str, tuple[Message, ...]])
 
     async def step(self, actions: Mapping[str, Message]) -> Step:  # type: ignore[override]
         """Take a turn; see :meth:`Environment.step`.
@@ -184,10 +188,13 @@ class RemoteEnvironment(Environment, proxy=True):
             lambda server, left: server.call("Open", request, self.step_seconds), self.open_seconds, _ELSEWHERE, late
         )
         _compare_settings((self.addresses, self.name, request.settings), reply.direct or address.target, reply.settings)
+        with _protocol_of(address.target):
+            if not 0 < reply.lease_seconds < math.inf:
+                raise RemoteError(f"a lease of {reply.lease_seconds} s")
+            worker = replace(address, target=reply.direct or address.target)
         server = await connection(address)
         if reply.direct:
             server.patience = CONTROLLER_SECONDS
-            worker = replace(address, target=reply.direct)
             if await _reaches(worker, reply.session):
                 server, address = await connection(worker), worker
         server.hold(reply.session, reply.lease_seconds)
@@ -205,7 +212,8 @@ class RemoteEnvironment(Environment, proxy=True):
                         f"{place.target} answered turn {reply.turn} of session {reply.session!r}, not turn "
                         f"{request.turn} of {request.session!r}"
                     )
-                return step_from(reply.step)
+                with _protocol_of(place.target):
+                    return step_from(reply.step)
             except RemoteError:
                 if listed:
                     note_gone(place)
@@ -263,11 +271,26 @@ class RemoteTasks(TaskSource):
         return self._parts[part][place]
 
     def _read(self, part: int) -> pb.TasksReply:
-        reply = self._environment.read_tasks(self.split, part * TASKS_AT_ONCE, TASKS_AT_ONCE)
-        self._parts[part] = from_json(reply.tasks, list[Task])
+        start = part * TASKS_AT_ONCE
+        reply = self._environment.read_tasks(self.split, start, TASKS_AT_ONCE)
+        with _protocol_of(self._environment._servers.targets):
+            tasks = from_json(reply.tasks, list[Task])
+            left = max(reply.size - start, 0) if reply.HasField("size") else TASKS_AT_ONCE
+            if len(tasks) != min(left, TASKS_AT_ONCE):
+                raise RemoteError(f"{len(tasks)} tasks of {self.split!r} from {start} on, of {left} that are left")
+        self._parts[part] = tasks
         if not reply.HasField("size") and len(self._parts) > KEPT_PARTS:
             del self._parts[next(iter(self._parts))]
         return reply
+
+
+@contextmanager
+def _protocol_of(server: str) -> Iterator[None]:
+    """Name the server in the error of an answer that is not of the protocol."""
+    try:
+        yield
+    except (RemoteError, ConfigurationError, IndexError) as error:
+        raise RemoteError(f"{server} gave an answer that is not of the protocol: {error}") from error
 
 
 _hashes: dict[tuple[tuple[Address, ...], str, bytes], dict[str, str]] = {}

@@ -23,6 +23,7 @@ from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, RemoteE
 from mrlm_pl.serving import RemoteEnvironment
 from mrlm_pl.serving.environments import client
 from mrlm_pl.serving.transport import environment_pb2 as pb
+from mrlm_pl.serving.transport.connection import Connection
 from tests.support.environment_servers import TASK, Scripted, Served, eventually, offer, step_request
 from tests.support.ports import nowhere
 
@@ -437,3 +438,44 @@ def test_a_stale_turn_is_not_taken_for_an_answer(served: Served) -> None:
     with pytest.raises(RemoteError, match="the session is at turn 3, and the request is of 1"):
         say(playing)
     playing.close()
+
+
+@pytest.mark.parametrize(
+    ("method", "fields"),
+    [
+        ("Describe", {"environments": []}),
+        ("GetTasks", {"tasks": b"[]"}),
+        ("GetTasks", {"size": -1}),
+        ("GetTasks", {"identities": b"[]"}),
+        ("Open", {"observations": b"{"}),
+        ("Open", {"lease_seconds": float("nan")}),
+        ("Open", {"direct": "nowhere"}),
+        ("Step", {"step": b"[]"}),
+    ],
+)
+def test_an_answer_that_is_not_of_the_protocol_names_the_server(
+    served: Served, monkeypatch: pytest.MonkeyPatch, method: str, fields: dict[str, Any]
+) -> None:
+    call = Connection.call
+
+    async def changed(self: Connection, asked: str, *arguments: Any, **options: Any) -> Any:
+        reply = await call(self, asked, *arguments, **options)
+        for name, value in fields.items() if asked == method else ():
+            reply.ClearField(name)
+            if value:
+                setattr(reply, name, value)
+        return reply
+
+    monkeypatch.setattr(Connection, "call", changed)
+    environment = remote(served)
+
+    def play() -> None:
+        assert environment.agents
+        environment.identity(environment.tasks("train")[3])
+        asyncio.run(environment.reset(TASK))
+        say(environment)
+
+    with pytest.raises(RemoteError, match=f"{served.target} gave an answer that is not of the protocol"):
+        play()
+    environment.close()
+    eventually(lambda: method == "Open" or served.live == 0)
