@@ -20,10 +20,13 @@ class MetricsFile(Logger):
 
     The column ``step`` counts updates from 0.
 
-    Rows of the earlier part at steps that the resumed run repeats are dropped, so that every step is logged once.
+    Rows of the earlier part that the resumed run repeats are dropped, so that every step is logged once.
 
     Args:
         folder: the run folder.
+
+    Attributes:
+        rows: number of rows in the file; before the first one of a resumed run, in its checkpoint.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -31,11 +34,11 @@ class MetricsFile(Logger):
         self.path = Path(folder) / "metrics.csv"
         self._columns: list[str] = []
         self._started = False
-        self._resumed_at = 0
+        self._resumed_at = self.rows = 0
 
-    def resume_at(self, step: int) -> None:
-        """Keep the rows of earlier steps than this, although the next row may be at one of them."""
-        self._resumed_at = step
+    def resume_at(self, step: int, rows: int) -> None:
+        """Keep the first ``rows`` rows, and later ones at earlier steps than this, unless one is logged again."""
+        self._resumed_at, self.rows = step, rows
 
     @property
     def name(self) -> str:
@@ -68,7 +71,8 @@ class MetricsFile(Logger):
                 writer = csv.DictWriter(file, self._columns)
                 writer.writeheader()
                 writer.writerows(rows)
-            self._started = True
+            self._started, self.rows = True, len(rows)
+        self.rows += 1
         with self.path.open("a", newline="", encoding="utf-8") as file:
             csv.DictWriter(file, self._columns).writerow(row)
 
@@ -86,9 +90,10 @@ class MetricsFile(Logger):
             return []
         # A row that a kill has truncated lacks its step or its last columns.
         rows = [row for row in self._read() if (row.get("step") or "").isdigit() and None not in row.values()]
-        rows = [row for row in rows if int(row["step"]) < max(new["step"], self._resumed_at)]
+        kept, later = rows[: self.rows], rows[self.rows :]
+        later = [row for row in later if int(row["step"]) < max(new["step"], self._resumed_at)]
         again = new.keys() - {"step", "epoch"}  # a validation that had been logged
-        rows = [row for row in rows if int(row["step"]) < new["step"] or not any(map(row.get, again))]
+        rows = [*kept, *(row for row in later if int(row["step"]) < new["step"] or not any(map(row.get, again)))]
         self._columns = list(rows[0]) if rows else []
         return rows
 
@@ -103,10 +108,10 @@ class RunTensorBoard(TensorBoardLogger):
     def __init__(self, folder: str | Path) -> None:
         super().__init__(folder, name=TENSORBOARD, version="", default_hp_metric=False)
         self._resumes = any(Path(self.log_dir).glob("events.*"))
-        self._resumed_at = 0
+        self._resumed_at = self.rows = 0
 
-    def resume_at(self, step: int) -> None:
-        """See :meth:`MetricsFile.resume_at`."""
+    def resume_at(self, step: int, rows: int) -> None:
+        """Keep the events of earlier steps than this; they are not counted as rows."""
         self._resumed_at = step
 
     @rank_zero_only

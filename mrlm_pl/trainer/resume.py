@@ -47,10 +47,16 @@ WITHIN_BATCH = (
 
 @runtime_checkable
 class ResumedLogger(Protocol):
-    """A logger that replaces the steps which a resumed run repeats."""
+    """A logger that replaces what a resumed run repeats.
 
-    def resume_at(self, step: int) -> None:
-        """Replace this step and later ones alone."""
+    Attributes:
+        rows: number of rows that it holds.
+    """
+
+    rows: int
+
+    def resume_at(self, step: int, rows: int) -> None:
+        """Keep the rows of a checkpoint, and later ones at earlier steps than this."""
 
 
 class ExactResume(Callback):
@@ -163,12 +169,13 @@ class ExactResume(Callback):
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Take over the last metrics, which callbacks may monitor before they are logged again."""
         self._metrics = checkpoint.get("callback_metrics", {})
-        for logger in trainer.loggers if trainer.state.fn == TrainerFn.FITTING else ():
-            if isinstance(logger, ResumedLogger):  # the first row may be that of the last update, or a validation's
-                logger.resume_at(checkpoint["global_step"])
+        rows = checkpoint.get("logged_rows", {})
+        for logger in _resumed_loggers(trainer) if trainer.state.fn == TrainerFn.FITTING else ():
+            logger.resume_at(checkpoint["global_step"], rows.get(type(logger).__name__, 0))
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["callback_metrics"] = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        checkpoint["logged_rows"] = {type(logger).__name__: logger.rows for logger in _resumed_loggers(trainer)}
         batches = trainer.num_training_batches
         if not pl_module.automatic_optimization or math.isinf(batches):
             return  # a module or a loader of the user's own, whose updates and epochs the trainer cannot tell
@@ -177,6 +184,10 @@ class ExactResume(Callback):
             warnings.warn(WITHIN_BATCH, stacklevel=2)
         loop = at_batch_end(checkpoint["loops"]["fit_loop"], int(batches), trainer.accumulate_grad_batches)
         checkpoint["loops"]["fit_loop"], checkpoint["epoch"] = loop, loop["epoch_progress"]["current"]["completed"]
+
+
+def _resumed_loggers(trainer: Trainer) -> list[ResumedLogger]:
+    return [logger for logger in trainer.loggers if isinstance(logger, ResumedLogger)]
 
 
 def _rates(trainer: Trainer) -> list[float]:

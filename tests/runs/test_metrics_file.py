@@ -36,14 +36,17 @@ def test_curves_have_each_step_once_after_a_kill(tmp_path: Path) -> None:
 
 def test_a_validation_that_is_played_again_replaces_its_row(tmp_path: Path) -> None:
     table = MetricsFile(tmp_path)
-    for metrics in ({"train/loss": 0.5, "epoch": 0}, {"val/reward": 1.0, "epoch": 0}):
-        table.log_metrics(metrics, step=1)
+    for metrics in ({"val/reward": 0.0}, {"train/loss": 0.5}):  # a validation between the micro-batches of the update
+        table.log_metrics(metrics | {"epoch": 0}, step=1)
+    saved = table.rows
+    table.log_metrics({"val/reward": 1.0, "epoch": 0}, step=1)
     resumed = MetricsFile(tmp_path)  # from the checkpoint before the validation
-    resumed.resume_at(2)
+    resumed.resume_at(2, saved)
     resumed.log_metrics({"val/reward": 2.0, "epoch": 0}, step=1)
     resumed.log_metrics({"train/loss": 0.25, "epoch": 0}, step=2)
     rows = (tmp_path / "metrics.csv").read_text().splitlines()
-    assert rows == ["step,epoch,train/loss,val/reward", "1,0,0.5,", "1,0,,2.0", "2,0,0.25,"]
+    assert rows == ["step,epoch,train/loss,val/reward", "1,0,,0.0", "1,0,0.5,", "1,0,,2.0", "2,0,0.25,"]
+    assert resumed.rows == 4
 
 
 @pytest.mark.parametrize("kind", [MetricsFile, RunTensorBoard])
