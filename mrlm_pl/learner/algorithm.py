@@ -415,7 +415,7 @@ class Algorithm(NamesUnknown, LightningModule, ABC):
             refuse_unsupported(self._trainer, self)
         each = repr(getattr(self._trainer, "val_check_interval", None)) == "1"  # a batch, not the epoch of 1.0
         own = [ActAfterValidations(self.trainer.callbacks)] if each else []  # type: ignore[attr-defined]
-        return [*own, UpdateRows(self.metrics), ExactResume()]
+        return [*own, ExactResume(), UpdateRows(self.metrics)]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         trainer: Any = self._trainer  # None in `load_from_checkpoint`

@@ -239,6 +239,11 @@ class UpdateRows(Callback):
         self._updates = self._written = trainer.global_step if self._updates is None else self._updates
         self.on_train_batch_end(trainer)
 
+    def on_validation_start(self, trainer: Any, pl_module: LightningModule) -> None:
+        """Write that row before the validation that is due after the update."""
+        if trainer.fit_loop.is_resuming and self._updates is not None:
+            self.on_train_batch_end(trainer)
+
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         """Write the row if the batch was the last one of an update."""
         updated, self._updates = trainer.global_step != self._updates, trainer.global_step

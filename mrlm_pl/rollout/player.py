@@ -25,7 +25,6 @@ from mrlm_pl.environment.tools import clipped
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError, MRLMError, NonFiniteError, PolicyError, place_of_error
 from mrlm_pl.rollout.play import CONTEXT_STOP, TURN_STOP, EpisodeSpec, Play, Seat
-from mrlm_pl.settings import at_least, positive
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -76,9 +75,6 @@ class EpisodePlayer:
         processes: int = 0,
         loop: EventLoopThread | None = None,
     ) -> None:
-        at_least(0, retries=retries, processes=processes)
-        at_least(1, workers=workers)
-        positive(step_timeout=step_timeout)
         for environment in environments.values():
             for agent in environment.agents:
                 if agent not in seats:
