@@ -21,7 +21,7 @@ from mrlm_pl.episode import Message, Task
 from mrlm_pl.episode_files import write_episodes
 from mrlm_pl.viewer.export import exported
 from mrlm_pl.viewer.runs import find_runs
-from tests.support.recorded_episodes import recorded
+from tests.support.runs.recorded_episodes import recorded
 
 PAGE = Path(__file__).parent / "environments" / "catalog.md"
 PAGES = {

@@ -19,7 +19,7 @@ from mrlm_pl.episode import Episode, Task, Trajectory, Turn
 from mrlm_pl.episode_files import EpisodeRetention, EpisodeWriter, read_episodes, write_episodes
 from mrlm_pl.errors import ConfigurationError, DataError, StorageError
 from mrlm_pl.policy import Policy
-from tests.support.short_fits import make
+from tests.support.runs.short_fits import make
 
 
 def episode(number: int) -> Episode:

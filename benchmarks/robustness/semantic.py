@@ -24,7 +24,7 @@ from mrlm_pl.environment import Environment
 from mrlm_pl.environment.check import CheckReport, check_semantics
 from mrlm_pl.reward_models import TextScore, TextScorer
 from mrlm_pl.serving import RemoteEnvironment
-from tests.support.foreign_servers import echo_server, verifiers_server
+from tests.support.servers.foreign_servers import echo_server, verifiers_server
 
 RESULTS = Path("benchmarks/results/semantic.json")
 PAGE = Path("docs/checks.md")

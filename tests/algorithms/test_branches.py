@@ -19,10 +19,10 @@ from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward.packing import RowPlan
-from tests.support.distributed_run import Duet
-from tests.support.short_fits import fingerprint
-from tests.support.turn_episodes import advantages, episode
-from tests.support.watching import Watch
+from tests.support.runs.distributed_run import Duet
+from tests.support.runs.short_fits import fingerprint
+from tests.support.runs.turn_episodes import advantages, episode
+from tests.support.runs.watching import Watch
 
 
 @pytest.fixture

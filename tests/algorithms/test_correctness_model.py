@@ -19,7 +19,7 @@ from mrlm_pl.errors import ConfigurationError, DataError, NonFiniteError
 from mrlm_pl.losses import last_token_mask
 from mrlm_pl.policy import LoRA, Policy
 from mrlm_pl.reward_models import RewardModel
-from tests.support.watching import Watch
+from tests.support.runs.watching import Watch
 
 
 def write(folder: Path, rows: list[dict[str, Any]], name: str = "answers.jsonl") -> str:

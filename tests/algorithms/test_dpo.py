@@ -18,7 +18,7 @@ from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.batch import Batch, collate_rows
 from mrlm_pl.losses import BatchTotals
 from mrlm_pl.policy import LoRA, Policy
-from tests.support.watching import Watch
+from tests.support.runs.watching import Watch
 
 
 def pairs_file(folder: Path, count: int = 8) -> str:

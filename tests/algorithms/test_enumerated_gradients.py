@@ -24,7 +24,7 @@ from mrlm_pl.learner.credit.team import with_team_rewards
 from mrlm_pl.learner.credit.tokens import RewardedRows, rewarded_rows
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.chat import ChatFormat
-from tests.support.enumerated_games import TOKENIZER, Game
+from tests.support.environments.enumerated_games import TOKENIZER, Game
 
 WORTH = {"00": 1.0, "01": -2.0, "100": 0.5, "101": 3.0, "110": -1.0, "111": 0.25}
 LOGITS = {"": 0.4, "0": -0.3, "1": 0.9, "10": 0.2, "11": -0.6}

@@ -20,7 +20,7 @@ from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.learner.batch import Batch, collate_rows
 from mrlm_pl.losses import BatchTotals
 from mrlm_pl.policy import Policy
-from tests.support.watching import Watch
+from tests.support.runs.watching import Watch
 
 PAIRS = [{"prompt": f"Add {n}+{n}:", "chosen": f"{2 * n} it is", "rejected": f"{3 * n + 1} or so"} for n in range(8)]
 ANSWERS = [

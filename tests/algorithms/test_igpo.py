@@ -17,7 +17,7 @@ from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Episode, Task
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.policy import Policy
-from tests.support.turn_episodes import advantages, episode
+from tests.support.runs.turn_episodes import advantages, episode
 
 REWARDS = ([("s", 0.0), ("t", 0.0), ("u", 1.0)], [("s", 0.0), ("t", 0.5)])
 

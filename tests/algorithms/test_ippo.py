@@ -20,7 +20,7 @@ from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.credit.team import with_team_rewards
 from mrlm_pl.policy import Policy
 from mrlm_pl.runs import evaluate
-from tests.support.watching import Watch
+from tests.support.runs.watching import Watch
 
 AGENTS = ("left", "right")
 

@@ -22,7 +22,7 @@ from mrlm_pl.learner.batch import Batch, collate_rows
 from mrlm_pl.learner.contract import RolloutFacts
 from mrlm_pl.losses import BatchTotals, batch_totals
 from mrlm_pl.policy import Policy
-from tests.support.watching import Watch
+from tests.support.runs.watching import Watch
 
 SEATS = {"solver": "left", "critic": "right"}
 

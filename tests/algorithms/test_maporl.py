@@ -21,8 +21,8 @@ from mrlm_pl.episode_files import read_episodes
 from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.learner.credit.influence import InfluenceRewards, learned_in, scores_of
 from mrlm_pl.policy import LoRA, Policy
-from tests.support.discussion import PERSONS, Discussion
-from tests.support.watching import Watch
+from tests.support.environments.discussion import PERSONS, Discussion
+from tests.support.runs.watching import Watch
 
 # The reference's example: two persons, three turns, gamma .3.
 SCORES = {"ann": (0.2, 0.8, 1.0), "bob": (0.9, 0.6, 0.5)}

@@ -23,7 +23,7 @@ from mrlm_pl.learner.credit.joint_states import JointReader, JointStates, acting
 from mrlm_pl.learner.credit.team import joint_history, team_rewards
 from mrlm_pl.policy import LoRA, Policy
 from mrlm_pl.policy.tiny import build_config
-from tests.support.watching import Watch
+from tests.support.runs.watching import Watch
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.credit.returns import returns_of
 from mrlm_pl.policy import Policy
-from tests.support.turn_episodes import advantages, episode
+from tests.support.runs.turn_episodes import advantages, episode
 
 AGENTS = ("planner", "helper@1", "helper@2")
 

@@ -19,7 +19,7 @@ from mrlm_pl.learner.batch import Batch, collate_rows
 from mrlm_pl.losses import BatchTotals, last_token_mask
 from mrlm_pl.policy import LoRA, Policy
 from mrlm_pl.reward_models import RewardModel
-from tests.support.watching import Watch
+from tests.support.runs.watching import Watch
 
 
 def pairs_file(folder: Path, count: int = 8) -> str:

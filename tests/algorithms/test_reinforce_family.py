@@ -40,7 +40,7 @@ from mrlm_pl.learner.batch import Batch, collate_rows
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.losses import Correction, batch_totals
 from mrlm_pl.policy import Policy
-from tests.support.logs import logged_here
+from tests.support.runs.logs import logged_here
 
 RATIO_FREE = [RAE, REINFORCE, RLOO, ReMax, MAGRPO, MARLOO, MAREINFORCE, MAREMAX, COMA]
 FAMILY = [CISPO, GRPO, GSPO, RAE, REINFORCE, RLOO, REINFORCEPlusPlus, REINFORCEPlusPlusBaseline, ReMax]

@@ -15,7 +15,7 @@ from mrlm_pl.environment import DatasetTasks, Outcome, SingleAgentEnvironment, T
 from mrlm_pl.episode import Message, Task
 from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.policy import Policy
-from tests.support.turn_episodes import advantages, episode
+from tests.support.runs.turn_episodes import advantages, episode
 
 
 @pytest.fixture

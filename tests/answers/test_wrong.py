@@ -11,7 +11,7 @@ from mrlm_environments.answers import read_answer
 
 from mrlm_pl.answers.numbers import extract_answer, number_value
 from mrlm_pl.answers.wrong import wrong_answers
-from tests.support.data_sets import files_of, rows_of
+from tests.support.environments.data_sets import files_of, rows_of
 
 SOLUTION = "In May she sold 48/2 = <<48/2=24>>24 clips.\nThat is 48+24 = <<48+24=72>>72 clips in all.\n#### 72"
 

@@ -14,7 +14,7 @@ from lightning.pytorch import Callback
 
 from mrlm_pl.data.rollout.collectors.players import Players
 from mrlm_pl.runs import LastCheckpoint, MetricsFile, Trainer
-from tests.support.duel import make
+from tests.support.environments.duel import make
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from mrlm_pl.environment import DatasetTasks
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.policy import Policy
 from mrlm_pl.runs.metrics_file import MetricsFile
-from tests.support.short_fits import fingerprint
+from tests.support.runs.short_fits import fingerprint
 
 
 def test_it_reports_before_and_after_on_the_held_out_split(

@@ -28,8 +28,8 @@ from mrlm_pl.policy.lora import merged_state
 from mrlm_pl.rollout.cross_policy import CrossPolicy, stale_turns
 from mrlm_pl.runs.metrics_file import MetricsFile
 from mrlm_pl.trainer.fsdp import FSDP
-from tests.support.ports import free_port
-from tests.support.short_fits import fingerprint
+from tests.support.runs.short_fits import fingerprint
+from tests.support.servers.ports import free_port
 
 
 def weights(policy: Policy) -> dict[str, Tensor]:
@@ -274,7 +274,7 @@ def test_two_processes_hold_the_same_pool_and_opponent(tmp_path: Path, model_fol
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_PORT": str(free_port())}
     for variable in ("MASTER_ADDR", "LOCAL_RANK", "WORLD_SIZE", "NODE_RANK"):
         environment.pop(variable, None)
-    command = [sys.executable, "-m", "tests.support.duel", str(tmp_path), str(model_folder)]
+    command = [sys.executable, "-m", "tests.support.environments.duel", str(tmp_path), str(model_folder)]
     done = subprocess.run(
         command,
         capture_output=True,

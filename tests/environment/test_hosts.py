@@ -17,7 +17,7 @@ from mrlm_pl.errors import EnvironmentContractError
 from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.rollout.player import EpisodePlayer
 from tests.rollout.test_player import ScriptedEngine, seats
-from tests.support.hosted_environments import Hosted
+from tests.support.servers.hosted_environments import Hosted
 
 
 def test_episodes_are_the_same_in_other_processes(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from mrlm_pl.environment import rows as rows_module
 from mrlm_pl.environment.rows import read_rows, read_split
 from mrlm_pl.environment.tasks import split_of
 from mrlm_pl.errors import ConfigurationError, DataError
-from tests.support.logs import logged_here
+from tests.support.runs.logs import logged_here
 
 ROWS = [{"a": 1, "b": "x"}, {"a": 2, "b": "é"}]
 

@@ -19,7 +19,7 @@ from mrlm_pl.rollout.player import EpisodePlayer
 from mrlm_pl.rollout.tree_player import Branching, TreePlayer
 from tests.rollout.test_player import TOKENIZER, seats
 from tests.rollout.test_turn_tree import played_trees
-from tests.support.turn_episodes import advantages
+from tests.support.runs.turn_episodes import advantages
 
 WINDOW = 100_000
 WRONG = "Hm."

@@ -33,7 +33,7 @@ from benchmarks.robustness.semantic import (
 )
 from mrlm_pl.environment import Environment
 from mrlm_pl.environment.check import check_semantics
-from tests.support.foreign_servers import ROOT
+from tests.support.servers.foreign_servers import ROOT
 
 ALWAYS = {"injection", "leakage", "replay"}
 KNOWN = ALWAYS | {"oracle", "floor"}

@@ -20,7 +20,7 @@ from mrlm_pl.environment.check import check_environment
 from mrlm_pl.episode import Message
 from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.sandbox import Sandbox, grade
-from tests.support.data_sets import files_of, rows_of
+from tests.support.environments.data_sets import files_of, rows_of
 
 ROW = {
     "prompt": "Write f(x), twice x plus 1.",

@@ -18,7 +18,7 @@ from mrlm_pl.environment.tasks import split_of
 from mrlm_pl.episode import person_of
 from mrlm_pl.errors import ConfigurationError, DataError, EnvironmentContractError
 from mrlm_pl.reward_models.scorer import TextScore, TextScorer
-from tests.support.data_sets import files_of, rows_of
+from tests.support.environments.data_sets import files_of, rows_of
 
 TASK = Task(
     "collaborative_reasoning", "train", 0, 0, {"format": "math", "question": "2+3?", "answer": "5", "solution": "5"}

@@ -14,7 +14,7 @@ from mrlm_pl.environment.tasks import split_of
 from mrlm_pl.episode import Message
 from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.seeding import keyed_random
-from tests.support.data_sets import files_of, rows_of
+from tests.support.environments.data_sets import files_of, rows_of
 
 FORMATS = json.loads((Path(__file__).parents[1] / "data" / "samples" / "answer_formats.json").read_text())
 

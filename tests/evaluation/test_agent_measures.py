@@ -8,7 +8,7 @@ from mrlm_pl.data.rollout.evaluation import EpisodeBatch
 from mrlm_pl.data.rollout.metrics import CollectionSums
 from mrlm_pl.episode import Episode, Task
 from mrlm_pl.evaluation.agents import Components, components_by_agent, stop_reasons
-from tests.support.counted_turns import episode, trajectory
+from tests.support.environments.counted_turns import episode, trajectory
 
 FIRST = episode(
     0,

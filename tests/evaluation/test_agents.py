@@ -9,7 +9,7 @@ import pytest
 from mrlm_pl.data.rollout.metrics import CollectionSums
 from mrlm_pl.evaluation.report import played_episodes
 from mrlm_pl.evaluation.summary import summarize
-from tests.support.counted_turns import episode, trajectory
+from tests.support.environments.counted_turns import episode, trajectory
 
 FIRST = episode(
     0,

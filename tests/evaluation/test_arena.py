@@ -20,7 +20,7 @@ from mrlm_pl.evaluation.arena import ArenaReport, arena_report
 from mrlm_pl.policy import Policy
 from mrlm_pl.runs import arena, evaluation
 from mrlm_pl.runs.records.run import read_run
-from tests.support.recorded_runs import episode
+from tests.support.runs.recorded_runs import episode
 
 
 def games(*rewards: tuple[float, float], failed: int = 0) -> list[Episode]:

@@ -21,8 +21,8 @@ from mrlm_pl.learner import algorithm as algorithm_module
 from mrlm_pl.learner.batch import Batch, PolicyBatch
 from mrlm_pl.learner.metrics import Metrics
 from mrlm_pl.policy import Policy
-from tests.support.device_waits import DeviceWaits
-from tests.support.short_fits import fingerprint, make
+from tests.support.models.device_waits import DeviceWaits
+from tests.support.runs.short_fits import fingerprint, make
 
 
 def moved(rows: PolicyBatch, device: DeviceWaits) -> PolicyBatch:

@@ -7,7 +7,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_only
 
 from mrlm_pl.learner.optimization import Optimization
-from tests.support.logs import logged_here
+from tests.support.runs.logs import logged_here
 
 
 def test_the_optimizer_is_fused_unless_gradients_have_a_scale() -> None:

@@ -22,8 +22,8 @@ from mrlm_pl.learner.credit.returns import Returns
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.losses import Clip
 from mrlm_pl.policy import Policy
-from tests.support.turn_episodes import beside_partner
-from tests.support.turn_episodes import episode as turn_episode
+from tests.support.runs.turn_episodes import beside_partner
+from tests.support.runs.turn_episodes import episode as turn_episode
 
 
 class Bare(PolicyGradient):

@@ -13,7 +13,7 @@ from mrlm_pl.engines import Sampling
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.losses import LOSSES, Clip, LossName
 from mrlm_pl.policy import Policy
-from tests.support.watching import Watch
+from tests.support.runs.watching import Watch
 
 
 def rollouts(echo: Any, iterations: int, **options: Any) -> RolloutDataModule:

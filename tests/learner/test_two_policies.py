@@ -16,7 +16,7 @@ from mrlm_pl.episode import Message, Task, Turn
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.policy import Policy
-from tests.support.logs import logged_here
+from tests.support.runs.logs import logged_here
 
 
 class Pair(Environment):

@@ -14,7 +14,7 @@ from mrlm_pl.environment.tools import tool_schema
 from mrlm_pl.episode import Message
 from mrlm_pl.errors import ConfigurationError, PolicyError
 from mrlm_pl.policy import Policy
-from tests.support.logs import logged_here
+from tests.support.runs.logs import logged_here
 
 
 def test_a_policy_is_light_until_it_is_loaded(model_folder: Path) -> None:

@@ -17,7 +17,7 @@ from mrlm_pl.policy.forward.packing import padded_chunks
 from mrlm_pl.reward_models import RewardModel, TextScore, TextScorer
 from mrlm_pl.reward_models.model import VALUE_HEAD_FILE
 from mrlm_pl.reward_models.scorer import exchange
-from tests.support.verifier_models import Lengths, hidden, tiny
+from tests.support.models.verifier_models import Lengths, hidden, tiny
 
 PAIR = exchange("Say it.", "Yes.")
 

@@ -30,8 +30,8 @@ from mrlm_pl.rollout.tree_player import Branching, TreePlayer
 from mrlm_pl.trainer.fsdp import FSDP
 from tests.rollout.test_player import CHAT, Relay, ScriptedEngine
 from tests.rollout.test_turn_tree import GrowingSums, played_trees
-from tests.support.short_fits import fingerprint
-from tests.support.watching import Watch
+from tests.support.runs.short_fits import fingerprint
+from tests.support.runs.watching import Watch
 
 STALE = CrossPolicy(share=0.5, refresh=2)
 

@@ -20,7 +20,7 @@ from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode_files import read_episodes
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.runs.collection import serve_gateway
-from tests.support.harness_programs import posted, until
+from tests.support.servers.harness_programs import posted, until
 
 ROWS = [{"n": n} for n in range(4)]
 

@@ -17,7 +17,7 @@ from mrlm_environments import HarnessEnvironment
 import mrlm_pl
 from mrlm_pl.cli.main import main
 from mrlm_pl.episode_files import read_episodes
-from tests.support.harness_programs import asked, posted
+from tests.support.servers.harness_programs import asked, posted
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]

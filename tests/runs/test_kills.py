@@ -40,9 +40,9 @@ from mrlm_pl.policy import Policy
 from mrlm_pl.runs import LastCheckpoint, MetricsFile, Trainer
 from mrlm_pl.runs.folder import LAST_CHECKPOINT
 from tests.conftest import EchoEnvironment
-from tests.support.kill_moments import DiskStates, at_each_moment
 from tests.support.numbered_examples import NumberedExamples
-from tests.support.short_fits import fingerprint
+from tests.support.runs.kill_moments import DiskStates, at_each_moment
+from tests.support.runs.short_fits import fingerprint
 
 Parts = Callable[[Path, Path], tuple[Any, Any]]
 

@@ -19,8 +19,8 @@ from mrlm_pl.model_folders import CRITIC_FILE
 from mrlm_pl.runs.model_card import model_card, write_cards
 from mrlm_pl.runs.publication import push_to_hub, unpublished
 from tests.support.documents import ROOT
-from tests.support.fake_hub import TOKEN, fake_hub
-from tests.support.recorded_runs import write_run
+from tests.support.runs.recorded_runs import write_run
+from tests.support.servers.fake_hub import TOKEN, fake_hub
 
 POLICIES = {"solver": {"model": "owner/base", "learning_rate": 1e-4, "served_by": None}, "critic": {"model": "."}}
 DATA = {

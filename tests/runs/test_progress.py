@@ -21,7 +21,7 @@ from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.runs import Trainer
 from mrlm_pl.runs.console import RunProgress, _bar, _metric_texts, outliving_readers
 from mrlm_pl.runs.records.run import recorded_iterations
-from tests.support.short_fits import make
+from tests.support.runs.short_fits import make
 
 
 class Terminal(io.StringIO):

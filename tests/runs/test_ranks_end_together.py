@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tests.engines.ray.test_real_ray import alive, eventually, weights
-from tests.support.short_runs import ShortRuns
+from tests.support.runs.short_runs import ShortRuns
 
 SHORT = {
     "--data.groups": "4",

@@ -27,7 +27,7 @@ from mrlm_pl.episode_files import iteration_file, read_episodes, write_episodes
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.policy import Policy
 from mrlm_pl.runs import recredit
-from tests.support.logs import logged_here
+from tests.support.runs.logs import logged_here
 
 SIZES = {"groups": 2, "group_size": 4, "iterations": 2, "sampling": Sampling(max_tokens=6)}
 

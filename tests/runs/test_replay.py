@@ -25,8 +25,8 @@ from mrlm_pl.runs.plugins import environments_by_name, import_environment
 from mrlm_pl.serving import RemoteEnvironment
 from mrlm_pl.serving.environments.hosted import Offer
 from mrlm_pl.serving.server import EnvironmentServer
-from tests.support.environment_servers import Served
-from tests.support.recorded_episodes import recorded
+from tests.support.runs.recorded_episodes import recorded
+from tests.support.servers.environment_servers import Served
 
 SHIPPED = [
     "alfworld",

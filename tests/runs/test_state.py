@@ -20,8 +20,8 @@ from mrlm_pl.errors import ConfigurationError, NonFiniteError, RolloutError
 from mrlm_pl.runs import LastCheckpoint, Trainer
 from mrlm_pl.runs.folder import last_checkpoint
 from mrlm_pl.runs.state import SILENT_SECONDS, STATE, STOPPED, Training, in_training, running, state_of
-from tests.support.environment_servers import eventually
-from tests.support.short_fits import make
+from tests.support.runs.short_fits import make
+from tests.support.servers.environment_servers import eventually
 
 QUIET = {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False, "limit_val_batches": 0}
 

@@ -19,7 +19,7 @@ from mrlm_pl.cli.commands import evaluation_table
 from mrlm_pl.errors import PolicyError
 from mrlm_pl.runs.evaluation import loaded_policies
 from mrlm_pl.runs.records.run import read_run
-from tests.support.unfinished_runs import export, weights_of, write_checkpoint, write_run
+from tests.support.runs.unfinished_runs import export, weights_of, write_checkpoint, write_run
 
 RUN = Path("run")
 POLICIES = {"first": {"random_init_seed": 1}, "second": {}, "judge": {"trained": False, "random_init_seed": 3}}

@@ -26,7 +26,7 @@ from tests.support.attacks.catalogue import (
     SHELL_ATTACKS,
     Attack,
 )
-from tests.support.environment_servers import eventually
+from tests.support.servers.environment_servers import eventually
 
 BY_NAME = {attack.name: attack for attack in (*ATTACKS, *SHELL_ATTACKS, *HONEST)}
 # These end by a limit only, or leave a process.

@@ -17,7 +17,7 @@ from mrlm_pl.serving.environments import client, sessions
 from mrlm_pl.serving.environments.service import Limits
 from mrlm_pl.serving.server import Endpoint, EnvironmentServer
 from mrlm_pl.serving.transport import addresses, connection
-from tests.support.environment_servers import Scripted, Served, ServerProcess, offer
+from tests.support.servers.environment_servers import Scripted, Served, ServerProcess, offer
 
 
 @pytest.fixture(autouse=True)

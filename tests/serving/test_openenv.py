@@ -29,9 +29,9 @@ from mrlm_pl.serving.environments.hosted import Offer
 from mrlm_pl.serving.openenv import OpenEnvServer
 from mrlm_pl.serving.server import Endpoint, EnvironmentServer
 from mrlm_pl.serving.transport.security import Identity
-from tests.support.environment_servers import Scripted, ServerProcess, eventually
-from tests.support.foreign_servers import OPENENV, echo_server, openenv_server
-from tests.support.ports import nowhere
+from tests.support.servers.environment_servers import Scripted, ServerProcess, eventually
+from tests.support.servers.foreign_servers import OPENENV, echo_server, openenv_server
+from tests.support.servers.ports import nowhere
 
 OFFERED: dict[str, Callable[[Any], Environment]] = {
     "math": lambda settings: MathEnvironment((1, 1), max_attempts=2, system_prompt="Be brief."),

@@ -23,8 +23,8 @@ from mrlm_pl.episode_files import read_episodes
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.policy import LoRA, Policy
 from mrlm_pl.trainer.fsdp import FSDP
-from tests.support import distributed_run
-from tests.support.ports import free_port
+from tests.support.runs import distributed_run
+from tests.support.servers.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 

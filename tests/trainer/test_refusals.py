@@ -21,7 +21,7 @@ from torch import Tensor
 from mrlm_pl.algorithms import GRPO
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.trainer.refusals import refuse_unsupported
-from tests.support.short_fits import make
+from tests.support.runs.short_fits import make
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ from mrlm_pl.rollout.cross_policy import CrossPolicy
 from mrlm_pl.runs.checkpoint import LastCheckpoint
 from mrlm_pl.trainer.termination import EndTogether, ended_by_sigterm
 from tests.conftest import EchoEnvironment
-from tests.support.short_fits import fingerprint, make
+from tests.support.runs.short_fits import fingerprint, make
 
 
 @pytest.fixture(autouse=True)

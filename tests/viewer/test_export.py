@@ -16,7 +16,7 @@ from mrlm_pl.episode_files import read_episodes
 from mrlm_pl.viewer.export import exported
 from mrlm_pl.viewer.records import Summary
 from mrlm_pl.viewer.runs import demonstration, find_runs
-from tests.support.recorded_runs import HOSTILE, episode, write_run
+from tests.support.runs.recorded_runs import HOSTILE, episode, write_run
 
 
 def test_the_demonstration_has_seeds_and_a_turn_tree() -> None:

@@ -146,7 +146,7 @@ def measured(path: Path) -> list[int]:
 @pytest.mark.parametrize("name", ["big.jsonl.gz", "big.jsonl.zst"])
 @pytest.mark.parametrize("blocks", [8, pytest.param(68, marks=pytest.mark.slow)])  # an eighth of a gigabyte, a whole
 def test_memory_stays_bounded_with_many_episodes(blocks: int, name: str, tmp_path: Path) -> None:
-    from tests.support.recorded_runs import episode
+    from tests.support.runs.recorded_runs import episode
 
     text = episode("0-0", "word " * 20_000).to_json().encode() + b"\n"
     path = tmp_path / name

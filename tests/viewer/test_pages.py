@@ -22,7 +22,7 @@ from mrlm_pl.runs.state import write_state
 from mrlm_pl.viewer.export import exported
 from mrlm_pl.viewer.runs import Run, demonstration, find_runs
 from mrlm_pl.viewer.server import application
-from tests.support.recorded_runs import CONFIGURATION, HOSTILE, episode, with_credit, write_run
+from tests.support.runs.recorded_runs import CONFIGURATION, HOSTILE, episode, with_credit, write_run
 
 pytestmark = [
     pytest.mark.browser,

@@ -30,7 +30,7 @@ from mrlm_pl.viewer.comparison import compare_runs
 from mrlm_pl.viewer.episode_index import EpisodeFile
 from mrlm_pl.viewer.runs import Run, find_runs
 from mrlm_pl.viewer.text import SHORTENED
-from tests.support.recorded_runs import CONFIGURATION, episode, with_credit, write_run
+from tests.support.runs.recorded_runs import CONFIGURATION, episode, with_credit, write_run
 
 
 @pytest.fixture

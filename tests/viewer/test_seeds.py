@@ -19,7 +19,7 @@ from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.runs.state import write_state
 from mrlm_pl.viewer.runs import find_runs
 from mrlm_pl.viewer.seeds import SeedComparison, compare_seeds, plot
-from tests.support.recorded_runs import CONFIGURATION, write_run
+from tests.support.runs.recorded_runs import CONFIGURATION, write_run
 
 LAST, WHOLE = slice(-10, None), slice(None)
 

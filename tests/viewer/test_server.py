@@ -22,7 +22,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from mrlm_pl.viewer.runs import find_runs
 from mrlm_pl.viewer.server import answer, application, pages
-from tests.support.recorded_runs import HOSTILE, episode, write_run
+from tests.support.runs.recorded_runs import HOSTILE, episode, write_run
 from tests.viewer.conftest import Asking
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from mrlm_pl.runs.state import running, write_state
 from mrlm_pl.viewer.runs import find_runs
 from mrlm_pl.viewer.text import print_episode, print_episodes, print_runs, visible
-from tests.support.recorded_runs import HOSTILE, episode, with_credit, write_run
+from tests.support.runs.recorded_runs import HOSTILE, episode, with_credit, write_run
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ from mrlm_pl.serving.environments import client
 from mrlm_pl.serving.environments.hosted import Offer
 from mrlm_pl.serving.environments.service import Limits
 from mrlm_pl.serving.server import Endpoint, EnvironmentServer
-from tests.support.certificates import Authority
-from tests.support.ports import nowhere
+from tests.support.servers.certificates import Authority
+from tests.support.servers.ports import nowhere
 
 ROOT = Path(__file__).parents[3]
 

@@ -24,10 +24,10 @@ from mrlm_pl.episode import Message
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.runs.plugins import environments_by_name, import_environment
 from mrlm_pl.serving import RemoteEnvironment
-from tests.support.certificates import Authority
-from tests.support.environment_servers import eventually
-from tests.support.ports import free_port
-from tests.support.verifier_models import tiny
+from tests.support.models.verifier_models import tiny
+from tests.support.servers.certificates import Authority
+from tests.support.servers.environment_servers import eventually
+from tests.support.servers.ports import free_port
 
 ROOT = Path(__file__).parents[3]
 

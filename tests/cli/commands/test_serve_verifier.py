@@ -19,9 +19,9 @@ from mrlm_pl.model_folders import policy_folder
 from mrlm_pl.reward_models import RewardModel
 from mrlm_pl.serving import RemoteEnvironment
 from mrlm_pl.serving.verifiers import VerifierClient
-from tests.support.environment_servers import ServerProcess, played
-from tests.support.ports import free_port
-from tests.support.verifier_models import tiny
+from tests.support.models.verifier_models import tiny
+from tests.support.servers.environment_servers import ServerProcess, played
+from tests.support.servers.ports import free_port
 
 SERVE = ["-m", "mrlm_pl.cli.main", "serve", "--port", "0"]
 

@@ -17,7 +17,7 @@ from mrlm_pl.cli.commands.sweep import planned
 from mrlm_pl.durable_files import write_json
 from mrlm_pl.runs.state import Training, running
 from tests.support.documents import ROOT
-from tests.support.environment_servers import eventually
+from tests.support.servers.environment_servers import eventually
 
 TRAIN = """
 import csv, json, os, pathlib, signal, sys, time

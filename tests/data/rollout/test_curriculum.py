@@ -21,8 +21,8 @@ from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.policy import Policy
 from tests.conftest import EchoEnvironment
 from tests.data.rollout.collectors.test_asynchronous import WaitForAll
-from tests.support.short_fits import fingerprint
-from tests.support.watching import Watch
+from tests.support.runs.short_fits import fingerprint
+from tests.support.runs.watching import Watch
 
 
 class Level(EchoEnvironment):

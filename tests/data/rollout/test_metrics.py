@@ -8,7 +8,7 @@ import pytest
 
 from mrlm_pl.data.rollout import metrics
 from mrlm_pl.data.rollout.metrics import RunTotals
-from tests.support.short_fits import make
+from tests.support.runs.short_fits import make
 
 
 def test_totals_go_on_from_a_checkpoint() -> None:

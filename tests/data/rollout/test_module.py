@@ -25,7 +25,7 @@ from mrlm_pl.errors import ConfigurationError, NonFiniteError, RolloutError
 from mrlm_pl.policy import LoRA, Policy
 from mrlm_pl.rollout.rounds import RoundOptions
 from mrlm_pl.trainer.bounds import batches_served
-from tests.support.short_fits import fingerprint, make
+from tests.support.runs.short_fits import fingerprint, make
 
 
 def test_an_iteration_is_one_collection_and_its_updates(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:

@@ -10,7 +10,7 @@ from mrlm_pl.data.rollout.metrics import AgentReturns, CollectionSums, SignalChe
 from mrlm_pl.engines import Sampling
 from mrlm_pl.engines.base import PolicySampling
 from mrlm_pl.episode import Episode, Task, Trajectory, Turn
-from tests.support.logs import logged_here
+from tests.support.runs.logs import logged_here
 
 
 def returns(reward: float) -> frozenset[AgentReturns]:

@@ -17,8 +17,8 @@ from mrlm_pl.episode_files import read_episodes
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.policy import Policy
 from tests.conftest import EchoEnvironment
-from tests.support.short_fits import fingerprint
-from tests.support.watching import Watch
+from tests.support.runs.short_fits import fingerprint
+from tests.support.runs.watching import Watch
 
 SETTINGS = {"short": {"group_size": 2}, "long": TaskSettings(group_size=5, max_turns=2, reward_scale=10.0)}
 

@@ -27,7 +27,7 @@ from mrlm_pl.policy.pretrained import write_version
 from mrlm_pl.serving.policies.placement import with_served
 from tests.engines.conftest import build
 from tests.engines.conftest import request as any_request
-from tests.support.fake_servers import FakeServer, FakeSglang, FakeVllm
+from tests.support.servers.fake_servers import FakeServer, FakeSglang, FakeVllm
 
 QUICK = Terms(timeout_seconds=60, patience_seconds=60, retries=4)
 CONTEXTS = [(5, 9, 2), (7,), (11, 3, 3, 20, 41)]

@@ -20,7 +20,7 @@ from mrlm_pl.engines.http.replicas import Terms
 from mrlm_pl.episode import Message
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.chat import Conversation
-from tests.support.ports import free_port
+from tests.support.servers.ports import free_port
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]

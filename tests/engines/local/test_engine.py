@@ -19,7 +19,7 @@ from mrlm_pl.engines.local.decoder import DecoderWeights
 from mrlm_pl.engines.local.generation import Context
 from mrlm_pl.errors import ConfigurationError, EngineError, NonFiniteError
 from tests.engines.conftest import FUSED, GENERIC, VOCABULARY, build, request, run
-from tests.support.largest_tensor import LargestTensor
+from tests.support.models.largest_tensor import LargestTensor
 
 MakeEngine = Callable[..., InProcessEngine]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.model_families import families, measure, tiny_model
+from tests.support.models.model_families import families, measure, tiny_model
 
 TABLE: dict[str, Any] = json.loads(Path("benchmarks/results/families.json").read_text())
 EXACT = 1e-4

@@ -12,7 +12,7 @@ from mrlm_pl.engines import SampleRequest
 from mrlm_pl.engines.local.generation import SessionCache
 from mrlm_pl.engines.local.llama import FusedDecoder
 from tests.engines.conftest import VOCABULARY, build, generated, request
-from tests.support.device_waits import DeviceWaits
+from tests.support.models.device_waits import DeviceWaits
 
 TOKENS = 40
 SAMPLINGS: dict[str, dict[str, Any]] = {

@@ -18,7 +18,7 @@ from mrlm_pl.engines.local.sampling import Sampler
 from mrlm_pl.engines.local.static_decode import Capture, CudaGraphs, StaticDecode, Step, bucket
 from mrlm_pl.policy.lora import LoRA, add_adapter
 from tests.engines.conftest import FUSED, VOCABULARY, build, generated, request, run
-from tests.support.device_waits import DeviceWaits
+from tests.support.models.device_waits import DeviceWaits
 
 
 class Captures:

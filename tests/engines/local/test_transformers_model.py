@@ -17,8 +17,8 @@ from mrlm_pl.engines.local.transformers_model import CacheUse, GenericModel
 from mrlm_pl.policy.forward.logprobs import token_logprobs
 from tests.engines.conftest import build, request, run
 from tests.engines.local.test_engine import contexts, forward_logprobs
-from tests.support.logs import logged_here
-from tests.support.model_families import measure, tiny_model
+from tests.support.models.model_families import measure, tiny_model
+from tests.support.runs.logs import logged_here
 
 MakeEngine = Callable[..., InProcessEngine]
 EXACT = 1e-4

@@ -21,7 +21,7 @@ from mrlm_pl.engines.transfer.broadcast import WeightSender
 from mrlm_pl.errors import ConfigurationError, EngineError
 from mrlm_pl.policy.lora import LoRA, add_adapter
 from tests.engines.conftest import build, request, run
-from tests.support.pool_parts import CALLS, FakeActor, FakeCluster, sent_tensors, stand_in
+from tests.support.models.pool_parts import CALLS, FakeActor, FakeCluster, sent_tensors, stand_in
 
 MakePool = Callable[..., tuple[RayPool, FakeCluster]]
 

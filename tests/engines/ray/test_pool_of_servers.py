@@ -23,8 +23,8 @@ from mrlm_pl.errors import ConfigurationError, EngineError
 from mrlm_pl.policy import LoRA, Policy
 from mrlm_pl.policy.lora import add_adapter
 from tests.engines.conftest import build, request, run
-from tests.support.fake_servers import FakeServer, FakeSglang, FakeVllm
-from tests.support.pool_parts import FakeCluster, sent_tensors, stand_in
+from tests.support.models.pool_parts import FakeCluster, sent_tensors, stand_in
+from tests.support.servers.fake_servers import FakeServer, FakeSglang, FakeVllm
 
 QUICK = Terms(timeout_seconds=60, patience_seconds=60, retries=4)
 CONTEXTS = [(5, 9, 2), (7,), (11, 3, 3, 20, 41), (4, 4)]

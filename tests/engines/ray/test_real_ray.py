@@ -29,7 +29,7 @@ from mrlm_pl.errors import ConfigurationError, EngineError
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.policy import Policy
 from tests.engines.conftest import build, request, run
-from tests.support.short_runs import ShortRuns
+from tests.support.runs.short_runs import ShortRuns
 
 SHORT = {"--data.groups": "4", "--data.group_size": "8"}
 IN_PROCESS = "{class_path: InProcessEngine, init_args: {}}"  # which drops the pool's settings

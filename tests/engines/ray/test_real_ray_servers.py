@@ -16,8 +16,8 @@ from mrlm_pl.engines import OpenAICompatible, RayPool
 from mrlm_pl.policy import Policy
 from tests.engines.conftest import build, request
 from tests.engines.ray.test_real_ray import check_samples, turns
-from tests.support.fake_servers import FakeVllm
-from tests.support.short_runs import ROOT
+from tests.support.runs.short_runs import ROOT
+from tests.support.servers.fake_servers import FakeVllm
 
 pytestmark = pytest.mark.slow
 CONTEXTS = [(5, 9, 2), (7,), (11, 3, 3, 20, 41), (4, 4)]

@@ -20,7 +20,7 @@ from mrlm_pl.errors import ConfigurationError, EngineError
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.policy import LoRA, Policy
 from tests.engines.conftest import build
-from tests.support.pool_parts import FakeActor, FakeCluster, stand_in
+from tests.support.models.pool_parts import FakeActor, FakeCluster, stand_in
 
 MakeReference = Callable[..., tuple[RayReference, FakeCluster]]
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from mrlm_pl.engines.transfer.broadcast import Invitation, WeightReceiver, WeightSender, install
 from mrlm_pl.engines.transfer.manifest import Manifest, WeightSnapshot
 from mrlm_pl.errors import EngineError
-from tests.support.weight_processes import many_tensors
+from tests.support.models.weight_processes import many_tensors
 
 ROOT = Path(__file__).parents[3]
 SECONDS = 100.0
@@ -242,7 +242,7 @@ def test_a_receiver_killed_in_the_middle_leaves_the_others_whole(
     snapshot, learner = snapshot_of(given), sender(8.0)
     manifest = snapshot.missing([{}], 50_000)
     invitation, survivor = learner.invite(2), WeightReceiver()
-    command = [sys.executable, "-m", "tests.support.weight_processes"]
+    command = [sys.executable, "-m", "tests.support.models.weight_processes"]
     doomed = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, env=os.environ)
     assert doomed.stdin is not None
     assert doomed.stdout is not None

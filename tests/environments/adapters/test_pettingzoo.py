@@ -17,7 +17,7 @@ from mrlm_pl.errors import ConfigurationError
 pettingzoo = pytest.importorskip("pettingzoo", reason="pettingzoo is not installed")
 pytest.importorskip("pygame", reason="pygame-ce is not installed")
 
-LEAVING = "tests.support.leaving_agents"
+LEAVING = "tests.support.environments.leaving_agents"
 
 
 def task(seed: int = 0) -> Task:

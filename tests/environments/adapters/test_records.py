@@ -13,7 +13,7 @@ from mrlm_pl.environment import Environment
 from mrlm_pl.episode import Message
 from mrlm_pl.episode_files import write_episodes
 from mrlm_pl.runs import replay
-from tests.support.recorded_episodes import recorded
+from tests.support.runs.recorded_episodes import recorded
 
 pytest.importorskip("pygame", reason="pygame-ce is not installed")
 pytest.importorskip("textarena", reason="textarena is not installed")

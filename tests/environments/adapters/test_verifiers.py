@@ -18,8 +18,8 @@ from mrlm_pl.environment import Message, Step
 from mrlm_pl.environment.check import check_environment
 from mrlm_pl.errors import ConfigurationError, RemoteError
 from mrlm_pl.serving import RemoteEnvironment
-from tests.support.environment_servers import played
-from tests.support.foreign_servers import ROOT, VERIFIERS, verifiers_server
+from tests.support.servers.environment_servers import played
+from tests.support.servers.foreign_servers import ROOT, VERIFIERS, verifiers_server
 
 USERS = '{"id": "user-sim", "user": {"max_turns": 3}}'
 PRODUCTS = """

@@ -19,8 +19,8 @@ from mrlm_environments.alfworld.house import listed
 from mrlm_pl.environment.check import check_environment
 from mrlm_pl.episode import Message
 from mrlm_pl.errors import DataError
-from tests.support.alfworld_files import PLAYER, game_file, textworld_shows, varied_games, walk
-from tests.support.data_sets import SAMPLES, WHOLE
+from tests.support.environments.alfworld_files import PLAYER, game_file, textworld_shows, varied_games, walk
+from tests.support.environments.data_sets import SAMPLES, WHOLE
 
 RECORDED = SAMPLES / "alfworld.json.gz"
 

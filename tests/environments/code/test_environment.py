@@ -21,7 +21,7 @@ from mrlm_pl.environment.trial import SPAM
 from mrlm_pl.episode import Message
 from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.sandbox import STRENGTH, Sandbox
-from tests.support.data_sets import files_of, rows_of
+from tests.support.environments.data_sets import files_of, rows_of
 
 ROW = {
     "prompt": "Write double(x), which returns x twice.",

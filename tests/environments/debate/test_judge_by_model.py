@@ -23,8 +23,8 @@ from mrlm_pl.errors import ConfigurationError, EngineError
 from mrlm_pl.policy.tiny import build_tokenizer
 from mrlm_pl.serving.policies.service import PolicyService
 from mrlm_pl.serving.server import EnvironmentServer
-from tests.support.environment_servers import Served, offer
-from tests.support.ports import nowhere
+from tests.support.servers.environment_servers import Served, offer
+from tests.support.servers.ports import nowhere
 
 DEBATE = Debate(
     "Cities should ban private cars.",

@@ -13,7 +13,7 @@ from mrlm_environments.debate.judge_by_reward_model import RewardModelJudge, sid
 from mrlm_pl.episode import Message, Task
 from mrlm_pl.errors import ConfigurationError, NonFiniteError
 from mrlm_pl.reward_models import RewardModel, TextScore, TextScorer
-from tests.support.verifier_models import Lengths, tiny
+from tests.support.models.verifier_models import Lengths, tiny
 
 DEBATE = Debate(
     "Ban cars.",

@@ -21,7 +21,7 @@ from mrlm_pl.environment.prompts import Reply
 from mrlm_pl.errors import DataError, ProgramError
 from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.serving.gateway import programs
-from tests.support.harness_programs import asked, harness, is_running, played, player_of, posted, script, until
+from tests.support.servers.harness_programs import asked, harness, is_running, played, player_of, posted, script, until
 
 USER = [{"role": "user", "content": "Q"}]
 DEEP = json.loads('{"items": ' * 300 + "{}" + "}" * 300)

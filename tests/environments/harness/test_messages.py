@@ -7,7 +7,7 @@ from typing import Any
 from anthropic import AsyncAnthropic, AuthenticationError, BadRequestError, beta_async_tool
 
 from mrlm_pl.episode import Message, ToolCall
-from tests.support.harness_programs import TOKENIZER, harness, played
+from tests.support.servers.harness_programs import TOKENIZER, harness, played
 
 CALL = 'Hm. <tool_call>{"name": "add", "arguments": {"b": 2, "a": 1}}</tool_call>'
 ADD: Any = {"name": "add", "description": "Add.", "input_schema": {"type": "object", "properties": {"a": {}, "b": {}}}}

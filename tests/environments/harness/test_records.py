@@ -23,7 +23,7 @@ from mrlm_pl.policy.chat import Conversation
 from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.rollout.replay import RecordPlayer, differences
 from mrlm_pl.serving.transport.codec import to_json
-from tests.support.harness_programs import CHAT, TOKENIZER, asked, harness, native, played, player_of, script
+from tests.support.servers.harness_programs import CHAT, TOKENIZER, asked, harness, native, played, player_of, script
 
 openai = lazy_loader.load("openai")  # importing its types takes a second of each worker
 

@@ -23,7 +23,7 @@ from mrlm_pl.environment.check import check_environment
 from mrlm_pl.environment.tools import written_call
 from mrlm_pl.episode import Message, ToolCall
 from mrlm_pl.errors import ConfigurationError, DataError
-from tests.support.graph_rows import small_graph, written
+from tests.support.environments.graph_rows import small_graph, written
 
 FILMS = "Action: get_neighbors(Acme, film.studio.films)"
 

@@ -6,7 +6,7 @@ import pytest
 from mrlm_environments.knowledge_graph.exploration import Exploration, read_action
 
 from mrlm_pl.environment.tools import ToolError
-from tests.support.graph_rows import small_graph
+from tests.support.environments.graph_rows import small_graph
 
 
 def explored(*actions: str) -> tuple[Exploration, list[str]]:

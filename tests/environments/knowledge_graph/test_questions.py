@@ -15,7 +15,7 @@ from mrlm_pl.environment import SPLITS, Task
 from mrlm_pl.environment.tasks import split_of
 from mrlm_pl.environment.tools import ToolError
 from mrlm_pl.episode import Message
-from tests.support.graph_rows import triples, values
+from tests.support.environments.graph_rows import triples, values
 
 OPERATORS = {"and": "intersection", "count": "count", "argmax": "argmax", "argmin": "argmin"}
 

@@ -16,8 +16,8 @@ from mrlm_environments.knowledge_graph.reconstruction import reconstructed
 
 from mrlm_pl.environment.check import check_data
 from mrlm_pl.errors import DataError
-from tests.support.data_sets import SAMPLES, WHOLE, rows_of
-from tests.support.graph_rows import triples
+from tests.support.environments.data_sets import SAMPLES, WHOLE, rows_of
+from tests.support.environments.graph_rows import triples
 
 SAMPLE = SAMPLES / "agentbench_kg"
 WHOLE_FILES = {

@@ -24,8 +24,8 @@ from mrlm_pl.environment.check import check_data
 from mrlm_pl.environment.tools import written_call
 from mrlm_pl.episode import Message
 from mrlm_pl.errors import ConfigurationError, DataError, RemoteError
-from tests.support.graph_rows import NAMESPACE, TYPES, small_graph, written
-from tests.support.ports import free_port
+from tests.support.environments.graph_rows import NAMESPACE, TYPES, small_graph, written
+from tests.support.servers.ports import free_port
 
 pytest.importorskip("pyoxigraph", reason="the extra `graph` is not installed")
 

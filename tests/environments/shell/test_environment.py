@@ -18,9 +18,9 @@ from mrlm_pl.environment.trial import SPAM
 from mrlm_pl.episode import Message, ToolCall
 from mrlm_pl.errors import ConfigurationError, SandboxError
 from mrlm_pl.sandbox import Sandbox
-from tests.support.environment_servers import eventually
-from tests.support.logs import logged_here
-from tests.support.shell_rows import COUNT, FINISH, answer, bash, call
+from tests.support.environments.shell_rows import COUNT, FINISH, answer, bash, call
+from tests.support.runs.logs import logged_here
+from tests.support.servers.environment_servers import eventually
 
 pytestmark = pytest.mark.usefixtures("namespaces")
 

@@ -14,8 +14,8 @@ from mrlm_environments.shell.tasks import COMPARISONS, ROW_FORM, generate_data, 
 from mrlm_pl.environment.tasks import split_of
 from mrlm_pl.episode import Message
 from mrlm_pl.errors import DataError
-from tests.support.data_sets import files_of, rows_of
-from tests.support.shell_rows import COUNT, FINISH, answer
+from tests.support.environments.data_sets import files_of, rows_of
+from tests.support.environments.shell_rows import COUNT, FINISH, answer
 
 pytestmark = pytest.mark.usefixtures("namespaces")
 

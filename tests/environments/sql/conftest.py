@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from mrlm_environments.sql import environment, server
 
-from tests.support.sql_rows import SqliteServer
+from tests.support.environments.sql_rows import SqliteServer
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from mrlm_environments.sql.database import MemoryDatabase, state_rows
 from mrlm_environments.sql.dialect import SqlError, sqlite_statement
 from mrlm_environments.sql.worker import SqliteDatabase
 
-from tests.support.sql_rows import TEAMS, SqliteServer
+from tests.support.environments.sql_rows import TEAMS, SqliteServer
 
 
 @pytest.fixture(params=[None, "sqlite://"])

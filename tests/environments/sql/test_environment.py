@@ -15,8 +15,8 @@ from mrlm_pl.environment import SPLITS, Step, Task
 from mrlm_pl.environment.check import check_environment
 from mrlm_pl.episode import Message, ToolCall
 from mrlm_pl.errors import ConfigurationError, DataError
-from tests.support.data_sets import files_of, rows_of
-from tests.support.sql_rows import TEAMS
+from tests.support.environments.data_sets import files_of, rows_of
+from tests.support.environments.sql_rows import TEAMS
 
 
 def call(name: str, **arguments: Any) -> str:

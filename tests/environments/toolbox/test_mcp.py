@@ -25,7 +25,7 @@ from mrlm_pl.environment import ToolSchema
 from mrlm_pl.environment.tools import Tool, ToolError
 from mrlm_pl.episode import Task
 from mrlm_pl.errors import ConfigurationError
-from tests.support.ports import free_port, nowhere
+from tests.support.servers.ports import free_port, nowhere
 
 TASK = Task("tools", "train", 0)
 SERVER = """

@@ -13,7 +13,7 @@ from mrlm_environments.webshop.files import plain_nouns
 from mrlm_environments.webshop.generated import CATEGORIES
 from mrlm_environments.webshop.scoring import color, match, matches, token_set_ratio, type_factor
 
-from tests.support.data_sets import SAMPLES
+from tests.support.environments.data_sets import SAMPLES
 
 SHOE = Product(
     asin="B000000001",

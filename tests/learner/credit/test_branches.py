@@ -14,7 +14,7 @@ from mrlm_pl.learner.credit.branches import WHOLE, LeafCredit, alternatives_of, 
 from mrlm_pl.learner.credit.turns import turn_returns_of
 from mrlm_pl.rollout import branches
 from mrlm_pl.rollout.branches import Alternatives, Expansions
-from tests.support.enumerated_games import Choices, Game
+from tests.support.environments.enumerated_games import Choices, Game
 
 WORTH = {"00": 1.0, "01": -0.5, "10": 0.25, "11": 2.0}
 LOGITS = {"": 0.4, "0": -0.3, "1": 0.9}

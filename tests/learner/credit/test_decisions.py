@@ -29,8 +29,8 @@ from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward import row_tree
 from mrlm_pl.policy.forward.packing import RowPlan
 from mrlm_pl.rollout.tree_player import Branching
-from tests.support.logs import logged_here
-from tests.support.turn_episodes import beside_partner
+from tests.support.runs.logs import logged_here
+from tests.support.runs.turn_episodes import beside_partner
 
 FAMILY = [MAREINFORCE, MAGRPO, MARLOO, MAREMAX, COMA, ATGRPO]
 AGENTS = "abc"

@@ -26,8 +26,8 @@ from mrlm_pl.policy import Policy
 from mrlm_pl.rollout.play import EpisodeSpec, Seat
 from mrlm_pl.rollout.player import EpisodePlayer
 from tests.rollout.test_replay import CHAT, Digits
-from tests.support.short_fits import fingerprint
-from tests.support.turn_episodes import beside_partner
+from tests.support.runs.short_fits import fingerprint
+from tests.support.runs.turn_episodes import beside_partner
 
 
 class Terms(Environment):

@@ -39,7 +39,7 @@ from mrlm_pl.learner.credit.returns import returns_of
 from mrlm_pl.learner.token_measures import TokenMeasures
 from mrlm_pl.policy import Policy
 from mrlm_pl.rollout.replay import differences
-from tests.support.turn_episodes import episode as played_episode
+from tests.support.runs.turn_episodes import episode as played_episode
 
 
 def collected(algorithm: Any, environment: Any, quiet_trainer: Any, **settings: Any) -> list[Episode]:

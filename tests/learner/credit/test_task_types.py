@@ -19,8 +19,8 @@ from mrlm_pl.learner.batch import PolicyBatch, collate_rows
 from mrlm_pl.learner.credit.returns import task_types
 from mrlm_pl.policy import Policy
 from tests.conftest import EchoEnvironment
-from tests.support.short_fits import fingerprint
-from tests.support.watching import Watch
+from tests.support.runs.short_fits import fingerprint
+from tests.support.runs.watching import Watch
 
 
 class Hundredfold(EchoEnvironment):

@@ -17,7 +17,7 @@ from mrlm_pl.engines import PoolDeadlines, RayReference, Sampling
 from mrlm_pl.engines.ray import group as worker_group
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.policy import LoRA, Policy
-from tests.support.pool_parts import FakeCluster
+from tests.support.models.pool_parts import FakeCluster
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from mrlm_pl.policy.chat import PLAIN_TEMPLATE, ChatFormat, Conversation
 from mrlm_pl.policy.chat.replies import GivenConversation
 from mrlm_pl.policy.chat.tool_calls import CallForm, JSONForm, TaggedForm
 from mrlm_pl.policy.tiny import build_tokenizer
-from tests.support.logs import logged_here
+from tests.support.runs.logs import logged_here
 
 ADD = {
     "type": "function",

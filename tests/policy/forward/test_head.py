@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mrlm_pl.policy.forward import head as head_file
 from mrlm_pl.policy.forward.head import chunked_log_probs, default_chunk_size, log_probs_from_logits
-from tests.support.largest_tensor import LargestTensor
+from tests.support.models.largest_tensor import LargestTensor
 
 
 def head(n: int = 7, hidden: int = 5, V: int = 11, dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:

@@ -21,7 +21,7 @@ from mrlm_pl.policy.forward.attention import ATTENTION_NAME, packed_attention_fo
 from mrlm_pl.policy.forward.families import PACKED_FAMILIES, PADDED_FAMILIES, forward_path, log_path
 from mrlm_pl.policy.forward.logprobs import bounded_together, token_logprobs, token_outputs, token_values
 from mrlm_pl.policy.value_head import ValueHead
-from tests.support.largest_tensor import LargestTensor
+from tests.support.models.largest_tensor import LargestTensor
 
 V = 50
 SIZES = {

@@ -10,7 +10,7 @@ import pytest
 
 from mrlm_pl.serving.transport import environment_pb2 as pb
 from mrlm_pl.serving.transport.codec import to_json
-from tests.support.environment_servers import TASK, Scripted, Served, attempt, refusal, step_request
+from tests.support.servers.environment_servers import TASK, Scripted, Served, attempt, refusal, step_request
 
 Code = grpc.StatusCode
 

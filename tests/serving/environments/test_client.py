@@ -24,8 +24,8 @@ from mrlm_pl.serving import RemoteEnvironment
 from mrlm_pl.serving.environments import client
 from mrlm_pl.serving.transport import environment_pb2 as pb
 from mrlm_pl.serving.transport.connection import Connection
-from tests.support.environment_servers import TASK, Scripted, Served, eventually, offer, step_request
-from tests.support.ports import nowhere
+from tests.support.servers.environment_servers import TASK, Scripted, Served, eventually, offer, step_request
+from tests.support.servers.ports import nowhere
 
 Server = Callable[..., Served]
 

@@ -32,7 +32,7 @@ from mrlm_pl.serving.environments.service import refusal_of
 from mrlm_pl.serving.transport import environment_pb2 as pb
 from mrlm_pl.serving.transport import environment_pb2_grpc
 from mrlm_pl.serving.transport.connection import RefusalError
-from tests.support.environment_servers import (
+from tests.support.servers.environment_servers import (
     TASK,
     Proxy,
     Scripted,

@@ -9,7 +9,7 @@ import pytest
 
 from mrlm_pl.environment import Environment
 from mrlm_pl.serving.environments.hosted import Offer
-from tests.support.environment_servers import eventually
+from tests.support.servers.environment_servers import eventually
 
 
 def test_callers_who_wait_for_an_environment_that_cannot_be_made_share_its_error() -> None:

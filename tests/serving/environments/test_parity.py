@@ -15,7 +15,7 @@ from mrlm_pl.environment.steps import TurnOrder
 from mrlm_pl.episode import Message, Task
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.serving import RemoteEnvironment
-from tests.support.environment_servers import Served, eventually, offer
+from tests.support.servers.environment_servers import Served, eventually, offer
 
 MAX_TURNS = 12
 CHEAP = [

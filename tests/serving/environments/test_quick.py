@@ -10,7 +10,7 @@ import pytest
 from mrlm_pl.environment import DatasetTasks, Outcome, SingleAgentEnvironment
 from mrlm_pl.episode import Message, Task
 from mrlm_pl.serving.transport import environment_pb2 as pb
-from tests.support.environment_servers import Served, offer, refusal
+from tests.support.servers.environment_servers import Served, offer, refusal
 
 
 class Where(SingleAgentEnvironment):

@@ -22,7 +22,7 @@ from mrlm_pl.serving.environments import service
 from mrlm_pl.serving.environments.hosted import Offer
 from mrlm_pl.serving.transport import environment_pb2 as pb
 from mrlm_pl.serving.transport.codec import from_json, step_from
-from tests.support.environment_servers import (
+from tests.support.servers.environment_servers import (
     TASK,
     Scripted,
     Served,

@@ -14,9 +14,9 @@ import pytest
 
 from mrlm_pl.serving.transport import environment_pb2 as pb
 from mrlm_pl.serving.transport import environment_pb2_grpc
-from tests.support.environment_servers import eventually
-from tests.support.ports import free_port
-from tests.support.served_training import (
+from tests.support.servers.environment_servers import eventually
+from tests.support.servers.ports import free_port
+from tests.support.servers.served_training import (
     GROUP_SIZE,
     GROUPS,
     HERE,

@@ -28,8 +28,8 @@ from mrlm_pl.episode import Message, Task
 from mrlm_pl.policy import Policy
 from mrlm_pl.serving import RemoteEnvironment
 from mrlm_pl.serving.transport.connection import Connection
-from tests.support.environment_servers import Proxy, Served, eventually, offer, talk_nonsense
-from tests.support.served_training import episodes
+from tests.support.servers.environment_servers import Proxy, Served, eventually, offer, talk_nonsense
+from tests.support.servers.served_training import episodes
 
 Trouble = Callable[[Task, int], None]
 ITERATIONS, GROUPS, GROUP_SIZE, TURNS = 3, 2, 4, 2

@@ -26,9 +26,9 @@ from mrlm_pl.serving.policies.placement import with_served
 from mrlm_pl.serving.policies.service import PolicyService
 from mrlm_pl.serving.server import Endpoint, EnvironmentServer
 from mrlm_pl.serving.transport.security import PLAIN, Identity
-from tests.support.certificates import Authority
-from tests.support.environment_servers import ServerProcess, eventually
-from tests.support.ports import nowhere
+from tests.support.servers.certificates import Authority
+from tests.support.servers.environment_servers import ServerProcess, eventually
+from tests.support.servers.ports import nowhere
 
 ROOT = Path(__file__).parents[3]
 TINY = "builtin:tiny"

@@ -22,7 +22,7 @@ from mrlm_pl.serving.policies import engine as policy_engine
 from mrlm_pl.serving.policies.engine import RemoteEngine
 from mrlm_pl.serving.policies.service import PolicyService
 from mrlm_pl.serving.server import EnvironmentServer
-from tests.support.ports import nowhere
+from tests.support.servers.ports import nowhere
 
 
 @pytest.fixture

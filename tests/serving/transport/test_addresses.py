@@ -19,8 +19,8 @@ from mrlm_pl.serving.environments import client
 from mrlm_pl.serving.transport import addresses
 from mrlm_pl.serving.transport.addresses import in_turn, is_gone
 from mrlm_pl.serving.transport.connection import Connection
-from tests.support.environment_servers import TASK, Served, eventually
-from tests.support.ports import free_port, nowhere
+from tests.support.servers.environment_servers import TASK, Served, eventually
+from tests.support.servers.ports import free_port, nowhere
 
 Server = Callable[..., Served]
 

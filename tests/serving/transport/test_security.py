@@ -14,8 +14,8 @@ from mrlm_pl.serving import RemoteEnvironment
 from mrlm_pl.serving.server import Endpoint
 from mrlm_pl.serving.transport.security import Identity, read_token
 from mrlm_pl.settings import is_loopback
-from tests.support.certificates import Authority
-from tests.support.environment_servers import Served, eventually, played
+from tests.support.servers.certificates import Authority
+from tests.support.servers.environment_servers import Served, eventually, played
 
 Code = grpc.StatusCode
 METHODS = ["Describe", "GetTasks", "Open", "Step", "KeepAlive", "Close", "ListSessions"]

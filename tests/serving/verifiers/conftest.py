@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from mrlm_pl.reward_models import TextScorer
-from tests.support.environment_servers import ServerProcess
-from tests.support.verifier_servers import LyingServer, Spoken, Verifier
+from tests.support.servers.environment_servers import ServerProcess
+from tests.support.servers.verifier_servers import LyingServer, Spoken, Verifier
 
 
 @pytest.fixture(autouse=True)

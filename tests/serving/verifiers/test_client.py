@@ -30,10 +30,10 @@ from mrlm_pl.serving.transport.security import Identity
 from mrlm_pl.serving.verifiers import VerifierClient
 from mrlm_pl.serving.verifiers import verifier_pb2 as pb
 from mrlm_pl.serving.verifiers.asking import MAX_CHARACTERS
-from tests.support.certificates import Authority
-from tests.support.environment_servers import eventually
-from tests.support.ports import free_port
-from tests.support.verifier_servers import Broken, LyingServer, Spoken, Verifier
+from tests.support.servers.certificates import Authority
+from tests.support.servers.environment_servers import eventually
+from tests.support.servers.ports import free_port
+from tests.support.servers.verifier_servers import Broken, LyingServer, Spoken, Verifier
 
 Code = grpc.StatusCode
 

@@ -23,9 +23,9 @@ from mrlm_pl.serving.transport.security import TOKEN_VARIABLE
 from mrlm_pl.serving.verifiers import verifier_pb2 as pb
 from mrlm_pl.serving.verifiers.asking import MAX_BATCH, MAX_CHARACTERS
 from mrlm_pl.serving.verifiers.service import VerifierService
-from tests.support.environment_servers import eventually, refusal
-from tests.support.verifier_models import tiny
-from tests.support.verifier_servers import Raw, Spoken, Verifier, request
+from tests.support.models.verifier_models import tiny
+from tests.support.servers.environment_servers import eventually, refusal
+from tests.support.servers.verifier_servers import Raw, Spoken, Verifier, request
 
 Code = grpc.StatusCode
 

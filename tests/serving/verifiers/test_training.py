@@ -23,11 +23,11 @@ from mrlm_pl.errors import RolloutError
 from mrlm_pl.policy import Policy
 from mrlm_pl.reward_models import TextScorer
 from mrlm_pl.serving.verifiers import VerifierClient
-from tests.support.environment_servers import ServerProcess
-from tests.support.served_training import episodes
-from tests.support.verifier_models import tiny
+from tests.support.models.verifier_models import tiny
+from tests.support.servers.environment_servers import ServerProcess
+from tests.support.servers.served_training import episodes
 
-SERVER = ("-m", "tests.support.verifier_servers")
+SERVER = ("-m", "tests.support.servers.verifier_servers")
 ITERATIONS, GROUPS, GROUP_SIZE, TURNS = 3, 2, 4, 2
 EPISODES, STEPS = ITERATIONS * GROUPS * GROUP_SIZE, ITERATIONS * GROUPS * GROUP_SIZE * TURNS
 

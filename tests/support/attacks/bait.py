@@ -14,7 +14,7 @@ import threading
 import time
 from pathlib import Path
 
-from tests.support.ports import free_port
+from tests.support.servers.ports import free_port
 
 REPOSITORY = Path(__file__).parents[3]
 SHARED_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")

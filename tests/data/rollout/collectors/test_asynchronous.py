@@ -31,8 +31,8 @@ from mrlm_pl.errors import ConfigurationError, NonFiniteError, RolloutError
 from mrlm_pl.losses import Correction
 from mrlm_pl.policy import LoRA, Policy
 from tests.conftest import EchoEnvironment
-from tests.support.short_fits import fingerprint, make
-from tests.support.watching import Watch
+from tests.support.runs.short_fits import fingerprint, make
+from tests.support.runs.watching import Watch
 
 
 class Slow(EchoEnvironment):

@@ -24,9 +24,9 @@ from mrlm_pl.serving.server import EnvironmentServer
 from tests.conftest import EchoEnvironment
 from tests.data.rollout.collectors.test_asynchronous import Slow, WaitForAll
 from tests.data.rollout.collectors.test_failed_members import plan, played
-from tests.support.environment_servers import Served, eventually, offer
-from tests.support.short_fits import fingerprint, make
-from tests.support.watching import Watch
+from tests.support.runs.short_fits import fingerprint, make
+from tests.support.runs.watching import Watch
+from tests.support.servers.environment_servers import Served, eventually, offer
 
 
 class Copies(FurtherEpisodes):

@@ -28,8 +28,8 @@ from mrlm_pl.errors import ConfigurationError, NonFiniteError, RolloutError
 from mrlm_pl.policy import Policy
 from mrlm_pl.rollout.play import EpisodeSpec
 from tests.conftest import EchoEnvironment
-from tests.support.environment_servers import eventually
-from tests.support.watching import Watch
+from tests.support.runs.watching import Watch
+from tests.support.servers.environment_servers import eventually
 
 
 class Flaky(EchoEnvironment):

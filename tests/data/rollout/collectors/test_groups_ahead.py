@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from mrlm_pl.data.rollout.collectors.asynchronous import groups_ahead
-from tests.support.logs import logged_here
+from tests.support.runs.logs import logged_here
 
 
 def played(iteration: int, number: int) -> list[object]:

@@ -21,7 +21,7 @@ from mrlm_pl.policy.chat import ChatFormat
 from mrlm_pl.policy.tiny import build_tokenizer
 from mrlm_pl.rollout.play import EpisodeSpec, Seat
 from mrlm_pl.rollout.player import EpisodePlayer
-from tests.support.recorded_episodes import Speaker
+from tests.support.runs.recorded_episodes import Speaker
 
 TOKENIZER = build_tokenizer()
 CHAT = ChatFormat(TOKENIZER)

@@ -9,7 +9,7 @@ import pytest
 from mrlm_environments.writing.environment import WritingEnvironment
 from mrlm_environments.writing.words import TRANSITIONS
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def load() -> ModuleType:

@@ -11,7 +11,7 @@ from typing import Any
 
 from mrlm_pl.compressed_files import unpacked
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 GROUPS, GROUP_SIZE = 4, 8
 HERE = json.dumps({"class_path": "MathEnvironment", "init_args": {"difficulty": [1, 1]}})
 

@@ -15,7 +15,7 @@ import mrlm_pl
 from mrlm_pl.environment import DatasetTasks, Environment, Observations, Step, TaskSource
 from mrlm_pl.episode import Message, Task
 from tests.support.documents import ROOT
-from tests.support.harness_programs import played
+from tests.support.servers.harness_programs import played
 
 ROWS = [{"question": f"{a} + {b}?", "answer": str(a + b)} for a in range(1, 7) for b in range(1, 7)]
 

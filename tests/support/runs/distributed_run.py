@@ -1,6 +1,6 @@
 """Runs of several processes for tests: each trains on rollouts and writes the data of each rank to a folder.
 
-python -m tests.support.distributed_run MODEL_FOLDER FOLDER JSON_OPTIONS [FOLDER JSON_OPTIONS ...]
+python -m tests.support.runs.distributed_run MODEL_FOLDER FOLDER JSON_OPTIONS [FOLDER JSON_OPTIONS ...]
 
 Several runs share the processes, whose start takes longer than the training.
 """
@@ -56,7 +56,7 @@ from mrlm_pl.policy.sharding import whole
 from mrlm_pl.rollout.cross_policy import CrossPolicy
 from mrlm_pl.trainer.fsdp import FSDP
 from tests.conftest import EchoEnvironment
-from tests.support.discussion import Discussion
+from tests.support.environments.discussion import Discussion
 
 
 class OneOfTwo(Environment):

@@ -10,7 +10,7 @@ import yaml
 
 from mrlm_pl.episode import Message
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from mrlm_pl.environment.check import check_environment
 from mrlm_pl.errors import EngineError
 from mrlm_pl.policy.tiny import build_tokenizer, tiny_model_path
 
-PLUGIN = Path(__file__).parents[2] / "examples" / "plugin"
+PLUGIN = Path(__file__).parents[3] / "examples" / "plugin"
 SMALL = {"groups": 2, "group_size": 2, "iterations": 4, "validation_episodes": 2}
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from mrlm_pl.episode_files import read_episodes
 
-CONFIGS = Path(__file__).parents[2] / "configs"
+CONFIGS = Path(__file__).parents[3] / "configs"
 SMALL = [
     "--data.groups",
     "2",

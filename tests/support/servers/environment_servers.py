@@ -39,7 +39,7 @@ from mrlm_pl.serving.transport import environment_pb2_grpc
 from mrlm_pl.serving.transport.codec import to_json
 from mrlm_pl.serving.transport.connection import Address
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TASK = Task("scripted", "train", 0, 2**64 + 1, {"flag": True, "one": 1, "share": 1.0, "large": 2**70})
 
 
@@ -217,7 +217,7 @@ class ServerProcess:
     def __init__(
         self, port: int = 0, lease_seconds: float = 60.0, arguments: list[str] | None = None, join: str = ""
     ) -> None:
-        command = arguments or ["-m", "tests.support.environment_servers", str(port), str(lease_seconds), join]
+        command = arguments or ["-m", "tests.support.servers.environment_servers", str(port), str(lease_seconds), join]
         self.process = subprocess.Popen([sys.executable, *command], cwd=ROOT, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         line = self.process.stdout.readline()

@@ -1,6 +1,7 @@
 """Self-play at a fast two-player game, for tests.
 
-python -m tests.support.duel FOLDER MODEL_FOLDER trains on two processes and writes the final state of each rank.
+python -m tests.support.environments.duel FOLDER MODEL_FOLDER trains on two processes and writes the final state of
+each rank.
 """
 
 from __future__ import annotations

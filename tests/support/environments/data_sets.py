@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SAMPLES = ROOT / "tests" / "data" / "samples"
 WHOLE = Path(os.environ.get("MRLM_TEST_DATA", ROOT.parent / "shared" / "data"))
 

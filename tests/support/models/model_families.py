@@ -1,6 +1,6 @@
 """Engine and learner against every causal family of transformers, from tiny configurations.
 
-``python -m tests.support.model_families OUTPUT.json [FAMILY ...]`` writes the table in ``benchmarks/results``.
+``python -m tests.support.models.model_families OUTPUT.json [FAMILY ...]`` writes the table in ``benchmarks/results``.
 """
 
 from __future__ import annotations
@@ -341,5 +341,5 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     result = table(sys.argv[2:] or list(families()))
     lines = [f" {json.dumps(kind)}: {{\n" + ",\n".join(_lines(rows)) + "\n }" for kind, rows in result.items()]
-    command = json.dumps(" ".join(["python -m tests.support.model_families", *sys.argv[1:]]))
+    command = json.dumps(" ".join(["python -m tests.support.models.model_families", *sys.argv[1:]]))
     Path(sys.argv[1]).write_text("{\n" + ",\n".join([f' "command": {command}', *lines]) + "\n}\n")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 # each of two layers: 64 x 128 (queries, keys, values), 64 x 64, 64 x 344 (gate and up), 172 x 64
