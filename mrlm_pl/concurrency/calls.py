@@ -294,7 +294,7 @@ class EnvironmentCaller:
     """
 
     def __init__(self, workers: int, timeout: float) -> None:
-        self.timeout = timeout
+        self.workers, self.timeout = workers, timeout
         self._workers = Workers(workers)
 
     async def run(self, calls: Sequence[Callable[[], Any]]) -> list[CallResult]:

@@ -59,8 +59,9 @@ def read_config(model: str, source: str) -> Any:
         return AutoConfig.from_pretrained(source, trust_remote_code=False)
     except Exception as error:  # transformers raises many classes for damaged files
         if Path(source).is_dir():
-            fault = f"policy model {model!r}: its config.json cannot be read ({' '.join(str(error).split())})"
-            raise PolicyError(f"{fault}; copy, download or export it again") from error
+            reason = " ".join(str(error).split()).partition(". ")[0]  # advice follows, such as to run a folder's code
+            remedy = "copy, download or export it again, or give a model that Transformers reads without other code"
+            raise PolicyError(f"policy model {model!r}: its config.json cannot be read ({reason}); {remedy}") from error
         near = nearest_path(Path(model), folders=True)
         meant = f"did you mean {str(near)!r}? Otherwise give" if near else "give"
         remedy = f"{meant} a folder, a hub id or {BUILTIN_TINY!r}"

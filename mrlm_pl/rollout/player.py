@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
+import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import wait
@@ -134,7 +136,9 @@ class EpisodePlayer:
         open_ = [self._open.pop(key, None) for key in list(self._open)]  # threads may be closing some
         environments = [environment for environment in open_ if environment is not None]
         self._idle, self._unwanted = {name: [] for name in self._idle}, []
-        loop, deadline = self._loop, self.caller.timeout + END_SECONDS
+        rounds = math.ceil(len(environments) / self.caller.workers)
+        deadline = min(rounds * self.caller.timeout + END_SECONDS, threading.TIMEOUT_MAX)  # the former may be infinite
+        loop = self._loop
         with ExitStack() as stack:
             if environments:
                 loop = loop or EventLoopThread()

@@ -122,11 +122,16 @@ class ExactResume(Callback):
             loop.epoch_progress.increment_completed()
 
     def _stop_again(self, trainer: Trainer) -> None:
-        """Stop where ``EarlyStopping`` has stopped the run before, unless its patience is greater now."""
+        """Stop where ``EarlyStopping`` has stopped the run before, unless it would not with its limits of now."""
         for callback, patience in self._patience.items():
             callback.patience, reason = patience, callback.stopping_reason  # Lightning restores the former patience
-            waits = reason == EarlyStoppingReason.PATIENCE_EXHAUSTED and callback.wait_count < patience
-            trainer.should_stop = trainer.should_stop or (reason != EarlyStoppingReason.NOT_STOPPED and not waits)
+            stops = reason != EarlyStoppingReason.NOT_STOPPED
+            if reason == EarlyStoppingReason.PATIENCE_EXHAUSTED:
+                stops = callback.wait_count >= patience
+            elif stops and (last := trainer.callback_metrics.get(callback.monitor)) is not None:
+                callback.stopping_reason = EarlyStoppingReason.NOT_STOPPED
+                stops, _ = callback._evaluate_stopping_criteria(last)  # the patience was not counted then
+            trainer.should_stop = trainer.should_stop or stops
 
     def _validate(self, trainer: Trainer) -> None:
         """Play a validation that is due after the last batch."""
@@ -187,7 +192,8 @@ class ExactResume(Callback):
 
 
 def _resumed_loggers(trainer: Trainer) -> list[ResumedLogger]:
-    return [logger for logger in trainer.loggers if isinstance(logger, ResumedLogger)]
+    found = [logger for logger in trainer.loggers if isinstance(logger, ResumedLogger)]
+    return [logger for logger in found if isinstance(logger.rows, int)]  # that of `fast_dev_run` has any attribute
 
 
 def _rates(trainer: Trainer) -> list[float]:

@@ -127,6 +127,12 @@ def test_files_without_the_weights_of_the_network_are_refused(model_folder: Path
     ("file", "content", "message"),
     [
         ("config.json", '{"model_type": []}', "its config.json cannot be read"),
+        ("config.json", '{"model_type": "own"}', r"read \([^.]*`own` but [^.]*\); copy, .* or give a model"),
+        (
+            "config.json",
+            '{"model_type": "own", "auto_map": {"AutoConfig": "a.B"}}',
+            r"read \(.* contains custom code [^.]*\); copy, .* or give a model",
+        ),
         ("config.json", '{"model_type": "llama", "vocab_size": "x"}', "its config.json cannot be read .*vocab_size"),
         ("tokenizer.json", "3", "the tokenizer of .* cannot be read"),
         ("tokenizer_config.json", "[]", "the tokenizer of .* cannot be read"),

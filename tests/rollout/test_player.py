@@ -4,6 +4,7 @@ import asyncio
 import logging
 import re
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -287,6 +288,20 @@ def test_an_environment_that_cannot_be_closed_costs_a_warning(caplog: pytest.Log
     assert len(set(closed)) == 3
     assert caplog.text.count(f"closing a 'relay' environment: {reason}") == 1
     assert not [item for item in set(threading.enumerate()) - before if item.name == "mrlm-event-loop"]
+
+
+@pytest.mark.long
+def test_environments_that_close_slowly_are_all_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mrlm_pl.rollout.player.END_SECONDS", 0.0)
+    closed = list[int]()
+
+    class Slow(Relay):
+        def close(self) -> None:
+            time.sleep(0.4)
+            closed.append(id(self))
+
+    play(Slow(), specs=3, workers=1, step_timeout=1.0)
+    assert len(closed) == 3
 
 
 @pytest.mark.parametrize(

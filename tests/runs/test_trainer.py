@@ -270,8 +270,11 @@ def test_a_strategy_that_spawns_its_processes_is_refused_in_a_fit_alone() -> Non
 
 
 def test_a_development_run_leaves_nothing() -> None:
-    quiet(fast_dev_run=True).fit(*parts())
+    trainer = quiet(fast_dev_run=True)
+    trainer.fit(*parts())
     assert list(Path().iterdir()) == []
+    trainer.save_checkpoint("own.ckpt")
+    assert torch.load("own.ckpt", weights_only=True)["logged_rows"] == {}, "its loggers hold no rows"
 
 
 def test_lightning_s_own_trainer_works_and_says_what_it_lacks() -> None:

@@ -148,19 +148,27 @@ def test_a_complete_run_names_the_bound_that_has_ended_it(
 
 
 @pytest.mark.parametrize("acts_after", ["epoch", "validation"])
+@pytest.mark.parametrize(
+    ("first", "then", "updates"),
+    [
+        ({"patience": 2}, {"patience": 4}, [3, 3, 5, 5]),
+        ({"stopping_threshold": 2, "mode": "max"}, {"stopping_threshold": 4, "mode": "max"}, [3, 3, 5, 5]),
+        ({"divergence_threshold": 2, "patience": 3}, {"divergence_threshold": 9, "patience": 3}, [3, 3, 4, 4]),
+    ],
+)
 @pytest.mark.long_after(1)
-def test_a_run_that_early_stopping_has_stopped_goes_on_with_more_patience_alone(
-    acts_after: str, echo: Any, tmp_path: Path
+def test_a_run_that_early_stopping_has_stopped_goes_on_with_other_limits_alone(
+    acts_after: str, first: dict[str, Any], then: dict[str, Any], updates: list[int], echo: Any, tmp_path: Path
 ) -> None:
-    def fit(patience: int) -> int:
+    def fit(limits: dict[str, Any]) -> int:
         data = RolloutDataModule(echo(), groups=2, group_size=2, iterations=1, sampling=Sampling(max_tokens=3))
-        stopping = EarlyStopping("trained", patience=patience, check_on_train_epoch_end=acts_after == "epoch")
+        stopping = EarlyStopping("trained", check_on_train_epoch_end=acts_after == "epoch", **limits)
         quiet: dict[str, Any] = {"accelerator": "cpu", "num_sanity_val_steps": 0, "enable_progress_bar": False}
         trainer = Trainer(output=str(tmp_path), resume=True, max_epochs=9, callbacks=[stopping], **quiet)
         trainer.fit(Worse({"main": Policy("builtin:tiny")}), data)
         return trainer.global_step
 
-    assert [fit(patience) for patience in (2, 2, 4, 4)] == [3, 3, 5, 5]
+    assert [fit(limits) for limits in (first, first, then, then)] == updates
 
 
 class Worse(GRPO):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -15,6 +17,18 @@ _OPTION = "--config"
 _SUFFIXES = (".yaml", ".yml")
 NAMED = ("policies", "critics", "agent_critics", "seats", "settings", "task_settings", "weights")
 """Settings whose keys are names that the user chooses; a later file replaces them as a whole."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Leaves dates as text, as the parser of commands does: text may look like a date that does not exist."""
+
+
+_Loader.add_constructor("tag:yaml.org,2002:timestamp", yaml.SafeLoader.construct_yaml_str)
+
+
+def read_yaml(text: str) -> Any:
+    """Return the value of a text in YAML."""
+    return yaml.load(text, Loader=_Loader)
 
 
 def with_underscores(arguments: Sequence[str]) -> list[str]:
@@ -66,7 +80,7 @@ def check_files(arguments: Sequence[str]) -> None:
             raise ConfigurationError(f"config: {str(path)!r} is a folder; {hint}")
     for file in config_files(arguments):
         with _reading(file):
-            yaml.safe_load(file.read_text())  # raises for values and keys, which `_composed` leaves as text
+            read_yaml(file.read_text())  # raises for values and keys, which `_composed` leaves as text
         top = _composed(file)
         keys = "keys such as model, data and trainer"
         if top is None:
@@ -87,7 +101,9 @@ def check_files(arguments: Sequence[str]) -> None:
 
 def _named(arguments: Sequence[str]) -> list[Path]:
     named = [value for option, value in option_values(arguments) if option == _OPTION]
-    return [Path(name) for name in named if name and "\n" not in name and len(name) < 4096]
+    # A configuration that is written there may be longer than the name of any file.
+    short = (name for name in named if len(name) < 4096 and max(map(len, os.fsencode(name).split(b"/"))) < 256)
+    return [Path(name) for name in short if name and "\n" not in name]
 
 
 def option_values(arguments: Sequence[str]) -> list[tuple[str, str]]:

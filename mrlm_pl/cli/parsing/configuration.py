@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from mrlm_pl.cli.parsing.config_files import NAMED
+from mrlm_pl.cli.parsing.config_files import NAMED, read_yaml
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.grouping import mapped
 
@@ -30,7 +30,7 @@ SWITCHES = ("true", "false", "null")
 
 
 def merged(
-    arguments: Sequence[str], groups: Collection[str], load: Callable[[str], Any] = yaml.safe_load
+    arguments: Sequence[str], groups: Collection[str], load: Callable[[str], Any] = read_yaml
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the configuration of all files and of the options that belong to groups, and the other words.
 
@@ -75,7 +75,7 @@ def merged(
 
 def _mapping(value: str, load: Callable[[str], Any]) -> dict[str, Any]:
     """Return the configuration in a file, or one that is written on the command line."""
-    is_file = "\n" not in value and Path(value).is_file()
+    is_file = os.path.isfile(value)  # False for a text that is no path at all
     try:
         found = load(Path(value).read_text(encoding="utf-8") if is_file else value)
     except (yaml.YAMLError, ValueError, RecursionError) as error:

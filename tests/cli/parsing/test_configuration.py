@@ -301,6 +301,10 @@ MISTAKES = {
         ("CometLogger cannot be made", "pip install"),
     ),
     "configuration that is no file": (("--config", "absent"), ("config: 'absent' is neither a file nor a mapping",)),
+    "long configuration that is no file": (
+        ("--config", f"{{trainer: {{max_epoch: 3}}, {'x' * 300}: 1}}"),
+        ("max_epoch", "max_epochs"),
+    ),
     "configuration without a value": (("--config", ""), ("config: '' is neither a file nor a mapping",)),
     "configuration of wrong syntax": (("--config", "{a: b"), ("config: '{a: b' cannot be read",)),
     "value of wrong syntax": (("--data.file", "{a: !!int x}"), ("data.file", "!!int x")),
@@ -386,6 +390,7 @@ FILES = {
     "tag of another value": ("trainer: {max_epochs: !!int x}\n", ("wrong.yaml", "'x'")),
     "merged scalar": ("trainer: {<<: 3}\n", ("wrong.yaml, line 1", "merging")),
     "alias within its anchor": ("trainer: &t {max_epochs: *t}\n", ("wrong.yaml", "alias")),
+    "text like a date": ("trainer: {max_epoch: 2024-99-99}\n", ("trainer.max_epoch", "max_epochs")),
     "nesting": (f"trainer: {'[' * 5000}\n", ("wrong.yaml", "nested too deeply")),
     "syntax": ("trainer: {max_epochs: 3\nmodel: x\n", ("line 2",)),
 }
