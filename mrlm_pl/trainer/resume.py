@@ -68,19 +68,24 @@ class ExactResume(Callback):
     Attributes:
         validated: batches of the run when it was validated last. A checkpoint of a batch that a validation follows is
             saved before that validation; the resumed run begins with it if it was not completed.
+        ended: epochs whose end the callbacks have met. A checkpoint of the last batch may be saved before it.
     """
 
-    validated = 0
+    validated, ended = 0, 0.0
     _metrics: Mapping[str, float] = {}
     _patience: Mapping[EarlyStopping, int] = {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the batches of the run when it was validated last."""
-        return {"validated": self.validated}
+        """Return the batches of the run when it was validated last, and the ended epochs."""
+        return {"validated": self.validated, "ended": self.ended}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take them over."""
-        self.validated = state_dict["validated"]
+        self.validated, self.ended = state_dict["validated"], state_dict.get("ended", math.inf)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note that the epoch has ended, before callbacks that save checkpoints."""
+        self.ended = trainer.current_epoch + 1
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Note that the weights after the last batch are validated."""
@@ -112,6 +117,10 @@ class ExactResume(Callback):
             self._stop_again(trainer)
             self._validate(trainer)
         if loop.restarted_mid_epoch and loop.epoch_loop.batch_progress.is_last_batch:
+            if self.ended < loop.epoch_progress.current.completed:
+                for epochs in (loop.epoch_progress.total, loop.epoch_progress.current):
+                    epochs.processed, epochs.completed = epochs.processed - 1, epochs.completed - 1
+                loop.on_advance_end()
             loop.reset_restart_stage()
             # Lightning compares with the length of an epoch now, which may have been another one.
             if not math.isinf(length := trainer.num_training_batches):

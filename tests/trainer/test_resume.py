@@ -93,6 +93,39 @@ def test_a_finished_run_with_more_iterations_equals_one_that_had_them_from_the_s
         fit("run", 12, resume=True)
 
 
+@pytest.mark.long_after(1)
+@pytest.mark.parametrize("last", [2, 3, 6])
+def test_every_epoch_ends_once_where_a_signal_came_after_its_last_batch(
+    last: int, model_folder: Path, echo: Any, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    seen = []
+
+    class Epochs(Callback):
+        def on_train_epoch_end(self, trainer: Any, *_: Any) -> None:
+            seen.append((trainer.current_epoch, trainer.global_step))
+
+    class Ends(Callback):
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            if trainer.global_step == last:
+                raise SIGTERMException
+
+    def fit(callbacks: list[Callback], checkpoint: Path | None = None) -> None:
+        sampling = Sampling(max_tokens=3)
+        data = RolloutDataModule(echo(), groups=2, group_size=2, iterations=1, minibatches=2, sampling=sampling)
+        kept = LastCheckpoint()
+        kept.dirpath = str(tmp_path)
+        callbacks = [Epochs(), *callbacks, kept]
+        trainer = quiet_trainer(max_epochs=3, callbacks=callbacks, enable_checkpointing=True)
+        trainer.fit(GRPO({"main": Policy(str(model_folder))}), data, ckpt_path=checkpoint)
+
+    with pytest.raises(SIGTERMException):
+        fit([Ends()])
+    fit([], tmp_path / "last.ckpt")
+    assert seen == [(0, 2), (1, 4), (2, 6)]
+    fit([], tmp_path / "last.ckpt")
+    assert len(seen) == 3, "the end of a complete run's last epoch does not repeat"
+
+
 def test_a_checkpoint_within_a_batch_says_that_it_is_not_exact(echo: Any, quiet_trainer: Any, tmp_path: Path) -> None:
     class Saves(Callback):
         def on_after_backward(self, trainer: Any, module: Any) -> None:
