@@ -47,7 +47,7 @@ WITHIN_BATCH = (
 
 @runtime_checkable
 class ResumedLogger(Protocol):
-    """A logger that replaces what a resumed run repeats.
+    """A logger that replaces the rows which a resumed run repeats.
 
     Attributes:
         rows: number of rows that it holds.
