@@ -288,20 +288,22 @@ def test_the_last_row_is_written_before_the_checkpoint_of_the_last_update(
     assert torch.load(tmp_path / "last.ckpt")["callbacks"]["UpdateRows"]["row"] == {}
 
 
+@pytest.mark.parametrize("hook", ["on_train_batch_end", "on_validation_start"])
 @pytest.mark.parametrize(("interval", "accumulated"), [(3, 1), (1, 2)])
 @pytest.mark.long_after(1)
 def test_the_row_of_an_update_stands_between_those_of_the_validations_around_it(
-    interval: int, accumulated: int, model_folder: Path, echo: Any, quiet_trainer: Any, tmp_path: Path
+    interval: int, accumulated: int, hook: str, model_folder: Path, echo: Any, quiet_trainer: Any, tmp_path: Path
 ) -> None:
-    """A signal in another callback ends the run between the update and its row."""
+    """A signal in another callback ends the run between the update and its row, or that row and the validation's."""
 
-    class Ends(Callback):
-        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-            if trainer.global_step == 3:
-                raise SIGTERMException
+    def end(trainer: Any, *_: Any) -> None:
+        if trainer.global_step == 3:
+            raise SIGTERMException
 
+    ending = Callback()
+    setattr(ending, hook, end)
     found = []
-    for folder, ends in ((tmp_path / "whole", []), (tmp_path / "ended", [Ends()])):
+    for folder, ends in ((tmp_path / "whole", []), (tmp_path / "ended", [ending])):
         last = LastCheckpoint()
         last.dirpath = str(folder)
         options = {"log_every_n_steps": 1, "limit_val_batches": 1.0, "val_check_interval": interval}

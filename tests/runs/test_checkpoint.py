@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint, model_checkpoint
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint, model_checkpoint
 
 from mrlm_pl.algorithms import GRPO
 from mrlm_pl.data import RolloutDataModule
@@ -103,6 +103,23 @@ def test_the_end_of_a_run_is_saved_beside_any_interval(saver: ModelCheckpoint, e
     trainer = Trainer(output=str(tmp_path / "run"), max_steps=3, callbacks=[saver], **quiet)
     trainer.fit(GRPO({"main": Policy("builtin:tiny")}), data)
     assert torch.load(tmp_path / "run/checkpoints/last.ckpt", weights_only=True)["global_step"] == 3
+
+
+def test_save_last_does_not_replace_the_checkpoint_of_the_run(echo: Any, tmp_path: Path) -> None:
+    class Killed(Callback):
+        def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+            if trainer.global_step == 3:
+                raise RuntimeError("killed")
+
+    data = RolloutDataModule(echo(), groups=2, group_size=2, iterations=4, sampling=Sampling(max_tokens=3))
+    quiet: dict[str, Any] = {"accelerator": "cpu", "limit_val_batches": 0, "enable_progress_bar": False}
+    weights = ModelCheckpoint(save_last=True, save_weights_only=True, every_n_train_steps=1)
+    callbacks = [Killed(), LastCheckpoint(every_n_train_steps=2), weights]
+    with pytest.raises(RuntimeError, match="killed"):
+        Trainer(output=str(tmp_path / "run"), callbacks=callbacks, **quiet).fit(
+            GRPO({"main": Policy("builtin:tiny")}), data
+        )
+    assert torch.load(tmp_path / "run/checkpoints/last.ckpt", weights_only=True)["optimizer_states"]
 
 
 @pytest.mark.parametrize(

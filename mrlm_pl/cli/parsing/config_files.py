@@ -23,7 +23,7 @@ class _Loader(yaml.SafeLoader):
     """Leaves dates as text, as the parser of commands does: text may look like a date that does not exist."""
 
 
-_Loader.add_constructor("tag:yaml.org,2002:timestamp", yaml.SafeLoader.construct_yaml_str)
+_Loader.add_constructor("tag:yaml.org,2002:timestamp", lambda loader, node: node.value)
 
 
 def read_yaml(text: str) -> Any:
