@@ -118,8 +118,9 @@ class ExactResume(Callback):
             self._validate(trainer)
         if loop.restarted_mid_epoch and loop.epoch_loop.batch_progress.is_last_batch:
             if self.ended < loop.epoch_progress.current.completed:
-                for epochs in (loop.epoch_progress.total, loop.epoch_progress.current):
-                    epochs.processed, epochs.completed = epochs.processed - 1, epochs.completed - 1
+                counts: Any  # of processed epochs too, as Lightning's types do not say
+                for counts in (loop.epoch_progress.total, loop.epoch_progress.current):
+                    counts.processed, counts.completed = counts.processed - 1, counts.completed - 1
                 loop.on_advance_end()
             loop.reset_restart_stage()
             # Lightning compares with the length of an epoch now, which may have been another one.
