@@ -13,7 +13,6 @@ import math
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import wait
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, TypeVar
@@ -148,8 +147,12 @@ class EpisodePlayer:
             stack.callback(self.caller.close)
             if self.hosts is not None:
                 stack.callback(self.hosts.close)
-            if environments and loop is not None and not wait([loop.submit(self._close(environments))], deadline).done:
-                logger.warning("not all of %d environments were closed within %g s", len(environments), deadline)
+            if environments and loop is not None:
+                try:
+                    loop.submit(self._close(environments)).result(deadline)
+                except Exception as error:  # a run that is complete keeps its result
+                    fault = str(error) or f"no answer within {deadline:g} s"
+                    logger.warning("not all of %d environments were closed: %s", len(environments), fault)
 
     # The parts of a play, also for those who put them together in another way.
 

@@ -72,9 +72,9 @@ class MetricsFile(Logger):
                 writer.writeheader()
                 writer.writerows(rows)
             self._started, self.rows = True, len(rows)
-        self.rows += 1
         with self.path.open("a", newline="", encoding="utf-8") as file:
             csv.DictWriter(file, self._columns).writerow(row)
+        self.rows += 1
 
     @rank_zero_only
     def finalize(self, status: str) -> None:

@@ -290,6 +290,14 @@ def test_an_environment_that_cannot_be_closed_costs_a_warning(caplog: pytest.Log
     assert not [item for item in set(threading.enumerate()) - before if item.name == "mrlm-event-loop"]
 
 
+def test_environments_that_are_not_closed_are_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    player = EpisodePlayer({"relay": Relay()}, seats("a", "b"), ScriptedEngine())
+    player.play_blocking([EpisodeSpec("one", Relay().tasks("train")[0], "one", seed=0)])
+    player.caller.close()
+    player.close()
+    assert "not all of 1 environments were closed: " in caplog.text
+
+
 @pytest.mark.long
 def test_environments_that_close_slowly_are_all_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mrlm_pl.rollout.player.END_SECONDS", 0.0)

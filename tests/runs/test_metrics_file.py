@@ -13,6 +13,10 @@ from mrlm_pl.errors import StorageError
 from mrlm_pl.runs.metrics_file import MetricsFile, RunTensorBoard
 
 
+def full(*_: Any, **__: Any) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
 def test_the_draft_that_a_kill_left_is_gone_at_the_end_of_the_resumed_run(tmp_path: Path) -> None:
     table = MetricsFile(tmp_path)
     table.log_metrics({"train/loss": 0.5}, step=0)
@@ -51,9 +55,6 @@ def test_a_validation_that_is_played_again_replaces_its_row(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("kind", [MetricsFile, RunTensorBoard])
 def test_metrics_that_cannot_be_written_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     curves = kind(tmp_path)
     if kind is RunTensorBoard:
         monkeypatch.setattr(curves.experiment, "add_scalar", full)
@@ -64,3 +65,12 @@ def test_metrics_that_cannot_be_written_are_named(tmp_path: Path, monkeypatch: p
         StorageError, match=f"the metrics of '{where}' cannot be written: No space left on device; free"
     ):
         curves.log_metrics({"train/loss": 0.5}, 0)
+
+
+def test_a_row_that_could_not_be_written_is_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = MetricsFile(tmp_path)
+    table.log_metrics({"train/loss": 0.5}, 0)
+    monkeypatch.setattr(Path, "open", full)
+    with pytest.raises(StorageError):
+        table.log_metrics({"train/loss": 0.25}, 1)
+    assert table.rows == 1
