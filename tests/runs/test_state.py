@@ -77,7 +77,7 @@ def test_a_fit_lives_then_is_finished(
     assert state(tmp_path / "run") == ("finished", "")
     record = json.loads((tmp_path / "run" / STATE).read_text())
     assert "process" not in record
-    assert record["versions"]["torch"] == torch.__version__
+    assert record["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
     assert set(record["versions"]) == {"python", "mrlm", "torch", "transformers", "lightning"}
 
 
