@@ -34,7 +34,7 @@ from mrlm_pl.policy.sharding import clip_norm, gathered, parallelize, shard
 from mrlm_pl.settings import NamesUnknown, as_settings
 from mrlm_pl.trainer.bounds import ActAfterValidations, updates_in_all
 from mrlm_pl.trainer.refusals import refuse_unsupported
-from mrlm_pl.trainer.resume import ExactResume
+from mrlm_pl.trainer.resume import ExactResume, check_resumable
 
 
 class Algorithm(NamesUnknown, LightningModule, RolloutLearner):
@@ -349,20 +349,8 @@ class Algorithm(NamesUnknown, LightningModule, RolloutLearner):
         return [*own, ExactResume(), UpdateRows(self.metrics)]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        trainer: Any = self._trainer  # None in `load_from_checkpoint`
-        own = type(getattr(trainer, "datamodule", None)).__qualname__
-        other = next((key for key in checkpoint if key.endswith("DataModule")), None)
-        fitting = trainer is not None and trainer.state.fn == "fit"
-        if fitting and other and own.endswith("DataModule") and own not in checkpoint:
-            raise ConfigurationError(
-                f"ckpt_path: the checkpoint is of a run with {other}, and this one has {own}; to begin with its "
-                "weights, leave ckpt_path out and give the run's folder as `model` of the policy"
-            )
-        if fitting and trainer.strategy.lightning_restore_optimizer and not checkpoint.get("optimizer_states"):
-            raise ConfigurationError(
-                "ckpt_path: the checkpoint holds weights, but not the optimizer's state; name another, or give the "
-                "policy's folder as `model`"
-            )
+        if self._trainer is not None and self._trainer.state.fn == "fit":  # None in `load_from_checkpoint`
+            check_resumable(self._trainer, checkpoint)
         if "state_dict" in checkpoint:
             self.check_weights({name: weight.shape for name, weight in checkpoint["state_dict"].items()})
         if "current_model_state" in checkpoint:  # of `WeightAveraging`, which reads all weights of both models
