@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, cast
@@ -436,9 +436,10 @@ class Algorithm(NamesUnknown, LightningModule, RolloutLearner):
                 f"{type(self).__name__}"
             )
 
-    def measured_rows(self, batch: Batch) -> Mapping[str, PolicyBatch]:
-        """Return the rows of each policy; one with rows on other ranks alone makes the pass that these wait for."""
-        for name in self.trained_policies:
-            if name not in batch.policies and self.trainer.world_size > 1:
+    def measured_rows(self, batch: Batch) -> Iterator[tuple[str, PolicyBatch]]:
+        """Yield the rows of each policy; one with rows on other ranks alone makes the pass that these wait for."""
+        for name in self.policies:
+            if name in batch.policies:
+                yield name, batch.policies[name]
+            elif self.policy(name).trained and self.trainer.world_size > 1:
                 self.idle_loss(name)
-        return batch.policies
