@@ -15,12 +15,10 @@ from lightning.pytorch.strategies import ModelParallelStrategy, SingleDeviceStra
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from mrlm_pl.engines.base import Sampling
-from mrlm_pl.episode import Episode, Trajectory
+from mrlm_pl.episode import Trajectory
 from mrlm_pl.errors import ConfigurationError, NonFiniteError
 from mrlm_pl.learner.batch import Batch, PolicyBatch
 from mrlm_pl.learner.contract import RolloutFacts, RolloutLearner
-from mrlm_pl.learner.credit.returns import Tables
 from mrlm_pl.learner.critics import Critic
 from mrlm_pl.learner.metrics import Metrics, UpdateRows, on_evaluation_bar, on_rollout_bar, on_update_bar
 from mrlm_pl.learner.optimization import Optimization, gradient_norm, weight_group
@@ -125,11 +123,6 @@ class Algorithm(NamesUnknown, LightningModule, RolloutLearner):
     def evaluates_others(self, batch: Batch) -> bool:
         """Return whether :meth:`note_without_gradient` makes a forward pass; the same on every rank."""
         return not batch.on_policy
-
-    def prepare(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()) -> Tables:
-        raise ConfigurationError(
-            f"{type(self).__name__} does not learn from rollouts; its data module is {self.data_module}"
-        )
 
     def check_demonstrations(self, rows: Mapping[str, Sequence[Trajectory]]) -> None:
         """Validate that the algorithm can be trained on these trajectories, given by split.

@@ -132,10 +132,8 @@ class RolloutLearner(Protocol):
             sampling: the distribution that its turns were drawn from.
             greedy: one greedy episode for each group, when :attr:`uses_greedy_baseline` asks for them; not
                 trained on.
-
-        Raises:
-            ConfigurationError: the algorithm does not learn from episodes.
         """
+        raise NotImplementedError(f"{type(self).__name__} does not learn from rollouts")
 
     def progress(self) -> dict[str, Any]:
         """Return the state beside the weights, such as running baselines, as plain values for the checkpoint."""
