@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mrlm_pl.engines.base import Engine, Sampling
 from mrlm_pl.episode import Episode, Turn
+from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.credit.decisions import TreeCredit
 from mrlm_pl.learner.credit.returns import Tables, equal_returns
@@ -132,8 +133,11 @@ class RolloutLearner(Protocol):
             sampling: the distribution that its turns were drawn from.
             greedy: one greedy episode for each group, when :attr:`uses_greedy_baseline` asks for them; not
                 trained on.
+
+        Raises:
+            ConfigurationError: the algorithm does not learn from rollouts.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not learn from rollouts")
+        raise ConfigurationError(f"{type(self).__name__} does not learn from rollouts")
 
     def progress(self) -> dict[str, Any]:
         """Return the state beside the weights, such as running baselines, as plain values for the checkpoint."""
