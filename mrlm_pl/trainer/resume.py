@@ -203,7 +203,7 @@ class ExactResume(Callback):
 
 
 def check_resumable(trainer: Any, checkpoint: Mapping[str, Any]) -> None:
-    """Validate that a fit with this trainer can go on from a checkpoint.
+    """Validate that a fit with this trainer can continue from a checkpoint.
 
     Raises:
         ConfigurationError: it is of a run with another data module, or lacks the optimizer's state.
