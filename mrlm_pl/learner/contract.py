@@ -41,10 +41,11 @@ class RolloutFacts:
 
 
 class RolloutLearner(Protocol):
-    """All that the rollout data module reads and calls of an algorithm; :class:`~.algorithm.Algorithm` implements it.
+    """All that the rollout data module reads and calls of an algorithm.
 
-    In the order of a run: the data module validates its options against the algorithm, plays episodes with its
-    policies, has them prepared, and divides the rows into micro-batches.
+    :class:`~mrlm_pl.learner.algorithm.Algorithm` implements it. In the order of a run: the data module
+    validates its options against the algorithm, plays episodes with its policies, has them prepared, and divides the
+    rows into micro-batches.
     """
 
     smallest_group: int = 1
