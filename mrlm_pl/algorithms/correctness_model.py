@@ -93,10 +93,9 @@ class CorrectnessModel(GivenAnswersAlgorithm):
         return [*groups, {**head, "params": probe, "name": f"{head['policy']}/question_only"}]
 
     def idle_loss(self, name: str) -> Tensor:
-        row = torch.zeros(1, 2, dtype=torch.int64, device=self.device)
-        nothing, lengths = torch.zeros_like(row, dtype=torch.bool), torch.tensor([2], device=self.device)
-        guess = token_values(self.policy(name).model, self.question_probe, row, lengths, nothing).sum()
-        return self.policy(name).idle_values() + guess  # 0, with a gradient for the probe
+        policy = self.policy(name)
+        guess = token_values(policy.model, self.question_probe, *policy.idle_row()).sum()
+        return policy.idle_values() + guess  # 0, with a gradient for the probe
 
     def compare(self, name: str, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
         losses, scores = self._losses(name, rows)
@@ -133,7 +132,7 @@ class CorrectnessModel(GivenAnswersAlgorithm):
     def measure(self, prefix: str, batch: Batch) -> None:
         nothing = torch.zeros(0, device=self.device)
         found: Mapping[str, Tensor] = {"scores": nothing, "question_scores": nothing, "correct": nothing}
-        for name, rows in self.measured_rows(batch).items():
+        for name, rows in self.measured_rows(batch):
             losses, scores = self._losses(name, rows)
             if not bool(torch.isfinite(scores).all()):
                 raise NonFiniteError(f"{int((~scores.isfinite()).sum())} of {len(scores)} scores are not finite")

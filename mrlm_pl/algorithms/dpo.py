@@ -55,7 +55,7 @@ class DPO(GivenAnswersAlgorithm):
         super().__init__(policies, optimization)
         self.refuse_dropout()
         self.loss = preference_loss(loss, beta=beta, label_smoothing=label_smoothing, margin=margin)
-        self.beta, self.reads_reference_sums = beta, not reference_free
+        self.beta, self.reference_free, self.reads_reference_sums = beta, reference_free, not reference_free
 
     def compare(self, name: str, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
         pairs = self.logp_sums(name, rows).view(-1, 2)

@@ -126,12 +126,7 @@ class MADPO(Algorithm):
         if not isinstance(batch, Batch):  # of episodes
             super().measure(prefix, batch)
             return
-        parts: dict[str, Tensor] = {}
-        for name in self.policies:
-            if name in batch.policies:
-                parts[name] = self.policy_loss(name, batch.policies[name], batch)
-            elif self.policy(name).trained:
-                self.idle_loss(name)  # ranks that have rows of it wait for this one
+        parts = {name: self.policy_loss(name, rows, batch) for name, rows in self.measured_rows(batch)}
         if not parts:
             return
         gaps, rewards = self._compare(parts)

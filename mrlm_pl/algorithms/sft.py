@@ -102,7 +102,7 @@ class SFT(Algorithm):
         return self.policies[name](**{**rows.inputs(), "action_mask": counted}, dropout_key=self.global_step), parts
 
     def measure(self, prefix: str, batch: Batch) -> None:
-        for name, rows in self.measured_rows(batch).items():
+        for name, rows in self.measured_rows(batch):
             logp, parts = self._likelihoods(name, rows)
             means = {
                 metric: (float(masked_mean(-logp, mask)), float(mask.sum()))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, cast
@@ -15,13 +15,10 @@ from lightning.pytorch.strategies import ModelParallelStrategy, SingleDeviceStra
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from mrlm_pl.engines.base import Sampling
-from mrlm_pl.episode import Episode, Trajectory, Turn
+from mrlm_pl.episode import Trajectory
 from mrlm_pl.errors import ConfigurationError, NonFiniteError
 from mrlm_pl.learner.batch import Batch, PolicyBatch
-from mrlm_pl.learner.contract import EQUAL_RETURNS, RolloutFacts
-from mrlm_pl.learner.credit.decisions import TreeCredit
-from mrlm_pl.learner.credit.returns import Tables, equal_returns
+from mrlm_pl.learner.contract import RolloutFacts, RolloutLearner
 from mrlm_pl.learner.critics import Critic
 from mrlm_pl.learner.metrics import Metrics, UpdateRows, on_evaluation_bar, on_rollout_bar, on_update_bar
 from mrlm_pl.learner.optimization import Optimization, gradient_norm, weight_group
@@ -32,14 +29,13 @@ from mrlm_pl.policy.forward.devices import LEAST_FREED
 from mrlm_pl.policy.forward.logprobs import bounded_together
 from mrlm_pl.policy.pretrained import write_policy
 from mrlm_pl.policy.sharding import clip_norm, gathered, parallelize, shard
-from mrlm_pl.rollout.branches import FurtherEpisodes
 from mrlm_pl.settings import NamesUnknown, as_settings
 from mrlm_pl.trainer.bounds import ActAfterValidations, updates_in_all
 from mrlm_pl.trainer.refusals import refuse_unsupported
-from mrlm_pl.trainer.resume import ExactResume
+from mrlm_pl.trainer.resume import ExactResume, check_resumable
 
 
-class Algorithm(NamesUnknown, LightningModule, ABC):
+class Algorithm(NamesUnknown, LightningModule, RolloutLearner):
     """Base class of all algorithms: subclasses add :meth:`prepare` (credit) and :meth:`policy_loss` (the equation).
 
     Args:
@@ -61,24 +57,6 @@ class Algorithm(NamesUnknown, LightningModule, ABC):
 
     data_module = "RolloutDataModule"
     """Name of the data module that it learns from, for messages."""
-
-    smallest_group = 1
-    """Fewest episodes per task that the advantage is defined for."""
-
-    no_signal: str = EQUAL_RETURNS
-    """Text for groups that :meth:`without_signal` finds, for messages."""
-
-    uses_greedy_baseline: bool = False
-    """Play each task once more with the most probable tokens, for comparison."""
-
-    tree: TreeCredit | None = None
-    """The turn trees in which decisions are compared; None for a group of separate episodes of each task."""
-
-    further: FurtherEpisodes | None = None
-    """The further episodes that each group is completed with."""
-
-    collection_over: bool = False
-    """The remaining updates on the current rollout are skipped; the same on every rank."""
 
     reads_reference_sums: bool = False
     """Compare given answers with their log-probabilities before the first update, which the data module computes."""
@@ -128,16 +106,6 @@ class Algorithm(NamesUnknown, LightningModule, ABC):
         self.reference = ReferencePolicy()
         self.critic: Critic | None = None
 
-    @property
-    def uses_importance_ratio(self) -> bool:
-        """True if the loss uses the importance ratio ``pi / pi_old``; without it a rollout serves one update."""
-        return True
-
-    @property
-    def divides_groups(self) -> bool:
-        """True if the rows of a group may be in several micro-batches, because no loss compares them."""
-        return False
-
     @abstractmethod
     def policy_loss(self, name: str, rows: PolicyBatch, batch: Batch) -> Tensor:
         """Return a micro-batch's part (0-dim) of the update's loss of one policy; see :mod:`mrlm_pl.losses.reduction`.
@@ -155,22 +123,6 @@ class Algorithm(NamesUnknown, LightningModule, ABC):
     def evaluates_others(self, batch: Batch) -> bool:
         """Return whether :meth:`note_without_gradient` makes a forward pass; the same on every rank."""
         return not batch.on_policy
-
-    def prepare(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()) -> Tables:
-        """Return the trajectories of a rollout, by learner, with advantages; called once a rollout, without gradient.
-
-        Args:
-            episodes: one rollout; failed episodes are left out.
-            sampling: the distribution that its turns were drawn from.
-            greedy: one greedy episode for each group, when :attr:`uses_greedy_baseline` asks for them; not
-                trained on.
-
-        Raises:
-            ConfigurationError: the algorithm does not learn from episodes.
-        """
-        raise ConfigurationError(
-            f"{type(self).__name__} does not learn from rollouts; its data module is {self.data_module}"
-        )
 
     def check_demonstrations(self, rows: Mapping[str, Sequence[Trajectory]]) -> None:
         """Validate that the algorithm can be trained on these trajectories, given by split.
@@ -203,7 +155,6 @@ class Algorithm(NamesUnknown, LightningModule, ABC):
             self.critic.check_agents({agent: seat for agent, seat in seats.items() if self.policy(seat).trained})
 
     def meet_rollouts(self, rollouts: RolloutFacts) -> None:
-        """Validate the agents of a run, and store the common facts of its rollouts."""
         self.check_agents(rollouts.agents)
         self.rollouts = rollouts
 
@@ -218,33 +169,6 @@ class Algorithm(NamesUnknown, LightningModule, ABC):
         # of the smallest weight, whose gradient costs least
         weights = (weight for weight in learner.model.parameters() if weight.requires_grad)
         return 0.0 * min(weights, key=Tensor.numel).flatten()[0]
-
-    def turn_bonus(self, sampling: Sampling) -> Callable[[Turn], float] | None:
-        """Return the function that adds to the reward of a turn, or None."""
-        return None
-
-    def without_signal(self, group: Sequence[Episode]) -> bool:
-        """Return whether the episodes of a task have equal returns, agent by agent; failures do not count.
-
-        Returns are those of the environment. What :meth:`turn_bonus` adds does not count: answers that are all right or
-        all wrong carry no signal about the task, whatever their lengths are (DAPO, arXiv 2503.14476).
-        """
-        return equal_returns(group)
-
-    def weighs_sampler(self, sampling: Sampling) -> bool:
-        """Return whether the loss weighs each token by its sampler's probability, so that stale weights may sample."""
-        return False
-
-    def rows_with_gradient(self, rows: PolicyBatch) -> Tensor:
-        """Return the indices [b] of the rows whose loss can have a gradient; the others need no forward pass."""
-        return torch.arange(len(rows))
-
-    def progress(self) -> dict[str, Any]:
-        """Return the state beside the weights, such as running baselines, as plain values for the checkpoint."""
-        return {}
-
-    def load_progress(self, progress: Mapping[str, Any]) -> None:
-        """Restore the state that :meth:`progress` returned; an empty mapping is the state before the first rollout."""
 
     def policy(self, name: str) -> Policy:
         """Return the policy of that name."""
@@ -418,20 +342,8 @@ class Algorithm(NamesUnknown, LightningModule, ABC):
         return [*own, ExactResume(), UpdateRows(self.metrics)]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        trainer: Any = self._trainer  # None in `load_from_checkpoint`
-        own = type(getattr(trainer, "datamodule", None)).__qualname__
-        other = next((key for key in checkpoint if key.endswith("DataModule")), None)
-        fitting = trainer is not None and trainer.state.fn == "fit"
-        if fitting and other and own.endswith("DataModule") and own not in checkpoint:
-            raise ConfigurationError(
-                f"ckpt_path: the checkpoint is of a run with {other}, and this one has {own}; to begin with its "
-                "weights, leave ckpt_path out and give the run's folder as `model` of the policy"
-            )
-        if fitting and trainer.strategy.lightning_restore_optimizer and not checkpoint.get("optimizer_states"):
-            raise ConfigurationError(
-                "ckpt_path: the checkpoint holds weights, but not the optimizer's state; name another, or give the "
-                "policy's folder as `model`"
-            )
+        if self._trainer is not None and self._trainer.state.fn == "fit":  # None in `load_from_checkpoint`
+            check_resumable(self._trainer, checkpoint)
         if "state_dict" in checkpoint:
             self.check_weights({name: weight.shape for name, weight in checkpoint["state_dict"].items()})
         if "current_model_state" in checkpoint:  # of `WeightAveraging`, which reads all weights of both models
@@ -517,9 +429,10 @@ class Algorithm(NamesUnknown, LightningModule, ABC):
                 f"{type(self).__name__}"
             )
 
-    def measured_rows(self, batch: Batch) -> Mapping[str, PolicyBatch]:
-        """Return the rows of each policy; one with rows on other ranks alone makes the pass that these wait for."""
-        for name in self.trained_policies:
-            if name not in batch.policies and self.trainer.world_size > 1:
+    def measured_rows(self, batch: Batch) -> Iterator[tuple[str, PolicyBatch]]:
+        """Yield the rows of each policy; one with rows on other ranks alone makes the pass that these wait for."""
+        for name in self.policies:
+            if name in batch.policies:
+                yield name, batch.policies[name]
+            elif self.policy(name).trained and self.trainer.world_size > 1:
                 self.idle_loss(name)
-        return batch.policies

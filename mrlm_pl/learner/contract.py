@@ -7,13 +7,15 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from mrlm_pl.engines.base import Engine, Sampling
 from mrlm_pl.episode import Episode, Turn
+from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.credit.decisions import TreeCredit
-from mrlm_pl.learner.credit.returns import Tables
+from mrlm_pl.learner.credit.returns import Tables, equal_returns
 from mrlm_pl.learner.metrics import Metrics
 from mrlm_pl.policy import Policy
 from mrlm_pl.rollout.branches import FurtherEpisodes
@@ -39,40 +41,49 @@ class RolloutFacts:
 
 
 class RolloutLearner(Protocol):
-    """All that the rollout data module reads and calls of an algorithm; :class:`~.algorithm.Algorithm` implements it.
+    """All that the rollout data module reads and calls of an algorithm.
 
-    In the order of a run: the data module validates its options against the algorithm, plays episodes with its
-    policies, has them prepared, and divides the rows into micro-batches.
+    :class:`~mrlm_pl.learner.algorithm.Algorithm` implements it. In the order of a run: the data module
+    validates its options against the algorithm, plays episodes with its policies, has them prepared, and divides the
+    rows into micro-batches.
     """
 
-    smallest_group: int
+    smallest_group: int = 1
     """Fewest episodes per task that the advantage is defined for."""
 
-    no_signal: str
+    no_signal: str = EQUAL_RETURNS
     """Text for groups that :meth:`without_signal` finds, for messages."""
 
-    uses_greedy_baseline: bool
-    """True if each group comes with one greedy episode of its task."""
+    uses_greedy_baseline: bool = False
+    """Play each task once more with the most probable tokens, for comparison."""
 
-    tree: TreeCredit | None
-    """The turn trees in which decisions are compared; None plays separate episodes."""
+    tree: TreeCredit | None = None
+    """The turn trees in which decisions are compared; None for a group of separate episodes of each task."""
+
+    further: FurtherEpisodes | None = None
+    """The further episodes that each group is completed with; None has none. Not with turn trees."""
+
+    collection_over: bool = False
+    """The remaining updates on the current rollout are skipped; the same on every rank."""
 
     metrics: Metrics
     """Its numbers of a rollout are those that :meth:`prepare` left to be logged."""
 
-    collection_over: bool
-    """True if the remaining updates on the current rollout are skipped; the same on every rank."""
+    policies: Iterable[str]
+    """Names of the policies."""
 
-    further: FurtherEpisodes | None
-    """The further episodes that each group is completed with; None has none. Not with turn trees."""
+    training: bool
+    """True if the modules are in training mode."""
 
     @property
     def uses_importance_ratio(self) -> bool:
-        """True if the loss uses the importance ratio; without it a rollout serves one update."""
+        """True if the loss uses the importance ratio ``pi / pi_old``; without it a rollout serves one update."""
+        return True
 
     @property
     def divides_groups(self) -> bool:
-        """True if the rows of a group may be in several micro-batches: no loss compares them."""
+        """True if the rows of a group may be in several micro-batches, because no loss compares them."""
+        return False
 
     @property
     def trainer(self) -> Any:
@@ -81,35 +92,34 @@ class RolloutLearner(Protocol):
     # Options.
 
     def meet_rollouts(self, rollouts: RolloutFacts) -> None:
-        """Validate the agents, and keep the rest."""
+        """Validate the agents of a run, and store the common facts of its rollouts."""
 
     def weighs_sampler(self, sampling: Sampling) -> bool:
-        """Return True if the loss weighs each token by its sampler's probability."""
+        """Return whether the loss weighs each token by its sampler's probability, so that stale weights may sample."""
+        return False
 
     def turn_bonus(self, sampling: Sampling) -> Callable[[Turn], float] | None:
         """Return the function that adds to the reward of a turn, or None."""
+        return None
 
     # Playing.
 
-    @property
-    def policies(self) -> Iterable[str]:
-        """Names of the policies."""
-
     def policy(self, name: str) -> Policy:
-        """Return a policy."""
+        """Return the policy of that name."""
 
     def seat(self, agent: str) -> str:
         """Return the name of the policy that decides for an agent."""
 
     def without_signal(self, group: Sequence[Episode]) -> bool:
-        """Return True if a group carries no learning signal."""
+        """Return whether the episodes of a task have equal returns, agent by agent; failures do not count.
+
+        Returns are those of the environment. What :meth:`turn_bonus` adds does not count: answers that are all right or
+        all wrong carry no signal about the task, whatever their lengths are (DAPO, arXiv 2503.14476).
+        """
+        return equal_returns(group)
 
     def gathered(self) -> AbstractContextManager[None]:
-        """Return a context in which all weights are whole; all ranks enter together."""
-
-    @property
-    def training(self) -> bool:
-        """True if the modules are in training mode."""
+        """Return a context in which all weights are whole on every rank; all ranks must enter together."""
 
     def train(self, mode: bool = True) -> Any:
         """Set training mode."""
@@ -117,22 +127,33 @@ class RolloutLearner(Protocol):
     # Preparing a rollout.
 
     def prepare(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()) -> Tables:
-        """Return the rows of a rollout by policy, with advantages; called once per rollout, without gradient.
+        """Return the trajectories of a rollout, by learner, with advantages; called once a rollout, without gradient.
 
-        The further episodes stand behind the ordinary ones.
+        Args:
+            episodes: one rollout, the further episodes behind the ordinary ones; failed episodes are left out.
+            sampling: the distribution that its turns were drawn from.
+            greedy: one greedy episode for each group, when :attr:`uses_greedy_baseline` asks for them; not
+                trained on.
+
+        Raises:
+            ConfigurationError: the algorithm does not learn from rollouts.
         """
+        raise ConfigurationError(f"{type(self).__name__} does not learn from rollouts")
 
     def progress(self) -> dict[str, Any]:
-        """Return the state beside the weights, such as running baselines, as plain values."""
+        """Return the state beside the weights, such as running baselines, as plain values for the checkpoint."""
+        return {}
 
     def load_progress(self, progress: Mapping[str, Any]) -> None:
-        """Restore what :meth:`progress` returned."""
+        """Restore the state that :meth:`progress` returned; an empty mapping is the state before the first rollout."""
+        return
 
     # Mini-batches.
 
     @property
     def learners(self) -> Mapping[str, Any]:
-        """The models with rows of their own by name, in one order on all ranks."""
+        """The models with trajectories of their own in a batch, by name, in the same order on all ranks."""
 
     def rows_with_gradient(self, rows: PolicyBatch) -> Tensor:
-        """Return the indices [b] of the rows whose loss can have a gradient."""
+        """Return the indices [b] of the rows whose loss can have a gradient; the others need no forward pass."""
+        return torch.arange(len(rows))

@@ -42,7 +42,7 @@ class GivenAnswersAlgorithm(Algorithm):
         return losses.sum() / (batch.totals[name].sequences / (len(rows) // len(losses)))
 
     def measure(self, prefix: str, batch: Batch) -> None:
-        for name, rows in self.measured_rows(batch).items():
+        for name, rows in self.measured_rows(batch):
             losses, metrics = self.compare(name, rows)
             self.metrics.add_evaluation_means(prefix, {"loss": losses.mean(), **metrics}, len(losses))
 

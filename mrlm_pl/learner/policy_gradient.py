@@ -35,7 +35,7 @@ from mrlm_pl.learner.entropy import EntropyBonus
 from mrlm_pl.learner.metrics import checked_token_losses
 from mrlm_pl.learner.optimization import Optimization
 from mrlm_pl.learner.policies.distillation import Distillation, Distiller
-from mrlm_pl.learner.policies.old import OldPolicy, sampler_differs
+from mrlm_pl.learner.policies.old import OldPolicy
 from mrlm_pl.learner.policies.reference import KL, KLPenalty, Placement, ReferencePolicy, ReferenceSync
 from mrlm_pl.losses import (
     Clip,
@@ -483,10 +483,8 @@ class PolicyGradient(Algorithm):
 
     def recomputes(self, sampling: Sampling) -> bool:
         """Return whether pi_old is the learner's at the time of sampling rather than the sampler's."""
-        if self.old_policy.recompute is not None:
-            return self.old_policy.recompute
         samplings = {name: sampling.of(name) for name in self.trained_policies}
-        return sampler_differs(samplings, self.trainer.precision, self.rollouts.engine)
+        return self.old_policy.recomputes(samplings, self.trainer.precision, self.rollouts.engine)
 
     def weighs_sampler(self, sampling: Sampling) -> bool:
         corrected = self.old_policy.correction.kind != "none"

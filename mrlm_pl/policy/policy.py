@@ -251,14 +251,14 @@ class Policy(nn.Module):
 
     def idle_loss(self) -> Tensor:
         """Return 0 (0-dim) from a forward pass of the smallest row, with a gradient for every trained weight."""
-        found = self.outputs(*self._idle_row())
+        found = self.outputs(*self.idle_row())
         return found.logp.sum() + (0.0 if found.values is None else found.values.sum())
 
     def idle_values(self) -> Tensor:
         """Return 0 (0-dim), like :meth:`idle_loss`, from the values alone."""
-        return self.values(*self._idle_row()).sum()
+        return self.values(*self.idle_row()).sum()
 
-    def _idle_row(self) -> tuple[Tensor, Tensor, Tensor]:
+    def idle_row(self) -> tuple[Tensor, Tensor, Tensor]:
         device = next(self.model.parameters()).device
         row = torch.zeros(1, 2, dtype=torch.int64, device=device)
         return row, torch.tensor([2], device=device), torch.zeros_like(row, dtype=torch.bool)

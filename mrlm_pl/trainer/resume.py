@@ -23,6 +23,7 @@ from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.optim.lr_scheduler import LambdaLR
 
+from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.trainer.bounds import updates_served
 
 PLAIN_TRAINER = (
@@ -199,6 +200,26 @@ class ExactResume(Callback):
             warnings.warn(WITHIN_BATCH, stacklevel=2)
         loop = at_batch_end(checkpoint["loops"]["fit_loop"], int(batches), trainer.accumulate_grad_batches)
         checkpoint["loops"]["fit_loop"], checkpoint["epoch"] = loop, loop["epoch_progress"]["current"]["completed"]
+
+
+def check_resumable(trainer: Any, checkpoint: Mapping[str, Any]) -> None:
+    """Validate that a fit with this trainer can continue from a checkpoint.
+
+    Raises:
+        ConfigurationError: it is of a run with another data module, or lacks the optimizer's state.
+    """
+    own = type(trainer.datamodule).__qualname__
+    other = next((key for key in checkpoint if key.endswith("DataModule")), None)
+    if other and own.endswith("DataModule") and own not in checkpoint:
+        raise ConfigurationError(
+            f"ckpt_path: the checkpoint is of a run with {other}, and this one has {own}; to begin with its "
+            "weights, leave ckpt_path out and give the run's folder as `model` of the policy"
+        )
+    if trainer.strategy.lightning_restore_optimizer and not checkpoint.get("optimizer_states"):
+        raise ConfigurationError(
+            "ckpt_path: the checkpoint holds weights, but not the optimizer's state; name another, or give the "
+            "policy's folder as `model`"
+        )
 
 
 def _resumed_loggers(trainer: Trainer) -> list[ResumedLogger]:

@@ -217,6 +217,15 @@ def test_other_pairs_are_validated_against_the_initial_weights(
     assert algorithm.policy("main").reference is None
 
 
+def test_an_evaluation_without_a_reference_names_the_option_that_needs_none(
+    model_folder: Path, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    source = pairs_file(tmp_path)
+    data = PreferenceDataModule(source, validation=source, batch_size=4)
+    with pytest.raises(ConfigurationError, match=r"--ckpt_path .*, or use `model.reference_free`"):
+        quiet_trainer(limit_val_batches=1.0).validate(DPO({"main": Policy(str(model_folder))}), data)
+
+
 def test_a_failure_under_the_reference_leaves_no_copy_and_no_evaluation_mode(
     model_folder: Path, quiet_trainer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

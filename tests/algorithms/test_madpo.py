@@ -171,7 +171,7 @@ def test_the_margin_of_one_policy_moves_the_gradient_of_the_other(
         losses.append(watch.steps[-1]["train/loss"])
         assert ("train/right/grad_norm" in watch.steps[-1]) == trained
         assert ("train/right/reward_margin" in watch.steps[-1]) == trained
-        assert {row.policy for pair in data.examples["train"] for row in pair.rows()} == (
+        assert {row.policy for pair in data.examples["train"] for row in pair.rows} == (
             {"left", "right"} if trained else {"left"}
         )
         assert algorithm.trainer.global_step == 6

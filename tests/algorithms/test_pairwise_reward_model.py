@@ -106,7 +106,7 @@ def test_plain_text_is_scored_as_a_chat(model_folder: Path, quiet_trainer: Any, 
     quiet_trainer().fit(model(model_folder, lora=LoRA(rank=2)), data)
     (pair,) = data.examples["train"]
     decode = data.learner()[1].tokenizer.decode
-    texts = [decode(row.token_ids) for row in pair.rows()]
+    texts = [decode(row.token_ids) for row in pair.rows]
     assert texts == [f"<|user|>2+2?<|end|><|assistant|>{answer}<|end|>" for answer in "45"]
 
 

@@ -11,13 +11,12 @@ from torch import Tensor
 
 from mrlm_pl.algorithms import KTO, CorrectnessModel
 from mrlm_pl.answers.records import Answer, read_answers
-from mrlm_pl.data.files.base import DataSplit
 from mrlm_pl.data.files.chat_rows import chat_rows, scored_row
 from mrlm_pl.data.files.references import ReferencedDataModule
 from mrlm_pl.episode import Message, Trajectory
 from mrlm_pl.errors import DataError
 from mrlm_pl.learner.batch import PolicyBatch, collate_rows
-from mrlm_pl.losses import BatchTotals
+from mrlm_pl.learner.credit.returns import labels
 from mrlm_pl.seeding import derive_seed
 
 logger = logging.getLogger(__name__)
@@ -73,9 +72,6 @@ class AnswerDataModule(ReferencedDataModule):
         said = [Message("assistant", text) for text in (example.answer, self._unrelated[example].answer)]
         return [ScoredAnswer(tuple(chat_rows(question, [text], policy.chat, name)[0] for text in said), example)]
 
-    def rows_of(self, example: ScoredAnswer) -> Sequence[Trajectory]:
-        return example.rows
-
     def tokenize(self) -> None:
         if isinstance(self.algorithm(), KTO):
             found = (unrelated(answers, self.seed, self.sources[split]) for split, answers in self._examples.items())
@@ -91,16 +87,10 @@ class AnswerDataModule(ReferencedDataModule):
 
     def tables(self, examples: Sequence[ScoredAnswer]) -> dict[str, tuple[PolicyBatch, Tensor]]:
         rows = [(row, item.answer) for item in examples for row in item.rows]
-        numbers: dict[str, int] = {}
-        questions = [numbers.setdefault(answer.question, len(numbers)) for _, answer in rows]
+        questions = labels(answer.question for _, answer in rows)
         table = collate_rows([row for row, _ in rows], questions, questions, list(range(len(rows))))
         table.correct = torch.tensor([answer.correct for _, answer in rows], dtype=torch.float32)
         return {self.learner()[0]: (table, torch.arange(len(rows)))}
-
-    def totals(self, split: DataSplit, update: Sequence[int]) -> dict[str, BatchTotals]:
-        rows = [row for index in update for row in self.examples[split][index].rows]
-        tokens = float(sum(row.num_actions for row in rows))
-        return {self.learner()[0]: BatchTotals(tokens, float(len(rows)), float(len(update)))}
 
 
 def unrelated(answers: Sequence[Answer], seed: int, source: str) -> list[tuple[Answer, Answer]]:

@@ -132,9 +132,10 @@ class FixedDataModule(NamesUnknown, LightningDataModule, ABC):
             ValueError: the chat template refuses it.
         """
 
-    @abstractmethod
     def rows_of(self, example: Any) -> Sequence[Trajectory]:
         """Return the rows of a tokenized example that are trained on; it is left out if it has none."""
+        rows: Sequence[Trajectory] = example.rows
+        return rows
 
     def setup(self, stage: str) -> None:
         split = {"validate": "validation", "test": "test"}.get(stage)

@@ -114,9 +114,6 @@ class PreferenceDataModule(ReferencedDataModule):
             chosen, rejected = pair_rows(example, policy.chat, name)
         return [RowPair((chosen,), (rejected,))]
 
-    def rows_of(self, example: RowPair) -> Sequence[Trajectory]:
-        return example.rows()
-
     def tables(self, examples: Sequence[RowPair]) -> dict[str, tuple[PolicyBatch, Tensor]]:
         return row_tables(examples)
 

@@ -143,7 +143,7 @@ def check_learns(algorithm: Algorithm) -> None:
     Raises:
         ConfigurationError: it does not prepare them; the message has its data module.
     """
-    if type(algorithm).prepare is Algorithm.prepare:
+    if type(algorithm).prepare is RolloutLearner.prepare:
         raise ConfigurationError(
             f"{type(algorithm).__name__} does not learn from rollouts; give it {data_option(algorithm)}"
         )

@@ -23,8 +23,9 @@ class RowPair(NamedTuple):
     chosen: tuple[Trajectory, ...]
     rejected: tuple[Trajectory, ...]
 
+    @property
     def rows(self) -> tuple[Trajectory, ...]:
-        """Return all rows, the chosen ones first."""
+        """All rows, the chosen ones first."""
         return self.chosen + self.rejected
 
 
@@ -44,7 +45,7 @@ def row_tables(pairs: Sequence[RowPair], numbers: Sequence[int] | None = None) -
         pairs: P pairs.
         numbers: [P], the rows' ``groups``, so that both answers compute their prompt once; None counts the pairs.
     """
-    rows = [row for pair in pairs for row in pair.rows()]
+    rows = [row for pair in pairs for row in pair.rows]
     numbered = zip(range(len(pairs)) if numbers is None else numbers, pairs, strict=True)
     answers = [2 * number + side for number, pair in numbered for side in (0, 1) for _ in pair[side]]
     of_pairs, tokens = [answer // 2 for answer in answers], Counter[int]()

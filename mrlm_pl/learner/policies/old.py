@@ -17,7 +17,7 @@ class OldPolicy:
 
     Args:
         recompute: take them from the learner at the time of sampling rather than from the sampler; None: only where
-            they differ, see :func:`sampler_differs`.
+            they differ, see :meth:`recomputes`.
         correction: weight of the losses.
         threshold: bound on the mean of ``log mu - log pi`` over a trajectory, above which tokens with a negative
             advantage have no loss; None has no bound.
@@ -38,6 +38,26 @@ class OldPolicy:
         self.corrects = correction.kind != "none" or threshold is not None
         self.is_current = False
 
+    def recomputes(self, samplings: Mapping[str, Sampling], precision: str | int, engine: Engine | None) -> bool:
+        """Return whether pi_old is the learner's at the time of sampling rather than the sampler's.
+
+        Unless an option says so, it is where their log-probabilities differ beyond rounding in single precision: with
+        truncated sampling, in reduced precision, and where the engine of a policy computes in another precision than
+        the learner or does not tell.
+
+        Args:
+            samplings: of the trained policies, by name.
+            precision: of the trainer.
+            engine: that sampled; None is in process, with the learner's precision.
+        """
+        if self.recompute is not None:
+            return self.recompute
+        learner = {"32": "float32", "32-true": "float32", "64-true": "float64"}.get(str(precision))
+        truncated = any(own.temperature == 0 or own.top_p < 1 or own.top_k > 0 for own in samplings.values())
+        if learner is None or truncated:
+            return True
+        return engine is not None and any(engine.precision(name) not in (None, learner) for name in samplings)
+
     def corrected(self, losses: Tensor, logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the losses [B, T] with the correction, and metrics: means over the action tokens.
 
@@ -56,21 +76,3 @@ class OldPolicy:
             losses = losses.masked_fill(~kept, 0.0)
             metrics["off_policy_masked"] = masked_mean(~kept, mask)
         return losses, metrics
-
-
-def sampler_differs(samplings: Mapping[str, Sampling], precision: str | int, engine: Engine | None) -> bool:
-    """Return whether the sampler's log-probabilities differ from the learner's beyond rounding in single precision.
-
-    They do with truncated sampling, in reduced precision, and where the engine of a policy computes in another
-    precision than the learner or does not tell.
-
-    Args:
-        samplings: of the trained policies, by name.
-        precision: of the trainer.
-        engine: that sampled; None is in process, with the learner's precision.
-    """
-    learner = {"32": "float32", "32-true": "float32", "64-true": "float64"}.get(str(precision))
-    truncated = any(own.temperature == 0 or own.top_p < 1 or own.top_k > 0 for own in samplings.values())
-    if learner is None or truncated:
-        return True
-    return engine is not None and any(engine.precision(name) not in (None, learner) for name in samplings)
