@@ -87,7 +87,7 @@ def agree_on_run_folder(request: FolderRequest) -> RunFolder:
     rank = _external_rank()
     if rank is not None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return _agree_by_store(request, rank)
-    folder = _decide(request, numbered=rank is None, first=rank in (None, 0))
+    folder = _decide(request, rank)
     os.environ[RUN_VARIABLE] = json.dumps(asdict(folder))
     return folder
 
@@ -126,8 +126,13 @@ def is_first_process() -> bool:
     return (_external_rank() or 0) == 0 and int(os.environ.get("LOCAL_RANK", "0")) == 0
 
 
-def _decide(request: FolderRequest, *, numbered: bool, first: bool) -> RunFolder:
-    """Return the folder, created when ``first``; ``numbered`` allows ``NAME-2`` and so on."""
+def _decide(request: FolderRequest, rank: int | None = None) -> RunFolder:
+    """Return the folder, which the first rank creates.
+
+    Args:
+        request: the user's options.
+        rank: of a process that cannot talk to the others; None may choose ``NAME-2`` and so on.
+    """
     base = Path(request.root) if request.root else Path("runs") / request.stem
     checkpoint = _checkpoint(request, base)
     owner = run_of(checkpoint)
@@ -137,9 +142,9 @@ def _decide(request: FolderRequest, *, numbered: bool, first: bool) -> RunFolder
         tell(f"continuing {owner} from {checkpoint}")
         return RunFolder(str(owner), checkpoint)
     if request.resume is not None:
-        return _exact(request, base, first, checkpoint)
-    if not numbered:
-        if first and base.exists() and (not base.is_dir() or holds_run(base)):
+        return _exact(request, base, not rank, checkpoint)
+    if rank is not None:
+        if rank == 0 and base.exists() and (not base.is_dir() or holds_run(base)):
             fault = f"the run folder {base} holds a run, and processes of an outside launcher cannot agree on another"
             remedy = "name a new one with `--trainer.default_root_dir FOLDER`, or continue with `--ckpt_path last`"
             raise ConfigurationError(f"{fault}; {remedy}")
@@ -262,7 +267,7 @@ def _agree_in_group(request: FolderRequest) -> RunFolder:
     found: list[Any] = [None]
     if distributed.get_rank() == 0:
         try:
-            found = [asdict(_decide(request, numbered=True, first=True))]
+            found = [asdict(_decide(request))]
         except ConfigurationError as error:
             found = [str(error)]
     distributed.broadcast_object_list(found, src=0)
@@ -277,5 +282,5 @@ def _agree_by_store(request: FolderRequest, rank: int) -> RunFolder:
     store = distributed.TCPStore(address, port, is_master=False, timeout=_AGREEMENT_DEADLINE)
     key = f"{RUN_VARIABLE}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     if rank == 0:
-        store.set(key, json.dumps(asdict(_decide(request, numbered=True, first=True))))
+        store.set(key, json.dumps(asdict(_decide(request))))
     return RunFolder(**json.loads(store.get(key)))

@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
+_ACTS_AT = {EarlyStopping: "_check_on_train_epoch_end", ModelCheckpoint: "_save_on_train_epoch_end"}
+"""Lightning's attribute that says whether a callback acts at the end of an epoch; None if its user does not say."""
+
 
 def batches_served(trainer: Trainer) -> int:
     """Return the number of past training batches, in all epochs and before a resume."""
@@ -56,26 +59,21 @@ class ActAfterValidations(Callback):
     """
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
+        monitoring = (item for item in callbacks if getattr(item, "monitor", None))
+        acting = ((item, name) for item in monitoring for kind, name in _ACTS_AT.items() if isinstance(item, kind))
         # Before Lightning decides in ``setup``, when it does not know whether there are validations.
-        self.stopping = [
-            item for item in callbacks if isinstance(item, EarlyStopping) and item._check_on_train_epoch_end is None
-        ]
-        savers = [item for item in callbacks if isinstance(item, ModelCheckpoint) and item.monitor]
-        self.saving = [item for item in savers if item._save_on_train_epoch_end is None]
+        self._undecided = [(item, name) for item, name in acting if getattr(item, name) is None]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Let them act after validations if there are any."""
         batches = trainer.num_val_batches
-        if not (sum(batches) if isinstance(batches, list) else batches):
-            return
-        for stopping in self.stopping:
-            stopping._check_on_train_epoch_end = False
-        for saving in self.saving:
-            saving._save_on_train_epoch_end = False
+        if sum(batches) if isinstance(batches, list) else batches:
+            self._decide(False)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Leave the decision to their next trainer, which may have no validations."""
-        for stopping in self.stopping:
-            stopping._check_on_train_epoch_end = None
-        for saving in self.saving:
-            saving._save_on_train_epoch_end = None
+        self._decide(None)
+
+    def _decide(self, at_epoch_end: bool | None) -> None:
+        for callback, name in self._undecided:
+            setattr(callback, name, at_epoch_end)
