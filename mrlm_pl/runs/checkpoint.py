@@ -18,8 +18,9 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from mrlm_pl.durable_files import replacing
-from mrlm_pl.errors import ROLLOUT_ERRORS, ConfigurationError, StorageError
+from mrlm_pl.errors import ROLLOUT_ERRORS, StorageError
 from mrlm_pl.runs.folder import LAST_CHECKPOINT
+from mrlm_pl.trainer.resume import check_checkpoint
 from mrlm_pl.trainer.termination import ends_where_others_do, inside_update
 
 _FIRST_MINUTES, _MINUTES = 0.25, 10.0
@@ -28,7 +29,6 @@ _FIRST_MINUTES, _MINUTES = 0.25, 10.0
 _SAVE_TIMES = 20
 """Least interval in durations of a save: early saves must not slow a large model down."""
 
-_VERSION = "pytorch-lightning_version"
 _REMOTE = re.compile(r"^\w+://")
 
 
@@ -62,11 +62,7 @@ class DurableCheckpointIO(TorchCheckpointIO):
         """
         # The base class unpickles everything that comes from a URL.
         found = super().load_checkpoint(path, map_location, weights_only is not False)
-        if not isinstance(found, dict) or not isinstance(found.get("state_dict"), dict) or _VERSION not in found:
-            raise ConfigurationError(
-                f"ckpt_path: {str(path)!r} is no checkpoint of Lightning, with `{_VERSION}` and `state_dict`; name "
-                "another; a model's folder is given as `model` of a policy"
-            )
+        check_checkpoint(found, path)
         return found
 
 
