@@ -153,6 +153,11 @@ class Policy(nn.Module):
         return hashlib.sha256(repr(sorted(self.tokenizer.get_vocab().items())).encode()).hexdigest()
 
     @property
+    def vocabulary(self) -> int:
+        """Number of tokens that the model predicts; the tokenizer may have fewer."""
+        return int(self.config.get_text_config().vocab_size)
+
+    @property
     def context_window(self) -> int:
         """Length of the model's context in tokens."""
         return int(getattr(self.config, "max_position_embeddings", None) or self.tokenizer.model_max_length)
