@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+import zipfile
 from collections.abc import Iterable
 from datetime import timedelta
 from functools import partial
@@ -18,7 +19,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from mrlm_pl.durable_files import replacing
-from mrlm_pl.errors import ROLLOUT_ERRORS, StorageError
+from mrlm_pl.errors import ROLLOUT_ERRORS, ConfigurationError, StorageError
 from mrlm_pl.runs.folder import LAST_CHECKPOINT
 from mrlm_pl.trainer.resume import check_checkpoint
 from mrlm_pl.trainer.termination import ends_where_others_do, inside_update
@@ -58,8 +59,13 @@ class DurableCheckpointIO(TorchCheckpointIO):
         """Read a checkpoint; unless it is asked for, no code of the file runs, from wherever it comes.
 
         Raises:
-            ConfigurationError: the file holds something else.
+            ConfigurationError: the file is damaged, or holds something else.
         """
+        if zipfile.is_zipfile(path) and (record := zipfile.ZipFile(path).testzip()):  # torch does not compare them
+            raise ConfigurationError(
+                f"ckpt_path: {str(path)!r} is damaged: its record {record!r} has another checksum; restore the file "
+                "from a copy, or name another"
+            )
         # The base class unpickles everything that comes from a URL.
         found = super().load_checkpoint(path, map_location, weights_only is not False)
         check_checkpoint(found, path)
