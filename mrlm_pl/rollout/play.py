@@ -50,12 +50,12 @@ class Seat:
         Raises:
             EngineError: the sample holds a token that the model does not know.
         """
-        for token in (min(sample.token_ids), max(sample.token_ids)) if self.vocabulary else ():
-            if not 0 <= token < self.vocabulary:
-                raise EngineError(
-                    f"engine {sample.engine!r} gave the token id {token}, which is outside the vocabulary of policy "
-                    f"{self.policy!r} of {self.vocabulary} tokens; let it generate with that policy's model"
-                )
+        wrong = [token for token in sample.token_ids if self.vocabulary and not 0 <= token < self.vocabulary]
+        if wrong:
+            raise EngineError(
+                f"engine {sample.engine!r} gave the token id {wrong[0]}, which is outside the vocabulary of policy "
+                f"{self.policy!r} of {self.vocabulary} tokens; let it generate with that policy's model"
+            )
         stale = request.policy != self.policy
         policy = snapshot_name(self.policy, sample.version) if stale else self.policy
         return Decision(sample, policy, node, number, session=request.session)
