@@ -142,6 +142,7 @@ class Policy(nn.Module):
         eos = getattr(self.config, "eos_token_id", None)
         extra = eos if isinstance(eos, list) else [] if eos is None else [eos]
         self.chat = ChatFormat(self.tokenizer, extra_stop_ids=extra)
+        self.vocabulary: int = self.config.get_text_config().vocab_size
         self.model: Any = None
         self.reference: Any = None
         self._moving = False
@@ -151,11 +152,6 @@ class Policy(nn.Module):
     def vocabulary_digest(self) -> str:
         """A digest of the vocabulary: equal for models that can read each other's token ids."""
         return hashlib.sha256(repr(sorted(self.tokenizer.get_vocab().items())).encode()).hexdigest()
-
-    @property
-    def vocabulary(self) -> int:
-        """Number of tokens that the model predicts; the tokenizer may have fewer."""
-        return int(self.config.get_text_config().vocab_size)
 
     @property
     def context_window(self) -> int:
