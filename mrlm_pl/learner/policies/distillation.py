@@ -180,6 +180,7 @@ class Distiller:
         teacher, student = self.learner.policy(name), self.learner.policy(student_name)
         differs = _difference(teacher, student)
         other = f"({teacher.name_or_path!r}) has another {differs} than its student {student_name!r}"
+        sizes = [policy.config.get_text_config().vocab_size for policy in (teacher, student)]
         frozen = "set `trained: false`, or leave out its name, so that the student is its own teacher"
         if whose:
             frozen = "set `policy` to a frozen one, which then reads the partner's conversation, or `trained: false`"
@@ -188,8 +189,8 @@ class Distiller:
             f"is served by {teacher.served_by}, which scores no tokens; leave out served_by": teacher.served_by,
             f"{other} ({student.name_or_path!r}); choose a teacher of the same family": differs == "vocabulary",
             f"{other}; set the chat_template that the teacher was trained with for both": differs == "chat template",
-            f"predicts {teacher.vocabulary} tokens, and its student {student_name!r} {student.vocabulary}; set "
-            "distillation.form to sampled": self.in_loss and teacher.vocabulary != student.vocabulary,
+            f"predicts {sizes[0]} tokens, and its student {student_name!r} {sizes[1]}; set distillation.form to "
+            "sampled": self.in_loss and sizes[0] != sizes[1],
         }
         fault = next((text for text, found in faults.items() if found), None)
         if fault is not None:
