@@ -237,6 +237,8 @@ def read_episodes(path: str | Path) -> Iterator[Episode]:
 
 
 def _lines(file: Path) -> Iterator[bytes]:
+    if _parts(file)[0] >= 0 and not file.stat().st_size:  # as after a power failure; each iteration has episodes
+        raise EOFError("it is empty")
     rest = b""
     for piece in unpacked(file):
         *lines, rest = (rest + piece).split(b"\n")

@@ -161,6 +161,19 @@ def fraction(owner: str = "", **options: float) -> None:
     _check(owner, options, lambda value: 0 <= value < 1, "it must be at least 0 and below 1")
 
 
+def not_all_zero(owner: str = "", **options: Any) -> None:
+    """Validate that a weight, or one of a mapping of weights, is not 0; without any there is nothing to learn from.
+
+    Raises:
+        ConfigurationError: all are 0.
+    """
+    weights = [
+        weight for given in options.values() for weight in (given.values() if isinstance(given, Mapping) else [given])
+    ]
+    if not any(weights):
+        raise ConfigurationError(f"{owner}all of {', '.join(options)} are 0, so that nothing is learned; raise one")
+
+
 def one_of(choices: Collection[Any], owner: str = "", **options: Any) -> None:
     """Validate that options are among the choices; None is an option that is left out.
 

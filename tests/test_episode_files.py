@@ -16,7 +16,7 @@ from lightning.pytorch import Callback
 
 from mrlm_pl import algorithms, episode_files
 from mrlm_pl.episode import Episode, Task, Trajectory, Turn
-from mrlm_pl.episode_files import EpisodeRetention, EpisodeWriter, read_episodes, write_episodes
+from mrlm_pl.episode_files import EpisodeRetention, EpisodeWriter, iteration_file, read_episodes, write_episodes
 from mrlm_pl.errors import ConfigurationError, DataError, StorageError
 from mrlm_pl.policy import Policy
 from tests.support.runs.short_fits import make
@@ -63,6 +63,18 @@ def test_a_damaged_file_is_named_with_the_remedy(tmp_path: Path) -> None:
         DataError, match=r"e\.jsonl\.zst cannot be read: .*; restore the file from a copy, or leave it out"
     ):
         list(read_episodes(tmp_path))
+
+
+def test_an_empty_file_of_an_iteration_is_named(tmp_path: Path) -> None:
+    iteration_file(tmp_path, 3).parent.mkdir()
+    iteration_file(tmp_path, 3).touch()
+    with pytest.raises(DataError, match=r"iteration-000003\.jsonl\.zst cannot be read: .*empty; restore the file"):
+        list(read_episodes(tmp_path / "episodes"))
+
+
+def test_an_empty_file_of_collected_episodes_has_none(tmp_path: Path) -> None:
+    (tmp_path / "collected.jsonl.zst").touch()
+    assert not list(read_episodes(tmp_path / "collected.jsonl.zst"))
 
 
 def test_a_file_of_another_user_has_another_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from mrlm_pl.learner.given_answers import GivenAnswersAlgorithm
 from mrlm_pl.learner.optimization import Optimization
 from mrlm_pl.losses import kto_loss
 from mrlm_pl.policy import Policy
-from mrlm_pl.settings import at_least, positive
+from mrlm_pl.settings import at_least, not_all_zero, positive
 
 
 class KTO(GivenAnswersAlgorithm):
@@ -39,7 +39,7 @@ class KTO(GivenAnswersAlgorithm):
             data between 1 and 4/3.
 
     Raises:
-        ConfigurationError: there are several policies, or a value is out of range.
+        ConfigurationError: there are several policies, a value is out of range, or both weights are 0.
     """
 
     data_module = "AnswerDataModule"
@@ -57,6 +57,7 @@ class KTO(GivenAnswersAlgorithm):
         self.refuse_dropout()
         positive(beta=beta)
         at_least(0, desirable_weight=desirable_weight, undesirable_weight=undesirable_weight)
+        not_all_zero("KTO: ", desirable_weight=desirable_weight, undesirable_weight=undesirable_weight)
         self.beta = beta
         self.weights = {"desirable_weight": desirable_weight, "undesirable_weight": undesirable_weight}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
@@ -14,6 +15,8 @@ from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.learner.ranks import sum_over_ranks
 from mrlm_pl.policy import Policy
 from mrlm_pl.settings import fraction, one_of
+
+logger = logging.getLogger(__name__)
 
 
 class REINFORCE(PolicyGradient):
@@ -29,8 +32,8 @@ class REINFORCE(PolicyGradient):
     :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Args:
-        baseline: ``mean`` of the policy's returns in the rollout, over all ranks; ``running``, an exponential
-            average of these means that ends with the rollout before; or ``none``.
+        baseline: ``mean`` of the policy's returns in the rollout, over all ranks, of which it needs two;
+            ``running``, an exponential average of these means that ends with the rollout before; or ``none``.
         baseline_decay: weight of the past in ``running``.
         policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
@@ -61,6 +64,13 @@ class REINFORCE(PolicyGradient):
         )
         baselines = torch.zeros_like(returns.reward)
         for name, mask in mine.items():
+            if self.baseline == "mean" and moments[name].count == 1 and name not in self.warned:
+                self.warned.add(name)
+                logger.warning(
+                    "this rollout has a single return of policy %r, which `model.baseline: mean` compares with itself: "
+                    "its advantage is 0; raise data.groups or data.group_size, or set model.baseline to running",
+                    name,
+                )
             level = self._level(name, moments[name].mean, moments[name].count > 0)
             self.metrics.rollout[self.metrics.name("baseline", name)] = level
             baselines[mask] = level

@@ -16,7 +16,7 @@ from mrlm_pl.learner.credit.returns import Returns, warn_of_absent_components
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.policy import Policy
 from mrlm_pl.rollout.replay import Rest
-from mrlm_pl.settings import at_least
+from mrlm_pl.settings import at_least, not_all_zero
 
 
 class SHARP(PolicyGradient):
@@ -42,7 +42,7 @@ class SHARP(PolicyGradient):
         policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:
-        ConfigurationError: an unknown name or a value out of range.
+        ConfigurationError: an unknown name, a value out of range, or all weights are 0.
     """
 
     smallest_group = 2
@@ -63,6 +63,7 @@ class SHARP(PolicyGradient):
     ) -> None:
         super().__init__(policies, seats, **settings)
         at_least(0, team_weight=team_weight, marginal_weight=marginal_weight)
+        not_all_zero("SHARP: ", team_weight=team_weight, marginal_weight=marginal_weight, process=process or {})
         self.team_weight, self.marginal_weight, self.process = team_weight, marginal_weight, dict(process or {})
         self.further = self.coalitions = Coalitions("marginal", absent=absent, rest=rest)
 

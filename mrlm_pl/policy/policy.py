@@ -142,6 +142,7 @@ class Policy(nn.Module):
         eos = getattr(self.config, "eos_token_id", None)
         extra = eos if isinstance(eos, list) else [] if eos is None else [eos]
         self.chat = ChatFormat(self.tokenizer, extra_stop_ids=extra)
+        self.vocabulary: int = self.config.get_text_config().vocab_size
         self.model: Any = None
         self.reference: Any = None
         self._moving = False

@@ -40,7 +40,7 @@ class CrossPolicy:
         between(0, 1, owner, share=self.share)
         at_least(1, owner, refresh=self.refresh, snapshots=self.snapshots)
         one_of(("turn", "trajectory"), owner, unit=self.unit)
-        if self.refresh == 1 and self.snapshots == 1:
+        if self.share and self.refresh == self.snapshots == 1:
             raise ConfigurationError(
                 "data.cross_policy: one snapshot that is replaced in every iteration is always the current weights; "
                 "raise refresh or snapshots"

@@ -11,6 +11,7 @@ from mrlm_pl.environment import Environment, Observations, Step
 from mrlm_pl.environment.prompts import Prompt, Reply
 from mrlm_pl.environment.steps import TurnOrder
 from mrlm_pl.episode import Episode, Message, Origin, Task, Trajectory, Turn
+from mrlm_pl.errors import EngineError
 from mrlm_pl.grouping import summed
 from mrlm_pl.policy.chat import ChatFormat, Conversation
 from mrlm_pl.rollout.cross_policy import CrossPolicy, slot_name, snapshot_name
@@ -33,6 +34,7 @@ class Seat:
         sampling: the distribution that turns are drawn from.
         context_window: tokens that fit into the policy's context.
         cross_policy: how often a snapshot of the policy decides in its place; None: never.
+        vocabulary: tokens that the model knows; None: samples are not checked.
     """
 
     policy: str
@@ -40,9 +42,20 @@ class Seat:
     sampling: Sampling
     context_window: int
     cross_policy: CrossPolicy | None = None
+    vocabulary: int | None = None
 
     def decision(self, request: SampleRequest, sample: Sample, node: str = "", number: int = 0) -> Decision:
-        """Return the decision from the sample of a request, with the name of its weights in records."""
+        """Return the decision from the sample of a request, with the name of its weights in records.
+
+        Raises:
+            EngineError: the sample holds a token that the model does not know.
+        """
+        wrong = [token for token in sample.token_ids if self.vocabulary and not 0 <= token < self.vocabulary]
+        if wrong:
+            raise EngineError(
+                f"engine {sample.engine!r} gave the token id {wrong[0]}, which is outside the vocabulary of policy "
+                f"{self.policy!r} of {self.vocabulary} tokens; let it generate with that policy's model"
+            )
         stale = request.policy != self.policy
         policy = snapshot_name(self.policy, sample.version) if stale else self.policy
         return Decision(sample, policy, node, number, session=request.session)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+import zipfile
 from collections.abc import Iterable
 from datetime import timedelta
 from functools import partial
@@ -20,6 +21,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from mrlm_pl.durable_files import replacing
 from mrlm_pl.errors import ROLLOUT_ERRORS, ConfigurationError, StorageError
 from mrlm_pl.runs.folder import LAST_CHECKPOINT
+from mrlm_pl.trainer.resume import check_checkpoint
 from mrlm_pl.trainer.termination import ends_where_others_do, inside_update
 
 _FIRST_MINUTES, _MINUTES = 0.25, 10.0
@@ -28,7 +30,6 @@ _FIRST_MINUTES, _MINUTES = 0.25, 10.0
 _SAVE_TIMES = 20
 """Least interval in durations of a save: early saves must not slow a large model down."""
 
-_VERSION = "pytorch-lightning_version"
 _REMOTE = re.compile(r"^\w+://")
 
 
@@ -58,15 +59,16 @@ class DurableCheckpointIO(TorchCheckpointIO):
         """Read a checkpoint; unless it is asked for, no code of the file runs, from wherever it comes.
 
         Raises:
-            ConfigurationError: the file holds something else.
+            ConfigurationError: the file is damaged, or holds something else.
         """
+        if zipfile.is_zipfile(path) and (record := zipfile.ZipFile(path).testzip()):  # torch does not compare them
+            raise ConfigurationError(
+                f"ckpt_path: {str(path)!r} is damaged: its record {record!r} has another checksum; restore the file "
+                "from a copy, or name another"
+            )
         # The base class unpickles everything that comes from a URL.
         found = super().load_checkpoint(path, map_location, weights_only is not False)
-        if not isinstance(found, dict) or not isinstance(found.get("state_dict"), dict) or _VERSION not in found:
-            raise ConfigurationError(
-                f"ckpt_path: {str(path)!r} is no checkpoint of Lightning, with `{_VERSION}` and `state_dict`; name "
-                "another; a model's folder is given as `model` of a policy"
-            )
+        check_checkpoint(found, path)
         return found
 
 

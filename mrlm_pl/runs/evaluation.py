@@ -154,8 +154,9 @@ class SeatedModel:
             ConfigurationError: an agent has no policy.
         """
         return {
-            agent: Seat(name, policies[name].chat, sampling.of(name), policies[name].context_window)
+            agent: Seat(name, own.chat, sampling.of(name), own.context_window, vocabulary=own.vocabulary)
             for agent, name in self.seated().items()
+            for own in [policies[name]]
         }
 
     def evaluated(

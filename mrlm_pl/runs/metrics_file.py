@@ -11,7 +11,7 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
 from mrlm_pl.durable_files import draft_of, replacing
-from mrlm_pl.errors import storing
+from mrlm_pl.errors import DataError, storing
 from mrlm_pl.runs.folder import TENSORBOARD
 
 
@@ -58,6 +58,11 @@ class MetricsFile(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        """Add a row.
+
+        Raises:
+            DataError: the file of the earlier part cannot be read.
+        """
         with storing(f"the metrics of {str(self.path)!r}"):
             self._log({"step": step or 0, **metrics})
 
@@ -82,8 +87,12 @@ class MetricsFile(Logger):
         draft_of(self.path).unlink(missing_ok=True)
 
     def _read(self) -> list[dict[str, str]]:
-        with self.path.open(newline="", encoding="utf-8") as file:
-            return list(csv.DictReader(file))
+        try:
+            with self.path.open(newline="", encoding="utf-8") as file:
+                return list(csv.DictReader(file))
+        except (ValueError, csv.Error) as error:
+            remedy = "restore it from a copy, or move it elsewhere, then resume the run"
+            raise DataError(f"{self.path} is no table of metrics: {error}; {remedy}") from error
 
     def _earlier_rows(self, new: Mapping[str, Any]) -> list[dict[str, str]]:
         if not self.path.exists():

@@ -12,6 +12,7 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 
 from mrlm_pl.durable_files import draft_of, force_to_disk, replacing
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.trainer.resume import check_checkpoint
 from mrlm_pl.trainer.sharded_checkpoint import METADATA_FILE, sharded_shapes
 
 COLLECTIVE_DEADLINE = timedelta(minutes=30)
@@ -81,13 +82,15 @@ class FSDP(ModelParallelStrategy):
         """Load a checkpoint of either form; see :meth:`ModelParallelStrategy.load_checkpoint`.
 
         Raises:
-            ConfigurationError: the folder of shards would run code, or the weights are not those of the module.
+            ConfigurationError: it is no checkpoint, its folder of shards would run code, or the weights are not those
+                of the module.
         """
         path, module = Path(self.broadcast(checkpoint_path)), cast(Any, self.lightning_module)
         if path.is_dir():
             shapes = sharded_shapes(path)
         else:
             saved = torch.load(path, map_location="cpu", mmap=True, weights_only=weights_only is not False)
+            check_checkpoint(saved, path)
             shapes = {name: weight.shape for name, weight in saved["state_dict"].items()}
         if hasattr(module, "check_weights"):  # first: torch's errors name no option
             module.check_weights(shapes)

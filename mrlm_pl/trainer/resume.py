@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -25,6 +26,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.trainer.bounds import updates_served
+
+_VERSION = "pytorch-lightning_version"
 
 PLAIN_TRAINER = (
     "Lightning's own Trainer has no run folder: `episodes` and `policies` are written to its `default_root_dir` (by "
@@ -44,6 +47,19 @@ WITHIN_BATCH = (
     "this checkpoint is saved within a batch: a run that resumes from it leaves this batch out, and differs from an "
     "uninterrupted one; `checkpoints/last.ckpt` resumes exactly"
 )
+
+
+def check_checkpoint(found: Any, path: str | Path) -> None:
+    """Validate that the content of a file is a checkpoint.
+
+    Raises:
+        ConfigurationError: it is something else.
+    """
+    if not isinstance(found, dict) or not isinstance(found.get("state_dict"), dict) or _VERSION not in found:
+        raise ConfigurationError(
+            f"ckpt_path: {str(path)!r} is no checkpoint of Lightning, with `{_VERSION}` and `state_dict`; name "
+            "another; a model's folder is given as `model` of a policy"
+        )
 
 
 @runtime_checkable

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import csv
 import math
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
 from mrlm_pl.viewer.line_file import LineFile
+
+_NOT_FINITE = ("nan", "inf", "-inf")
 
 
 class LoggedNumbers:
@@ -15,6 +18,9 @@ class LoggedNumbers:
 
     Args:
         path: the file.
+
+    Attributes:
+        not_finite: by name, how many numbers of a column are NaN or infinite, for which it has None.
     """
 
     def __init__(self, path: Path) -> None:
@@ -22,6 +28,7 @@ class LoggedNumbers:
         self._lines = LineFile(path)
         self._last = (0, b"")  # offset and text of a line
         self._columns: dict[str, list[float | None]] = {}
+        self.not_finite = Counter[str]()
 
     def columns(self) -> dict[str, list[float | None]]:
         """Return copies of all columns by name, with None where a row lacks a number.
@@ -34,7 +41,7 @@ class LoggedNumbers:
             self._lines = LineFile(self.path)
         for item in self._lines.new_lines():
             if item is None:
-                self._columns = {}
+                self._columns, self.not_finite = {}, Counter()
                 continue
             self._last = item
             row: list[str] = []
@@ -43,8 +50,9 @@ class LoggedNumbers:
             if not self._columns:
                 self._columns = {name: [] for name in row}
             elif len(row) == len(self._columns):  # a kill may have truncated it
-                for values, number in zip(self._columns.values(), row, strict=True):
-                    values.append(_number(number))
+                for (name, values), cell in zip(self._columns.items(), row, strict=True):
+                    values.append(_number(cell))
+                    self.not_finite[name] += cell in _NOT_FINITE
         return {name: [*values] for name, values in self._columns.items()}
 
 

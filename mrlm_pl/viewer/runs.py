@@ -206,6 +206,7 @@ class Run:
         return {
             "columns": {name: [values[row] for row in sorted(kept)] for name, values in columns.items()},
             "every": every,
+            "not_finite": {name: count for name, count in self._numbers.not_finite.items() if count},
             "resumed": self._resumed(),
         }
 

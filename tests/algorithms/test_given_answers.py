@@ -165,6 +165,11 @@ def test_every_question_meets_an_answer_to_another_one() -> None:
         (ORPO, {"odds_weight": 0.0}, r"odds_weight is 0\.0"),
         (KTO, {"beta": math.nan}, "beta is nan"),
         (KTO, {"undesirable_weight": -1.0}, r"undesirable_weight is -1\.0"),
+        (
+            KTO,
+            {"desirable_weight": 0.0, "undesirable_weight": 0.0},
+            "desirable_weight, undesirable_weight are 0",
+        ),
     ],
 )
 def test_bad_settings_are_refused(cls: Any, options: dict[str, Any], message: str, model_folder: Path) -> None:

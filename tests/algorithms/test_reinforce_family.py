@@ -173,6 +173,16 @@ def test_reinforce_plus_plus_charges_the_divergence_to_each_token(model_folder: 
     assert float(algorithm.policy_loss("main", rows, batch)) == pytest.approx(float(losses.sum()) / 4)
 
 
+@pytest.mark.parametrize("baseline", ["mean", "none"])
+def test_a_mean_over_a_single_return_is_warned_of_once(
+    baseline: str, model_folder: Path, quiet_trainer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    algorithm, advantages = prepared(REINFORCE, model_folder, quiet_trainer(), [episode(0, 3.0)], baseline=baseline)
+    algorithm.prepare([episode(1, 5.0)], Sampling(max_tokens=8))
+    warnings = [text for text in map(str, caplog.messages) if "single return of policy 'main'" in text]
+    assert (advantages.tolist(), len(warnings)) == (([0.0], 1) if baseline == "mean" else ([3.0], 0))
+
+
 def test_the_running_baseline_ends_with_the_collection_before(model_folder: Path, quiet_trainer: Any) -> None:
     algorithm = REINFORCE({"main": Policy(str(model_folder))}, baseline="running", baseline_decay=0.75)
     algorithm.configure_model()

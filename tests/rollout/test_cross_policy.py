@@ -51,6 +51,12 @@ def seats(cross_policy: CrossPolicy | None, *agents: str) -> dict[str, Seat]:
     return {agent: Seat("main", CHAT, Sampling(), 2048, cross_policy) for agent in agents}
 
 
+def test_only_a_share_above_0_needs_stale_weights() -> None:
+    assert CrossPolicy(share=0.0, refresh=1).drawn(7, "solver", 0) is None
+    with pytest.raises(ConfigurationError, match="always the current weights"):
+        CrossPolicy(share=0.5, refresh=1)
+
+
 def scripted(environment: Any, cross_policy: CrossPolicy, episodes: int) -> tuple[list[Episode], ScriptedEngine]:
     engine = ScriptedEngine()
     player = EpisodePlayer({environment.name: environment}, seats(cross_policy, *environment.agents), engine)

@@ -333,6 +333,19 @@ def test_an_engine_that_breaks_its_contract_is_named(given: Any, message: str) -
         player.play_blocking([EpisodeSpec("e", Relay().tasks("train")[0], "g", seed=0)])
 
 
+@pytest.mark.parametrize("token", [-1, 999])
+def test_a_sampled_token_outside_the_vocabulary_is_named(token: int) -> None:
+    class Foreign(ScriptedEngine):
+        async def sample(self, requests: Sequence[SampleRequest]) -> list[Sample]:
+            return [Sample((5, token), (-0.5, -0.5), "stop", 0, "mine") for _ in requests]
+
+    known = {agent: replace(seat, vocabulary=999) for agent, seat in seats("a", "b").items()}
+    player = EpisodePlayer({"relay": Relay()}, known, Foreign())
+    message = f"engine 'mine' gave the token id {token}, .* vocabulary of policy 'main' of 999 tokens"
+    with closing(player), pytest.raises(EngineError, match=message):
+        player.play_blocking([EpisodeSpec("e", Relay().tasks("train")[0], "g", seed=0)])
+
+
 def test_a_long_error_is_recorded_without_its_end() -> None:
     class Talkative(Relay):
         def step(self, actions: Mapping[str, Message]) -> Step:

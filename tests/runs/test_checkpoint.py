@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, model_checkpoint
@@ -171,6 +172,17 @@ def test_a_file_of_something_else_is_no_checkpoint(tmp_path: Path, content: Any)
     torch.save(content, tmp_path / "last.ckpt")
     with pytest.raises(ConfigurationError, match=r"last\.ckpt' is no checkpoint of Lightning"):
         DurableCheckpointIO().load_checkpoint(tmp_path / "last.ckpt")
+
+
+def test_a_checkpoint_with_another_bit_in_its_weights_is_refused(tmp_path: Path) -> None:
+    path, files = tmp_path / "last.ckpt", DurableCheckpointIO()
+    files.save_checkpoint({"state_dict": {"w": torch.full((9,), 7.25)}, "pytorch-lightning_version": "2.5.0"}, path)
+    assert files.load_checkpoint(path)["state_dict"]["w"].tolist() == [7.25] * 9
+    content = bytearray(path.read_bytes())
+    content[content.index(np.full(9, 7.25, np.float32).tobytes())] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ConfigurationError, match=r"last\.ckpt' is damaged: .*data/0' has another checksum; restore"):
+        files.load_checkpoint(path)
 
 
 def test_a_checkpoint_of_weights_alone_continues_no_run() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from mrlm_pl.errors import StorageError
+from mrlm_pl.errors import DataError, StorageError
 from mrlm_pl.runs.metrics_file import MetricsFile, RunTensorBoard
 
 
@@ -51,6 +51,14 @@ def test_a_validation_that_is_played_again_replaces_its_row(tmp_path: Path) -> N
     rows = (tmp_path / "metrics.csv").read_text().splitlines()
     assert rows == ["step,epoch,train/loss,val/reward", "1,0,,0.0", "1,0,0.5,", "1,0,,2.0", "2,0,0.25,"]
     assert resumed.rows == 4
+
+
+@pytest.mark.parametrize("content", [b"step,loss\n0,\xff\xfe\n", b"step,loss\n" + b"1" * 200_000])
+def test_a_table_of_binary_content_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "metrics.csv").write_bytes(content)
+    with pytest.raises(DataError, match=r"metrics\.csv is no table of metrics: .*; restore it .*, or move it"):
+        MetricsFile(tmp_path).log_metrics({"train/loss": 0.5}, step=0)
+    assert (tmp_path / "metrics.csv").read_bytes() == content
 
 
 @pytest.mark.parametrize("kind", [MetricsFile, RunTensorBoard])

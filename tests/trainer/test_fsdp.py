@@ -95,7 +95,7 @@ def test_a_checkpoint_of_a_run_without_the_adapters_is_refused_before_torch_read
     if shards:
         checkpoint.save({"state_dict": plain.state_dict()}, checkpoint_id=saved, no_dist=True)
     else:
-        torch.save({"state_dict": plain.state_dict()}, saved)
+        torch.save({"state_dict": plain.state_dict(), "pytorch-lightning_version": "2.5.0"}, saved)
     monkeypatch.setattr(FSDP, "broadcast", lambda self, path: path)
     monkeypatch.setattr(ModelParallelStrategy, "load_checkpoint", lambda *_: {})
     strategy._lightning_module = adapted
@@ -103,6 +103,15 @@ def test_a_checkpoint_of_a_run_without_the_adapters_is_refused_before_torch_read
         strategy.load_checkpoint(saved)
     strategy._lightning_module = plain
     assert strategy.load_checkpoint(saved) == {}
+
+
+def test_a_file_of_something_else_is_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FSDP, "broadcast", lambda self, path: path)
+    torch.save({"weight": torch.ones(1)}, tmp_path / "last.ckpt")
+    strategy = FSDP()
+    strategy._lightning_module = GRPO({"main": Policy(random_init_seed=0)})
+    with pytest.raises(ConfigurationError, match=r"last\.ckpt' is no checkpoint of Lightning"):
+        strategy.load_checkpoint(tmp_path / "last.ckpt")
 
 
 @pytest.mark.long

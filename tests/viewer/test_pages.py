@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import shutil
 import threading
@@ -225,6 +226,13 @@ def test_more_families_than_colors_are_told_apart(browser: Any, served: Any, tmp
             f"return [...document.querySelectorAll('{element}')].map((one) => one.className.baseVal ?? one.className)"
         )
         assert len(set(browser.execute_script(looks))) == 7
+
+
+def test_numbers_that_no_line_shows_are_counted_in_the_title(browser: Any, served: Any, tmp_path: Path) -> None:
+    write_run(tmp_path / "run", [], rewards=[0.1, math.nan, 0.2])
+    show(browser, f"{served(find_runs([str(tmp_path)]))}#curves?filter=rollout/reward")
+    title = browser.execute_script("return document.querySelector('figcaption').textContent")
+    assert title == "rollout/reward (1 NaN or infinite)"
 
 
 def test_no_view_is_wider_than_a_phone(browser: Any, served: Any, tmp_path: Path) -> None:

@@ -394,6 +394,13 @@ def test_metrics_are_read_beyond_the_largest_text_and_once(folder: Path, monkeyp
     assert run.logged()["progress/iteration"][-2:] == [1001.0, 1002.0]
 
 
+def test_numbers_that_are_nan_or_infinite_are_counted_and_empty_ones_not(folder: Path) -> None:
+    (folder / "metrics.csv").write_text("step,a,b\n0,1,\n1,nan,\n2,-inf,0.5\n")
+    found = run_of(folder).metrics()
+    assert found["columns"]["a"] == [1.0, None, None]
+    assert found["not_finite"] == {"a": 2}
+
+
 def test_metrics_of_a_new_file_of_the_same_number_replace_the_former(folder: Path) -> None:
     path, run = folder / "metrics.csv", run_of(folder)
     path.write_text("step,a\n0,1\n1,2\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -16,7 +17,7 @@ from yaml import YAMLError
 
 from mrlm_pl.cli.parsing.classes import LOSS, accepted, checked, helped, resolved, unfit
 from mrlm_pl.cli.parsing.config_files import MistakeError, check_files, file_of_key, option_values
-from mrlm_pl.cli.parsing.configuration import CLASS, loaded, merged
+from mrlm_pl.cli.parsing.configuration import CLASS, leaves, loaded, merged
 from mrlm_pl.cli.parsing.early_check import training_options
 from mrlm_pl.errors import DEBUG_VARIABLE, SYNONYMS, ConfigurationError, MRLMError, nearest, place_of_error
 from mrlm_pl.runs.plugins import imported
@@ -24,7 +25,7 @@ from mrlm_pl.runs.plugins import imported
 _UNACCEPTED = re.compile(r"(?:Group '([^']+)' does not accept option|Option) '([^']+)'")
 _CHOICE = re.compile(r"argument (\S+): invalid choice: '(.+)' \(choose from (.+)\)$")
 _KIND = re.compile(r"argument (\S+): invalid (\w+) value: '(.*)'$")
-_OPTION_VALUE = re.compile(r'Parser key "(\w+)":')
+_OPTION_VALUE = re.compile(r'Parser key "([\w.]+)":')
 _ROLE = re.compile(r":[a-z]+:`(?:~(?:\w+\.)*)?([\w.]+)`")
 _CLASS_HELP = re.compile(r"^Help for --(\S+)\.help=(\S+)", re.MULTILINE)
 _SEE_CLASS = re.compile(r"see\s+:class:`~?([\w.]+\.\w+)`")
@@ -64,6 +65,9 @@ class ShortErrors:
         """
         check_files(words)
         config, others = merged(words, bases, get_loader("yaml"))
+        known = {action.dest.partition(".")[0] for action in self._actions}  # type: ignore[attr-defined]
+        empty = [key for key in config.keys() - known if all(value == {} for _, value in leaves(config[key]))]
+        config |= dict.fromkeys(empty)  # the library ignores `{}`, and names a key with null
         try:
             for key, base in bases.items():
                 value = config.get(key)
@@ -103,9 +107,6 @@ class ShortErrors:
                 refusals[-1].__cause__ = error.__cause__
                 raise
             except Exception as error:  # a class of the user's may raise anything
-                theirs = cls.__module__.partition(".")[0] in ("lightning", "torch")
-                if theirs and not isinstance(error, ImportError):  # Lightning's CLI handles these
-                    raise
                 found = place_of_error(error)
                 where = f" ({found})" if found else f"; for its traceback set {DEBUG_VARIABLE}=1"
                 text = f"{cls.__name__} cannot be made: {type(error).__name__}: {error}{where}"
@@ -265,19 +266,21 @@ def explain(message: str, parser: Any) -> str:
         given = " ".join(f"--{key} VALUE" for key in keys)
         in_file = f"give it as `{given}` or in a file with `--config FILE`"
         return f"{', '.join(keys)} missing; {f'see `{parser.prog} --help`' if plain else in_file}"
-    return " ".join(message.split())
+    return " ".join(_OPTION_VALUE.sub(r"\1:", message).split())
 
 
 def _unfit_option(message: str, parser: Any, words: Sequence[str]) -> MistakeError | None:
-    """Return the mistake in the value of an option that belongs to no group."""
+    """Return the mistake in the value of an option that belongs to no group, or of an environment variable."""
     match = _OPTION_VALUE.match(message)
-    key = match[1] if match else None
+    key = match[1] if match else ""
+    variable = f"{parser.env_prefix}_{key.replace('.', '__')}".upper()
     for action in parser._actions:
         given = [value for option, value in option_values(words) if option in action.option_strings]
+        name, given = (key, given) if given else (variable, [os.environ[variable]] if variable in os.environ else [])
         if action.dest == key and given and hasattr(action, "_typehint"):
             try:
-                value = resolved(loaded(given[-1], get_loader("yaml")), action._typehint, key)
-                return unfit(value, action._typehint, key)
+                value = resolved(loaded(given[-1], get_loader("yaml")), action._typehint, name)
+                return unfit(value, action._typehint, name)
             except MistakeError as mistake:
                 return mistake
     return None

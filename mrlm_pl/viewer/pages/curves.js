@@ -83,7 +83,8 @@ export async function curvesView(parameters) {
           bands.push({ points: found.interval, color: shade(color) });
         }
       });
-      return chart(name, lines, { bands, marks, unit: AXES.find(([key]) => key === axis)?.[1] });
+      const gaps = Object.values(data).reduce((sum, run) => sum + (run.not_finite[name] ?? 0), 0);
+      return chart(gaps ? `${name} (${gaps} NaN or infinite)` : name, lines, { bands, marks, unit: AXES.find(([key]) => key === axis)?.[1] });
     }), el("p", {}, shown.length > MOST ? `${MOST} of ${shown.length} shown; filter by name` : shown.length ? "" : words.length ? "No number has this name." : "No number is logged."));
   }
 

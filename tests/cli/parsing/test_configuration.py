@@ -162,6 +162,20 @@ def test_environment_variable_sets_a_default_below_files(parsed, monkeypatch):
     assert result["trainer"]["max_epochs"] == 1
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "fault"),
+    [
+        ("TRAINER__MAX_EPOCHS", "two", "MRLM_FIT__TRAINER__MAX_EPOCHS: expected int, but the value is two"),
+        ("SEED_EVERYTHING", "two", "MRLM_FIT__SEED_EVERYTHING: expected an integer, but the value is 'two'"),
+        ("CONFIG", "absent.yaml", "config: File does not exist"),
+    ],
+)
+def test_a_mistake_in_an_environment_variable_is_named(mrlm, config, monkeypatch, variable, value, fault):
+    monkeypatch.setenv(f"MRLM_FIT__{variable}", value)
+    status, _, err = mrlm("fit", "--config", config)
+    assert (status, err.startswith(f"mrlm: error: {fault}")) == (2, True), err
+
+
 def test_an_existing_file_is_a_value(parsed):
     Path("rows.jsonl").touch()
     assert parsed("--data.file", "rows.jsonl")["data"]["init_args"]["file"] == "rows.jsonl"
@@ -300,6 +314,10 @@ MISTAKES = {
         ("--trainer.logger", "CometLogger"),
         ("CometLogger cannot be made", "pip install"),
     ),
+    "callback that refuses its arguments": (
+        ("--trainer.callbacks", "[{class_path: EarlyStopping, init_args: {monitor: reward, mode: largest}}]"),
+        ("EarlyStopping cannot be made", "largest"),
+    ),
     "configuration that is no file": (("--config", "absent"), ("config: 'absent' is neither a file nor a mapping",)),
     "long configuration that is no file": (
         ("--config", f"{{trainer: {{max_epoch: 3}}, {'x' * 300}: 1}}"),
@@ -357,6 +375,8 @@ def test_mistake_on_the_command_line(mrlm, config, mistake):
 FILES = {
     "group of another name": ("algorithm: {class_path: GRPO}\n", ("'algorithm.class_path'; did you mean 'model'?",)),
     "setting at the top": ("lr: 1\n", ("no key 'lr'; did you mean 'model.policies.main.learning_rate'?",)),
+    "empty group": ("trainr: {}\n", ("no key 'trainr'; did you mean 'trainer'?", "(wrong.yaml, line 1)")),
+    "group of empty keys": ("trainr: {max_epochs: {}}\n", ("no key 'trainr'; did you mean 'trainer'?",)),
     "group": ("trainr: {max_epochs: 3}\n", ("trainr", "'trainer'")),
     "trainer key": ("trainer: {max_epoch: 3}\n", ("trainer.max_epoch", "'max_epochs'")),
     "model key": ("model: {class_path: ToyAlgorithm, init_args: {rat: 3}}\n", ("model.rat", "'rate'")),

@@ -230,6 +230,10 @@ def test_exact_values_of_twelve_agents_are_refused() -> None:
         (lambda: CCPO(absent="gone"), "absent is 'gone'; choose from empty, other"),  # type: ignore[arg-type]
         (lambda: SHARP(rest="skip"), "rest is 'skip'; choose from play, replay"),  # type: ignore[arg-type]
         (lambda: SHARP(marginal_weight=-1.0), "marginal_weight is -1.0"),
+        (
+            lambda: SHARP(team_weight=0.0, marginal_weight=0.0, process={"r": 0.0}),
+            "SHARP: all of team_weight, marginal_weight, process are 0",
+        ),
     ],
 )
 def test_wrong_options_are_named(make: Any, message: str) -> None:

@@ -243,7 +243,7 @@ class Players:
         name = self.learner.seat(agent)
         policy = self.learner.policy(name)
         snapshots = self.stale.options if crossed and self.stale is not None and policy.trained else None
-        return Seat(name, policy.chat, sampling.of(name), policy.context_window, snapshots)
+        return Seat(name, policy.chat, sampling.of(name), policy.context_window, snapshots, policy.vocabulary)
 
     def close(self) -> None:
         """Close the players and the engines that were made here; may be called twice."""
