@@ -50,10 +50,10 @@ class Seat:
         Raises:
             EngineError: the sample holds a token that the model does not know.
         """
-        wrong = [token for token in sample.token_ids if self.vocabulary and not 0 <= token < self.vocabulary]
-        if wrong:
+        ids = sample.token_ids
+        if self.vocabulary and ids and not 0 <= min(ids) <= max(ids) < self.vocabulary:
             raise EngineError(
-                f"engine {sample.engine!r} gave the token id {wrong[0]}, which is outside the vocabulary of policy "
+                f"engine {sample.engine!r} gave the token id {min(ids) if min(ids) < 0 else max(ids)}, which is outside the vocabulary of policy "
                 f"{self.policy!r} of {self.vocabulary} tokens; let it generate with that policy's model"
             )
         stale = request.policy != self.policy
