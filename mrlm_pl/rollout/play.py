@@ -52,8 +52,9 @@ class Seat:
         """
         ids = sample.token_ids
         if self.vocabulary and ids and not 0 <= min(ids) <= max(ids) < self.vocabulary:
+            wrong = min(ids) if min(ids) < 0 else max(ids)
             raise EngineError(
-                f"engine {sample.engine!r} gave the token id {min(ids) if min(ids) < 0 else max(ids)}, which is outside the vocabulary of policy "
+                f"engine {sample.engine!r} gave the token id {wrong}, which is outside the vocabulary of policy "
                 f"{self.policy!r} of {self.vocabulary} tokens; let it generate with that policy's model"
             )
         stale = request.policy != self.policy
