@@ -19,7 +19,7 @@ def replacing(path: str | Path, *, durable: bool = False) -> Iterator[Path]:
     """Yield a draft ``PATH.part`` to write, a file or a folder, which becomes ``path`` at the end of the block.
 
     If the block raises, the draft is removed and ``path`` stays as it was. A draft that a kill left behind is
-    removed first. Missing folders are made.
+    removed first. Missing folders are made. A device or a pipe, such as /dev/null, is its own draft.
 
     Args:
         path: the file or the folder to make or replace; see :func:`put_in_place` for a folder.
@@ -33,6 +33,9 @@ def replacing(path: str | Path, *, durable: bool = False) -> Iterator[Path]:
     ('{}', ['report.json'])
     """
     path = Path(path)
+    if _is_special(path):
+        yield path
+        return
     draft = draft_of(path)
     remove(draft)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -58,10 +61,17 @@ def check_writable(path: Path) -> None:
     Raises:
         OSError: the file cannot be written.
     """
+    if _is_special(path):
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = draft_of(path)
     draft.touch()
     draft.unlink()
+
+
+def _is_special(path: Path) -> bool:
+    """Return True for a device or a pipe, whose place a renamed file would take."""
+    return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def draft_of(path: Path) -> Path:

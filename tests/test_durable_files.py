@@ -5,12 +5,13 @@ from __future__ import annotations
 import errno
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mrlm_pl.durable_files import replacing, write_json
+from mrlm_pl.durable_files import check_writable, replacing, write_json
 
 
 @pytest.mark.parametrize("durable", [False, True])
@@ -59,3 +60,18 @@ def test_a_full_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Path, "write_text", full)
     with pytest.raises(OSError, match=r"No space left on device: '.*report\.json'"):
         write_json(tmp_path / "report.json", {})
+
+
+def test_a_device_or_a_pipe_is_written_and_never_replaced(tmp_path: Path) -> None:
+    """Renamed to /dev/null, a report of root would take the device's place."""
+    pipe = tmp_path / "report.json"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        check_writable(pipe)
+        write_json(pipe, {"reward": 1})
+        assert json.loads(os.read(reader, 1000)) == {"reward": 1}
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()
+    assert [path.name for path in tmp_path.iterdir()] == ["report.json"]

@@ -16,7 +16,8 @@ TurnBaseline = Literal["unbiased", "paper"]
 """The baseline of a turn.
 
 - ``unbiased``: from the turn's return, the mean return of the same turn in the *other* episodes; an episode that has
-  ended before counts as 0. It does not depend on the own episode, so the expected gradient is the true one.
+  ended before counts as 0. It does not depend on the own episode, so the expected gradient is the true one, unless
+  standard deviations divide it.
 - ``paper``: from each turn's reward, the mean over all turns of the group; the differences are then summed. How many
   are summed depends on when the own episode ends: stopping early is rewarded.
 """

@@ -36,6 +36,8 @@ class GRPO(PolicyGradient):
         loss = reduce_t( -min(rho_t A_i, clip(rho_t, 1 - clip.low, 1 + clip.high) A_i) + beta KL_t )
         rho_t = pi(token_t) / pi_old(token_t),   KL_t = e^-d + d - 1 with d = log pi - log pi_ref
 
+    The paper's reduction is ``sequence_mean``; the default, ``token_mean``, is DAPO's.
+
     Relatives: Dr.GRPO (2503.20783) is ``advantage: group_centered`` with ``reduction: constant_length``; RLOO
     (2402.14740) is ``advantage: leave_one_out``; DAPO (2503.14476) is ``clip.high: 0.28`` with an
     ``overlong_buffer`` and ``data.resample_rounds``.

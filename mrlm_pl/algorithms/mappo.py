@@ -21,7 +21,7 @@ from mrlm_pl.settings import between, one_of
 
 
 class MAPPO(PolicyGradient):
-    """PPO with one centralized critic (MAPPO, arXiv 2103.01955; also known as MAAC).
+    """PPO with one centralized critic (MAPPO, arXiv 2103.01955; CoMLRL's MAAC).
 
     ``s_t`` is the joint state before step t of the environment: all agents' conversations up to it, in the order of the
     steps. The critic, a language model with a value head, reads it as text in its own chat format. ``r_t`` is the mean

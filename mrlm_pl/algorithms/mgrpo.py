@@ -23,7 +23,7 @@ from mrlm_pl.settings import at_least
 
 
 class MGRPO(PolicyGradient):
-    """Multi-agent GRPO of a planner and sub-agents (M-GRPO, arXiv 2511.13288; MATPO).
+    """Multi-agent GRPO of a planner and sub-agents (M-GRPO, arXiv 2511.13288).
 
     An agent ``NAME@K`` is the k-th call of the sub-agent ``NAME``. All calls of a sub-agent in the episodes of a task
     are compared with each other, apart from the planner's episodes. With a call's own return ``s`` and the planner's

@@ -14,6 +14,8 @@ class RLOO(PolicyGradient):
         A_i  = r_i - mean of the other G - 1
         loss = reduce_t( -A_i log pi(token_t) + beta KL_t )
 
+    The paper's loss sums over an answer, ``reduction: sequence_sum``; the default is ``token_mean``.
+
     There is no ratio and no clip, so use a rollout once (``data.passes`` and ``data.minibatches`` 1); GRPO with
     ``advantage: leave_one_out`` is the clipped form. The metrics are those of
     :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.

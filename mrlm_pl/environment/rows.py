@@ -47,8 +47,8 @@ def read_rows(source: Rows, split: str | None, fields: Sequence[str]) -> list[di
     Args:
         source: rows, also as a pandas ``DataFrame``, whose missing cells are None; a local ``.jsonl``, ``.json`` (a
             list of objects, one object whose only list is the rows, or one row whose only list holds other values),
-            ``.csv`` (with a header; all cells are text) or ``.parquet`` file, each also with ``.gz``; or a hub name,
-            ``owner/name`` or ``owner/name:configuration``, either with a split of its own behind ``#``, as in
+            ``.csv`` (with a header; all cells are text) or ``.parquet`` file, each also with ``.zst`` or ``.gz``; or a
+            hub name, ``owner/name`` or ``owner/name:configuration``, either with a split of its own behind ``#``, as in
             ``facebook/anli#test_r1`` or ``owner/name#test[:33]``.
         split: which split of a hub data set that names none; a local file is one split, whatever the value.
         fields: names that every row must have.

@@ -60,7 +60,7 @@ class Policy(nn.Module):
         lora: train low-rank adapters instead of the weights; policies with adapters on the same model share it, and
             their reference is the model without the adapter.
         gradient_checkpointing: keep one hidden state for each layer and recompute the rest in the backward pass.
-        compile: compile the decoder layers with ``torch.compile``, in the first updates, which take tens of seconds
+        compile: compile the decoder layers with ``torch.compile``, in the first updates, which take some ten seconds
             longer; without gradient_checkpointing.
         max_forward_tokens: maximum number of tokens in a forward pass, recomputed in the backward pass, so that memory
             does not grow with the batch; None runs all rows at once.

@@ -22,6 +22,7 @@ from mrlm_pl.advantages import (
     role_baselines,
     turn_advantages,
 )
+from mrlm_pl.losses import Reduction, policy_gradient_loss, reduce_tokens
 
 WORTH = (1.0, -0.5, 4.0)
 PROBABILITIES = (0.5, 0.2, 0.3)
@@ -65,6 +66,38 @@ def test_baselines_that_do_not_depend_on_the_decision_have_the_true_gradient(
     advantages: Callable[[Tensor], list[float]], factor: float
 ) -> None:
     assert group_sum(advantages) == pytest.approx([factor * value for value in TRUE])
+
+
+def ratios_of_reduced_gradient(reduction: Reduction) -> list[float]:
+    """Return RLOO's expected gradient over the true one, by the logits of replies of one and of two tokens."""
+    logits = torch.tensor([0.3, -0.4], dtype=torch.float64, requires_grad=True)
+    log_one, log_zero = (torch.nn.functional.logsigmoid(sign * logits) for sign in (1, -1))
+    nothing = torch.zeros((), dtype=torch.float64)
+    replies = [(log_one[0], nothing), (log_zero[0], log_one[1]), (log_zero[0], log_zero[1])]
+    chances = [(first + second).exp() for first, second in replies]
+    found = nothing
+    for drawn in itertools.product(range(3), repeat=2):
+        logp = torch.stack([torch.stack(replies[reply]) for reply in drawn])
+        mask = torch.tensor([[True, reply > 0] for reply in drawn])
+        returns = torch.tensor([WORTH[reply] for reply in drawn], dtype=torch.float64)
+        advantages = leave_one_out_advantages(returns, torch.zeros(2, dtype=torch.int64))[:, None].expand(2, 2)
+        losses = policy_gradient_loss(logp, advantages, mask)
+        loss = reduce_tokens(losses, mask, reduction, max_length=2 if reduction == "constant_length" else None)
+        found = found - math.prod(chances[reply].item() for reply in drawn) * loss
+    value = sum((worth * chance for worth, chance in zip(WORTH, chances, strict=True)), nothing)
+    gradients = [torch.autograd.grad(part, logits, retain_graph=True)[0] for part in (found, value)]
+    return (gradients[0] / gradients[1]).tolist()
+
+
+@pytest.mark.parametrize(("reduction", "factor"), [("sequence_sum", 1.0), ("constant_length", 0.5)])
+def test_sums_over_replies_have_the_true_gradient(reduction: Reduction, factor: float) -> None:
+    assert ratios_of_reduced_gradient(reduction) == pytest.approx([factor, factor])
+
+
+@pytest.mark.parametrize("reduction", ["token_mean", "sequence_mean"])
+def test_means_over_tokens_have_another_gradient(reduction: Reduction) -> None:
+    one, two = ratios_of_reduced_gradient(reduction)
+    assert abs(one - two) > 0.05
 
 
 def normalized_by_component(rewards: Tensor, groups: Tensor) -> Tensor:

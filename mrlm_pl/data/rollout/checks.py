@@ -127,7 +127,7 @@ def check_lag(
         )
     if mode == "async" and max_lag and not learner.weighs_sampler(sampling):
         logger.warning(
-            "data.mode is async, and %s treats samples from policies up to %d versions stale as on-policy; %s",
+            "data.mode is async, and %s treats samples that are up to %d iterations stale as on-policy; %s",
             name,
             max_lag,
             "set `model.correction: {kind: truncated}` to reweight them"

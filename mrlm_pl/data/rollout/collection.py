@@ -82,7 +82,7 @@ class Collection:
         plan: the groups of each iteration.
         sampling: how turns are sampled.
         rounds: of synchronous playing; None plays in lockstep.
-        max_lag: greatest age of the weights that sample, in versions; with 0 the learner waits for the episodes.
+        max_lag: greatest age of the weights that sample, in iterations; with 0 the learner waits for the episodes.
         options: of playing while the learner updates.
         saved: the iterations whose episodes are kept in ``RUN/episodes``; None writes none.
 

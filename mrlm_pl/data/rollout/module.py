@@ -83,8 +83,7 @@ class RolloutDataModule(NamesUnknown, LightningDataModule):
         mode: ``sync`` plays a rollout while the learner waits; ``async`` plays the next ones while it updates.
         rounds: lets environments answer, in ``sync`` mode, while other episodes are sampled; see
             :class:`~mrlm_pl.rollout.rounds.RoundOptions`. None plays in lockstep: all turns, then all environments.
-        max_lag: greatest age, in ``async`` mode, of the weights that sample, in versions; the updates on one rollout
-            make a version. 0 is ``sync``.
+        max_lag: maximal staleness in ``async`` mode: the age, in iterations, of the weights that sample. 0 is ``sync``.
         async_options: see :class:`AsyncOptions`.
         cross_policy: lets stale snapshots of the policies sample some of the turns; see
             :class:`~mrlm_pl.rollout.cross_policy.CrossPolicy`. None and a ``share`` of 0 have no snapshots.

@@ -66,9 +66,9 @@ class AsyncOptions:
 
 
 class Lags:
-    """Counts tokens by the number of versions between the weights that sampled them and those that learn from them.
+    """Counts tokens by the number of iterations between the weights that sampled them and those that learn from them.
 
-    A version is published at the beginning of each iteration; turns record the optimizer step that it was made at.
+    Weights are published at the beginning of each iteration; turns record their version, the number of optimizer steps.
 
     Args:
         bound: that no lag should exceed.
@@ -151,14 +151,14 @@ class _Group:
 class AsyncCollector(Collector):
     """Plays groups on its own event loop, while the trainer's thread updates the weights.
 
-    A version of the weights is the result of an iteration's updates. The weights at the start of an iteration are
-    published: they sample from then on. A group of iteration k begins when the weights of iteration ``k - max_lag`` are
-    published, not before. Iterations train in their order, so no token that trains is more than ``max_lag`` versions
-    old, no episode is discarded, and which group belongs to which iteration does not depend on timing.
+    The weights at the start of an iteration are published: they sample from then on. A group of iteration k begins when
+    the weights of iteration ``k - max_lag`` are published, not before. Iterations train in their order, so no token
+    that trains is more than ``max_lag`` iterations old, no episode is discarded, and which group belongs to which
+    iteration does not depend on timing.
 
     Args:
         players, plan, sampling: see :class:`Collector`.
-        max_lag: greatest age of a token that trains, in versions; at least 1.
+        max_lag: greatest age of a token that trains, in iterations; at least 1.
         options: see :class:`AsyncOptions`.
     """
 

@@ -162,7 +162,7 @@ class Players:
         if own_weights and engine is not None and not engine.holds_weights:
             raise ConfigurationError(
                 f"data.mode async samples while the weights change, but {type(engine).__name__} reads them where they "
-                "are; set `own_weights: true` for it, or leave data.engine out"
+                "are; set `own_weights: true` of InProcessEngine, or leave data.engine out"
             )
         self.environments, self._options = dict(environments), dict(options)
         self.given, self._own_weights = engine, own_weights
