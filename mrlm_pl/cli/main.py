@@ -105,8 +105,39 @@ def main(argv: Sequence[str] | None = None) -> int:
         if logging.lastResort is not None:
             logging.lastResort.setFormatter(MessageFormat())
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # errors repeat its log
+    if sys.stdout is None:  # closed; the parser library writes to it
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     arguments = list(sys.argv[1:] if argv is None else argv)
-    command = arguments[0] if arguments else "--help"
+    try:
+        status = _dispatched(arguments[0] if arguments else "--help", arguments[1:])
+        sys.stdout.flush()  # here, because an error at the interpreter's end is no message
+        return status
+    except BrokenPipeError:  # the reader of the output, such as `head`, has ended
+        _discard_output()
+        return 1
+    except ConfigurationError as error:
+        return _tell(error, 2)
+    except MRLMError as error:
+        return _tell(error, 1)
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in FULL_DISK:
+            try:
+                sys.stdout.flush()
+            except OSError:
+                _discard_output()
+            lacking = f" for {error.filename}" if error.filename else ""
+            return _tell(f"no space is left on the device{lacking} ({error.strerror}); free some: {RESUMES}", 1)
+        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+            return _tell(f"{error.filename!r} is no path: its name is too long; name a shorter one", 2)
+        place = place_of_error(error)
+        if not place or DEBUG_VARIABLE in os.environ:
+            raise
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        return _tell(f"{text} ({place}); for the traceback set {DEBUG_VARIABLE}=1", 1)
+
+
+def _dispatched(command: str, arguments: list[str]) -> int:
+    """Run a command, or print the help or the version, and return the exit status."""
     if command in ("-h", "--help"):
         print(USAGE.format(commands="\n".join(f"  {name:<11} {text}" for name, (_, text) in COMMANDS.items())), end="")
         return 0
@@ -116,43 +147,32 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"mrlm {version('mrlm')}")
         return 0
     if command not in COMMANDS:
-        return _tell(_unknown_command(command), 2)
+        raise ConfigurationError(_unknown_command(command))
     from mrlm_pl.cli.parsing.config_files import with_underscores
     from mrlm_pl.runs.plugins import use_working_folder
 
     use_working_folder()
-    arguments[1:] = with_underscores(arguments[1:])
+    arguments = with_underscores(arguments)
     try:
         if command in TRAINING:
             from mrlm_pl.cli.parsing.early_check import check
 
-            check(arguments[1:])
+            check(arguments)
             read_model_folders_once()
         elif command in ("eval", "collect", "gateway", "replay", "rescore", "whatif", "check-env", "serve"):
             from mrlm_pl.cli.parsing.early_check import check_environment_names
 
-            check_environment_names(arguments[1:])
-        return (_interruptible if command in INTERRUPTED else _run)(command, arguments[1:])
-    except BrokenPipeError:  # the reader of the output, such as `head`, has ended
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except ConfigurationError as error:
-        return _tell(error, 2)
-    except MRLMError as error:
-        return _tell(error, 1)
-    except Exception as error:
-        if isinstance(error, OSError) and error.errno in FULL_DISK:
-            lacking = f" for {error.filename}" if error.filename else ""
-            return _tell(f"no space is left on the device{lacking} ({error.strerror}); free some: {RESUMES}", 1)
-        place = place_of_error(error)
-        if not place or DEBUG_VARIABLE in os.environ:
-            raise
-        text = " ".join(f"{type(error).__name__}: {error}".split())
-        return _tell(f"{text} ({place}); for the traceback set {DEBUG_VARIABLE}=1", 1)
+            check_environment_names(arguments)
+        return (_interruptible if command in INTERRUPTED else _run)(command, arguments)
     except SystemExit as end:  # argparse ends the process after --help and after a wrong option
         if isinstance(end.code, str):
             return _tell(end.code, 1)
         return int(end.code or 0)
+
+
+def _discard_output() -> None:
+    """Let the interpreter's end write the rest of the output nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(command: str, arguments: Sequence[str]) -> int:

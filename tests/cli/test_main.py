@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -60,6 +61,30 @@ def test_our_errors_become_a_message_and_a_status(mrlm, monkeypatch, error):
     assert (status, err) == (error[1], f"mrlm: error: {error[0]}\n")
     monkeypatch.setenv("MRLM_DEBUG", "1")
     assert "Traceback" in mrlm("info")[2]
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(("reader", "err"), [("full", "mrlm: error: no space is left"), ("ended", "")])
+def test_output_that_cannot_be_written_ends_a_command_with_status_1_and_no_traceback(reader, err, unbuffered):
+    read, write = os.pipe()
+    os.close(read)
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    command = [sys.executable, "-m", "mrlm_pl.cli.main", "--version"]
+    with open("/dev/full", "w") if reader == "full" else os.fdopen(write, "w") as out:
+        done = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, text=True, check=False, env=environment)
+    assert (done.returncode, done.stderr[: len(err) or None]) == (1, err)
+    assert done.stderr.count("\n") == bool(err)
+
+
+def test_a_closed_output_is_no_error(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(["balance", "answers.jsonl", "--output", "out.jsonl", "--print_config"]) == 0
+
+
+def test_a_path_whose_name_is_too_long_is_named(mrlm):
+    status, _, err = mrlm("balance", "answers.jsonl", "--output", "x" * 300 + ".jsonl")
+    assert (status, err[:20]) == (2, "mrlm: error: 'xxxxxx")
+    assert err.endswith("xxx.jsonl' is no path: its name is too long; name a shorter one\n")
 
 
 def test_errors_of_ours_keep_their_traceback_and_those_of_a_users_file_are_one_line(mrlm, monkeypatch, tmp_path):
