@@ -60,7 +60,7 @@ INTERRUPTED = {
     "sweep": "; its runs have ended; continue with",
     **dict.fromkeys(TRAINING, " before its first batch; start again with"),
 }
-"""Rest of the message of a long command that a signal has ended; a trainer that has begun has its own message."""
+"""Rest of the message of a command that a signal has ended; a trainer that has begun has its own message."""
 
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 RESUMES = "complete files are kept; `mrlm train --output RUN --resume` and `mrlm collect` continue from them"
@@ -163,7 +163,7 @@ def _dispatched(command: str, arguments: list[str]) -> int:
             from mrlm_pl.cli.parsing.early_check import check_environment_names
 
             check_environment_names(arguments)
-        return (_interruptible if command in INTERRUPTED else _run)(command, arguments)
+        return _interruptible(command, arguments)
     except SystemExit as end:  # argparse ends the process after --help and after a wrong option
         if isinstance(end.code, str):
             return _tell(end.code, 1)
@@ -184,7 +184,7 @@ def _run(command: str, arguments: Sequence[str]) -> int:
 
 
 def _interruptible(command: str, arguments: Sequence[str]) -> int:
-    """Run a long command and return its exit status: 130 after Ctrl-C, 143 after SIGTERM."""
+    """Run a command and return its exit status: 130 after Ctrl-C, 143 after SIGTERM."""
     with ending_in_order(sigterm=command not in TRAINING) as interruption:
         try:
             return _run(command, arguments)
@@ -192,7 +192,8 @@ def _interruptible(command: str, arguments: Sequence[str]) -> int:
             if interruption.received is None:
                 raise
             again = shlex.join(["mrlm", command, *arguments])
-            print(f"\nmrlm: {interruption.name} has ended {command}{INTERRUPTED[command]} `{again}`", file=sys.stderr)
+            rest = INTERRUPTED.get(command, "; start again with")
+            print(f"\nmrlm: {interruption.name} has ended {command}{rest} `{again}`", file=sys.stderr)
             return interruption.status
 
 

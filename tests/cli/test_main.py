@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -85,6 +86,18 @@ def test_a_path_whose_name_is_too_long_is_named(mrlm):
     status, _, err = mrlm("balance", "answers.jsonl", "--output", "x" * 300 + ".jsonl")
     assert (status, err[:20]) == (2, "mrlm: error: 'xxxxxx")
     assert err.endswith("xxx.jsonl' is no path: its name is too long; name a shorter one\n")
+
+
+@pytest.mark.parametrize(("number", "status", "name"), [("SIGINT", 130, "Ctrl-C"), ("SIGTERM", 143, "SIGTERM")])
+def test_a_signal_ends_every_command_with_a_message(mrlm, monkeypatch, number, status, name):
+    monkeypatch.setattr("mrlm_pl.cli.commands.report.run", lambda _: signal.raise_signal(getattr(signal, number)))
+    usual = signal.signal(signal.SIGTERM, lambda *_: None)  # the test survives
+    try:
+        found, _, err = mrlm("report", "runs")
+    finally:
+        signal.signal(signal.SIGTERM, usual)
+    assert found == status
+    assert err.endswith(f"\nmrlm: {name} has ended report; start again with `mrlm report runs`\n")
 
 
 def test_errors_of_ours_keep_their_traceback_and_those_of_a_users_file_are_one_line(mrlm, monkeypatch, tmp_path):

@@ -101,7 +101,8 @@ def read_with_run(
         value = config.get(key, "")
         usual = value is None and key == "model" and files  # a printed configuration has `model: null`
         if not usual and not isinstance(value, (str, dict)):
-            raise ConfigurationError(f"{key}: expected one name, but the value is {json.dumps(value)}; give one{of_run}")
+            found = json.dumps(value)
+            raise ConfigurationError(f"{key}: expected one name, but the value is {found}; give one{of_run}")
     named = named.get(CLASS) if isinstance(named, dict) else named
     helped = any(word == "-h" or word.partition("=")[0].endswith("help") for word in words)
     if model is None and without is not None and not helped:
