@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import io
 import logging
 import os
 import shlex
@@ -107,6 +108,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # errors repeat its log
     if sys.stdout is None:  # closed; the parser library writes to it
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    if argv is None and isinstance(sys.stdout, io.TextIOWrapper):  # of a terminal that may lack the characters
+        sys.stdout.reconfigure(errors="backslashreplace")
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         status = _dispatched(arguments[0] if arguments else "--help", arguments[1:])

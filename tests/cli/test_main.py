@@ -77,6 +77,17 @@ def test_output_that_cannot_be_written_ends_a_command_with_status_1_and_no_trace
     assert done.stderr.count("\n") == bool(err)
 
 
+def test_characters_that_a_terminal_lacks_are_escaped():
+    code = (
+        "import sys; from mrlm_pl.cli import main\n"
+        "main._dispatched = lambda *_: print('caf\\xe9 \\u2026') or 0\n"
+        "sys.argv = ['mrlm', 'info']; sys.exit(main.main())"
+    )
+    environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, env=environment)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"caf\xe9 \\u2026\n", b"")
+
+
 def test_a_closed_output_is_no_error(monkeypatch):
     monkeypatch.setattr(sys, "stdout", None)
     assert main(["balance", "answers.jsonl", "--output", "out.jsonl", "--print_config"]) == 0
