@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import io
 import logging
 import os
 import shlex
@@ -60,7 +61,7 @@ INTERRUPTED = {
     "sweep": "; its runs have ended; continue with",
     **dict.fromkeys(TRAINING, " before its first batch; start again with"),
 }
-"""Rest of the message of a long command that a signal has ended; a trainer that has begun has its own message."""
+"""Rest of the message of a command that a signal has ended; a trainer that has begun has its own message."""
 
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 RESUMES = "complete files are kept; `mrlm train --output RUN --resume` and `mrlm collect` continue from them"
@@ -105,8 +106,41 @@ def main(argv: Sequence[str] | None = None) -> int:
         if logging.lastResort is not None:
             logging.lastResort.setFormatter(MessageFormat())
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # errors repeat its log
+    if sys.stdout is None:  # closed; the parser library writes to it
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    if argv is None and isinstance(sys.stdout, io.TextIOWrapper):  # of a terminal that may lack the characters
+        sys.stdout.reconfigure(errors="backslashreplace")
     arguments = list(sys.argv[1:] if argv is None else argv)
-    command = arguments[0] if arguments else "--help"
+    try:
+        status = _dispatched(arguments[0] if arguments else "--help", arguments[1:])
+        sys.stdout.flush()  # here, because an error at the interpreter's end is no message
+        return status
+    except BrokenPipeError:  # the reader of the output, such as `head`, has ended
+        _discard_output()
+        return 1
+    except ConfigurationError as error:
+        return _tell(error, 2)
+    except MRLMError as error:
+        return _tell(error, 1)
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in FULL_DISK:
+            try:
+                sys.stdout.flush()
+            except OSError:
+                _discard_output()
+            lacking = f" for {error.filename}" if error.filename else ""
+            return _tell(f"no space is left on the device{lacking} ({error.strerror}); free some: {RESUMES}", 1)
+        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+            return _tell(f"{error.filename!r} is no path: its name is too long; name a shorter one", 2)
+        place = place_of_error(error)
+        if not place or DEBUG_VARIABLE in os.environ:
+            raise
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        return _tell(f"{text} ({place}); for the traceback set {DEBUG_VARIABLE}=1", 1)
+
+
+def _dispatched(command: str, arguments: list[str]) -> int:
+    """Run a command, or print the help or the version, and return the exit status."""
     if command in ("-h", "--help"):
         print(USAGE.format(commands="\n".join(f"  {name:<11} {text}" for name, (_, text) in COMMANDS.items())), end="")
         return 0
@@ -116,43 +150,32 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"mrlm {version('mrlm')}")
         return 0
     if command not in COMMANDS:
-        return _tell(_unknown_command(command), 2)
+        raise ConfigurationError(_unknown_command(command))
     from mrlm_pl.cli.parsing.config_files import with_underscores
     from mrlm_pl.runs.plugins import use_working_folder
 
     use_working_folder()
-    arguments[1:] = with_underscores(arguments[1:])
+    arguments = with_underscores(arguments)
     try:
         if command in TRAINING:
             from mrlm_pl.cli.parsing.early_check import check
 
-            check(arguments[1:])
+            check(arguments)
             read_model_folders_once()
         elif command in ("eval", "collect", "gateway", "replay", "rescore", "whatif", "check-env", "serve"):
             from mrlm_pl.cli.parsing.early_check import check_environment_names
 
-            check_environment_names(arguments[1:])
-        return (_interruptible if command in INTERRUPTED else _run)(command, arguments[1:])
-    except BrokenPipeError:  # the reader of the output, such as `head`, has ended
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except ConfigurationError as error:
-        return _tell(error, 2)
-    except MRLMError as error:
-        return _tell(error, 1)
-    except Exception as error:
-        if isinstance(error, OSError) and error.errno in FULL_DISK:
-            lacking = f" for {error.filename}" if error.filename else ""
-            return _tell(f"no space is left on the device{lacking} ({error.strerror}); free some: {RESUMES}", 1)
-        place = place_of_error(error)
-        if not place or DEBUG_VARIABLE in os.environ:
-            raise
-        text = " ".join(f"{type(error).__name__}: {error}".split())
-        return _tell(f"{text} ({place}); for the traceback set {DEBUG_VARIABLE}=1", 1)
+            check_environment_names(arguments)
+        return _interruptible(command, arguments)
     except SystemExit as end:  # argparse ends the process after --help and after a wrong option
         if isinstance(end.code, str):
             return _tell(end.code, 1)
         return int(end.code or 0)
+
+
+def _discard_output() -> None:
+    """Let the interpreter's end write the rest of the output nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(command: str, arguments: Sequence[str]) -> int:
@@ -164,7 +187,7 @@ def _run(command: str, arguments: Sequence[str]) -> int:
 
 
 def _interruptible(command: str, arguments: Sequence[str]) -> int:
-    """Run a long command and return its exit status: 130 after Ctrl-C, 143 after SIGTERM."""
+    """Run a command and return its exit status: 130 after Ctrl-C, 143 after SIGTERM."""
     with ending_in_order(sigterm=command not in TRAINING) as interruption:
         try:
             return _run(command, arguments)
@@ -172,7 +195,8 @@ def _interruptible(command: str, arguments: Sequence[str]) -> int:
             if interruption.received is None:
                 raise
             again = shlex.join(["mrlm", command, *arguments])
-            print(f"\nmrlm: {interruption.name} has ended {command}{INTERRUPTED[command]} `{again}`", file=sys.stderr)
+            rest = INTERRUPTED.get(command, "; start again with")
+            print(f"\nmrlm: {interruption.name} has ended {command}{rest} `{again}`", file=sys.stderr)
             return interruption.status
 
 

@@ -184,7 +184,7 @@ def serve_gateway(
 
 def _path_of(output: str | Path) -> Path:
     path = Path(output)
-    if path.is_dir() or not {".jsonl", ".zst", ".gz"} & set(path.suffixes):
+    if path.is_dir() or not path.name.endswith((".jsonl", ".jsonl.zst", ".jsonl.gz")):
         raise ConfigurationError(f"output: {str(path)!r} must be a file that ends in .jsonl, .jsonl.zst or .jsonl.gz")
     return path
 

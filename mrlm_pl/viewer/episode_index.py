@@ -203,9 +203,8 @@ class EpisodeIndex:
         table = self.table(number)
         rows = [row for row in table["rows"] if row.iteration == number]
         if not rows:
-            raise ConfigurationError(
-                f"iteration: the run has no episode of iteration {number}; leave out `--iteration` to see the newest"
-            )
+            remedy = "; ".join(["leave out `--iteration` to see the newest", *table["notes"]])
+            raise ConfigurationError(f"iteration: the run has no episode of iteration {number}; {remedy}")
         return table, rows
 
     def record(self, episode: str) -> dict[str, Any]:
@@ -214,10 +213,12 @@ class EpisodeIndex:
         Raises:
             DataError: there is no such episode, or it cannot be read.
         """
+        notes = [*self._notes()]
         for file in self.newest_first():
             if (found := file.record(episode)) is not None:
                 return found
-        listed = "; ".join(["`mrlm view RUN` lists them", *self._notes()])
+            notes += file.notes()
+        listed = "; ".join(["`mrlm view RUN` lists them", *notes])
         ids = itertools.islice((row.id for file in self.newest_first() for row in reversed(file.rows)), NEWEST)
         raise DataError(f"there is no episode {episode!r} in this run; {meant(episode, ids, listed)}")
 

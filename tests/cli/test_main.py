@@ -2,6 +2,8 @@
 
 import json
 import logging
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -60,6 +62,53 @@ def test_our_errors_become_a_message_and_a_status(mrlm, monkeypatch, error):
     assert (status, err) == (error[1], f"mrlm: error: {error[0]}\n")
     monkeypatch.setenv("MRLM_DEBUG", "1")
     assert "Traceback" in mrlm("info")[2]
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(("reader", "err"), [("full", "mrlm: error: no space is left"), ("ended", "")])
+def test_output_that_cannot_be_written_ends_a_command_with_status_1_and_no_traceback(reader, err, unbuffered):
+    read, write = os.pipe()
+    os.close(read)
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    command = [sys.executable, "-m", "mrlm_pl.cli.main", "--version"]
+    with open("/dev/full", "w") if reader == "full" else os.fdopen(write, "w") as out:
+        done = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, text=True, check=False, env=environment)
+    assert (done.returncode, done.stderr[: len(err) or None]) == (1, err)
+    assert done.stderr.count("\n") == bool(err)
+
+
+def test_characters_that_a_terminal_lacks_are_escaped():
+    code = (
+        "import sys; from mrlm_pl.cli import main\n"
+        "main._dispatched = lambda *_: print('caf\\xe9 \\u2026') or 0\n"
+        "sys.argv = ['mrlm', 'info']; sys.exit(main.main())"
+    )
+    environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, env=environment)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"caf\xe9 \\u2026\n", b"")
+
+
+def test_a_closed_output_is_no_error(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(["balance", "answers.jsonl", "--output", "out.jsonl", "--print_config"]) == 0
+
+
+def test_a_path_whose_name_is_too_long_is_named(mrlm):
+    status, _, err = mrlm("balance", "answers.jsonl", "--output", "x" * 300 + ".jsonl")
+    assert (status, err[:20]) == (2, "mrlm: error: 'xxxxxx")
+    assert err.endswith("xxx.jsonl' is no path: its name is too long; name a shorter one\n")
+
+
+@pytest.mark.parametrize(("number", "status", "name"), [("SIGINT", 130, "Ctrl-C"), ("SIGTERM", 143, "SIGTERM")])
+def test_a_signal_ends_every_command_with_a_message(mrlm, monkeypatch, number, status, name):
+    monkeypatch.setattr("mrlm_pl.cli.commands.report.run", lambda _: signal.raise_signal(getattr(signal, number)))
+    usual = signal.signal(signal.SIGTERM, lambda *_: None)  # the test survives
+    try:
+        found, _, err = mrlm("report", "runs")
+    finally:
+        signal.signal(signal.SIGTERM, usual)
+    assert found == status
+    assert err.endswith(f"\nmrlm: {name} has ended report; start again with `mrlm report runs`\n")
 
 
 def test_errors_of_ours_keep_their_traceback_and_those_of_a_users_file_are_one_line(mrlm, monkeypatch, tmp_path):

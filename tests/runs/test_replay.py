@@ -22,6 +22,7 @@ from mrlm_pl.rollout.replay import differences
 from mrlm_pl.runs import replay, rescore
 from mrlm_pl.runs.console import EpisodeProgress
 from mrlm_pl.runs.plugins import environments_by_name, import_environment
+from mrlm_pl.runs.records.run import recorded_iterations
 from mrlm_pl.serving import RemoteEnvironment
 from mrlm_pl.serving.environments.hosted import Offer
 from mrlm_pl.serving.server import EnvironmentServer
@@ -358,3 +359,12 @@ def test_progress_is_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixt
     first, *lines = err.splitlines()
     assert (out, first, len(lines)) == ("", "mrlm: playing 1,000 episodes", 19)
     assert lines[0].startswith("mrlm: episodes   50/1000  0:00:0")
+
+
+@pytest.mark.parametrize("value", [b"nan", b"inf", b"\xff", b"x"])
+def test_metrics_that_cannot_be_read_count_no_iterations(tmp_path: Path, value: bytes) -> None:
+    metrics = tmp_path / "metrics.csv"
+    metrics.write_bytes(b"progress/iteration\n3\n")
+    assert recorded_iterations(tmp_path) == 3
+    metrics.write_bytes(b"progress/iteration\n" + value + b"\n")
+    assert recorded_iterations(tmp_path) == 0

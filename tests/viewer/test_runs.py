@@ -277,6 +277,10 @@ def test_a_killed_run_opens(folder: Path) -> None:
     found = run.index.table()
     assert len(found["rows"]) >= 3
     assert "ends within an episode" in found["notes"][0]
+    for missing in (lambda: run.index.iteration(9), lambda: run.index.record("9-0")):
+        with pytest.raises(ConfigurationError, match=r"no episode (of iteration 9|.9-0.)") as error:
+            missing()
+        assert found["notes"][0] in str(error.value)
     assert run.metrics()["columns"]["rollout/reward"] == [0.5, 0.25]
 
 

@@ -33,7 +33,7 @@ def run(arguments: Sequence[str]) -> int:
     pairs = Path(options.pairs) if options.pairs else None
     wanted = [path for path in (output, pairs) if path is not None]
     for path in wanted:
-        if path.is_dir() or not {".jsonl", ".zst", ".gz"} & set(path.suffixes):
+        if path.is_dir() or not path.name.endswith((".jsonl", ".jsonl.zst", ".jsonl.gz")):
             raise ConfigurationError(f"{str(path)!r} must be a file that ends in .jsonl, .jsonl.zst or .jsonl.gz")
     written = [*wanted, *map(held_out_path, wanted if options.validation_share else []), *([report] if report else [])]
     if len(set(written)) < len(written):

@@ -10,7 +10,7 @@ import grpc
 from google.protobuf.json_format import MessageToDict
 
 from mrlm_pl.cli.parsing.parser import PlainParser
-from mrlm_pl.errors import RemoteError
+from mrlm_pl.errors import ConfigurationError, RemoteError
 from mrlm_pl.serving.transport import environment_pb2 as pb
 from mrlm_pl.serving.transport import environment_pb2_grpc
 from mrlm_pl.serving.transport.connection import Address, StatusError, connection, submit
@@ -36,6 +36,8 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--tls_certificate", help="PEM file of this client's certificate")
     parser.add_argument("--tls_key", help="PEM file of its key")
     options = parser.parse_args(arguments)
+    if not 0 <= options.limit < 2**31:
+        raise ConfigurationError(f"limit: {options.limit} is no number of sessions; 0 lists all")
     identity = Identity(options.tls_certificate, options.tls_key, options.tls_authority)
     request = pb.ListSessionsRequest(environment=options.environment, limit=options.limit)
     try:

@@ -212,7 +212,7 @@ def _value_fault(value: Any, annotation: Any, key: str) -> MistakeError | None:
         choices = literal_values(members)
         kinds = [described_type(member) for member in members if get_origin(member) is not Literal]
         if len(members) == 1 and getattr(annotation, "__module__", "") == "jsonargparse.typing":
-            reason = _misfit(str(error).strip().rpartition("\n")[2].partition(": ")[2])  # after the type's name
+            reason = _misfit(str(error).strip().rpartition("\n")[2].partition(": ")[2], value)  # after the type's name
             near: object = nearest_path(Path(str(value))) if kinds[0].startswith("Path") else None
         else:
             wanted = " or ".join([*kinds, *([f"one of {', '.join(map(repr, choices))}"] if choices else [])])
@@ -225,25 +225,25 @@ def _value_fault(value: Any, annotation: Any, key: str) -> MistakeError | None:
     return None
 
 
-def _misfit(reason: str) -> str:
+def _misfit(reason: str, value: Any) -> str:
     """Return the parser library's reason against a number in plain words; another reason as it is.
 
-    >>> _misfit("-4 does not conform to restriction v>=0 and v<=9")
+    >>> _misfit("-4 does not conform to restriction v>=0 and v<=9", -4)
     'expected a number >= 0 and <= 9, but the value is -4'
-    >>> _misfit("invalid literal for int() with base 10: 'abc'"), _misfit("could not convert string to float: 'abc'")
-    ("expected an integer, but the value is 'abc'", "expected a number, but the value is 'abc'")
+    >>> _misfit("invalid literal for int() with base 10: 'abc'", "abc"), _misfit("float() argument must be a ...", {})
+    ("expected an integer, but the value is 'abc'", 'expected a number, but the value is {}')
     """
-    value, restricted, bounds = reason.partition(" does not conform to restriction ")
+    number, restricted, bounds = reason.partition(" does not conform to restriction ")
     if restricted:
         bounds = re.sub(r"v([<>]=?)", r"\1 ", bounds)
-        return f"expected a number {bounds}, but the value is {value}"
+        return f"expected a number {bounds}, but the value is {number}"
     kinds = {
-        "invalid literal for int() with base 10: ": "an integer",
-        "could not convert string to float: ": "a number",
+        ("invalid literal for int() with base 10: ", "int() argument must be "): "an integer",
+        ("could not convert string to float: ", "float() argument must be "): "a number",
     }
-    for beginning, kind in kinds.items():
-        if reason.startswith(beginning):
-            return f"expected {kind}, but the value is {reason.removeprefix(beginning)}"
+    for beginnings, kind in kinds.items():
+        if reason.startswith(beginnings):
+            return f"expected {kind}, but the value is {value!r}"
     return reason
 
 

@@ -97,6 +97,12 @@ def read_with_run(
     if isinstance(model, dict) or isinstance(config.get("data"), dict):
         remedy = f"name the run by `--model RUN`{', or its configuration by `--model FILE`' if files else ''}"
         raise ConfigurationError(f"config: `model` and `data` are settings of a run; {remedy}")
+    for key, of_run in (("model", ""), ("environment", ", or leave it out for the run's own")):
+        value = config.get(key, "")
+        usual = value is None and key == "model" and files  # a printed configuration has `model: null`
+        if not usual and not isinstance(value, (str, dict)):
+            found = json.dumps(value)
+            raise ConfigurationError(f"{key}: expected one name, but the value is {found}; give one{of_run}")
     named = named.get(CLASS) if isinstance(named, dict) else named
     helped = any(word == "-h" or word.partition("=")[0].endswith("help") for word in words)
     if model is None and without is not None and not helped:

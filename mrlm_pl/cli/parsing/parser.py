@@ -23,9 +23,9 @@ from mrlm_pl.errors import DEBUG_VARIABLE, SYNONYMS, ConfigurationError, MRLMErr
 from mrlm_pl.runs.plugins import imported
 
 _UNACCEPTED = re.compile(r"(?:Group '([^']+)' does not accept option|Option) '([^']+)'")
-_CHOICE = re.compile(r"argument (\S+): invalid choice: '(.+)' \(choose from (.+)\)$")
+_CHOICE = re.compile(r"argument (\S+): invalid choice: '(.*)' \(choose from (.+)\)$")
 _KIND = re.compile(r"argument (\S+): invalid (\w+) value: '(.*)'$")
-_OPTION_VALUE = re.compile(r'Parser key "([\w.]+)":')
+_OPTION_VALUE = re.compile(r'Parser key "([\w.]+)"(?: element \d+)?:')
 _ROLE = re.compile(r":[a-z]+:`(?:~(?:\w+\.)*)?([\w.]+)`")
 _CLASS_HELP = re.compile(r"^Help for --(\S+)\.help=(\S+)", re.MULTILINE)
 _SEE_CLASS = re.compile(r"see\s+:class:`~?([\w.]+\.\w+)`")
@@ -280,7 +280,7 @@ def _unfit_option(message: str, parser: Any, words: Sequence[str]) -> MistakeErr
         if action.dest == key and given and hasattr(action, "_typehint"):
             try:
                 value = resolved(loaded(given[-1], get_loader("yaml")), action._typehint, name)
-                return unfit(value, action._typehint, name)
+                return unfit(value, action._typehint, name) or unfit(given[-1], action._typehint, name)
             except MistakeError as mistake:
                 return mistake
     return None

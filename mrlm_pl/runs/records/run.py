@@ -337,9 +337,9 @@ def recorded_configuration(folder: Path) -> Mapping[str, Any]:
 
 
 def recorded_iterations(folder: Path) -> int:
-    """Return the number of iterations that the metrics of a run count; 0 without any."""
+    """Return the number of iterations that the metrics of a run count; 0 without any that can be read."""
     with (
-        suppress(FileNotFoundError, NotADirectoryError),
+        suppress(FileNotFoundError, NotADirectoryError, ValueError, OverflowError, csv.Error),
         (folder / "metrics.csv").open(newline="", encoding="utf-8") as file,
     ):
         found = (row.get("progress/iteration") for row in csv.DictReader(file))

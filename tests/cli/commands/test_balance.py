@@ -86,6 +86,7 @@ def test_references_are_right_answers_of_the_questions_that_were_answered(mrlm: 
     [
         (("answers.jsonl", "--output", "answers.jsonl"), "'answers.jsonl' exists"),
         (("answers.jsonl", "--output", "b.csv"), "must be a file that ends in .jsonl"),
+        (("answers.jsonl", "--output", "b.gz"), "must be a file that ends in .jsonl"),
         (("answers.jsonl", "--output", "b.jsonl", "--pairs", "b.jsonl"), "name one file twice"),
         (("answers.jsonl", "--output", "b.jsonl", "--validation-share", "2"), "validation_share is 2.0"),
         (("answers.jsonl", "--output", "b.jsonl", "--per-question", "0"), "per_question"),

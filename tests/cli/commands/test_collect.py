@@ -188,7 +188,8 @@ def test_files_are_not_overwritten_and_must_be_json_lines(collect):
     Path("mine.jsonl").write_text("precious\n")
     assert "'mine.jsonl' exists" in collect("-n", "1", "--output", "mine.jsonl", status=2)
     assert Path("mine.jsonl").read_text() == "precious\n"
-    assert "must be a file that ends in .jsonl" in collect("-n", "1", "--output", "episodes.csv", status=2)
+    for name in ("episodes.csv", "episodes.gz", "episodes.jsonl.txt"):
+        assert "must be a file that ends in .jsonl" in collect("-n", "1", "--output", name, status=2)
     message = collect("-n", "3", "--samples-per-task", "2", "--output", "a.jsonl", status=2)
     assert "must be a multiple of samples_per_task 2" in message
 

@@ -216,6 +216,12 @@ def test_agents_find_their_policy():
         (("--temperature", "hot"), "error: temperature: expected float, but the value is hot\n"),
         (("-n", "-3"), "error: num_episodes: expected a number > 0, but the value is -3\n"),
         (("-n", "many"), "error: num_episodes: expected an integer, but the value is 'many'\n"),
+        (("-n", ""), "error: num_episodes: expected an integer, but the value is ''\n"),
+        (("-n", "{}"), "error: num_episodes: expected an integer, but the value is {}\n"),
+        (("--max-tokens=null", "--top-k="), "error: top_k: expected int, but the value is \n"),
+        (("--environment=",), "error: environment: expected one name, but the value is null; give one, or"),
+        (("--model=",), "error: model: expected one name, but the value is null; give one\n"),
+        (("--config", "{model: 3}"), "error: model: expected one name, but the value is 3; give one\n"),
         (("--policy-sampling", "main"), "error: policy_sampling: expected a mapping, as in `{NAME: VALUE}`, but the"),
         (
             ("--policy-sampling", "{main: {temprature: 1}}"),
