@@ -30,7 +30,7 @@ from mrlm_pl.data.rollout.metrics import (
 )
 from mrlm_pl.data.rollout.tasks import RunTasks
 from mrlm_pl.engines import Sampling
-from mrlm_pl.episode import Episode
+from mrlm_pl.episode import Episode, judging_environments
 from mrlm_pl.episode_files import EpisodeRetention, EpisodeWriter, iteration_file, remove_repeated
 from mrlm_pl.errors import RolloutError
 from mrlm_pl.learner.batch import PolicyBatch
@@ -231,13 +231,17 @@ class Collection:
         episodes, branches = collected.episodes, collected.branches
         unused = [*collected.replaced, *collected.greedy, *branches]
         several, plan = len(self.tasks.environments) > 1, self.plan
+        judged = [*episodes, *collected.replaced]
+        # A limit may have truncated all episodes of one rank.
+        judging = set[str]().union(*gather_ranks(self.trainer, judging_environments(judged)))
+        earlier = collected.earlier_tokens
         measured = CollectionSums.of(
-            episodes, seconds, plan.without_signal, unused, branches, several, earlier_tokens=collected.earlier_tokens
+            episodes, seconds, plan.without_signal, unused, branches, several, earlier, judging
         )
         measured.means |= collected.metrics
         measured.sums |= collected.sums
         if plan.resample_rounds:
-            measured.means["rollout/reward_of_all_groups"] = reward_sums([*episodes, *collected.replaced])
+            measured.means["rollout/reward_of_all_groups"] = reward_sums(judged)
         if self.players.stale is not None:
             measured.means |= self.players.stale.metrics(episodes, self.trainer.global_step)
         logged = ["dropped_groups", *(["resampled_groups"] if plan.resample_rounds else [])]
@@ -250,7 +254,7 @@ class Collection:
             planned = Counter(self.tasks.stream.picked(iteration * plan.groups + group)[0] for group in groups)
             measured.sums |= {f"rollout/{name}/groups": float(planned[name]) for name in self.tasks.environments}
         if self.tasks.stream.curriculum is not None:
-            measured.successes = success_counts([*episodes, *collected.replaced])
+            measured.successes = success_counts(judged, judging)
         return measured
 
     def state(self) -> dict[str, Any]:
