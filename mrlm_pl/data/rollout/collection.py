@@ -322,16 +322,18 @@ def warn_of_failures(episodes: Sequence[Episode], what: str, folder: Path) -> No
 
 
 def check_played(episodes: Sequence[Episode], iteration: int, trainer: Any) -> None:
-    """Warn of failed episodes.
+    """Warn of failed episodes; every rank must call it.
 
     Raises:
-        RolloutError: all failed; on one rank this ends the whole run, since the launcher stops the others.
+        RolloutError: all of one rank failed; all ranks raise it, so that each of them tells the cause.
     """
-    folder = Path(trainer.default_root_dir)
+    folder, fault = Path(trainer.default_root_dir), None
     if all(episode.failed for episode in episodes):
         which = f"{len(episodes)} episodes of iteration {iteration}"
         which += f" on rank {trainer.global_rank}" if trainer.world_size > 1 else ""
-        raise RolloutError(f"all {which} failed; the first: {first_failure(episodes, folder)}")
+        fault = f"all {which} failed; the first: {first_failure(episodes, folder)}"
+    if fault := next(filter(None, gather_ranks(trainer, fault)), None):
+        raise RolloutError(fault)
     warn_of_failures(episodes, "episodes", folder)
 
 
