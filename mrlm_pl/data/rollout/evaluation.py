@@ -109,7 +109,7 @@ class EpisodeBatch:
         """Return the number of ``failed_episodes``, by name."""
         return {"failed_episodes": sum(episode.failed for episode in self.episodes)}
 
-    def outcomes(self) -> dict[Outcome, float]:
+    def outcomes(self) -> Mapping[Outcome, float]:
         """Return the number of episodes that did not fail, by metric, environment and success."""
         played = [(episode.task.environment, episode.success) for episode in self.episodes if not episode.failed]
         found = Counter(("accuracy", *outcome) for outcome in played)

@@ -68,7 +68,7 @@ def test_the_rank_whose_episodes_all_failed_is_named(
     ranks: int, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By all ranks: the error of the others was a closed connection, which the run's state recorded."""
-    monkeypatch.setattr(collecting, "gather_ranks", lambda trainer, own: [None, own or told])
+    monkeypatch.setattr(collecting, "gather_ranks", lambda trainer, own: [(None, {"t"}), (own[0] or told, set())])
     told: Any = None
     trainer = SimpleNamespace(world_size=ranks, global_rank=1, default_root_dir=str(tmp_path))
     failed = Episode("0", Task("t", "train", 0), "g", 0, 0, {}, "", error="away")
@@ -76,6 +76,7 @@ def test_the_rank_whose_episodes_all_failed_is_named(
         RolloutError, match=f"all 1 episodes of iteration 3{where} failed; the first: away; try"
     ) as error:
         check_played([failed], 3, trainer)
+    assert check_played([replace(failed, error=None)], 3, trainer) == {"t"}
     told, trainer.global_rank = str(error.value), 0
     with pytest.raises(RolloutError, match=re.escape(told)):
         check_played([replace(failed, error=None)], 3, trainer)
