@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from mrlm_pl.environment import Environment
-from mrlm_pl.episode import Episode, Task, judging_environments
+from mrlm_pl.episode import Episode, Task
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.evaluation.agents import Components, parts_by_agent, parts_by_policy, seats_of
 from mrlm_pl.evaluation.intervals import mean_interval, pass_at_k, ratio_interval, share_interval
@@ -144,15 +144,6 @@ def summarize(
         tasks=[_task_result(group, majority if voting else None) for group in by_task.values()],
         transcripts=[_transcript(episode) for episode in episodes],
     )
-
-
-def judged_successes(episodes: Sequence[Episode]) -> list[bool]:
-    """Return whether each episode succeeded, for environments that judge.
-
-    An episode that a limit truncated before its environment could judge it is a failure.
-    """
-    judging = judging_environments(episodes)
-    return [bool(episode.success) for episode in episodes if episode.task.environment in judging]
 
 
 def problem_of(task: Task) -> str:

@@ -314,7 +314,7 @@ class Algorithm(NamesUnknown, LightningModule, RolloutLearner):
 
     def measure(self, prefix: str, batch: Any) -> None:
         """Add the measures of a batch to the metrics of an evaluation, named ``val/...`` or ``test/...``."""
-        self.metrics.add_evaluation(prefix, batch.means(), batch.counts())
+        self.metrics.add_evaluation(prefix, batch.means(), batch.counts(), batch.outcomes())
 
     def on_validation_epoch_end(self) -> None:
         self._log_evaluation("val")

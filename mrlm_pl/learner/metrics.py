@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from lightning.pytorch import Callback, LightningModule
@@ -22,6 +22,12 @@ from mrlm_pl.trainer.bounds import batches_in_all, batches_served
 
 _ON_BAR = ("kl", "nll", "preference_accuracy", "pair_accuracy", "accuracy", "approx_kl")
 _LEAST_KL = 1e-6
+
+Outcome: TypeAlias = tuple[str, str, bool | None]
+"""Name of a metric of an evaluation, environment, and whether its episodes succeeded; None where it has not judged."""
+_Evaluated: TypeAlias = tuple[
+    list[tuple[str, tuple[float, float]]], list[tuple[str, float]], list[tuple[Outcome, float]]
+]
 _ON_EVALUATION_BAR = ("reward", "accuracy", "auc", "nll", "preference_accuracy", "pair_accuracy")
 
 
@@ -50,7 +56,7 @@ class Metrics:
         self._means: dict[str, tuple[Tensor, Tensor]] = {}
         self._largest: dict[str, Tensor] = {}
         self._sums: dict[str, Tensor] = {}
-        self._evaluated: dict[str, tuple[list[tuple[str, tuple[float, float]]], list[tuple[str, float]]]] = {}
+        self._evaluated: dict[str, _Evaluated] = {}
         self.row: dict[str, float] = {}
         self.shown: set[str] = set()
         self.tokens: TokenMeasures | None = None
@@ -188,7 +194,11 @@ class Metrics:
         return means, {name: next(numbers) for name in self._largest}, {name: next(numbers) for name in self._sums}
 
     def add_evaluation(
-        self, prefix: str, means: Mapping[str, tuple[float, float]], counts: Mapping[str, float] | None = None
+        self,
+        prefix: str,
+        means: Mapping[str, tuple[float, float]],
+        counts: Mapping[str, float] | None = None,
+        outcomes: Mapping[Outcome, float] | None = None,
     ) -> None:
         """Add a batch's means, with their weights, to the metrics of an evaluation loop.
 
@@ -196,10 +206,13 @@ class Metrics:
             prefix: of the names: ``val`` or ``test``.
             means: (mean, weight) by name; a mean with the weight 0 may be NaN.
             counts: numbers whose sum is logged, by name.
+            outcomes: numbers of episodes; one without a judgement, such as a truncated one, is a failure in an
+                environment that judges any episode of the loop, and not counted in others.
         """
-        pairs, numbers = self._evaluated.setdefault(prefix, ([], []))
+        pairs, numbers, judged = self._evaluated.setdefault(prefix, ([], [], []))
         pairs += ((name, (value * weight if weight else 0.0, weight)) for name, (value, weight) in means.items())
         numbers += (counts or {}).items()
+        judged += (outcomes or {}).items()
 
     def add_evaluation_means(self, prefix: str, means: Mapping[str, Tensor], weight: float) -> None:
         """Add a batch's means [], all over ``weight`` answers or pairs, to the metrics of an evaluation loop."""
@@ -210,10 +223,17 @@ class Metrics:
 
         Every rank must call this, also one without batches.
         """
-        pairs, numbers = self._evaluated.pop(prefix, ([], []))
-        ranks = gather_ranks(trainer, (summed_pairs(pairs), summed(numbers)))
-        means = summed_pairs(item for own, _ in ranks for item in own.items())
-        counts = summed(item for _, own in ranks for item in own.items())
+        pairs, numbers, judged = self._evaluated.pop(prefix, ([], [], []))
+        ranks = gather_ranks(trainer, (summed_pairs(pairs), summed(numbers), summed(judged)))
+        outcomes = summed(item for _, _, own in ranks for item in own.items())
+        judging = {environment for _, environment, success in outcomes if success is not None}
+        accuracies = [
+            (name, (count * bool(success), count))
+            for (name, environment, success), count in outcomes.items()
+            if environment in judging
+        ]
+        means = summed_pairs([*(item for own, _, _ in ranks for item in own.items()), *accuracies])
+        counts = summed(item for _, own, _ in ranks for item in own.items())
         found = {name: total / weight if weight else math.nan for name, (total, weight) in sorted(means.items())}
         return {f"{prefix}/{name}": value for name, value in (*found.items(), *sorted(counts.items()))}
 

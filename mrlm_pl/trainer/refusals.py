@@ -9,7 +9,9 @@ from lightning.pytorch.callbacks import (
     LearningRateFinder,
     ModelPruning,
     StochasticWeightAveraging,
+    WeightAveraging,
 )
+from lightning.pytorch.strategies import ModelParallelStrategy
 
 from mrlm_pl.errors import ConfigurationError
 
@@ -23,6 +25,7 @@ _REFUSED: dict[type[Callback], str] = {
     "already; set trainer.accumulate_grad_batches, which holds for the whole run",
     StochasticWeightAveraging: "copies the weights before they are read, and would average none; use WeightAveraging "
     f"or EMAWeightAveraging, or {_READ}",
+    WeightAveraging: "copies the model, which trainer.strategy splits over the processes; use `ddp`, or leave it out",
     ModelPruning: f"looks for weights before they are read; leave it out, or {_READ}",
 }
 
@@ -52,6 +55,7 @@ def refuse_unsupported(trainer: Trainer, module: LightningModule) -> None:
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         taken = isinstance(callback, ModelPruning | StochasticWeightAveraging) and read
         taken |= isinstance(callback, BackboneFinetuning) and hasattr(module, "backbone")
+        taken |= isinstance(callback, WeightAveraging) and not isinstance(trainer.strategy, ModelParallelStrategy)
         taken |= isinstance(callback, LearningRateFinder) and not callback._update_attr
         fault = next((fault for kind, fault in _REFUSED.items() if isinstance(callback, kind)), None)
         if fault and not taken:

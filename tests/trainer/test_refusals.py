@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import (
     BackboneFinetuning,
+    EMAWeightAveraging,
     GradientAccumulationScheduler,
     LearningRateFinder,
     ModelPruning,
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from mrlm_pl.algorithms import GRPO
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.trainer.fsdp import FSDP
 from mrlm_pl.trainer.refusals import refuse_unsupported
 from tests.support.runs.short_fits import make
 
@@ -76,15 +78,28 @@ def test_weights_that_are_read_before_are_averaged(model_folder: Path, echo: Any
     assert any(not torch.equal(first, second) for first, second in zip(*averaged, strict=True))
 
 
-def test_an_own_backbone_is_unfrozen(model_folder: Path) -> None:
-    algorithm = GRPO({"main": str(model_folder)})  # type: ignore[dict-item]
-    trainer: Any = SimpleNamespace(
+def plain_trainer(callback: Callback, strategy: Any = None) -> Any:
+    return SimpleNamespace(
         overfit_batches=0,
         gradient_clip_val=float("inf"),
         accumulate_grad_batches=1,
         precision="32-true",
-        callbacks=[BackboneFinetuning()],
+        callbacks=[callback],
+        strategy=strategy,
     )
+
+
+def test_a_sharded_model_is_not_averaged() -> None:
+    """Torch refused to copy it, in words that name no setting."""
+    module: Any = torch.nn.Linear(1, 1)
+    with pytest.raises(ConfigurationError, match=r"EMAWeightAveraging copies the model, .* use `ddp`"):
+        refuse_unsupported(plain_trainer(EMAWeightAveraging(), FSDP()), module)
+    refuse_unsupported(plain_trainer(EMAWeightAveraging()), module)
+
+
+def test_an_own_backbone_is_unfrozen(model_folder: Path) -> None:
+    algorithm = GRPO({"main": str(model_folder)})  # type: ignore[dict-item]
+    trainer = plain_trainer(BackboneFinetuning())
     with pytest.raises(ConfigurationError, match="BackboneFinetuning"):
         refuse_unsupported(trainer, algorithm)
     algorithm.backbone = torch.nn.Linear(1, 1)

@@ -144,7 +144,8 @@ class ReferencedDataModule(FixedDataModule):
         with self._scoring(initial=initial) as copied, trainer.precision_plugin.forward_context():
             for first in range(0, len(examples), self.batch_size * ranks):
                 start = min(first + rank * self.batch_size, len(examples))
-                tables = self.tables(examples[start : start + self.batch_size])
+                own = examples[start : start + self.batch_size]
+                tables = self.tables(own) if own else {}
                 for name, policy in algorithm.trained_policies.items():
                     if name in tables:
                         rows, places = tables[name][0].to(algorithm.device), tables[name][1].to(sums.device)

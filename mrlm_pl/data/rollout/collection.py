@@ -166,7 +166,7 @@ class Collection:
         seconds, training = collected.seconds or time.perf_counter() - started, collected.training
         try:
             played = [*collected.episodes, *collected.replaced]
-            check_played(played, iteration, trainer)
+            judging = check_played(played, iteration, trainer)
             check_kept(collected.episodes, iteration)
             # An asynchronous collector has handed these groups out, so a checkpoint could not hold them here.
             with nullcontext() if self.max_lag else ended_by_sigterm(trainer):
@@ -175,7 +175,7 @@ class Collection:
             if self._writes:  # also what cannot be trained on
                 everything = collected.played
                 self._writer.write(iteration_file(folder, iteration, data_parallel_rank(trainer)), everything)
-        metrics = self._logged(iteration, collected, groups, seconds)
+        metrics = self._logged(iteration, collected, groups, seconds, judging)
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, CollectionObserver):
                 callback.on_collection(trainer, played)
@@ -209,35 +209,42 @@ class Collection:
             rows.trajectories, rows.compared = (), ()  # the rows live longer than the episodes
         return tables
 
-    def _logged(self, iteration: int, collected: Collected, groups: Sequence[int], seconds: float) -> dict[str, float]:
+    def _logged(
+        self, iteration: int, collected: Collected, groups: Sequence[int], seconds: float, judging: set[str]
+    ) -> dict[str, float]:
         """Return the numbers to log, over all ranks, and warn of a rollout without a learning signal."""
-        own = self._measured(iteration, collected, groups, seconds)
+        own = self._measured(iteration, collected, groups, seconds, judging)
         measured = functools.reduce(CollectionSums.plus, gather_ranks(self.trainer, own))
+        first = data_parallel_rank(self.trainer)[0] == 0
         totals, metrics = self.totals.after(iteration + 1, measured.played), measured.metrics()
         of_environments = [f"rollout/{name}/" for name in self.tasks.environments]
         if len(of_environments) == 1 and of_environments[0] in measured.components:
             parts = measured.components[of_environments[0]].means()
             self.components = tuple(of_environments[0] + name for name in parts) if len(parts) > 1 else ()
-        if data_parallel_rank(self.trainer)[0] == 0:
+        if first:
             self._signal.add(metrics, measured.returns)
-        if (warning := self._verifiers.add(measured.means)) and data_parallel_rank(self.trainer)[0] == 0:
+        if (warning := self._verifiers.add(measured.means)) and first:
             logger.warning(warning)
         stream = self.tasks.stream
         learned = stream.update(measured.successes) if stream.curriculum is not None else {}
         return metrics | self.learner.metrics.take_rollout() | learned | totals
 
-    def _measured(self, iteration: int, collected: Collected, groups: Sequence[int], seconds: float) -> CollectionSums:
+    def _measured(
+        self, iteration: int, collected: Collected, groups: Sequence[int], seconds: float, judging: set[str]
+    ) -> CollectionSums:
         """Return the sums of what this rank collected."""
         episodes, branches = collected.episodes, collected.branches
         unused = [*collected.replaced, *collected.greedy, *branches]
         several, plan = len(self.tasks.environments) > 1, self.plan
+        judged = [*episodes, *collected.replaced]
+        earlier = collected.earlier_tokens
         measured = CollectionSums.of(
-            episodes, seconds, plan.without_signal, unused, branches, several, earlier_tokens=collected.earlier_tokens
+            episodes, seconds, plan.without_signal, unused, branches, several, earlier, judging
         )
         measured.means |= collected.metrics
         measured.sums |= collected.sums
         if plan.resample_rounds:
-            measured.means["rollout/reward_of_all_groups"] = reward_sums([*episodes, *collected.replaced])
+            measured.means["rollout/reward_of_all_groups"] = reward_sums(judged)
         if self.players.stale is not None:
             measured.means |= self.players.stale.metrics(episodes, self.trainer.global_step)
         logged = ["dropped_groups", *(["resampled_groups"] if plan.resample_rounds else [])]
@@ -250,7 +257,7 @@ class Collection:
             planned = Counter(self.tasks.stream.picked(iteration * plan.groups + group)[0] for group in groups)
             measured.sums |= {f"rollout/{name}/groups": float(planned[name]) for name in self.tasks.environments}
         if self.tasks.stream.curriculum is not None:
-            measured.successes = success_counts([*episodes, *collected.replaced])
+            measured.successes = success_counts(judged, judging)
         return measured
 
     def state(self) -> dict[str, Any]:
@@ -317,18 +324,24 @@ def warn_of_failures(episodes: Sequence[Episode], what: str, folder: Path) -> No
         logger.warning(message, failed, len(episodes), what, first_failure(episodes, folder))
 
 
-def check_played(episodes: Sequence[Episode], iteration: int, trainer: Any) -> None:
-    """Warn of failed episodes.
+def check_played(episodes: Sequence[Episode], iteration: int, trainer: Any) -> set[str]:
+    """Warn of failed episodes, and return the environments that judged any on any rank; every rank must call it.
 
     Raises:
-        RolloutError: all failed; on one rank this ends the whole run, since the launcher stops the others.
+        RolloutError: all of one rank failed; all ranks raise it, so that each of them tells the cause.
     """
-    folder = Path(trainer.default_root_dir)
+    folder, fault = Path(trainer.default_root_dir), None
+    own = {episode.task.environment for episode in episodes if episode.success is not None}
     if all(episode.failed for episode in episodes):
         which = f"{len(episodes)} episodes of iteration {iteration}"
         which += f" on rank {trainer.global_rank}" if trainer.world_size > 1 else ""
-        raise RolloutError(f"all {which} failed; the first: {first_failure(episodes, folder)}")
-    warn_of_failures(episodes, "episodes", folder)
+        fault = f"all {which} failed; the first: {first_failure(episodes, folder)}"
+    else:
+        warn_of_failures(episodes, "episodes", folder)
+    faults, judging = zip(*gather_ranks(trainer, (fault, own)), strict=True)
+    if any(faults):
+        raise RolloutError(next(filter(None, faults)))
+    return set[str]().union(*judging)
 
 
 def check_kept(kept: Sequence[Episode], iteration: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,8 @@ from mrlm_pl.data.rollout.collectors.players import Players
 from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Episode
 from mrlm_pl.evaluation.agents import means_by_agent
-from mrlm_pl.evaluation.summary import evaluation_specs, judged_successes
+from mrlm_pl.evaluation.summary import evaluation_specs
+from mrlm_pl.learner.metrics import Outcome
 from mrlm_pl.learner.ranks import data_parallel_rank
 
 logger = logging.getLogger(__name__)
@@ -87,7 +89,7 @@ class EpisodeBatch:
         return self
 
     def means(self) -> dict[str, tuple[float, float]]:
-        """Return mean and number of observations by metric: ``reward``, and ``accuracy`` where success is known.
+        """Return mean and number of observations by metric: ``reward``; for ``accuracy`` see :meth:`outcomes`.
 
         Failed episodes have neither. Where all failed, both are NaN of 0 observations: nothing is known. Episodes of
         several agents also have ``agent/NAME/...``; see :func:`mrlm_pl.evaluation.agents.means_by_agent`.
@@ -107,13 +109,15 @@ class EpisodeBatch:
         """Return the number of ``failed_episodes``, by name."""
         return {"failed_episodes": sum(episode.failed for episode in self.episodes)}
 
+    def outcomes(self) -> Mapping[Outcome, float]:
+        """Return the number of episodes that did not fail, by metric, environment and success."""
+        played = [(episode.task.environment, episode.success) for episode in self.episodes if not episode.failed]
+        found = Counter(("accuracy", *outcome) for outcome in played)
+        return found + Counter((f"{outcome[0]}/accuracy", *outcome) for outcome in played if self.by_task)
+
 
 def _means(episodes: Sequence[Episode]) -> Mapping[str, tuple[float, float]]:
     played = [episode for episode in episodes if not episode.failed]
     if not played:
         return {"reward": (math.nan, 0), "accuracy": (math.nan, 0)} if episodes else {}
-    means = {"reward": (sum(episode.reward for episode in played) / len(played), len(played))}
-    judged = judged_successes(played)
-    if judged:
-        means["accuracy"] = (sum(judged) / len(judged), len(judged))
-    return means
+    return {"reward": (sum(episode.reward for episode in played) / len(played), len(played))}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,13 +27,12 @@ AgentReturns = tuple[tuple[str, float], ...]
 """The return of each agent in an episode, with its name."""
 
 
-def success_counts(episodes: Sequence[Episode]) -> dict[str, tuple[float, float]]:
-    """Return (successes, episodes) of each environment that was played; (0, 0) of one that does not judge.
+def success_counts(episodes: Sequence[Episode], judging: Collection[str]) -> dict[str, tuple[float, float]]:
+    """Return (successes, episodes) of each environment that was played; (0, 0) of one that is not in ``judging``.
 
     Paths of a turn tree count by :func:`path_weights`; what failed is no outcome.
     """
     played = [episode for episode in episodes if not episode.failed]
-    judging = judging_environments(played)
     found = []
     for episode, weight in zip(played, path_weights(played), strict=True):
         name = episode.task.environment
@@ -121,6 +120,7 @@ class CollectionSums:
         branches: Sequence[Episode] = (),
         by_task: bool = False,
         earlier_tokens: float = 0.0,
+        judging: Collection[str] | None = None,
     ) -> CollectionSums:
         """Return the sums of the episodes that one rank played.
 
@@ -132,10 +132,11 @@ class CollectionSums:
             branches: those of ``unused`` that complete the groups of the ones that train.
             by_task: whether reward and success are also measured by environment.
             earlier_tokens: that were sampled in these seconds for other collections.
+            judging: the environments that judge, on any rank; None: those that judged one of ``episodes``.
         """
         played = [episode for episode in episodes if not episode.failed]
         turns, weights = distinct_turns(played), path_weights(played)
-        measured = _measured(played, weights, by_task)
+        measured = _measured(played, weights, by_task, judging_environments(played) if judging is None else judging)
         by_environment = grouped(
             (episode.task.environment, (episode.components(), weight))
             for episode, weight in zip(played, weights, strict=True)
@@ -161,10 +162,9 @@ class CollectionSums:
         components["rollout/"] = stop_reasons(played, weights)
         # The turns of a stale snapshot do not count in the policy's entropy.
         own = [(turn, row) for turn, row in turns if turn.policy == row.policy]
-        if own or not turns:
-            surprise = -math.fsum(sum(row.logprobs[turn.start : turn.stop]) for turn, row in own)
-            means["rollout/entropy"] = (surprise, max(_tokens(own), 1.0))
-        means["rollout/response_tokens"] = (_tokens(turns), max(float(len(turns)), 1.0))
+        surprise = -math.fsum(sum(row.logprobs[turn.start : turn.stop]) for turn, row in own)
+        means["rollout/entropy"] = (surprise, _tokens(own))
+        means["rollout/response_tokens"] = (_tokens(turns), float(len(turns)))
         everything = [*episodes, *unused]
         sampled = turns if len(everything) == len(played) else distinct_turns(everything)
         counts = {
@@ -204,10 +204,10 @@ class CollectionSums:
 
 
 def _measured(
-    episodes: Sequence[Episode], weights: Sequence[float], by_task: bool
+    episodes: Sequence[Episode], weights: Sequence[float], by_task: bool, judging: Collection[str]
 ) -> dict[str, list[tuple[float, float]]]:
     """Return (value, weight) of each episode's numbers whose means are logged, by name."""
-    judging, values = judging_environments(episodes), dict[str, list[tuple[float, float]]]()
+    values: dict[str, list[tuple[float, float]]] = {}
     for episode, weight in zip(episodes, weights, strict=True):
         environment = episode.task.environment
         found = {f"{environment}/{name}": value for name, value in episode.metrics.items()}

@@ -97,12 +97,13 @@ def keep_top_entropy(
     shares = gather_ranks(
         trainer, {name: entropy[tables[name].action_mask].cpu() for name, entropy in entropies.items()}
     )
-    for name, entropy in entropies.items():
-        everywhere = torch.cat([share[name] for share in shares if name in share])
+    for name in metrics.policies:
+        everywhere = torch.cat([torch.zeros(0), *(share[name] for share in shares if name in share)])
         if everywhere.numel():
             threshold = top_entropy_threshold(everywhere, fraction)
             metrics.rollout[metrics.name("entropy_threshold", name)] = threshold
-            kept = entropy >= threshold
+        if everywhere.numel() and name in entropies:
+            kept = entropies[name] >= threshold
             tables[name].advantages = tables[name].advantages * kept
             if tables[name].teacher_prompts is not None:
                 tables[name].taught_tokens = kept

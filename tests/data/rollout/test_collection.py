@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from mrlm_pl.data.rollout import collection as collecting
 from mrlm_pl.data.rollout.collection import Collection, check_played, first_failure
 from mrlm_pl.data.rollout.collectors.asynchronous import AsyncOptions
 from mrlm_pl.data.rollout.collectors.groups import Collected, SyncCollector
@@ -20,7 +23,9 @@ from tests.conftest import EchoEnvironment
 
 
 @pytest.mark.parametrize(("rank", "names"), [(0, ["episodes", "tokens"]), (1, [])])
-def test_one_of_the_tensor_parallel_ranks_writes_their_episodes(rank: int, names: list[str], tmp_path: Path) -> None:
+def test_one_of_the_tensor_parallel_ranks_writes_their_episodes(
+    rank: int, names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two processes with the same episodes would replace the draft of each other's file."""
     share = SimpleNamespace(distributed_sampler_kwargs={"rank": 0, "num_replicas": 1})
     trainer = SimpleNamespace(
@@ -36,6 +41,7 @@ def test_one_of_the_tensor_parallel_ranks_writes_their_episodes(rank: int, names
     collection.begin(learner)
     task = Task("echo", "train", 0, 0, {})
     failed = Episode("1-0-0", task, "1-0", 0, 1, trajectories={}, stop_reason="error", error="away")
+    monkeypatch.setattr(collecting, "gather_ranks", lambda trainer, own: [own])
     collection.collector = SimpleNamespace(collect=lambda *_: Collected([failed]))  # type: ignore[assignment]
     with pytest.raises(RolloutError, match="all 1 episodes"):  # they are written all the same
         collection.collect(1, 1)
@@ -58,8 +64,19 @@ def test_a_failing_environment_is_checked_by_the_run_that_records_it_else_in_pyt
 
 
 @pytest.mark.parametrize(("ranks", "where"), [(2, " on rank 1"), (1, "")])
-def test_the_rank_whose_episodes_all_failed_is_named(ranks: int, where: str, tmp_path: Path) -> None:
+def test_the_rank_whose_episodes_all_failed_is_named(
+    ranks: int, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By all ranks: the error of the others was a closed connection, which the run's state recorded."""
+    monkeypatch.setattr(collecting, "gather_ranks", lambda trainer, own: [(None, {"t"}), (own[0] or told, set())])
+    told: Any = None
     trainer = SimpleNamespace(world_size=ranks, global_rank=1, default_root_dir=str(tmp_path))
     failed = Episode("0", Task("t", "train", 0), "g", 0, 0, {}, "", error="away")
-    with pytest.raises(RolloutError, match=f"all 1 episodes of iteration 3{where} failed; the first: away; try"):
+    with pytest.raises(
+        RolloutError, match=f"all 1 episodes of iteration 3{where} failed; the first: away; try"
+    ) as error:
         check_played([failed], 3, trainer)
+    assert check_played([replace(failed, error=None)], 3, trainer) == {"t"}
+    told, trainer.global_rank = str(error.value), 0
+    with pytest.raises(RolloutError, match=re.escape(told)):
+        check_played([replace(failed, error=None)], 3, trainer)

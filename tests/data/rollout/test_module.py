@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from mrlm_pl.engines.base import PolicySampling
 from mrlm_pl.episode import Episode, Task, Trajectory, Turn
 from mrlm_pl.episode_files import read_episodes
 from mrlm_pl.errors import ConfigurationError, NonFiniteError, RolloutError
+from mrlm_pl.learner.metrics import Metrics
 from mrlm_pl.policy import LoRA, Policy
 from mrlm_pl.rollout.rounds import RoundOptions
 from mrlm_pl.trainer.bounds import batches_served
@@ -458,8 +460,48 @@ def judged(success: bool | None, environment: str = "a", reward: float = 0.0) ->
 
 def test_a_cut_episode_is_a_failure_where_the_environment_judges() -> None:
     episodes = [judged(True), judged(None), judged(False), judged(None, "unjudged")]
-    assert EpisodeBatch(episodes).means()["accuracy"] == (1 / 3, 3)
+    assert accuracies([episodes]) == {"val/accuracy": 1 / 3}
     assert CollectionSums.of(episodes, 1.0).metrics()["rollout/success"] == pytest.approx(1 / 3)
+
+
+def accuracies(batches: Sequence[Sequence[Episode]], by_task: bool = False) -> dict[str, float]:
+    metrics = Metrics(["main"])
+    for episodes in batches:
+        batch = EpisodeBatch(episodes, by_task)
+        metrics.add_evaluation("val", batch.means(), batch.counts(), batch.outcomes())
+    found = metrics.take_evaluation("val", SimpleNamespace(world_size=1))
+    return {name: value for name, value in found.items() if "accuracy" in name}
+
+
+def test_a_batch_of_cut_episodes_counts_where_the_environment_judges_in_another() -> None:
+    """The accuracy was 1: that of the batches in which an episode ended, and on several ranks of those ranks."""
+    batches = [[judged(None)] * 2, [judged(True)], [judged(None), judged(None, "unjudged")]]
+    assert accuracies(batches) == {"val/accuracy": 1 / 4}
+    assert accuracies(batches, by_task=True) == {"val/accuracy": 1 / 4, "val/a/accuracy": 1 / 4}
+    assert accuracies([[judged(None)]]) == {}
+
+
+def test_an_environment_that_judges_on_one_rank_judges_on_all(
+    model_folder: Path, echo: Any, quiet_trainer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Cut(echo):  # type: ignore[misc]
+        def reply(self, message: Any) -> Any:
+            return replace(super().reply(message), success=None)
+
+    def gather(trainer: Any, own: Any) -> list[Any]:
+        return [own, (None, {"echo"})] if isinstance(own, tuple) else [own]
+
+    monkeypatch.setattr(collecting, "gather_ranks", gather)
+    algorithm, data = make(model_folder, Cut(), iterations=1)
+    trainer = quiet_trainer()
+    trainer.fit(algorithm, data)
+    assert trainer.callback_metrics["rollout/success"] == 0
+
+
+def test_a_rank_without_episodes_changes_no_mean() -> None:
+    """It counted as a turn of no tokens, and as a token without surprise."""
+    some, none = CollectionSums.of([judged(True)], 1.0), CollectionSums.of([], 1.0)
+    assert some.plus(none).metrics() == some.metrics()
 
 
 def test_the_sums_of_ranks_add_up() -> None:

@@ -110,11 +110,11 @@ class Lags:
         total = float(sum(counts.values()))
         turns = list(self._turns(episodes))
         found = {
-            "async/lag": (float(sum(lag * tokens for lag, tokens in counts.items())), max(total, 1.0)),
-            "async/mixed_turns": (float(sum(bool(turn.spans) for turn in turns)), max(float(len(turns)), 1.0)),
+            "async/lag": (float(sum(lag * tokens for lag, tokens in counts.items())), total),
+            "async/mixed_turns": (float(sum(bool(turn.spans) for turn in turns)), float(len(turns))),
         }
         for lag in range(self.bound + 1):
-            found[f"async/lag_{lag}"] = (float(counts[lag]), max(total, 1.0))
+            found[f"async/lag_{lag}"] = (float(counts[lag]), total)
         return found
 
     def state(self) -> list[list[int]]:

@@ -109,6 +109,12 @@ def test_counts_of_all_ranks_are_added_up(
     assert [seen["async/lag"] for seen in metrics.steps] == [0, 1], "a mean"
 
 
+def test_the_lags_of_a_rank_without_episodes_have_no_weight() -> None:
+    lags = Lags(1, ["main"])
+    lags.published(0, 0)
+    assert {weight for _, weight in lags.metrics(0, []).values()} == {0.0}
+
+
 def test_groups_of_later_iterations_that_are_not_complete_are_in_flight(
     model_folder: Path, echo: Any, quiet_trainer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
