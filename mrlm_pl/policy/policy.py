@@ -144,7 +144,7 @@ class Policy(nn.Module):
         self.chat = ChatFormat(self.tokenizer, extra_stop_ids=extra)
         self.model: Any = None
         self.reference: Any = None
-        self._moving = False
+        self._moving = self._is_critic = False
         self.value_head: ValueHead | None = None
 
     @property
@@ -231,7 +231,8 @@ class Policy(nn.Module):
             self.value_head.requires_grad_(self.trained)
 
     def load_critic(self, name: str) -> None:
-        """Read the weights of a critic, a policy whose output head is not trained."""
+        """Read the weights of a critic, a policy whose output head is not trained, or missing."""
+        self._is_critic = True
         self.load(name=name)
         self.add_value_head()
         head = self.network.get_output_embeddings()
@@ -402,19 +403,35 @@ class Policy(nn.Module):
                         config=config,
                         dtype=torch.float32,
                         trust_remote_code=False,
+                        ignore_mismatched_sizes=True,  # they are in the report, and refused below
                         output_loading_info=True,
                     )
             except PolicyError:
                 raise
             except Exception as error:  # transformers raises many classes for damaged files
                 raise PolicyError(f"policy model {self.name_or_path!r}: its weights cannot be read: {error}") from error
+            owner = f"policy model {self.name_or_path!r}: its files"
+            for key, held, wanted in sorted(report["mismatched_keys"]):
+                raise PolicyError(
+                    f"{owner} have {key!r} of shape {list(held)}, and its config.json says {list(wanted)}; copy, "
+                    "download or export it again"
+                )
             # A classifier without the head of a language model may be a critic.
-            missing = [key for key in sorted(report["missing_keys"]) if key.startswith(f"{model.base_model_prefix}.")]
+            kept = f"{model.base_model_prefix}." if self._is_critic else ""
+            missing = [key for key in sorted(report["missing_keys"]) if key.startswith(kept)]
             if missing:
                 raise PolicyError(
-                    f"policy model {self.name_or_path!r}: its files lack the weights {missing[0]!r} ({len(missing)} in "
-                    "all); copy, download or export it again, or set `random_init_seed` for random ones"
+                    f"{owner} lack the weights {missing[0]!r} ({len(missing)} in all); copy, download or export it "
+                    "again, or set `random_init_seed` for random ones"
                 )
+            if self.lora is not None and any(is_adapter(name) for name, _ in model.named_parameters()):
+                raise PolicyError(
+                    f"{owner} hold an adapter (adapter_config.json), which `lora` would replace; merge it into the "
+                    "weights with PEFT's `merge_and_unload`, or leave `lora` out"
+                )
+            head = model.get_output_embeddings()
+            if head is not None and head.weight is not model.get_input_embeddings().weight:
+                model.config.tie_word_embeddings = False  # the files have both, whatever their config.json says
         model = products.with_fast_products(model) if products.ONEDNN_IS_FASTER else model
         if use is not None and use == self.int8:
             to_int8(model, linear_layers(model))
