@@ -146,6 +146,6 @@ def merged_state(model: nn.Module) -> dict[str, Tensor]:
         if weight is not None:
             merged[f"{name}.weight"] = weight.cpu()  # all of them at once may be too many for a GPU
         if isinstance(module, Int8Linear):
-            merged[f"{name}.weight"] = module.dense_weight().cpu()
-            del merged[f"{name}.scale"]
+            merged[f"{name}.weight"] = module.weight.cpu()
+            del merged[f"{name}.rounded"], merged[f"{name}.scale"]
     return merged
