@@ -23,7 +23,7 @@ from mrlm_pl.policy.forward.divergence import Teaching
 from mrlm_pl.policy.forward.int8 import linear_layers, to_int8
 from mrlm_pl.policy.forward.passes import NoisyRowOptions, RowOptions
 from mrlm_pl.policy.lora import LoRA, add_adapter, is_adapter, merged_state, with_shared_weights
-from mrlm_pl.policy.pretrained import BUILTIN_TINY, read_config, read_tokenizer, source_of, write_model
+from mrlm_pl.policy.pretrained import BUILTIN_TINY, end_ids, read_config, read_tokenizer, source_of, write_model
 from mrlm_pl.policy.sharding import whole
 from mrlm_pl.policy.value_head import ValueHead
 from mrlm_pl.seeding import derive_seed
@@ -139,9 +139,7 @@ class Policy(nn.Module):
             self.tokenizer.chat_template = PLAIN_TEMPLATE
         template = with_arguments(self.tokenizer.chat_template, chat_template_kwargs or {}, model)
         self.tokenizer.chat_template = template
-        eos = getattr(self.config, "eos_token_id", None)
-        extra = eos if isinstance(eos, list) else [] if eos is None else [eos]
-        self.chat = ChatFormat(self.tokenizer, extra_stop_ids=extra)
+        self.chat = ChatFormat(self.tokenizer, extra_stop_ids=end_ids(self.config, self.source))
         self.model: Any = None
         self.reference: Any = None
         self._moving = self._is_critic = False

@@ -139,6 +139,20 @@ def test_a_head_of_its_own_stays_so_whatever_the_configuration_says(model_folder
     assert torch.equal(again.model.model.embed_tokens.weight, weights["model.embed_tokens.weight"])
 
 
+@pytest.mark.parametrize("lora", [None, LoRA(rank=2)])
+def test_the_generation_config_names_stop_tokens_and_is_exported(
+    model_folder: Path, tmp_path: Path, lora: LoRA | None
+) -> None:
+    folder = shutil.copytree(model_folder, tmp_path / "model")
+    (folder / "generation_config.json").write_text('{"eos_token_id": [2, 7], "temperature": 0.6, "do_sample": true}')
+    policy = Policy(str(folder), lora=lora)
+    assert {2, 7} <= set(policy.chat.stop_ids)
+    policy.load()
+    policy.save_pretrained(tmp_path / "out")
+    assert Policy(str(tmp_path / "out")).chat.stop_ids == policy.chat.stop_ids
+    assert json.loads((tmp_path / "out" / "generation_config.json").read_text())["temperature"] == 0.6
+
+
 def test_an_adapter_in_the_folder_is_not_replaced_without_a_word(model_folder: Path, tmp_path: Path) -> None:
     policy = Policy(str(model_folder), lora=LoRA(rank=2))
     policy.load()
