@@ -190,7 +190,12 @@ class Policy(nn.Module):
                 self.model = self._adapted(bases, name)
             self.model.train()  # transformers loads models in evaluation mode, without dropout
             if self.gradient_checkpointing:
-                _checkpoint_activations(self.network)
+                try:
+                    _checkpoint_activations(self.network)
+                except ValueError as error:  # the family has none
+                    raise PolicyError(
+                        f"policy {self.name_or_path!r}: {error} Leave gradient_checkpointing out"
+                    ) from error
             if self.compiled:
                 compile_layers(self.network)
         if reference and self.reference is None and (self.lora is None or moving):
