@@ -87,6 +87,7 @@ def add_adapter(model: nn.Module, lora: LoRA, name: str) -> Any:
 
 def _check_targets(model: nn.Module, lora: LoRA) -> None:
     """Validate that every adapter can be merged into its layer."""
+    remedy = "leave it out" if lora.target_modules else "name the layers that get one, such as [q_proj, v_proj]"
     owners = Counter(id(weight) for _, weight in model.named_parameters(remove_duplicate=False))
     for name, module in model.named_modules():
         base = getattr(module, "base_layer", None)
@@ -94,12 +95,12 @@ def _check_targets(model: nn.Module, lora: LoRA) -> None:
             continue
         layer = name.removeprefix("base_model.model.")
         if not isinstance(base, _LINEAR):
-            fault = f"is a layer of type {type(base).__name__}; only linear layers can have an adapter, so leave it out"
+            fault = f"is a layer of type {type(base).__name__}; only linear layers can have an adapter"
         elif owners[id(base.weight)] > 1:
-            fault = "shares its weight with another layer, so an adapter could not be merged into it; leave it out"
+            fault = "shares its weight with another layer, so an adapter could not be merged into it"
         else:
             continue
-        raise ConfigurationError(f"lora.target_modules {lora.target_modules}: {layer} {fault}")
+        raise ConfigurationError(f"lora.target_modules {lora.target_modules}: {layer} {fault}; {remedy}")
 
 
 def is_adapter(name: str) -> bool:
@@ -146,6 +147,6 @@ def merged_state(model: nn.Module) -> dict[str, Tensor]:
         if weight is not None:
             merged[f"{name}.weight"] = weight.cpu()  # all of them at once may be too many for a GPU
         if isinstance(module, Int8Linear):
-            merged[f"{name}.weight"] = module.dense_weight().cpu()
-            del merged[f"{name}.scale"]
+            merged[f"{name}.weight"] = module.weight.cpu()
+            del merged[f"{name}.rounded"], merged[f"{name}.scale"]
     return merged

@@ -23,7 +23,7 @@ from mrlm_pl.policy.forward.divergence import Teaching
 from mrlm_pl.policy.forward.int8 import linear_layers, to_int8
 from mrlm_pl.policy.forward.passes import NoisyRowOptions, RowOptions
 from mrlm_pl.policy.lora import LoRA, add_adapter, is_adapter, merged_state, with_shared_weights
-from mrlm_pl.policy.pretrained import BUILTIN_TINY, read_config, read_tokenizer, source_of, write_model
+from mrlm_pl.policy.pretrained import BUILTIN_TINY, end_ids, read_config, read_tokenizer, source_of, write_model
 from mrlm_pl.policy.sharding import whole
 from mrlm_pl.policy.value_head import ValueHead
 from mrlm_pl.seeding import derive_seed
@@ -139,13 +139,11 @@ class Policy(nn.Module):
             self.tokenizer.chat_template = PLAIN_TEMPLATE
         template = with_arguments(self.tokenizer.chat_template, chat_template_kwargs or {}, model)
         self.tokenizer.chat_template = template
-        eos = getattr(self.config, "eos_token_id", None)
-        extra = eos if isinstance(eos, list) else [] if eos is None else [eos]
-        self.chat = ChatFormat(self.tokenizer, extra_stop_ids=extra)
+        self.chat = ChatFormat(self.tokenizer, extra_stop_ids=end_ids(self.config, self.source))
         self.vocabulary: int = self.config.get_text_config().vocab_size
         self.model: Any = None
         self.reference: Any = None
-        self._moving = False
+        self._moving = self._is_critic = False
         self.value_head: ValueHead | None = None
 
     @property
@@ -193,7 +191,12 @@ class Policy(nn.Module):
                 self.model = self._adapted(bases, name)
             self.model.train()  # transformers loads models in evaluation mode, without dropout
             if self.gradient_checkpointing:
-                _checkpoint_activations(self.network)
+                try:
+                    _checkpoint_activations(self.network)
+                except ValueError as error:  # the family has none
+                    raise PolicyError(
+                        f"policy {self.name_or_path!r}: {error} Leave gradient_checkpointing out"
+                    ) from error
             if self.compiled:
                 compile_layers(self.network)
         if reference and self.reference is None and (self.lora is None or moving):
@@ -232,7 +235,8 @@ class Policy(nn.Module):
             self.value_head.requires_grad_(self.trained)
 
     def load_critic(self, name: str) -> None:
-        """Read the weights of a critic, a policy whose output head is not trained."""
+        """Read the weights of a critic, a policy whose output head is not trained, or missing."""
+        self._is_critic = True
         self.load(name=name)
         self.add_value_head()
         head = self.network.get_output_embeddings()
@@ -403,19 +407,35 @@ class Policy(nn.Module):
                         config=config,
                         dtype=torch.float32,
                         trust_remote_code=False,
+                        ignore_mismatched_sizes=True,  # they are in the report, and refused below
                         output_loading_info=True,
                     )
             except PolicyError:
                 raise
             except Exception as error:  # transformers raises many classes for damaged files
                 raise PolicyError(f"policy model {self.name_or_path!r}: its weights cannot be read: {error}") from error
+            owner = f"policy model {self.name_or_path!r}: its files"
+            for key, held, wanted in sorted(report["mismatched_keys"]):
+                raise PolicyError(
+                    f"{owner} have {key!r} of shape {list(held)}, and its config.json says {list(wanted)}; copy, "
+                    "download or export it again"
+                )
             # A classifier without the head of a language model may be a critic.
-            missing = [key for key in sorted(report["missing_keys"]) if key.startswith(f"{model.base_model_prefix}.")]
+            kept = f"{model.base_model_prefix}." if self._is_critic else ""
+            missing = [key for key in sorted(report["missing_keys"]) if key.startswith(kept)]
             if missing:
                 raise PolicyError(
-                    f"policy model {self.name_or_path!r}: its files lack the weights {missing[0]!r} ({len(missing)} in "
-                    "all); copy, download or export it again, or set `random_init_seed` for random ones"
+                    f"{owner} lack the weights {missing[0]!r} ({len(missing)} in all); copy, download or export it "
+                    "again, or set `random_init_seed` for random ones"
                 )
+            if self.lora is not None and any(is_adapter(name) for name, _ in model.named_parameters()):
+                raise PolicyError(
+                    f"{owner} hold an adapter (adapter_config.json), which `lora` would replace; merge it into the "
+                    "weights with PEFT's `merge_and_unload`, or leave `lora` out"
+                )
+            head = model.get_output_embeddings()
+            if head is not None and head.weight is not model.get_input_embeddings().weight:
+                model.config.tie_word_embeddings = False  # the files have both, whatever their config.json says
         model = products.with_fast_products(model) if products.ONEDNN_IS_FASTER else model
         if use is not None and use == self.int8:
             to_int8(model, linear_layers(model))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
 from transformers.utils import logging
 
 from mrlm_pl.durable_files import draft_of, replacing
@@ -84,6 +84,16 @@ def read_tokenizer(model: str, source: str) -> Any:
         raise PolicyError(f"the tokenizer of {model!r} cannot be read ({first_line(error)}); {remedy}") from error
 
 
+def end_ids(config: Any, source: str) -> list[int]:
+    """Return the tokens that end a reply by a model's configuration and by its generation config, if it has one."""
+    try:
+        parts = [config, GenerationConfig.from_pretrained(source)]
+    except Exception:  # most errors say that there is none; the reader of the weights raises the others
+        parts = [config]
+    found = [getattr(part, "eos_token_id", None) for part in parts]
+    return [token for ids in found if ids is not None for token in (ids if isinstance(ids, list) else [ids])]
+
+
 def write_model(model: PreTrainedModel, folder: str | Path, weights: Mapping[str, Tensor]) -> None:
     """Write a folder that ``from_pretrained`` reads, without a progress bar.
 
@@ -94,7 +104,9 @@ def write_model(model: PreTrainedModel, folder: str | Path, weights: Mapping[str
     """
     if any(is_adapter(name) for name, _ in model.named_parameters()):
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(model.config, dtype=model.dtype)
+            plain = AutoModelForCausalLM.from_config(model.config, dtype=model.dtype)
+        plain.generation_config = model.generation_config
+        model = plain
     with _no_bars():
         model.save_pretrained(folder, state_dict=dict(weights))
 

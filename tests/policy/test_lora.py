@@ -21,6 +21,7 @@ from mrlm_pl.episode_files import read_episodes
 from mrlm_pl.errors import ConfigurationError, PolicyError
 from mrlm_pl.policy import LoRA, Policy
 from mrlm_pl.policy.tiny import build_tokenizer
+from tests.support.models.model_families import tiny_model
 
 IDS = torch.arange(8, 24)[None]
 
@@ -201,6 +202,22 @@ def test_adapters_that_could_not_be_merged_are_refused(model_folder: Path, tmp_p
     Policy(str(model_folder)).tokenizer.save_pretrained(tmp_path)
     with pytest.raises(ConfigurationError, match="lm_head shares its weight"):
         policy(tmp_path, target_modules=["lm_head"]).load()
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "message"),
+    [
+        ("mixtral", {"lora": LoRA()}, r"only linear layers can have an adapter; name the layers that get one, such as"),
+        ("ctrl", {"gradient_checkpointing": True}, r"activation checkpointing\. Leave gradient_checkpointing out"),
+    ],
+)
+def test_families_without_a_setting_are_refused_with_the_remedy(
+    tmp_path: Path, family: str, options: dict[str, Any], message: str
+) -> None:
+    tiny_model(family).save_pretrained(tmp_path)
+    build_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises((ConfigurationError, PolicyError), match=message):
+        Policy(str(tmp_path), **options).load()
 
 
 @pytest.mark.parametrize("other", [{"rank": 3}, {"target_modules": ["q_proj"]}, None])

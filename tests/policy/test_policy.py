@@ -13,7 +13,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from mrlm_pl.environment.tools import tool_schema
 from mrlm_pl.episode import Message
 from mrlm_pl.errors import ConfigurationError, PolicyError
-from mrlm_pl.policy import Policy
+from mrlm_pl.policy import LoRA, Policy
+from mrlm_pl.policy.architecture import Architecture
 from tests.support.runs.logs import logged_here
 
 
@@ -110,6 +111,66 @@ def test_weights_that_are_a_program_are_refused_without_the_advice_to_run_it(
     torch.save({"weight": print}, folder / "pytorch_model.bin")
     with pytest.raises(PolicyError, match=r"holds more than tensors, such as a program; use .*`safetensors`"):
         Policy(model=str(folder)).load()
+
+
+def test_files_without_the_output_head_are_refused_for_all_but_critics(model_folder: Path, tmp_path: Path) -> None:
+    bare = shutil.copytree(model_folder, tmp_path / "bare")
+    config = AutoConfig.from_pretrained(bare, tie_word_embeddings=False)
+    config.save_pretrained(bare)
+    save_file(load_file(model_folder / "model.safetensors"), bare / "model.safetensors", {"format": "pt"})
+    with pytest.raises(PolicyError, match=r"its files lack the weights 'lm_head.weight' \(1 in all\)"):
+        Policy(str(bare)).load()
+    Policy(str(bare)).load_critic("critic")
+
+
+def test_a_head_of_its_own_stays_so_whatever_the_configuration_says(model_folder: Path, tmp_path: Path) -> None:
+    both = shutil.copytree(model_folder, tmp_path / "both")
+    weights = load_file(both / "model.safetensors")
+    weights["lm_head.weight"] = 2 * weights["model.embed_tokens.weight"]
+    save_file(weights, both / "model.safetensors", {"format": "pt"})
+    policy = Policy(str(both))
+    policy.load()
+    assert policy.config.tie_word_embeddings
+    assert Architecture.of(policy.model) == Architecture.of(Architecture.of(policy.model).build(torch.device("cpu")))
+    policy.save_pretrained(tmp_path / "out")
+    again = Policy(str(tmp_path / "out"))
+    again.load()
+    assert torch.equal(again.model.lm_head.weight, weights["lm_head.weight"])
+    assert torch.equal(again.model.model.embed_tokens.weight, weights["model.embed_tokens.weight"])
+
+
+@pytest.mark.parametrize("lora", [None, LoRA(rank=2)])
+def test_the_generation_config_names_stop_tokens_and_is_exported(
+    model_folder: Path, tmp_path: Path, lora: LoRA | None
+) -> None:
+    folder = shutil.copytree(model_folder, tmp_path / "model")
+    (folder / "generation_config.json").write_text('{"eos_token_id": [2, 7], "temperature": 0.6, "do_sample": true}')
+    policy = Policy(str(folder), lora=lora)
+    assert {2, 7} <= set(policy.chat.stop_ids)
+    policy.load()
+    policy.save_pretrained(tmp_path / "out")
+    assert Policy(str(tmp_path / "out")).chat.stop_ids == policy.chat.stop_ids
+    assert json.loads((tmp_path / "out" / "generation_config.json").read_text())["temperature"] == 0.6
+
+
+def test_an_adapter_in_the_folder_is_not_replaced_without_a_word(model_folder: Path, tmp_path: Path) -> None:
+    policy = Policy(str(model_folder), lora=LoRA(rank=2))
+    policy.load()
+    policy.save_pretrained(tmp_path / "out")
+    both = shutil.copytree(tmp_path / "out" / "adapter", tmp_path / "both")
+    shutil.copytree(model_folder, both, dirs_exist_ok=True)
+    Policy(str(both)).load()
+    with pytest.raises(PolicyError, match=r"hold an adapter .*, which `lora` would replace; merge it"):
+        Policy(str(both), lora=LoRA(rank=2)).load()
+
+
+def test_a_weight_of_another_shape_is_named(model_folder: Path, tmp_path: Path) -> None:
+    broken = shutil.copytree(model_folder, tmp_path / "broken")
+    config = AutoConfig.from_pretrained(broken, intermediate_size=40)
+    config.save_pretrained(broken)
+    message = r"have 'model.layers.0.mlp.down_proj.weight' of shape \[32, 64\], and its config.json says \[32, 40\]"
+    with pytest.raises(PolicyError, match=message):
+        Policy(str(broken)).load()
 
 
 def test_files_without_the_weights_of_the_network_are_refused(model_folder: Path, tmp_path: Path) -> None:

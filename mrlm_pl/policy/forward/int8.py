@@ -22,7 +22,7 @@ class Int8Linear(nn.Module):
         linear: the layer; it does not change.
 
     Attributes:
-        weight: Q, int8 [outputs, inputs].
+        rounded: Q, int8 [outputs, inputs].
         scale: s [outputs], in the dtype of the layer.
     """
 
@@ -32,7 +32,7 @@ class Int8Linear(nn.Module):
         scale = weight.abs().amax(1) / 127
         rounded = (weight / scale.clamp(min=torch.finfo(scale.dtype).tiny)[:, None]).round_()
         # Parameters, since strategies broadcast buffers in every forward pass.
-        self.weight = nn.Parameter(rounded.to(torch.int8), requires_grad=False)
+        self.rounded = nn.Parameter(rounded.to(torch.int8), requires_grad=False)
         self.scale = nn.Parameter(scale, requires_grad=False)
         self.bias = None if linear.bias is None else nn.Parameter(linear.bias.detach(), requires_grad=False)
 
@@ -40,12 +40,13 @@ class Int8Linear(nn.Module):
         """Return ``y``, [..., outputs], for ``x``, [..., inputs]."""
         kind = x.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-        y = linear(x.to(dtype), self.weight.to(dtype)).mul_(self.scale)
+        y = linear(x.to(dtype), self.rounded.to(dtype)).mul_(self.scale)
         return y if self.bias is None else y.add_(self.bias)
 
-    def dense_weight(self) -> Tensor:
-        """Return the rounded weight ``s Q``, [outputs, inputs], in the dtype of the scale."""
-        return self.weight.to(self.scale.dtype) * self.scale[:, None]
+    @property
+    def weight(self) -> Tensor:
+        """The rounded weight ``s Q``, [outputs, inputs], in the dtype of the scale: some models read it themselves."""
+        return self.rounded.to(self.scale.dtype) * self.scale[:, None]
 
 
 def linear_layers(model: nn.Module) -> list[str]:

@@ -41,11 +41,11 @@ def test_each_output_has_its_own_scale() -> None:
         linear.weight.copy_(torch.tensor([[127.0, -63.4, 0.6], [0.0, 0.0, 0.0], [0.0, 2.54, -1.27]]))
         linear.bias.copy_(torch.tensor([0.5, 1.0, 0.0]))
     layer = Int8Linear(linear)
-    assert layer.weight.tolist() == [[127, -63, 1], [0, 0, 0], [0, 127, -64]]
+    assert layer.rounded.tolist() == [[127, -63, 1], [0, 0, 0], [0, 127, -64]]
     assert layer.scale.tolist() == pytest.approx([1.0, 0.0, 0.02])
     found = layer(torch.tensor([[1.0, 1.0, 2.0]]))
     assert found.flatten().tolist() == pytest.approx([127 - 63 + 2 + 0.5, 1.0, 0.02 * (127 - 128)], abs=1e-5)
-    assert layer.dense_weight().flatten().tolist()[-1] == pytest.approx(-1.28)
+    assert layer.weight.flatten().tolist()[-1] == pytest.approx(-1.28)
 
 
 def test_autocast_multiplies_in_its_own_dtype() -> None:
@@ -83,6 +83,13 @@ def test_a_model_without_linear_layers_is_refused() -> None:
     model = build("gpt2")
     with pytest.raises(PolicyError, match="GPT2LMHeadModel has no linear layers to quantize"):
         to_int8(model, linear_layers(model))
+
+
+def test_a_model_that_reads_a_weight_itself_reads_the_rounded_one() -> None:
+    model, plain = build("mamba"), build("mamba")
+    to_int8(model, linear_layers(model))
+    plain.load_state_dict(merged_state(model))
+    torch.testing.assert_close(model(ROWS[0] % 48).logits, plain(ROWS[0] % 48).logits, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("own_weights", [False, True])
