@@ -110,6 +110,9 @@ class Task:
         index: position in the split's task source.
         seed: of all randomness in the environment while it plays this task.
         data: JSON-like data from which the environment poses and judges the task.
+
+    Raises:
+        EnvironmentContractError: the data is no mapping; a record of it could not be read again.
     """
 
     environment: str
@@ -117,6 +120,11 @@ class Task:
     index: int
     seed: int = 0
     data: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.data, Mapping):
+            fault = f"the data of task {self.key} is {self.data!r:.80}, a {type(self.data).__name__}"
+            raise EnvironmentContractError(f"{fault}; give a mapping, as in {{'question': ...}}")
 
     @property
     def key(self) -> str:
@@ -389,7 +397,12 @@ class Episode:
 
     def _record(self) -> dict[str, Any]:
         """Return :meth:`to_dict` for msgspec."""
-        data = json.dumps(self.task.data, default=_plain, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        form: dict[str, Any] = {"default": _plain, "ensure_ascii": False, "separators": (",", ":")}
+        try:
+            data = json.dumps(self.task.data, allow_nan=False, **form)
+        except ValueError as error:
+            remedy = "give None for a missing number"
+            raise ValueError(f"the data of task {self.task.key} is not JSON: {error}; {remedy}") from error
         return {"schema": SCHEMA, **vars(self), "task": {**vars(self.task), "data": msgspec.Raw(data.encode())}}
 
     @classmethod

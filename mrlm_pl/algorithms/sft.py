@@ -79,7 +79,7 @@ class SFT(Algorithm):
 
     def policy_loss(self, name: str, rows: PolicyBatch, batch: Batch) -> Tensor:
         logp, parts = self._likelihoods(name, rows)
-        loss = torch.zeros((), device=logp.device)
+        loss = torch.zeros((), dtype=torch.float32, device=logp.device)
         for metric, (weight, mask, key) in parts.items():
             self.metrics.add_means(name, {metric: masked_mean(-logp, mask)}, mask.sum())
             if weight and batch.totals[key].tokens:
