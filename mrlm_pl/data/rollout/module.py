@@ -191,6 +191,8 @@ class RolloutDataModule(NamesUnknown, LightningDataModule):
         self.check(learner, trainer, stage)
         learner.meet_rollouts(RolloutFacts(dict.fromkeys(agents), list(self.environments), self.players.given, updates))
         if stage == "fit":
+            if getattr(self.collection, "learner", learner) is not learner:
+                self.stream.restart()
             if self.players.stale is not None:
                 self.players.stale.check(learner, trainer, self.sampling)
             self.collection.begin(learner)
