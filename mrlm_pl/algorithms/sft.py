@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -63,6 +63,7 @@ class SFT(Algorithm):
         if reduction == "constant_length":
             raise ConfigurationError("SFT has no longest response; use another reduction than 'constant_length'")
         one_of(_WEIGHTS, objective=objective)
+        one_of(get_args(Reduction), reduction=reduction)
         self.objective, self.reduction = objective, reduction
         self.action_weight, self.observation_weight = _WEIGHTS[objective]
 
