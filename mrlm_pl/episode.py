@@ -110,9 +110,6 @@ class Task:
         index: position in the split's task source.
         seed: of all randomness in the environment while it plays this task.
         data: JSON-like data from which the environment poses and judges the task.
-
-    Raises:
-        EnvironmentContractError: the data is no mapping; a record of it could not be read again.
     """
 
     environment: str
@@ -120,11 +117,6 @@ class Task:
     index: int
     seed: int = 0
     data: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.data, Mapping):
-            fault = f"the data of task {self.key} is {self.data!r:.80}, a {type(self.data).__name__}"
-            raise EnvironmentContractError(f"{fault}; give a mapping, as in {{'question': ...}}")
 
     @property
     def key(self) -> str:

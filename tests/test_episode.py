@@ -109,12 +109,6 @@ def test_numbers_that_json_has_not_are_refused(number: float) -> None:
         episodes[-1].to_json()
 
 
-@pytest.mark.parametrize("data", [["question"], None, "question"])
-def test_data_of_a_task_that_no_record_could_hold_are_refused(data: Any) -> None:
-    with pytest.raises(EnvironmentContractError, match=r"the data of task e/train/1 is .*; give a mapping, as in"):
-        Task("e", "train", 1, data=data)
-
-
 @pytest.mark.parametrize("wrap", [lambda arguments: arguments, lambda arguments: {"nested": [arguments]}])
 @pytest.mark.parametrize("node", ["", "root"])
 @pytest.mark.parametrize(

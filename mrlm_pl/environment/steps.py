@@ -254,6 +254,9 @@ def copying(method: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 def _begin(environment: Any, task: Any) -> None:
     environment.__dict__["_order"] = None
+    if not isinstance(getattr(task, "data", {}), Mapping):  # a record of it could not be read again
+        fault = f"environment {environment.name!r}: the data of task {task.key} is {shown(task.data)}"
+        raise EnvironmentContractError(f"{fault}; give a mapping, as in {{'question': ...}}")
 
 
 def _began(environment: Any, observations: Any) -> None:

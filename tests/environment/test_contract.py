@@ -75,6 +75,12 @@ def test_a_step_that_breaks_the_contract_is_named(step: Step, message: str) -> N
         turns.stepped(step)
 
 
+@pytest.mark.parametrize("data", [["question"], None, "question"])
+def test_data_of_a_task_that_no_record_could_hold_are_refused(data: Any, echo: Any) -> None:
+    with pytest.raises(EnvironmentContractError, match=r"the data of task e/train/1 is .*; give a mapping, as in"):
+        echo().reset(Task("e", "train", 1, data=data))
+
+
 @pytest.mark.parametrize("agents", [(), ("a", "b", "a")])
 def test_agents_without_a_name_of_their_own_are_named(agents: tuple[str, ...], echo: Any) -> None:
     environment = echo()
