@@ -389,7 +389,12 @@ class Episode:
 
     def _record(self) -> dict[str, Any]:
         """Return :meth:`to_dict` for msgspec."""
-        data = json.dumps(self.task.data, default=_plain, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        form: dict[str, Any] = {"default": _plain, "ensure_ascii": False, "separators": (",", ":")}
+        try:
+            data = json.dumps(self.task.data, allow_nan=False, **form)
+        except ValueError as error:
+            remedy = "give None for a missing number"
+            raise ValueError(f"the data of task {self.task.key} is not JSON: {error}; {remedy}") from error
         return {"schema": SCHEMA, **vars(self), "task": {**vars(self.task), "data": msgspec.Raw(data.encode())}}
 
     @classmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import shlex
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,9 @@ ADAPTER_FOLDER = "adapter"
 
 CRITIC_FILE = "critic.txt"
 """A file in the folder of an exported critic."""
+
+_READING = threading.RLock()
+"""Transformers sets the default dtype and initializers of all threads while one reads weights."""
 
 HUB_SECONDS = 5.0
 """Time for the hub to say whether it has a model."""
@@ -73,11 +77,14 @@ def exported_policies(run: Path, critics: bool = True) -> list[Path]:
 def reading_weights(folder: str | Path) -> Iterator[None]:
     """In this block an error of the library that reads weights is one that names the file in a model's folder.
 
+    Threads enter it one after another.
+
     Raises:
         PolicyError: a file is truncated or no file of weights, or holds more than these.
     """
     try:
-        yield
+        with _READING:
+            yield
     except SafetensorError as error:
         damaged = next(filter(_is_damaged, sorted(Path(folder).glob("*.safetensors"))), folder)
         raise PolicyError(

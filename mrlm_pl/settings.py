@@ -47,28 +47,44 @@ def as_settings(cls: type[T], value: Any, name: str, base: T | None = None) -> T
 def naming_unknown(function: F) -> F:
     """Return a function, or a class with a constructor, that names the nearest argument in place of an unknown one.
 
-    It also refuses a float for an ``int``, which would fail where the number is used. One with keywords of any name is
-    returned as it is; they belong to the functions that it calls.
+    It takes a scalar of NumPy or torch as the number of Python that it holds, which alone a checkpoint may hold. It
+    refuses other values than a whole number for an ``int``, and None for what must have a value: both would fail where
+    the argument is used. One with keywords of any name takes them as they are; they belong to the functions that it
+    calls.
     """
     if isinstance(function, type):
         function.__init__ = naming_unknown(function.__init__)  # type: ignore[misc]
         return function
     taken = inspect.signature(function).parameters
-    if any(item.kind is item.VAR_KEYWORD for item in taken.values()):
-        return function
-
-    whole = [name for name, item in taken.items() if item.annotation in ("int", "int | None")]
+    open_ended = any(item.kind is item.VAR_KEYWORD for item in taken.values())
+    kinds = {name: str(item.annotation) for name, item in taken.items() if item.annotation is not item.empty}
+    whole = {name for name, kind in kinds.items() if kind in ("int", "int | None")}
+    needed = {name for name, kind in kinds.items() if "None" not in kind and "Any" not in kind}
 
     @functools.wraps(function)
     def checked(*arguments: Any, **options: Any) -> Any:
         owner = type(arguments[0]) if function.__name__ == "__init__" else function
-        check_known(options, taken, owner)
-        for name in whole:
-            if isinstance(options.get(name), float):
-                raise ConfigurationError(f"{owner.__name__}: {name} is {options[name]!r}; it must be a whole number")
+        if not open_ended:
+            check_known(options, taken, owner)
+        arguments, options = (*map(plain, arguments),), {name: plain(value) for name, value in options.items()}
+        for name, value in options.items():
+            if name in whole and not isinstance(value, int | None):
+                raise ConfigurationError(f"{owner.__name__}: {name} is {value!r}; it must be a whole number")
+            if value is None and name in needed:
+                raise ConfigurationError(f"{owner.__name__}: {name} is None; give a value")
         return function(*arguments, **options)
 
     return checked  # type: ignore[return-value]
+
+
+def plain(value: Any) -> Any:
+    """Return the Python number in a scalar of NumPy or torch, and any other value as it is.
+
+    >>> import numpy
+    >>> plain(numpy.float64(0.5)), plain(numpy.int64(3)), plain("text")
+    (0.5, 3, 'text')
+    """
+    return value.item() if hasattr(value, "item") and getattr(value, "ndim", None) == 0 else value
 
 
 def check_known(options: Mapping[str, Any], taken: Mapping[str, inspect.Parameter], owner: Callable[..., Any]) -> None:

@@ -105,6 +105,8 @@ def test_numbers_that_json_has_not_are_refused(number: float) -> None:
     for episode in episodes:
         with pytest.raises(ValueError, match="not JSON compliant"):
             episode.to_json()
+    with pytest.raises(ValueError, match=r"the data of task e/train/1 is not JSON: .*; give None for a missing number"):
+        episodes[-1].to_json()
 
 
 @pytest.mark.parametrize("wrap", [lambda arguments: arguments, lambda arguments: {"nested": [arguments]}])

@@ -6,11 +6,13 @@ import re
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
+import numpy
 import pytest
+import torch
 from mrlm_environments import MathEnvironment
 from mrlm_environments.question.environment import Reward
 
-from mrlm_pl.algorithms import DPO, GRPO, KTO, SFT, PairwiseRewardModel
+from mrlm_pl.algorithms import DPO, GRPO, KTO, PPO, SFT, PairwiseRewardModel
 from mrlm_pl.data import PreferenceDataModule, RolloutDataModule, TrajectoryDataModule
 from mrlm_pl.data.rollout.collectors.asynchronous import AsyncOptions
 from mrlm_pl.engines import PoolResources, RayPool, Sampling
@@ -87,14 +89,23 @@ def test_a_misspelt_setting_is_named_with_the_nearest() -> None:
     [
         (GRPO, {"policies": [1]}, "policies is a list; give policies by name, as in {'main': policy}"),
         (GRPO, {"seats": ["main"]}, "seats is ['main']; name the policy of each agent, as in {'agent': 'main'}"),
-        (Sampling, {"max_tokens": "8"}, "max_tokens is '8', a str; it must be 1 or above"),
+        (Sampling, {"max_tokens": "8"}, "Sampling: max_tokens is '8'; it must be a whole number"),
+        (collect, {"model": "builtin:tiny", "output": "e.jsonl", "seed": None}, "collect: seed is None; give a value"),
+        (evaluate, {"model": "builtin:tiny", "environment": 3}, "environment is 3; give a short name, a class or an"),
+        (evaluate, {"model": "builtin:tiny", "environment": "math", "max_turns": 0}, "max_turns is 0; it must be 1"),
         (Sampling, {"max_tokens": 8.0}, "Sampling: max_tokens is 8.0; it must be a whole number"),
         (RolloutDataModule, {"groups": 2.0}, "RolloutDataModule: groups is 2.0; it must be a whole number"),
+        (RolloutDataModule, {"mode": None}, "RolloutDataModule: mode is None; give a value"),
+        (Correction, {"kind": None}, "Correction: kind is None; give a value"),
         (GRPO, {"overlong_buffer": 4.0}, "GRPO: overlong_buffer is 4.0; it must be a whole number"),
         (LoRA, {"rank": 2.0}, "LoRA: rank is 2.0; it must be a whole number"),
         (TrajectoryDataModule, {"train": [{"prompt": "x"}]}, "data.train is a list; give the path of a file"),
         (Trainer, {"logger": "wandb"}, "trainer.logger: 'wandb' is no logger; give an instance of its class"),
         (RolloutDataModule, {"engine": "vllm"}, "data.engine: 'vllm' is no engine; give an instance of its class"),
+        (RolloutDataModule, {"async_options": 3}, "data.async_options is 3; give AsyncOptions or a mapping of its"),
+        (RolloutDataModule, {"cross_policy": 0.5}, "data.cross_policy is 0.5; give CrossPolicy or a mapping of its"),
+        (GRPO, {"advantage": None}, "advantage None must be one of ['group_centered',"),
+        (SFT, {"reduction": "mean"}, "reduction is 'mean'; choose from token_mean, sequence_mean"),
         (RolloutDataModule, {"curriculum": 0.5}, "data.curriculum is 0.5; give SuccessRateCurriculum or a mapping"),
         (RolloutDataModule, {"environment": MathEnvironment}, "is no environment; call it: MathEnvironment()"),
         (check_environment, {"environment": "math"}, "check_environment: 'math' is no environment; give an instance"),
@@ -105,6 +116,23 @@ def test_values_of_another_type_are_named(make: Any, arguments: dict[str, Any], 
     given = {"environment": MathEnvironment(), **arguments} if make is RolloutDataModule else arguments
     with pytest.raises(ConfigurationError, match=re.escape(fault)):
         make(**given)
+
+
+@pytest.mark.parametrize("scalar", [numpy.float64, numpy.float32, torch.tensor])
+def test_scalars_of_other_libraries_are_taken_as_python_numbers(scalar: Any) -> None:
+    """A checkpoint with others, in an optimizer's settings, could not be read again."""
+    whole = numpy.int64 if scalar is not torch.tensor else torch.tensor
+    numbers: Any = {"groups": whole(4), "seed": whole(3), "sampling": Sampling(temperature=scalar(2))}
+    data = RolloutDataModule(MathEnvironment(), **numbers)
+    made = [
+        Policy("builtin:tiny", scalar(0.5)).learning_rate,
+        KL(coefficient=scalar(0.5)).coefficient,
+        Optimization(betas=(scalar(0.5), scalar(0.5))).betas[1],
+        PPO({"main": Policy()}, value_learning_rate=scalar(0.5)).critic.value_learning_rate,  # has keywords of any name
+        data.sampling.temperature / 4,
+    ]
+    assert (made, {*map(type, made)}) == ([0.5] * 5, {float})
+    assert (data.seed, type(data.seed), type(data.collection.plan.groups)) == (3, int, int)
 
 
 @pytest.mark.parametrize(

@@ -122,5 +122,5 @@ def turn_discounts(action_mask: Tensor, gamma: float) -> Tensor:
     [[1.0, 0.5, 0.0, 0.5]]
     """
     followed = torch.cat([action_mask[:, 1:], torch.zeros_like(action_mask[:, :1])], dim=1)
-    discounts = torch.ones(action_mask.shape, device=action_mask.device).masked_fill(~followed, gamma)
+    discounts = torch.ones_like(action_mask, dtype=torch.float32).masked_fill(~followed, gamma)
     return masked_values(discounts, action_mask)

@@ -130,7 +130,7 @@ class CorrectnessModel(GivenAnswersAlgorithm):
         return losses.sum(1), values.detach()[first[:, :width]]
 
     def measure(self, prefix: str, batch: Batch) -> None:
-        nothing = torch.zeros(0, device=self.device)
+        nothing = torch.zeros(0, dtype=torch.float32, device=self.device)
         found: Mapping[str, Tensor] = {"scores": nothing, "question_scores": nothing, "correct": nothing}
         for name, rows in self.measured_rows(batch):
             losses, scores = self._losses(name, rows)

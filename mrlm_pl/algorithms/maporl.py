@@ -183,7 +183,7 @@ class AnswerCritics(AgentCritics):
     """A model for each agent, which reads the question and each of its answers alone."""
 
     def estimates(self, policy: str, table: RewardedRows) -> tuple[Tensor, Tensor]:
-        values = torch.zeros(table.batch.action_mask.shape, device=table.batch.action_mask.device)
+        values = torch.zeros_like(table.batch.action_mask, dtype=torch.float32)
         for agent, (rows, answered) in self._answers(table).items():
             values[answered] = self.model(agent).values(**rows.inputs())[rows.action_mask].to(values.dtype)
         return values, values.new_zeros(len(table.batch))
@@ -191,7 +191,7 @@ class AnswerCritics(AgentCritics):
     def rows(self, table: RewardedRows) -> Tables:
         found = {}
         for agent, (rows, answered) in self._answers(table).items():
-            nothing = torch.zeros(rows.action_mask.shape, device=answered.device)
+            nothing = torch.zeros(rows.action_mask.shape, dtype=torch.float32, device=answered.device)
             rows.values = nothing.masked_scatter(rows.action_mask, known(table.batch.values)[answered])
             rows.returns = nothing.masked_scatter(rows.action_mask, known(table.batch.returns)[answered])
             found[self.label(agent)] = rows

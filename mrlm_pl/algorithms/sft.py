@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -63,6 +63,7 @@ class SFT(Algorithm):
         if reduction == "constant_length":
             raise ConfigurationError("SFT has no longest response; use another reduction than 'constant_length'")
         one_of(_WEIGHTS, objective=objective)
+        one_of(get_args(Reduction), reduction=reduction)
         self.objective, self.reduction = objective, reduction
         self.action_weight, self.observation_weight = _WEIGHTS[objective]
 
@@ -79,7 +80,7 @@ class SFT(Algorithm):
 
     def policy_loss(self, name: str, rows: PolicyBatch, batch: Batch) -> Tensor:
         logp, parts = self._likelihoods(name, rows)
-        loss = torch.zeros((), device=logp.device)
+        loss = torch.zeros((), dtype=torch.float32, device=logp.device)
         for metric, (weight, mask, key) in parts.items():
             self.metrics.add_means(name, {metric: masked_mean(-logp, mask)}, mask.sum())
             if weight and batch.totals[key].tokens:

@@ -50,8 +50,10 @@ class Step:
         if self.components and not self.rewards:
             numbers = {agent: parts for agent, parts in self.components.items() if are_numbers(parts)}
             object.__setattr__(self, "rewards", {agent: math.fsum(parts.values()) for agent, parts in numbers.items()})
-        if self.success is not None and is_number(self.success) and self.success in (0, 1):
-            object.__setattr__(self, "success", bool(self.success))  # records and other processes take no other type
+        for name in ("success", "truncated", "done"):
+            value = getattr(self, name)
+            if value is not None and is_number(value) and value in (0, 1):
+                object.__setattr__(self, name, bool(value))  # records and other processes take no other type
 
 
 def are_numbers(parts: Any) -> bool:
@@ -156,6 +158,8 @@ class TurnOrder:
                 raise self._error(f"the metric {name!r} is {shown(metric)}", "give a finite number")
         if step.success not in (None, False, True):
             raise self._error(f"success is {shown(step.success)}", "give True, False or None")
+        if not isinstance(step.truncated, bool):
+            raise self._error(f"truncated is {shown(step.truncated)}", "give True or False")
         receivers = self._receivers(step.observations)
         if step.done and receivers:
             raise self._error(f"the episode is done but {sorted(receivers)} received observations", "send none")
@@ -163,6 +167,8 @@ class TurnOrder:
             raise self._error("the episode is not done but no agent received an observation", "end it or give one")
         if step.done and not step.stop_reason:
             raise self._error("the episode is done without a stop_reason", "name why it ended")
+        if step.done and not isinstance(step.stop_reason, str):
+            raise self._error(f"the stop_reason is {shown(step.stop_reason)}", "name why it ended in a word")
         self._due = receivers
 
     def _receivers(self, observations: Observations) -> frozenset[str]:
@@ -248,6 +254,9 @@ def copying(method: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 def _begin(environment: Any, task: Any) -> None:
     environment.__dict__["_order"] = None
+    if not isinstance(getattr(task, "data", {}), Mapping):  # a record of it could not be read again
+        fault = f"environment {environment.name!r}: the data of task {task.key} is {shown(task.data)}"
+        raise EnvironmentContractError(f"{fault}; give a mapping, as in {{'question': ...}}")
 
 
 def _began(environment: Any, observations: Any) -> None:

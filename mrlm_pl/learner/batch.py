@@ -256,7 +256,7 @@ def collate_rows(
         episode_tokens=episode_token_counts(action_mask, episodes),
         episodes=episodes,
         temperature=torch.full((len(rows),), temperature, dtype=torch.float32),
-        advantages=action_mask * (torch.zeros(len(rows)) if advantages is None else torch.tensor(advantages))[:, None],
+        advantages=action_mask * torch.tensor(advantages or [0.0] * len(rows), dtype=torch.float32)[:, None],
         trajectories=tuple(rows),
         compared=tuple((pair,) * len(row.turns) for pair, row in zip(compared, rows, strict=bool(compared))),
     )

@@ -136,7 +136,7 @@ class Critic(nn.Module):
         models = {agent: self.model_for(policy, agent) for agent in places}
         if len({id(model) for model in models.values()}) == 1:
             return next(iter(models.values())).values(**inputs)
-        values = torch.zeros(inputs["token_ids"].shape, device=inputs["token_ids"].device)
+        values = torch.zeros_like(inputs["token_ids"], dtype=torch.float32)
         for agent, numbers in places.items():
             mine = numbers.to(values.device)
             values[mine] = models[agent].values(**{key: value[mine] for key, value in inputs.items()})

@@ -334,7 +334,7 @@ def _metric_fault(name: str, value: Any) -> str:
 
 
 def _tensors(numbers: Mapping[str, float]) -> dict[str, Tensor]:
-    return dict(zip(numbers, torch.tensor(list(numbers.values())), strict=True))
+    return dict(zip(numbers, torch.tensor(list(numbers.values()), dtype=torch.float32), strict=True))
 
 
 def on_update_bar(name: str, metrics: Mapping[str, float]) -> bool:

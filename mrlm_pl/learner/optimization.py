@@ -15,7 +15,7 @@ from mrlm_pl.errors import ConfigurationError, NonFiniteError
 from mrlm_pl.learner.batch import known
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.sharding import total_norm
-from mrlm_pl.settings import at_least, naming_unknown, one_of
+from mrlm_pl.settings import at_least, naming_unknown, one_of, plain
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +43,7 @@ class Optimization:
     def __post_init__(self) -> None:
         one_of(get_args(LearningRateSchedule), "optimization.", schedule=self.schedule)
         at_least(0, "optimization.", warmup_steps=self.warmup_steps)
+        object.__setattr__(self, "betas", tuple(map(plain, self.betas)))
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ConfigurationError(f"optimization.betas is {self.betas}; give two numbers of at least 0 and below 1")
 

@@ -121,9 +121,10 @@ def token_loss(
             f"clip is {given_clip}, but loss {name} has no clipping range; leave it out, or choose a loss that has one"
         )
     found = dataclasses.replace(known, settings=given)
-    one, mask = torch.ones(1, 1, requires_grad=True), torch.ones(1, 1, dtype=torch.bool)
     try:
-        tried: Any = found(-one, -torch.ones(1, 1), torch.ones(1, 1), mask)
+        with torch.inference_mode(False), torch.enable_grad():  # a script may construct its algorithm without gradients
+            one, mask = torch.ones(1, 1, requires_grad=True), torch.ones(1, 1, dtype=torch.bool)
+            tried: Any = found(-one, -torch.ones(1, 1), torch.ones(1, 1), mask)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigurationError(f"loss {name} with the settings {dict(settings or {})}: {error}") from error
     if not isinstance(tried, Tensor) or tried.shape != (1, 1) or not tried.isfinite().all() or not tried.requires_grad:

@@ -28,7 +28,7 @@ class ValueHead(nn.Module):
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
-        self.linear = nn.Linear(hidden_size, 1)
+        self.linear = nn.utils.skip_init(nn.Linear, hidden_size, 1, dtype=torch.float32)  # draws no numbers
         nn.init.zeros_(self.linear.weight)
         nn.init.zeros_(self.linear.bias)
 

@@ -22,7 +22,7 @@ from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.rollout.player import EpisodePlayer
 from mrlm_pl.runs.console import EpisodeProgress
 from mrlm_pl.runs.evaluation import Model, Precision, SeatedModel, generation_precision, sampling_from
-from mrlm_pl.settings import as_settings, at_least, naming_unknown
+from mrlm_pl.settings import as_settings, at_least, naming_unknown, plain
 
 CHUNK = 64
 """Episodes of one temperature that are played together, and with those of the others written at once."""
@@ -281,11 +281,12 @@ def _distinct(temperatures: Sequence[float], num_episodes: int, samples_per_task
     Raises:
         ConfigurationError: one is named twice, or the episodes do not come out even.
     """
-    distinct: list[float | None] = list(dict.fromkeys(temperatures)) or [None]
-    if len(distinct) < len(temperatures):
-        raise ConfigurationError(f"temperatures: {temperatures} names one twice; raise --samples-per-task instead")
+    given = [*map(plain, temperatures)]
+    distinct: list[float | None] = list(dict.fromkeys(given)) or [None]
+    if len(distinct) < len(given):
+        raise ConfigurationError(f"temperatures: {given} names one twice; raise --samples-per-task instead")
     each = samples_per_task * len(distinct)
-    if temperatures and num_episodes % each:
+    if given and num_episodes % each:
         factors = f"samples_per_task {samples_per_task} at each of {len(distinct)} temperatures"
         raise ConfigurationError(f"num_episodes {num_episodes} must be a multiple of {each}: {factors}")
     return distinct

@@ -26,7 +26,7 @@ from mrlm_pl.rollout.play import EpisodeSpec, Seat
 from mrlm_pl.rollout.player import EpisodePlayer
 from mrlm_pl.runs.plugins import environment_from, find_environment
 from mrlm_pl.runs.records.run import SAVED, SETTINGS_OF_TOKENS, SINGLE, RecordedRun, checkpoints_of, read_run
-from mrlm_pl.settings import as_settings, check_served_by, naming_unknown, one_of
+from mrlm_pl.settings import as_settings, at_least, check_served_by, naming_unknown, one_of
 
 Model: TypeAlias = str | Path | Policy | Mapping[str, Policy]
 """A run folder, model folder, hub id or ``builtin:tiny``; a policy, or several by name."""
@@ -78,6 +78,9 @@ class SeatedModel:
         check_seats(self.run.seats, run.policies, f"{self.label}: ")
         self.arguments: dict[str, Any] = {}
         played = None
+        if not isinstance(environment, Environment | type | str | None):
+            remedy = "give a short name, a class or an instance"
+            raise ConfigurationError(f"environment is {environment!r:.80}; {remedy}")
         if isinstance(environment, Environment):
             self.environment = environment
         elif isinstance(environment, type):
@@ -223,6 +226,7 @@ class SeatedModel:
                 cannot be used.
         """
         sampling.check_policies([*self.run.policies], "sampling")
+        at_least(1, max_turns=max_turns)
         playing = set(self.seated().values())
         self._warn_of_idle(playing)
         with ExitStack() as stack:

@@ -146,8 +146,8 @@ def _in_run_folder(stage: str) -> Any:
             weights_only: whether the checkpoint may hold nothing but tensors and plain values.
 
         Raises:
-            ConfigurationError: the folder holds a run, there is no such checkpoint, or the strategy of a fit spawns its
-                processes.
+            ConfigurationError: the folder holds a run, there is no such checkpoint, the strategy of a fit spawns its
+                processes, or an earlier fit has used up the trainer's epochs.
             SystemExit: Ctrl-C or SIGTERM has ended the run; in a notebook KeyboardInterrupt after Ctrl-C.
         """
         start = getattr(self.strategy, "_start_method", "")
@@ -157,6 +157,8 @@ def _in_run_folder(stage: str) -> Any:
         bound = signature.bind(self, *given, **options)
         arguments = bound.arguments
         with self._in_folder(stage, arguments.get("model"), arguments.get("ckpt_path")) as checkpoint:
+            if stage == "fit" and checkpoint is None:
+                self._refuse_spent()
             arguments["ckpt_path"] = checkpoint
             verbose = arguments.get("verbose", True)
             if "verbose" in signature.parameters:
@@ -297,6 +299,13 @@ class Trainer(pl.Trainer):
                 print(report_table(report, data.validation_sampling), end="\n\n")
             for name, value in {key: value for found in result for key, value in found.items()}.items():
                 print(f"{name} {value:.4f}")
+
+    def _refuse_spent(self) -> None:
+        """Raise a ConfigurationError if an earlier fit has used up the trainer's epochs or steps."""
+        for name, done in (("max_epochs", self.current_epoch), ("max_steps", self.global_step)):
+            if done and 0 <= (most := getattr(self, name) or 0) <= done:
+                fault = f"this trainer has trained its trainer.{name}, {most}, in an earlier fit"
+                raise ConfigurationError(f"{fault}, so that another would train nothing; make a new Trainer")
 
     def _remedy(self, data: Any) -> str:
         """Return the bound that has ended a complete run, but for its epochs, and what to change."""

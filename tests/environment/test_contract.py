@@ -64,6 +64,8 @@ def test_one_name_without_a_comma_is_no_tuple_of_agents() -> None:
         (Step({"b": []}), "agent 'b' has no message before its first decision"),
         (Step(done=True, stop_reason="end", success="no"), "success is 'no' .str.; give True, False or None"),  # type: ignore[arg-type]
         (Step(done=True, stop_reason="end", success=0.3), "success is 0.3 .float."),  # type: ignore[arg-type]
+        (Step(done=True, stop_reason="end", truncated="no"), "truncated is 'no' .str.; give True or False"),  # type: ignore[arg-type]
+        (Step(done=True, stop_reason=3), "the stop_reason is 3 .int.; name why it ended in a word"),  # type: ignore[arg-type]
     ],
 )
 def test_a_step_that_breaks_the_contract_is_named(step: Step, message: str) -> None:
@@ -71,6 +73,12 @@ def test_a_step_that_breaks_the_contract_is_named(step: Step, message: str) -> N
     turns.check_actions({"a": SAID})
     with pytest.raises(EnvironmentContractError, match=message):
         turns.stepped(step)
+
+
+@pytest.mark.parametrize("data", [["question"], None, "question"])
+def test_data_of_a_task_that_no_record_could_hold_are_refused(data: Any, echo: Any) -> None:
+    with pytest.raises(EnvironmentContractError, match=r"the data of task e/train/1 is .*; give a mapping, as in"):
+        echo().reset(Task("e", "train", 1, data=data))
 
 
 @pytest.mark.parametrize("agents", [(), ("a", "b", "a")])
@@ -87,8 +95,10 @@ def test_rewards_that_are_left_out_are_the_sums_of_the_components() -> None:
 
 
 @pytest.mark.parametrize("given", [True, 1, 1.0, np.True_, np.float32(1.0), torch.tensor(True)])
-def test_a_success_is_kept_as_a_truth_value(given: Any) -> None:
-    assert Step(done=True, stop_reason="end", success=given).success is True
+def test_truth_values_are_kept_as_those_of_python(given: Any) -> None:
+    step = Step(done=given, stop_reason="end", success=given, truncated=given)
+    assert (step.done, step.success, step.truncated) == (True, True, True)
+    assert {*map(type, (step.done, step.success, step.truncated))} == {bool}
 
 
 class Counting(Environment):

@@ -11,9 +11,13 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.plugins.precision import FSDPPrecision, HalfPrecision, Precision
 from torch.utils.data import DataLoader
 
+from mrlm_pl.advantages import turn_discounts
+from mrlm_pl.engines import Sampling
+from mrlm_pl.engines.local.sampling import Sampler
 from mrlm_pl.episode import Trajectory
 from mrlm_pl.learner.batch import Batch, PolicyBatch, collate_rows
 from mrlm_pl.losses import BatchTotals
+from mrlm_pl.policy.value_head import ValueHead
 
 THIRD = 1 / 3
 """A number that bf16 rounds to .333984375."""
@@ -65,3 +69,23 @@ def test_a_run_in_bf16_hands_on_the_sampler_s_numbers(tmp_path: Any) -> None:
     trainer.fit(module, DataLoader([batch()], batch_size=None))
     assert module.weight.dtype == torch.bfloat16
     assert_unchanged(module.received[0])
+
+
+@pytest.mark.parametrize("default", [torch.bfloat16, torch.float64])
+def test_the_default_dtype_of_torch_changes_no_number(default: torch.dtype) -> None:
+    mask = torch.tensor([[True, False]])
+    samplings = [Sampling(temperature=1.0), Sampling(temperature=0.5)]
+    logits = torch.tensor([[1.0, THIRD], [1.0, THIRD]])
+
+    def numbers() -> list[torch.Tensor]:
+        sampled = Sampler([1, 2], samplings, 1, torch.device("cpu")).draw(logits, 0)[1]
+        head = ValueHead(2).linear.weight.detach()
+        return [sampled, rows().advantages, turn_discounts(mask, THIRD), head]
+
+    expected = numbers()
+    torch.set_default_dtype(default)
+    try:
+        found = numbers()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)

@@ -157,3 +157,9 @@ def constant(logp: Tensor, old_logp: Tensor, advantages: Tensor, action_mask: Te
 def test_a_mistake_is_an_error(loss: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(message)):
         token_loss(loss, **options)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_loss_is_chosen_where_gradients_are_off(mode: Any) -> None:
+    with mode():
+        assert token_loss("ppo").reduction == LOSSES["ppo"].reduction

@@ -144,8 +144,11 @@ def test_each_fit_has_a_folder_of_its_own_named_like_the_algorithm() -> None:
     assert trainer.default_root_dir == "runs/grpo"
     first = contents("runs/grpo")
     assert Path("runs/grpo/policies/main/config.json") in first
+    trainer.fit_loop.max_epochs = 2
     trainer.fit(*parts())
     quiet(logger=False).fit(*parts())
+    with pytest.raises(ConfigurationError, match=r"has trained its trainer.max_epochs, 2, .*; make a new Trainer"):
+        trainer.fit(*parts())
     assert contents("runs/grpo") == first
     assert sorted(path.name for path in Path("runs").iterdir()) == ["grpo", "grpo-2", "grpo-3"]
     trainer = quiet(output="runs/grpo", logger=False)

@@ -149,6 +149,8 @@ class FixedDataModule(NamesUnknown, LightningDataModule, ABC):
                 f"{data_option(algorithm)}"
             )
         if self._tokenized_for is not algorithm:
+            if self._tokenized_for is not None:
+                self.epoch, self.position = 0, 0  # of the algorithm before
             self.tokenize()
             self._tokenized_for = algorithm
 

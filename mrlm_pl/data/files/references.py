@@ -140,7 +140,7 @@ class ReferencedDataModule(FixedDataModule):
         trainer = algorithm.trainer
         rank, ranks = data_parallel_rank(trainer)
         starts = self._starts[split]
-        sums = torch.zeros(starts[-1], device=algorithm.device)
+        sums = torch.zeros(starts[-1], dtype=torch.float32, device=algorithm.device)
         with self._scoring(initial=initial) as copied, trainer.precision_plugin.forward_context():
             for first in range(0, len(examples), self.batch_size * ranks):
                 start = min(first + rank * self.batch_size, len(examples))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import logging
 import shlex
@@ -117,6 +118,7 @@ class Collection:
         self._writer = EpisodeWriter(saved or EpisodeRetention())
         self._verifiers = VerifierWatch()
         self.components: tuple[str, ...] = ()
+        self._unused = copy.deepcopy({name: part.state() for name, part in self._parts().items()})
 
     def begin(self, learner: RolloutLearner) -> None:
         """Attach to the algorithm of a fit, and start the clock."""
@@ -134,6 +136,11 @@ class Collection:
         else:
             self.collector = SyncCollector(self.players, self.plan, self.sampling, self.rounds)
         self.totals.start()
+
+    def restart(self) -> None:
+        """Forget the rollouts of an algorithm, for another one."""
+        for name, part in self._parts().items():
+            part.load(copy.deepcopy(self._unused[name]))
 
     @property
     def groups(self) -> range:

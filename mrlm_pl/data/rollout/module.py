@@ -143,7 +143,8 @@ class RolloutDataModule(NamesUnknown, LightningDataModule):
         self.validation_sampling = as_settings(Sampling, validation_sampling or sampling, "data.validation_sampling")
         self.validation_episodes, self.seed = validation_episodes, seed
         self._held_out_splits: set[str] = set()
-        self.mode, self.max_lag, self.async_options = mode, max_lag, async_options
+        self.mode, self.max_lag = mode, max_lag
+        self.async_options = as_settings(AsyncOptions, async_options, "data.async_options")
         player_options = {
             "max_turns": self.tasks.turn_limits(max_turns),
             "step_timeout": step_timeout,
@@ -160,13 +161,17 @@ class RolloutDataModule(NamesUnknown, LightningDataModule):
             )
         if engine is not None:
             check_instance(Engine, engine, "data.engine", "engine")
+        if cross_policy is not None:
+            cross_policy = as_settings(CrossPolicy, cross_policy, "data.cross_policy")
         stale = StaleSnapshots(cross_policy) if cross_policy is not None and cross_policy.share else None
         self.players = Players(self.environments, engine, lag > 0, player_options, stale)
         sizes = self.tasks.group_sizes(group_size)
         plan = GroupPlan(self.tasks.stream, groups, sizes, seed, resample_rounds, failed_members, member_rounds)
         saved = EpisodeRetention() if save_episodes is True else save_episodes or None
         saved = None if saved is None else as_settings(EpisodeRetention, saved, "data.save_episodes")
-        self.collection = Collection(self.tasks, self.players, plan, self.sampling, rounds, lag, async_options, saved)
+        self.collection = Collection(
+            self.tasks, self.players, plan, self.sampling, rounds, lag, self.async_options, saved
+        )
         self.stream = TrainingStream(self.collection, passes, minibatches, iterations)
 
     def algorithm(self) -> Algorithm:
@@ -190,6 +195,8 @@ class RolloutDataModule(NamesUnknown, LightningDataModule):
         self.check(learner, trainer, stage)
         learner.meet_rollouts(RolloutFacts(dict.fromkeys(agents), list(self.environments), self.players.given, updates))
         if stage == "fit":
+            if getattr(self.collection, "learner", learner) is not learner:
+                self.stream.restart()
             if self.players.stale is not None:
                 self.players.stale.check(learner, trainer, self.sampling)
             self.collection.begin(learner)

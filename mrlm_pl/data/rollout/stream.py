@@ -96,6 +96,12 @@ class TrainingStream:
         self._batches: list[Batch] = []
         self._metrics: dict[str, float] = {}
 
+    def restart(self) -> None:
+        """Begin again for another algorithm, which would otherwise train on the rest of the former one's rollout."""
+        self.iteration, self.position = 0, 0
+        self._rows, self._update, self._batches, self._metrics = None, None, [], {}
+        self.collection.restart()
+
     @property
     def accumulation(self) -> int:
         """Micro-batches (Lightning batches) of an update."""

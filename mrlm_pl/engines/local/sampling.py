@@ -223,7 +223,7 @@ class Sampler:
         if len(self._groups) == 1:
             return draw(logits, uniform, self._groups[0][0], self._asynchronous)
         tokens = torch.empty(len(logits), dtype=torch.long, device=logits.device)
-        logprobs = torch.empty(len(logits), device=logits.device)
+        logprobs = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
         for sampling, rows in self._groups:
             tokens[rows], logprobs[rows] = draw(logits[rows], uniform[rows], sampling, self._asynchronous)
         return tokens, logprobs

@@ -196,7 +196,7 @@ def credit_turns(batch: PolicyBatch, credit: Sequence[Sequence[tuple[float | Non
         batch: B rows.
         credit: [B] return, baseline and advantage of each of the row's turns.
     """
-    batch.advantages = torch.zeros(batch.action_mask.shape)
+    batch.advantages = torch.zeros_like(batch.action_mask, dtype=torch.float32)
     batch.compared = tuple([turn[:2] for turn in of_row] for of_row in credit)
     for tokens, row, of_row in zip(batch.advantages, batch.trajectories, credit, strict=True):
         for turn, (_, _, advantage) in zip(row.turns, of_row, strict=True):

@@ -188,7 +188,7 @@ def rewarded_rows(episodes: Sequence[Episode], turn_bonus: TurnBonus = None) -> 
         labels(id(episode) for episode, _ in acting),
     )
     for policy, batch in batches.items():
-        rewards = torch.zeros(batch.action_mask.shape)
+        rewards = torch.zeros_like(batch.action_mask, dtype=torch.float32)
         for place, row in enumerate(batch.trajectories):
             for turn in row.turns:
                 rewards[place, turn.stop - 1] += turn.reward + (turn_bonus(turn) if turn_bonus else 0.0)

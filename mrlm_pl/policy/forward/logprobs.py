@@ -154,7 +154,11 @@ def _evaluate(
 
     seeds = [None if noise_seed is None else derive_seed("noise", noise_seed, n) for n in range(len(planned))]
     results = [run(inputs, wanted, seed) for inputs, seed in zip(planned, seeds, strict=True)]
-    values = torch.cat(results, 1) if planned else torch.zeros(wanted.rows, 1, device=model_device(model))
+    values = (
+        torch.cat(results, 1)
+        if planned
+        else torch.zeros(wanted.rows, 1, dtype=torch.float32, device=model_device(model))
+    )
     for _ in range(passes - len(planned)):
         values = values + 0.0 * run(_shortest_pass(model), wanted._replace(teaching=None), None).sum()
     if not planned:

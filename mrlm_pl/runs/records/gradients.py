@@ -66,7 +66,7 @@ class Gradients:
         model = self.policies[policy]
         trajectories, groups = [row for _, row, _, _ in found], labels(group for group, _, _, _ in found)
         batch = collate_rows(trajectories, groups, groups, groups, temperature=self.temperature.get(policy, 1.0))
-        advantages = torch.zeros(2, *batch.action_mask.shape)
+        advantages = torch.zeros(2, *batch.action_mask.shape, dtype=torch.float32)
         for place, (_, row, *sides) in enumerate(found):
             for turn, *values in zip(row.turns, *sides, strict=True):
                 advantages[:, place, turn.start : turn.stop] = torch.tensor(values)[:, None]

@@ -184,6 +184,16 @@ def test_training_lowers_the_likelihood_loss_and_epochs_differ_in_order(
     assert data.order(0) != data.order(1)
 
 
+def test_another_algorithm_begins_with_the_first_epoch(tmp_path: Path, model_folder: Path, quiet_trainer: Any) -> None:
+    path = write(tmp_path / "d.jsonl", [chat(f"{n}?", "12345"[: 1 + n % 5]) for n in range(16)])
+    data, found = TrajectoryDataModule(path, batch_size=8), []
+    for _ in range(2):
+        algorithm = SFT({"main": Policy(str(model_folder), learning_rate=1e-3)})
+        quiet_trainer(accumulate_grad_batches=1).fit(algorithm, data)
+        found.append([weight.sum().item() for weight in algorithm.policies["main"].parameters()])
+    assert found[0] == found[1]
+
+
 def test_accumulation_does_not_change_the_update(tmp_path: Path, model_folder: Path, quiet_trainer: Any) -> None:
     path = write(tmp_path / "d.jsonl", [chat(f"{n}?", "12345"[: 1 + n % 5]) for n in range(16)])
     results = []

@@ -53,6 +53,16 @@ def test_a_data_module_returns_to_an_earlier_checkpoint(
     assert fingerprint(algorithm) == want
 
 
+def test_another_algorithm_begins_with_the_first_rollout(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:
+    algorithm, data = make(model_folder, echo(), minibatches=2)
+    quiet_trainer().fit(algorithm, data)
+    want = fingerprint(algorithm)
+    for steps in (1, -1):  # the first leaves half of its rollout
+        algorithm, _ = make(model_folder, echo(), minibatches=2)
+        quiet_trainer(max_steps=steps).fit(algorithm, data)
+    assert fingerprint(algorithm) == want
+
+
 def test_members_of_a_group_share_the_prompt_and_differ_in_the_sample(
     model_folder: Path, echo: Any, quiet_trainer: Any
 ) -> None:
