@@ -7,6 +7,7 @@ import functools
 import inspect
 import ipaddress
 import math
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -59,7 +60,8 @@ def naming_unknown(function: F) -> F:
     open_ended = any(item.kind is item.VAR_KEYWORD for item in taken.values())
     kinds = {name: str(item.annotation) for name, item in taken.items() if item.annotation is not item.empty}
     whole = {name for name, kind in kinds.items() if kind in ("int", "int | None")}
-    needed = {name for name, kind in kinds.items() if "None" not in kind and "Any" not in kind}
+    optional = {name for name, item in taken.items() if item.default is None}
+    needed = {name for name, kind in kinds.items() if not re.search(r"None|Any|Optional", kind)} - optional
 
     @functools.wraps(function)
     def checked(*arguments: Any, **options: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, Optional, TypeAlias, TypeVar, get_type_hints
 
 import numpy
 import pytest
@@ -28,6 +28,8 @@ from mrlm_pl.policy import LoRA, Policy
 from mrlm_pl.rollout.cross_policy import CrossPolicy
 from mrlm_pl.runs import Trainer, collect, evaluate
 from mrlm_pl.settings import naming_unknown
+
+Count: TypeAlias = int | None
 
 
 def test_a_policy_may_be_the_name_of_a_model_or_its_settings(model_folder: Path) -> None:
@@ -192,3 +194,11 @@ def test_a_policy_without_a_name_is_refused() -> None:
     policy: Any = Policy()
     with pytest.raises(ConfigurationError, match="policies is a Policy; give policies by name"):
         GRPO(policy)
+
+
+def test_an_option_that_may_be_left_out_may_be_none_however_its_type_is_written() -> None:
+    @naming_unknown
+    def of_a_plugin(goal: Optional[float], count: Count = None) -> tuple[Any, Any]:  # noqa: UP045
+        return goal, count
+
+    assert of_a_plugin(goal=None, count=None) == (None, None)
