@@ -88,7 +88,7 @@ def end_ids(config: Any, source: str) -> list[int]:
     """Return the tokens that end a reply by a model's configuration and by its generation config, if it has one."""
     try:
         parts = [config, GenerationConfig.from_pretrained(source)]
-    except OSError:  # there is none, or the reader of the weights will raise the same
+    except Exception:  # OSError: there is none; the reader of the weights raises the others
         parts = [config]
     found = [getattr(part, "eos_token_id", None) for part in parts]
     return [token for ids in found if ids is not None for token in (ids if isinstance(ids, list) else [ids])]

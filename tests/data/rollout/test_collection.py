@@ -32,7 +32,7 @@ def test_one_of_the_tensor_parallel_ranks_writes_their_episodes(
         world_size=2, global_rank=rank, strategy=share, received_sigterm=False, default_root_dir=tmp_path
     )
     environments = {"echo": EchoEnvironment()}
-    stream = SimpleNamespace(plan_until=lambda *_: None)
+    stream = SimpleNamespace(plan_until=lambda *_: None, state=dict)
     parts: Any = SimpleNamespace(stream=stream, stale=None, groups=1, environments=environments)
     collection = Collection(parts, parts, parts, Sampling(), None, 0, AsyncOptions(), EpisodeRetention())
     measures = TokenMeasures(0, {})
