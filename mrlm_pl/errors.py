@@ -203,13 +203,13 @@ def nearest_path(path: Path, *, folders: bool = False) -> Path | None:
     return path.parent / difflib.get_close_matches(path.name, found, n=1, cutoff=0)[0] if found else None
 
 
-def place(method: Any) -> str:
+def source_line(method: Any) -> str:
     """Return ``file:line`` of a function; the file relative to the working folder if it is below it."""
     code = inspect.unwrap(method).__code__
     return f"{_relative(code.co_filename)}:{code.co_firstlineno}"
 
 
-def place_of_error(error: BaseException) -> str:
+def source_line_of_error(error: BaseException) -> str:
     """Return ``file:line`` of the innermost frame outside of installed packages; empty if there is none."""
     found = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
@@ -223,7 +223,7 @@ _OWN_FILES = (str(Path(__file__).parent), str(Path(inspect.__file__).parent))
 """Folders of this package and of the standard library."""
 
 
-def place_of(cls: type) -> str:
+def source_line_of_class(cls: type) -> str:
     """Return `` (file:line)`` of a class; empty if it has no source."""
     try:
         return f" ({_relative(inspect.getsourcefile(cls) or '')}:{inspect.getsourcelines(cls)[1]})"

@@ -18,7 +18,7 @@ from mrlm_pl.learner.batch import PolicyBatch, known
 from mrlm_pl.learner.credit.answers import answer_rows
 from mrlm_pl.learner.credit.influence import InfluenceRewards, Sums, learned_in
 from mrlm_pl.learner.credit.returns import Tables
-from mrlm_pl.learner.credit.tokens import RewardedRows, TokenGAE, agent_places
+from mrlm_pl.learner.credit.tokens import RewardedRows, TokenGAE, rows_of_agents
 from mrlm_pl.learner.critics import AgentCritics, PolicyCritics, check_window
 from mrlm_pl.learner.policies.reference import IN_REWARD, KL
 from mrlm_pl.learner.policy_gradient import PolicyGradient
@@ -199,9 +199,9 @@ class AnswerCritics(AgentCritics):
 
     def _answers(self, table: RewardedRows) -> dict[str, tuple[PolicyBatch, Tensor]]:
         found = {}
-        for agent, places in agent_places(table.agents).items():
+        for agent, indices in rows_of_agents(table.agents).items():
             critic = self.model(agent)
-            found[agent] = answer_rows(table, places, critic.chat)
+            found[agent] = answer_rows(table, indices, critic.chat)
             mask = found[agent][0].action_mask
             windows = torch.full((len(mask),), min(critic.context_window, mask.shape[1]), device=mask.device)
             check_window(mask, windows, f"agent_critics.{agent}")

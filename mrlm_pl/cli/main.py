@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Sequence
 
 from mrlm_pl.cli.start_up import hold_collection, read_model_folders_once, release_collection
-from mrlm_pl.errors import DEBUG_VARIABLE, ConfigurationError, MRLMError, meant, place_of_error
+from mrlm_pl.errors import DEBUG_VARIABLE, ConfigurationError, MRLMError, meant, source_line_of_error
 from mrlm_pl.runs.interrupts import ending_in_order
 
 COMMANDS = {
@@ -144,11 +144,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, OSError) and error.errno in FULL_DISK:
             lacking = f" for {error.filename}" if error.filename else ""
             return _tell(f"no space is left on the device{lacking} ({error.strerror}); free some: {RESUMES}", 1)
-        place = place_of_error(error)
-        if not place or DEBUG_VARIABLE in os.environ:
+        line = source_line_of_error(error)
+        if not line or DEBUG_VARIABLE in os.environ:
             raise
         text = " ".join(f"{type(error).__name__}: {error}".split())
-        return _tell(f"{text} ({place}); for the traceback set {DEBUG_VARIABLE}=1", 1)
+        return _tell(f"{text} ({line}); for the traceback set {DEBUG_VARIABLE}=1", 1)
     except SystemExit as end:  # argparse ends the process after --help and after a wrong option
         if isinstance(end.code, str):
             return _tell(end.code, 1)

@@ -19,7 +19,7 @@ from mrlm_pl.environment.semantics import Finding, SemanticChecks, span
 from mrlm_pl.environment.tasks import SPLITS, DatasetTasks
 from mrlm_pl.environment.trial import SPAM, Play, Replies, as_plain, close, finished, play, play_copy, posed
 from mrlm_pl.episode import Message
-from mrlm_pl.errors import ConfigurationError, DataError, EnvironmentContractError, MRLMError, place_of_error
+from mrlm_pl.errors import ConfigurationError, DataError, EnvironmentContractError, MRLMError, source_line_of_error
 from mrlm_pl.settings import check_instance, one_of
 
 HOSTILE_REPLIES = (
@@ -389,5 +389,5 @@ def check_data(environment: Environment, split: str, *, max_turns: int = 64) -> 
 
 def described(error: BaseException) -> str:
     """Return class, text and place of an error; the place is the innermost line outside of installed packages."""
-    found = place_of_error(error)
+    found = source_line_of_error(error)
     return f"{type(error).__name__}: {error}{f' ({found})' if found else ''}"

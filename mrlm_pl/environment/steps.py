@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, SupportsFloat, TypeAlias
 
 from mrlm_pl.episode import Message
-from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, NonFiniteError, place
+from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, NonFiniteError, source_line
 
 Observations: TypeAlias = Mapping[str, Sequence[Message]]
 """New messages for each agent that acts next."""
@@ -215,7 +215,7 @@ def checked(
         try:
             note(environment, result[0])
         except (EnvironmentContractError, ConfigurationError, NonFiniteError) as error:
-            raise type(error)(f"{error} ({place(method)})") from None
+            raise type(error)(f"{error} ({source_line(method)})") from None
 
     @functools.wraps(method)
     def called(self: Any, *arguments: Any, **named: Any) -> Any:

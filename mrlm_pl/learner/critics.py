@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.batch import PolicyBatch, known
-from mrlm_pl.learner.credit.tokens import RewardedRows, agent_places
+from mrlm_pl.learner.credit.tokens import RewardedRows, rows_of_agents
 from mrlm_pl.learner.optimization import value_group, weight_group
 from mrlm_pl.losses import BatchTotals, masked_mean, reduce_tokens, value_loss
 from mrlm_pl.policy import Policy
@@ -132,13 +132,13 @@ class Critic(nn.Module):
 
     def _values(self, policy: str, inputs: dict[str, Any], agents: Sequence[str]) -> Tensor:
         """Return values [B, T], each agent's by its model."""
-        places = agent_places(agents)
-        models = {agent: self.model_for(policy, agent) for agent in places}
+        rows_by_agent = rows_of_agents(agents)
+        models = {agent: self.model_for(policy, agent) for agent in rows_by_agent}
         if len({id(model) for model in models.values()}) == 1:
             return next(iter(models.values())).values(**inputs)
         values = torch.zeros(inputs["token_ids"].shape, device=inputs["token_ids"].device)
-        for agent, numbers in places.items():
-            mine = numbers.to(values.device)
+        for agent, rows in rows_by_agent.items():
+            mine = rows.to(values.device)
             values[mine] = models[agent].values(**{key: value[mine] for key, value in inputs.items()})
         return values
 
@@ -260,8 +260,8 @@ class AgentCritics(Critic):
     def rows(self, table: RewardedRows) -> dict[str, PolicyBatch]:
         device = table.batch.lengths.device
         return {
-            self.label(agent): table.batch.select(places.to(device))
-            for agent, places in agent_places(table.agents).items()
+            self.label(agent): table.batch.select(indices.to(device))
+            for agent, indices in rows_of_agents(table.agents).items()
         }
 
 

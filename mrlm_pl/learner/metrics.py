@@ -12,7 +12,7 @@ from lightning.pytorch import Callback, LightningModule
 from torch import Tensor
 
 from mrlm_pl.advantages import Moments
-from mrlm_pl.errors import ConfigurationError, place
+from mrlm_pl.errors import ConfigurationError, source_line
 from mrlm_pl.grouping import summed, summed_pairs
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.ranks import gather_ranks
@@ -286,18 +286,18 @@ def checked_token_losses(found: Any, logp: Tensor, rule: Callable[..., Any]) -> 
     if not isinstance(losses, Tensor) or losses.shape != logp.shape or not isinstance(metrics, dict):
         raise ConfigurationError(
             f"{rule.__qualname__} must return a loss for each token, a tensor of shape {list(logp.shape)}, and a dict "
-            f"of metrics, which may be empty ({place(rule)})"
+            f"of metrics, which may be empty ({source_line(rule)})"
         )
     if logp.requires_grad and not losses.requires_grad and losses.any():
         raise ConfigurationError(
             f"{rule.__qualname__} returned losses without a gradient in logp, which train nothing; detach the ratio or "
-            f"the advantages alone, and compute the losses of logp itself ({place(rule)})"
+            f"the advantages alone, and compute the losses of logp itself ({source_line(rule)})"
         )
     faults = {name: _metric_fault(name, value) for name, value in metrics.items()}
     for name in filter(faults.get, faults):
         raise ConfigurationError(
             f"{rule.__qualname__}: the metric {name!r} {faults[name]}; give each metric a name of its own and one "
-            f"number, the mean over the action tokens, as by mrlm_pl.losses.masked_mean ({place(rule)})"
+            f"number, the mean over the action tokens, as by mrlm_pl.losses.masked_mean ({source_line(rule)})"
         )
     return losses, {name: torch.as_tensor(value, device=losses.device) for name, value in metrics.items()}
 

@@ -13,7 +13,7 @@ from mrlm_pl.advantages.task_normalization import TaskNormalization
 from mrlm_pl.engines import Reference
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode, Turn
-from mrlm_pl.errors import ConfigurationError, place
+from mrlm_pl.errors import ConfigurationError, source_line
 from mrlm_pl.grouping import grouped
 from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.batch import Batch, PolicyBatch
@@ -337,7 +337,7 @@ class PolicyGradient(Algorithm):
         if not isinstance(found, type(returns)):
             raise ConfigurationError(
                 f"{self.compared.__qualname__} returned a {type(found).__name__}; it must return "
-                f"`dataclasses.replace(returns, baseline=...)` ({place(self.compared)})"
+                f"`dataclasses.replace(returns, baseline=...)` ({source_line(self.compared)})"
             )
         return found, checked_advantages(self.advantages(found), len(found.reward), self.advantages)
 

@@ -24,7 +24,7 @@ from mrlm_pl.environment import Environment
 from mrlm_pl.environment.hosts import STARTUP_SECONDS, EnvironmentHosts
 from mrlm_pl.environment.tools import clipped
 from mrlm_pl.episode import Episode
-from mrlm_pl.errors import ConfigurationError, MRLMError, NonFiniteError, PolicyError, place_of_error
+from mrlm_pl.errors import ConfigurationError, MRLMError, NonFiniteError, PolicyError, source_line_of_error
 from mrlm_pl.rollout.play import CONTEXT_STOP, TURN_STOP, EpisodeSpec, Play, Seat
 
 T = TypeVar("T")
@@ -323,7 +323,7 @@ class EpisodePlayer:
             except _FATAL:
                 raise
             except Exception as error:  # any other fault of an environment becomes a record
-                found = "" if isinstance(error, MRLMError) else place_of_error(error)
+                found = "" if isinstance(error, MRLMError) else source_line_of_error(error)
                 where = f" ({found})" if found else ""
                 at = f"{phase} of {play.spec.task.key} at turn {play.steps}{where}"
                 play.error = f"{type(error).__name__} in {at}: {clipped(str(error), MOST_OF_AN_ERROR)}"

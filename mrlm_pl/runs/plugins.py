@@ -25,7 +25,7 @@ from types import ModuleType
 from typing import Any, get_origin
 
 from mrlm_pl.environment import Environment
-from mrlm_pl.errors import ConfigurationError, MRLMError, meant, place_of_error
+from mrlm_pl.errors import ConfigurationError, MRLMError, meant, source_line_of_error
 from mrlm_pl.grouping import mapped
 
 GROUP = "mrlm_pl.plugins"
@@ -146,7 +146,7 @@ def _import_fault(module: str, error: Exception) -> str:
     if isinstance(error, SyntaxError) and error.filename:
         found = f"{error.filename}:{error.lineno}"
     else:
-        found = place_of_error(error)
+        found = source_line_of_error(error)
     return f"importing {module!r} failed: {type(error).__name__}: {error}{f' ({found})' if found else ''}"
 
 

@@ -70,8 +70,8 @@ class Affine(NamedTuple):
         return self.weight.device.type == "cpu" and dtype.is_floating_point and dtype != torch.float32
 
 
-def place(tensor: Tensor) -> int:
-    """Return a number that tensors share if they are one place of memory; a packed one is known by its identity."""
+def storage_of(tensor: Tensor) -> int:
+    """Return a number that is equal for tensors in the same memory; a packed tensor has its identity."""
     return id(tensor) if tensor.is_mkldnn else tensor.data_ptr()
 
 

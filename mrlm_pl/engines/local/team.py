@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mrlm_pl.engines.local.adapters import Adapted, joined
-from mrlm_pl.engines.local.decoder import Affine, Decoder, LayerWeights, Linear, place
+from mrlm_pl.engines.local.decoder import Affine, Decoder, LayerWeights, Linear, storage_of
 from mrlm_pl.engines.local.generation import Context, Rows, RowsInParts
 from mrlm_pl.engines.local.llama import FusedDecoder
 from mrlm_pl.engines.local.llama_rows import DecoderRows
@@ -81,7 +81,7 @@ class TeamWeights:
     def _linear(self, layers: Sequence[Affine | Adapted]) -> Linear:
         """Return a layer of each policy; a base that all share is multiplied once."""
         adapted = [layer for layer in layers if isinstance(layer, Adapted)]
-        if len({place(layer.weight) for layer in layers}) > 1 or 0 < len(adapted) < len(layers):
+        if len({storage_of(layer.weight) for layer in layers}) > 1 or 0 < len(adapted) < len(layers):
             return TeamAffine(layers, self._counts)
         return joined(adapted, self._counts) if adapted else layers[0]
 

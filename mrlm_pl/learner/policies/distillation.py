@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from mrlm_pl.advantages import NO_MOMENTS, masked_moments
 from mrlm_pl.episode import Episode, Message, by_group
-from mrlm_pl.errors import ConfigurationError, meant, place
+from mrlm_pl.errors import ConfigurationError, meant, source_line
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.policies.reprompts import REPROMPTS, Attempt
 from mrlm_pl.learner.ranks import sum_over_ranks
@@ -325,7 +325,7 @@ class Distiller:
         if isinstance(messages, str) or not all(isinstance(message, Message) for message in messages):
             raise ConfigurationError(
                 f"{getattr(reprompt, '__qualname__', reprompt)} returned {messages!r:.60}; a reprompt must return a "
-                f"sequence of messages, or None ({place(reprompt)})"
+                f"sequence of messages, or None ({source_line(reprompt)})"
             )
         chat, first = student.chat, row.turns[0].start
         own, other = (chat.encode(chat.render(part, generation_prompt=True)) for part in (attempt.opening, messages))
