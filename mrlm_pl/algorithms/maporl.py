@@ -14,7 +14,7 @@ from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.grouping import summed_pairs
-from mrlm_pl.learner.batch import PolicyBatch, known
+from mrlm_pl.learner.batch import PolicyBatch, not_none
 from mrlm_pl.learner.credit.answers import answer_rows
 from mrlm_pl.learner.credit.influence import InfluenceRewards, Sums, learned_in
 from mrlm_pl.learner.credit.returns import Tables
@@ -192,8 +192,8 @@ class AnswerCritics(AgentCritics):
         found = {}
         for agent, (rows, answered) in self._answers(table).items():
             nothing = torch.zeros(rows.action_mask.shape, device=answered.device)
-            rows.values = nothing.masked_scatter(rows.action_mask, known(table.batch.values)[answered])
-            rows.returns = nothing.masked_scatter(rows.action_mask, known(table.batch.returns)[answered])
+            rows.values = nothing.masked_scatter(rows.action_mask, not_none(table.batch.values)[answered])
+            rows.returns = nothing.masked_scatter(rows.action_mask, not_none(table.batch.returns)[answered])
             found[self.label(agent)] = rows
         return found
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from mrlm_pl.episode import Trajectory
 from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.learner.algorithm import Algorithm
-from mrlm_pl.learner.batch import Batch, PolicyBatch, known
+from mrlm_pl.learner.batch import Batch, PolicyBatch, not_none
 from mrlm_pl.learner.optimization import Optimization
 from mrlm_pl.losses import Reduction, cross_entropy_loss, masked_mean, reduce_tokens
 from mrlm_pl.policy import Policy
@@ -96,9 +96,9 @@ class SFT(Algorithm):
         parts = {"nll": (self.action_weight, rows.action_mask, name)}
         counted = rows.layout.action_mask
         if self.observation_weight:
-            observed = known(rows.observation_mask)
+            observed = not_none(rows.observation_mask)
             parts["observation_nll"] = (self.observation_weight, observed, f"{name}/observations")
-            counted = counted | known(rows.layout.observation_mask)
+            counted = counted | not_none(rows.layout.observation_mask)
         return self.policies[name](**{**rows.inputs(), "action_mask": counted}, dropout_key=self.global_step), parts
 
     def measure(self, prefix: str, batch: Batch) -> None:

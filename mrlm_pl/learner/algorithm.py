@@ -175,7 +175,7 @@ class Algorithm(NamesUnknown, LightningModule, RolloutLearner):
         return cast("Policy", self.policies[name])
 
     def seat(self, agent: str) -> str:
-        """Name of the policy that decides for an agent.
+        """Return the name of the policy that decides for an agent.
 
         Raises:
             ConfigurationError: the agent has no seat and there are several policies to choose from.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.learner.batch import PolicyBatch, known
+from mrlm_pl.learner.batch import PolicyBatch, not_none
 from mrlm_pl.learner.credit.tokens import RewardedRows, rows_of_agents
 from mrlm_pl.learner.optimization import value_group, weight_group
 from mrlm_pl.losses import BatchTotals, masked_mean, reduce_tokens, value_loss
@@ -160,7 +160,7 @@ class Critic(nn.Module):
         """
         if values is None:
             values = model.values(**rows.inputs())
-        return value_loss(values, known(rows.values), known(rows.returns), rows.action_mask, clip=self.value_clip)
+        return value_loss(values, not_none(rows.values), not_none(rows.returns), rows.action_mask, clip=self.value_clip)
 
     def loss(self, label: str, rows: PolicyBatch, totals: BatchTotals) -> tuple[Tensor, dict[str, Tensor]]:
         """Return a micro-batch's part (0-dim) of the mean value loss of a model with its own trajectories, and metrics.
