@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from mrlm_pl.concurrency.event_loop import EventLoopThread
-from mrlm_pl.data.rollout.collectors.groups import Collected, Collector, GroupDraft, GroupPlan, PlaySpecs
+from mrlm_pl.data.rollout.collectors.groups import Collected, Collector, GroupPlan, PlaySpecs, UnfinishedGroup
 from mrlm_pl.data.rollout.collectors.players import Players
 from mrlm_pl.data.rollout.metrics import token_count
 from mrlm_pl.engines import ContinuousEngine, RoutingEngine, Sampling
@@ -143,7 +143,7 @@ class Lags:
 class _Group:
     """An admitted group: the task that plays it, or its episodes from a checkpoint."""
 
-    playing: asyncio.Task[None] | None = None
+    task: asyncio.Task[None] | None = None
     collected: Collected | None = None
     completed: float = field(default_factory=time.monotonic)
 
@@ -189,7 +189,7 @@ class AsyncCollector(Collector):
         """
         with self.players.published():
             self.lags.published(iteration, self.players.learner.trainer.global_step)
-        if not self.playing:
+        if not self.episode_players:
             self._make_players()
         began = time.monotonic()
         found = self.training.engine.compute_during(lambda: self._submit(self._complete(iteration, last, groups)))
@@ -199,7 +199,7 @@ class AsyncCollector(Collector):
         for group in found:
             assert group.collected is not None
             collected.add(group.collected)
-            restored += group.playing is None and token_count(group.collected.played)
+            restored += group.task is None and token_count(group.collected.played)
         now = time.monotonic()
         collected.metrics = self.lags.metrics(iteration, collected.training)
         ages = [now - group.completed for group in found]
@@ -234,7 +234,7 @@ class AsyncCollector(Collector):
         if routed is not None:
             engine = RoutingEngine(engine, routed.elsewhere)
         self.make_players(engine=engine, loop=self._loop)
-        self.due, self.greedy = self._one_by_one(self.due), self.greedy and self._one_by_one(self.greedy)
+        self.wrap_play(self._one_by_one)
 
     def state(self) -> dict[str, Any]:
         """Return the complete groups that have not trained yet, as plain values for the checkpoint.
@@ -296,7 +296,7 @@ class AsyncCollector(Collector):
             return
         with contextlib.ExitStack() as stack:
             stack.callback(self._loop.close)
-            for player in self.playing:
+            for player in self.episode_players:
                 stack.callback(player.close)
             # First: other episodes of a group that has failed still play, and need their environments open.
             stack.callback(self._loop.cancel_all)
@@ -319,16 +319,16 @@ class AsyncCollector(Collector):
         return played
 
     async def _play(self, group: _Group, iteration: int, number: int) -> None:
-        draft = GroupDraft(self.plan, iteration, number)
+        unfinished = UnfinishedGroup(self.plan, iteration, number)
         greedy = asyncio.ensure_future(self.play_greedy(iteration, [number]))
         try:
-            while draft.due:
-                await self.play_due([draft])
-            draft.collected.greedy = await greedy
+            while unfinished.due:
+                await self.play_due([unfinished])
+            unfinished.collected.greedy = await greedy
         finally:
             greedy.cancel()
             await asyncio.gather(greedy, return_exceptions=True)
-        group.collected, group.completed = draft.collected, time.monotonic()
+        group.collected, group.completed = unfinished.collected, time.monotonic()
 
     async def _complete(self, iteration: int, last: int, numbers: Sequence[int]) -> list[_Group]:
         """Begin the groups up to the last iteration, and return those of this one when all are done.
@@ -338,17 +338,17 @@ class AsyncCollector(Collector):
         for key in itertools.product(range(iteration, last + 1), numbers):
             if key not in self._admitted:
                 group = self._admitted[key] = _Group()
-                group.playing = asyncio.get_running_loop().create_task(self._play(group, *key))
+                group.task = asyncio.get_running_loop().create_task(self._play(group, *key))
                 # Where several groups fail, the first error ends the run; without this asyncio reports the others.
-                group.playing.add_done_callback(lambda task: task.cancelled() or task.exception())
+                group.task.add_done_callback(lambda task: task.cancelled() or task.exception())
         groups = [self._admitted[iteration, number] for number in numbers]
         moves, still = self._moves(), 0.0
         while True:
-            playing = [group.playing for group in self._admitted.values() if group.playing is not None]
-            for task in playing:
+            tasks = [group.task for group in self._admitted.values() if group.task is not None]
+            for task in tasks:
                 if task.done():
                     task.result()
-            missing = {group.playing for group in groups if group.collected is None and group.playing}
+            missing = {group.task for group in groups if group.collected is None and group.task}
             if not missing:
                 return groups
             began = time.monotonic()
@@ -365,12 +365,12 @@ class AsyncCollector(Collector):
 
     def _moves(self) -> tuple[int, int]:
         """Return counters that grow while there is progress: moves of episodes, and chunks of turns."""
-        played = sum(player.moves for player in self.playing)
+        played = sum(player.moves for player in self.episode_players)
         return played, 0 if self._continuous is None else self._continuous.batches
 
     def _waiting(self) -> str:
         """Return the longest waiting episodes and their reasons, as text."""
-        plays = [play for player in self.playing for play in player.playing.values()]
+        plays = [play for player in self.episode_players for play in player.playing.values()]
         plays.sort(key=lambda play: play.waits_since)
         now = time.monotonic()
         told = [
