@@ -181,7 +181,7 @@ class EpisodePlayer:
         self.engine.release(f"{play.id}/")
         # An instance that failed may be in any state (or still be held by a stuck call). A truncated one may
         # hold what its next episode would only let go of at its beginning.
-        if keep and play.error is None and not play.was_cut:
+        if keep and play.error is None and not play.ended_early:
             self._idle[play.spec.task.environment].append(play.environment)
         else:
             self._unwanted.append(play.environment)
@@ -260,7 +260,7 @@ class EpisodePlayer:
                 if reason == CONTEXT_STOP:
                     play.refuse(windows)
             elif reason:
-                play.cut(reason)
+                play.end_early(reason)
         return [play for play in plays if not play.over]
 
     def _window(self, seat: Seat) -> int:
@@ -290,8 +290,8 @@ class EpisodePlayer:
         waiting, owners = self.stop_at_limits(plays), []
         for play in waiting:
             for agent in play.due:
-                if (given := play.spec.given(agent, play.steps)) is not None:
-                    play.record(agent, given)
+                if (scripted := play.spec.scripted(agent, play.steps)) is not None:
+                    play.record(agent, scripted)
                 else:
                     owners.append((play, agent))
         if not owners:

@@ -140,7 +140,7 @@ class TreePlayer:
                 paths[tree].append(node)
                 # Of environments that can be forked, one of a tree is enough.
                 self.player.finish(node, keep=not (forks and tree in kept))
-                if forks and node.error is None and not node.was_cut:
+                if forks and node.error is None and not node.ended_early:
                     kept.add(tree)
             await self.player.close_unwanted()
             branches = await self._branch(waiting)
@@ -263,12 +263,12 @@ class TreePlayer:
         threshold = self.tree.stop_above
         if threshold is not None and math.fsum(rewards.values()) / len(rewards) > threshold:
             for child in going:
-                child.cut(THRESHOLD_STOP, truncated=False)
+                child.end_early(THRESHOLD_STOP, truncated=False)
         elif self.tree.expand == "best" and going:
             best = max(going, key=lambda child: rewards[child.id])
             for child in going:
                 if child is not best:
-                    child.cut(UNEXPANDED_STOP)
+                    child.end_early(UNEXPANDED_STOP)
 
 
 def _session(node: Play, agent: str, number: int) -> str:
