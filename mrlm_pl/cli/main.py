@@ -11,7 +11,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from mrlm_pl.cli.start_up import hold_collection, read_model_folders_once, release_collection
+from mrlm_pl.cli.start_up import pause_garbage_collection, read_model_folders_once, resume_garbage_collection
 from mrlm_pl.errors import DEBUG_VARIABLE, ConfigurationError, MRLMError, meant, source_line_of_error
 from mrlm_pl.runs.interrupts import ending_in_order
 
@@ -50,8 +50,11 @@ COMMANDS = {
 TRAINING = ("fit", "train", "validate", "test", "predict")
 """Commands with a trainer; their configuration is checked before torch is imported."""
 
+PLAYING = ("eval", "collect", "gateway", "replay", "rescore", "whatif", "check-env", "serve")
+"""Commands that take environments by name; the names are checked before torch is imported."""
+
 IMPORTING = (*TRAINING, "info")
-"""Commands that import most modules while they run; a trainer's releases the collection of garbage itself."""
+"""Commands that import most modules while they run; a trainer's resumes the collection of garbage itself."""
 
 INTERRUPTED = {
     **dict.fromkeys(("collect", "gateway"), "; the written episodes are kept; continue with"),
@@ -101,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             traceback is shown.
     """
     if argv is None:  # the process is the command's
-        hold_collection()
+        pause_garbage_collection()
         if logging.lastResort is not None:
             logging.lastResort.setFormatter(MessageFormat())
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # errors repeat its log
@@ -116,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"mrlm {version('mrlm')}")
         return 0
     if command not in COMMANDS:
-        return _tell(_unknown_command(command), 2)
+        return _fail(_unknown_command(command), 2)
     from mrlm_pl.cli.parsing.config_files import with_underscores
     from mrlm_pl.runs.plugins import use_working_folder
 
@@ -128,7 +131,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             check(arguments[1:])
             read_model_folders_once()
-        elif command in ("eval", "collect", "gateway", "replay", "rescore", "whatif", "check-env", "serve"):
+        elif command in PLAYING:
             from mrlm_pl.cli.parsing.early_check import check_environment_names
 
             check_environment_names(arguments[1:])
@@ -137,21 +140,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except ConfigurationError as error:
-        return _tell(error, 2)
+        return _fail(error, 2)
     except MRLMError as error:
-        return _tell(error, 1)
+        return _fail(error, 1)
     except Exception as error:
         if isinstance(error, OSError) and error.errno in FULL_DISK:
             lacking = f" for {error.filename}" if error.filename else ""
-            return _tell(f"no space is left on the device{lacking} ({error.strerror}); free some: {RESUMES}", 1)
+            return _fail(f"no space is left on the device{lacking} ({error.strerror}); free some: {RESUMES}", 1)
         line = source_line_of_error(error)
         if not line or DEBUG_VARIABLE in os.environ:
             raise
         text = " ".join(f"{type(error).__name__}: {error}".split())
-        return _tell(f"{text} ({line}); for the traceback set {DEBUG_VARIABLE}=1", 1)
+        return _fail(f"{text} ({line}); for the traceback set {DEBUG_VARIABLE}=1", 1)
     except SystemExit as end:  # argparse ends the process after --help and after a wrong option
         if isinstance(end.code, str):
-            return _tell(end.code, 1)
+            return _fail(end.code, 1)
         return int(end.code or 0)
 
 
@@ -159,7 +162,7 @@ def _run(command: str, arguments: Sequence[str]) -> int:
     module, function = COMMANDS[command][0].split(":")
     run = getattr(importlib.import_module(module), function)
     if command not in IMPORTING:
-        release_collection()
+        resume_garbage_collection()
     return int(run(arguments))
 
 
@@ -182,7 +185,8 @@ def _unknown_command(command: str) -> str:
     return f"there is no command {command!r}; {meant(command, COMMANDS, 'commands are: ' + ', '.join(COMMANDS))}"
 
 
-def _tell(message: object, status: int) -> int:
+def _fail(message: object, status: int) -> int:
+    """Print an error and return the exit status."""
     if isinstance(message, Exception) and DEBUG_VARIABLE in os.environ:
         traceback.print_exception(message)
     sys.stderr.write(f"mrlm: error: {message}\n")

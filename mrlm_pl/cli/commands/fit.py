@@ -24,7 +24,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from mrlm_pl.cli.parsing.config_files import config_files, option_values
 from mrlm_pl.cli.parsing.parser import ShortErrors
 from mrlm_pl.cli.parsing.run_configuration import SaveConfig
-from mrlm_pl.cli.start_up import release_collection
+from mrlm_pl.cli.start_up import resume_garbage_collection
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.errors import ConfigurationError, meant, tell
 from mrlm_pl.learner.algorithm import Algorithm
@@ -144,7 +144,7 @@ class RunCommand(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         """Check names that Lightning answers late or without the nearest one; everything is imported and parsed now."""
-        release_collection()
+        resume_garbage_collection()
         trainer, data = self.config.trainer, imported(self.config.data.class_path)
         check_strategy(trainer)
         if self.stage == "predict" and data.predict_dataloader is LightningDataModule.predict_dataloader:
