@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 FinishReason = Literal["stop", "length"]
 
-ROUNDING = 1e-3
-"""Largest log-probability of a token; a sum of rounded numbers may be above 0."""
+LARGEST_LOGPROB = 1e-3
+"""Bound on the log-probability of a token: rounding may lift it above 0."""
 
 
 @naming_unknown
@@ -338,7 +338,7 @@ class Engine(ABC):
         """Free the engine's resources; may be called twice."""
 
 
-async def sampled(engine: Engine, requests: Sequence[SampleRequest]) -> list[Sample]:
+async def sample_checked(engine: Engine, requests: Sequence[SampleRequest]) -> list[Sample]:
     """Return the engine's samples, one per request, in order.
 
     Raises:
@@ -354,7 +354,7 @@ async def sampled(engine: Engine, requests: Sequence[SampleRequest]) -> list[Sam
                 f"{name} gave a sample of {tokens} tokens with {logprobs} log-probabilities; a sample has at least one "
                 "token, and a log-probability for each"
             )
-        if wrong := [value for value in sample.logprobs if not -math.inf < value <= ROUNDING]:
+        if wrong := [value for value in sample.logprobs if not -math.inf < value <= LARGEST_LOGPROB]:
             raise EngineError(f"{name} gave a log-probability of {wrong[0]}; it must be finite and at most 0")
     return samples
 

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from mrlm_pl.concurrency.calls import EnvironmentCaller
 from mrlm_pl.concurrency.event_loop import END_SECONDS, EventLoopThread
-from mrlm_pl.engines.base import Engine, sampled
+from mrlm_pl.engines.base import Engine, sample_checked
 from mrlm_pl.environment import Environment
 from mrlm_pl.environment.hosts import STARTUP_SECONDS, EnvironmentHosts
 from mrlm_pl.environment.tools import clipped
@@ -299,7 +299,7 @@ class EpisodePlayer:
         requests = [play.request(agent, self.seats[agent], session=f"{play.id}/{agent}") for play, agent in owners]
         started = time.perf_counter()
         self.set_waiting(waiting, "the engine")
-        samples = await sampled(self.engine, requests)
+        samples = await sample_checked(self.engine, requests)
         share = (time.perf_counter() - started) / len(requests)
         for (play, agent), request, sample in zip(owners, requests, samples, strict=True):
             play.generate_seconds += share

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, get_args
 
-from mrlm_pl.engines.base import sampled
+from mrlm_pl.engines.base import sample_checked
 from mrlm_pl.environment import Environment
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError, EnvironmentContractError
@@ -175,7 +175,7 @@ class TreePlayer:
         ]
         started = time.perf_counter()
         self.player.set_waiting(nodes, "the engine")
-        answers = iter(zip(requests, await sampled(self.player.engine, requests), strict=True))
+        answers = iter(zip(requests, await sample_checked(self.player.engine, requests), strict=True))
         share = (time.perf_counter() - started) / len(nodes)
         branches = []
         for node in nodes:

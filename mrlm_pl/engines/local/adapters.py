@@ -34,13 +34,13 @@ class Adapted(NamedTuple):
         """The base's weight."""
         return self.base.weight
 
-    def of(self, h: Tensor) -> Tensor:
-        """Return each row of ``h`` ``[N, in]`` through its policy's layer, ``[N, out]``; see :meth:`Affine.of`."""
-        return self.base.of(h) + self._low_rank(h)
+    def apply(self, h: Tensor) -> Tensor:
+        """Return each row of ``h`` ``[N, in]`` through its policy's layer, ``[N, out]``; see :meth:`Affine.apply`."""
+        return self.base.apply(h) + self._low_rank(h)
 
-    def added(self, x: Tensor, h: Tensor) -> Tensor:
-        """Return ``x + of(h)``."""
-        return self.base.added(x, h) + self._low_rank(h)
+    def add_to(self, x: Tensor, h: Tensor) -> Tensor:
+        """Return ``x + apply(h)``."""
+        return self.base.add_to(x, h) + self._low_rank(h)
 
     def _low_rank(self, h: Tensor) -> Tensor:
         """Return ``h a.T b.T`` of each policy, ``[N, out]``."""

@@ -18,7 +18,7 @@ from mrlm_pl.grouping import grouped
 
 
 def stacked(parts: Sequence[Tensor]) -> Tensor:
-    """Return the rows of all parts ``[N, out]``, in their memory's layout; see :meth:`Affine.of`."""
+    """Return the rows of all parts ``[N, out]``, in their memory's layout; see :meth:`Affine.apply`."""
     if parts[0].is_contiguous():
         return torch.cat([*parts])
     return torch.cat([part.t() for part in parts], 1).t()
@@ -36,15 +36,15 @@ class TeamAffine:
     layers: Sequence[Linear]
     counts: list[int]
 
-    def of(self, h: Tensor) -> Tensor:
+    def apply(self, h: Tensor) -> Tensor:
         """Return each row through its policy's layer, ``[N, out]``."""
         parts = zip(self.layers, h.split(self.counts), strict=True)
-        return stacked([layer.of(part) for layer, part in parts])
+        return stacked([layer.apply(part) for layer, part in parts])
 
-    def added(self, x: Tensor, h: Tensor) -> Tensor:
-        """Return ``x + of(h)``."""
+    def add_to(self, x: Tensor, h: Tensor) -> Tensor:
+        """Return ``x + apply(h)``."""
         parts = zip(self.layers, x.split(self.counts), h.split(self.counts), strict=True)
-        return stacked([layer.added(a, b) for layer, a, b in parts])
+        return stacked([layer.add_to(a, b) for layer, a, b in parts])
 
 
 class TeamWeights:
