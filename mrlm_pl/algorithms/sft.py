@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +23,17 @@ _WEIGHTS: dict[str, tuple[float, float]] = {
     "world_model": (0.0, 1.0),
     "combined": (0.5, 0.5),
 }
+
+
+class _Part(NamedTuple):
+    """The tokens of one term of the loss."""
+
+    weight: float
+    mask: Tensor
+    """[B, T] bool."""
+
+    totals: str
+    """Their key in the totals of a batch."""
 
 
 class SFT(Algorithm):
@@ -81,23 +92,20 @@ class SFT(Algorithm):
         logp, parts = self._likelihoods(name, rows)
         loss = torch.zeros((), device=logp.device)
         for metric, (weight, mask, key) in parts.items():
+            totals = batch.totals[key]
             self.metrics.add_means(name, {metric: masked_mean(-logp, mask)}, mask.sum())
-            if weight and batch.totals[key].tokens:
+            if weight and totals.tokens:
                 losses, lengths = cross_entropy_loss(logp, mask), mask.sum(-1)
-                part = reduce_tokens(losses, mask, self.reduction, batch.totals[key], episode_tokens=lengths)
-                loss = loss + weight * part
+                loss = loss + weight * reduce_tokens(losses, mask, self.reduction, totals, episode_tokens=lengths)
         return loss if loss.requires_grad else loss + 0.0 * logp.sum()
 
-    def _likelihoods(self, name: str, rows: PolicyBatch) -> tuple[Tensor, dict[str, tuple[float, Tensor, str]]]:
-        """Return the log-probabilities [B, T] of all tokens that count.
-
-        Also the weight, the mask [B, T] and the key in the totals of the actions and of the observations, by metric.
-        """
-        parts = {"nll": (self.action_weight, rows.action_mask, name)}
+    def _likelihoods(self, name: str, rows: PolicyBatch) -> tuple[Tensor, dict[str, _Part]]:
+        """Return the log-probabilities [B, T] of the tokens that count, and the terms of the loss by their metric."""
+        parts = {"nll": _Part(self.action_weight, rows.action_mask, name)}
         counted = rows.layout.action_mask
         if self.observation_weight:
             observed = not_none(rows.observation_mask)
-            parts["observation_nll"] = (self.observation_weight, observed, f"{name}/observations")
+            parts["observation_nll"] = _Part(self.observation_weight, observed, f"{name}/observations")
             counted = counted | not_none(rows.layout.observation_mask)
         return self.policies[name](**{**rows.inputs(), "action_mask": counted}, dropout_key=self.global_step), parts
 
@@ -105,8 +113,8 @@ class SFT(Algorithm):
         for name, rows in self.measured_rows(batch):
             logp, parts = self._likelihoods(name, rows)
             means = {
-                metric: (float(masked_mean(-logp, mask)), float(mask.sum()))
-                for metric, (_, mask, _) in parts.items()
-                if mask.any()
+                metric: (float(masked_mean(-logp, part.mask)), float(part.mask.sum()))
+                for metric, part in parts.items()
+                if part.mask.any()
             }
             self.metrics.add_evaluation(prefix, means)

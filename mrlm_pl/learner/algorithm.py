@@ -101,7 +101,7 @@ class Algorithm(NamesUnknown, LightningModule, RolloutLearner):
         self.strict_loading = False
         self.rollouts = RolloutFacts((), ())
         self.teachers: tuple[str, ...] = ()
-        self._absent: set[str] = set()
+        self._without_data: set[str] = set()
         self.metrics = Metrics(policies)
         self.reference = ReferencePolicy()
         self.critic: Critic | None = None
@@ -233,7 +233,7 @@ class Algorithm(NamesUnknown, LightningModule, RolloutLearner):
                 f"{type(self).__name__} cannot train on a {type(batch).__name__}; give a data module: "
                 f"{self.data_module}"
             )
-        self._absent = {name for name in self.learners if name not in batch.totals}
+        self._without_data = {name for name in self.learners if name not in batch.totals}
         losses: dict[str, Tensor] = {}
         parts = []
         # One order on all ranks: the ranks of sharded models go through the layers together. Learners without rows
@@ -274,7 +274,7 @@ class Algorithm(NamesUnknown, LightningModule, RolloutLearner):
         rates: dict[str, float] = {}
         scaled = getattr(self.trainer.precision_plugin, "scaler", None) is not None
         for group in optimizer.param_groups:
-            if group["policy"] in self._absent:
+            if group["policy"] in self._without_data:
                 # A zero gradient would still move AdamW; a policy without data must stay where it is.
                 for weight in group["params"]:
                     weight.grad = None
@@ -337,9 +337,11 @@ class Algorithm(NamesUnknown, LightningModule, RolloutLearner):
         """Return the callbacks that make a resumed run exact and write the metrics."""
         if self._trainer is not None and self._trainer.state.fn == "fit":
             refuse_unsupported(self._trainer, self)
-        each = repr(getattr(self._trainer, "val_check_interval", None)) == "1"  # a batch, not the epoch of 1.0
-        own = [ActAfterValidations(self.trainer.callbacks)] if each else []  # type: ignore[attr-defined]
-        return [*own, ExactResume(), UpdateRows(self.metrics)]
+        callbacks: list[Callback] = [ExactResume(), UpdateRows(self.metrics)]
+        interval = getattr(self._trainer, "val_check_interval", None)
+        if type(interval) is int and interval == 1:  # a batch; 1.0 is an epoch
+            callbacks.insert(0, ActAfterValidations(self.trainer.callbacks))  # type: ignore[attr-defined]
+        return callbacks
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if self._trainer is not None and self._trainer.state.fn == "fit":  # None in `load_from_checkpoint`

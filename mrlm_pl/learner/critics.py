@@ -150,16 +150,13 @@ class Critic(nn.Module):
         """
         return {}
 
-    def value_losses(self, model: Policy, rows: PolicyBatch, values: Tensor | None = None) -> Tensor:
+    def value_losses(self, values: Tensor, rows: PolicyBatch) -> Tensor:
         """Return the value loss [B, T] of each action token.
 
         Args:
-            model: what estimates them.
+            values: [B, T] the current ones.
             rows: with the values and returns at the start of the update.
-            values: [B, T] the current ones, where they are known.
         """
-        if values is None:
-            values = model.values(**rows.inputs())
         return value_loss(values, not_none(rows.values), not_none(rows.returns), rows.action_mask, clip=self.value_clip)
 
     def loss(self, label: str, rows: PolicyBatch, totals: BatchTotals) -> tuple[Tensor, dict[str, Tensor]]:
@@ -170,7 +167,7 @@ class Critic(nn.Module):
             rows: its trajectories.
             totals: of the update.
         """
-        losses = self.value_losses(self.learners[label], rows)
+        losses = self.value_losses(self.learners[label].values(**rows.inputs()), rows)
         metrics = {"value_loss": masked_mean(losses.detach(), rows.action_mask)}
         return reduce_tokens(losses, rows.action_mask, "token_mean", totals), metrics
 
