@@ -92,9 +92,8 @@ class SFT(Algorithm):
         logp, parts = self._likelihoods(name, rows)
         loss = torch.zeros((), device=logp.device)
         for metric, (weight, mask, key) in parts.items():
-            totals = batch.totals[key]
             self.metrics.add_means(name, {metric: masked_mean(-logp, mask)}, mask.sum())
-            if weight and totals.tokens:
+            if weight and (totals := batch.totals[key]).tokens:
                 losses, lengths = cross_entropy_loss(logp, mask), mask.sum(-1)
                 loss = loss + weight * reduce_tokens(losses, mask, self.reduction, totals, episode_tokens=lengths)
         return loss if loss.requires_grad else loss + 0.0 * logp.sum()
