@@ -42,7 +42,7 @@ def history_normalized_advantages(
 def role_baselines(
     rewards: Tensor, roles: Sequence[str], baselines: Mapping[str, float], *, decay: float
 ) -> tuple[Tensor, dict[str, float]]:
-    """The baseline ``b`` [B] fp64 of each row's role before the row, and the baselines after the last row.
+    """Return the baseline ``b`` [B] fp64 of each row's role before the row, and the baselines after the last row.
 
     After each row ``b <- decay b + (1 - decay) r`` for its role, so the order of the rows matters.
 

@@ -55,7 +55,7 @@ class Correction:
             )
 
     def recomputes(self, recompute_old_logp: bool | None) -> bool | None:
-        """``recompute_old_logp``, or True where the correction needs pi_old from the learner.
+        """Return ``recompute_old_logp``, or True where the correction needs pi_old from the learner.
 
         Raises:
             ConfigurationError: there is a correction, but pi_old is to be the sampler's.
