@@ -161,8 +161,8 @@ def group_normalized_advantages(rewards: Tensor, group_ids: Tensor, *, eps: floa
     >>> group_normalized_advantages(torch.tensor([1.0, 1.0, 1.0, 0.0]), torch.zeros(4, dtype=torch.int64))
     tensor([ 0.5000,  0.5000,  0.5000, -1.5000])
     """
-    found = group_deviations(rewards, group_ids)
-    return (found.deviations / (found.stds + eps)).to(torch.promote_types(rewards.dtype, torch.float32))
+    of_groups = group_deviations(rewards, group_ids)
+    return (of_groups.deviations / (of_groups.stds + eps)).to(torch.promote_types(rewards.dtype, torch.float32))
 
 
 def component_normalized_advantages(
@@ -238,9 +238,9 @@ def step_normalized_advantages(rewards: Tensor, group_ids: Tensor, steps: Tensor
     """
     rewards = finite_rewards(rewards)
     acted = (steps > 0).nonzero().flatten()
-    found = group_deviations(rewards[acted], group_ids[acted], steps[acted])
+    of_groups = group_deviations(rewards[acted], group_ids[acted], steps[acted])
     advantages = torch.zeros_like(rewards)
-    advantages[acted] = (found.deviations / (found.stds + eps)).to(rewards.dtype)
+    advantages[acted] = (of_groups.deviations / (of_groups.stds + eps)).to(rewards.dtype)
     return advantages
 
 

@@ -63,9 +63,9 @@ def role_baselines(
     """
     check_shape([len(roles)], rewards=rewards)
     after = dict(baselines)
-    found = []
+    baselines_of_rows = []
     for reward, role in zip(finite_rewards(rewards).tolist(), roles, strict=True):
         before = after.get(role, 0.0)
-        found.append(before)
+        baselines_of_rows.append(before)
         after[role] = decay * before + (1 - decay) * reward
-    return torch.tensor(found, dtype=torch.float64), after
+    return torch.tensor(baselines_of_rows, dtype=torch.float64), after

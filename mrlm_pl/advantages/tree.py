@@ -125,5 +125,5 @@ def group_scaled_advantages(advantages: Tensor, rewards: Tensor, group_ids: Tens
     >>> [round(value, 4) for value in scaled.tolist()]
     [-0.8429, -0.562, 0.0, 1.4049]
     """
-    found = group_deviations(rewards, group_ids)
-    return advantages.double() / torch.where(found.squared_sums > 0, found.stds + eps, 1.0)
+    of_groups = group_deviations(rewards, group_ids)
+    return advantages.double() / torch.where(of_groups.squared_sums > 0, of_groups.stds + eps, 1.0)

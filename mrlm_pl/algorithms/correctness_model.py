@@ -131,19 +131,19 @@ class CorrectnessModel(GivenAnswersAlgorithm):
 
     def measure(self, prefix: str, batch: Batch) -> None:
         nothing = torch.zeros(0, device=self.device)
-        found: Mapping[str, Tensor] = {"scores": nothing, "question_scores": nothing, "correct": nothing}
+        measured: Mapping[str, Tensor] = {"scores": nothing, "question_scores": nothing, "correct": nothing}
         for name, rows in self.measured_rows(batch):
             losses, scores = self._losses(name, rows)
             if not bool(torch.isfinite(scores).all()):
                 raise NonFiniteError(f"{int((~scores.isfinite()).sum())} of {len(scores)} scores are not finite")
             self.metrics.add_evaluation_means(prefix, {"loss": losses.mean()}, len(losses))
             guesses = self._question_losses(name, rows)[1]
-            found = {"scores": scores, "question_scores": guesses, "correct": not_none(rows.correct)}
-        self._measures(prefix).add(**found)
+            measured = {"scores": scores, "question_scores": guesses, "correct": not_none(rows.correct)}
+        self._measures(prefix).add(**measured)
 
     def evaluation_metrics(self, prefix: str) -> dict[str, float]:
-        found = {f"{prefix}/{name}": value for name, value in self._measures(prefix).take().items()}
-        return super().evaluation_metrics(prefix) | found
+        own = {f"{prefix}/{name}": value for name, value in self._measures(prefix).take().items()}
+        return super().evaluation_metrics(prefix) | own
 
     def _measures(self, prefix: str) -> AnswerMeasures:
         return self.val_measures if prefix == "val" else self.test_measures

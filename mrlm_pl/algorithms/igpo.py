@@ -89,7 +89,7 @@ class IGPO(PolicyGradient):
 
         NaN where history and answer exceed the context window, and for policies that are not trained.
         """
-        found = torch.full((len(turns.turn),), math.nan, dtype=torch.float64)
+        of_turns = torch.full((len(turns.turn),), math.nan, dtype=torch.float64)
         for name in self.policies:
             policy, rows, indices = self.policy(name), list[Trajectory](), list[int]()
             for index, (turn, row) in enumerate(zip(turns.turn, turns.row.tolist(), strict=True)):
@@ -103,8 +103,8 @@ class IGPO(PolicyGradient):
             if rows:
                 batch = collate_rows(rows, turns.group[turns.row[indices]].tolist(), [0] * len(rows), range(len(rows)))
                 logp = policy(**batch.to(self.device).inputs()).double().sum(-1).cpu()
-                found[indices] = logp / batch.action_mask.sum(-1)
-        return found
+                of_turns[indices] = logp / batch.action_mask.sum(-1)
+        return of_turns
 
     def _answer(self, policy: Policy, task: Task) -> list[int]:
         """Return the tokens of the reply that is scored, with the token that ends it."""

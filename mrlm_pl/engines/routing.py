@@ -124,7 +124,7 @@ async def sample_in_parts(
     """
     parts = grouped((place, number) for number, place in enumerate(places))
     answers = await together(ask(place, [requests[number] for number in numbers]) for place, numbers in parts.items())
-    found: dict[int, Sample] = {}
+    by_request: dict[int, Sample] = {}
     for numbers, samples in zip(parts.values(), answers, strict=True):
-        found.update(zip(numbers, samples, strict=True))
-    return [found[number] for number in range(len(requests))]
+        by_request.update(zip(numbers, samples, strict=True))
+    return [by_request[number] for number in range(len(requests))]

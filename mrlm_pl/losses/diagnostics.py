@@ -67,8 +67,8 @@ def mismatch(learner_logp: Tensor, sampler_logp: Tensor, action_mask: Tensor) ->
     ``mean_ratio^2 / (chi_square + 1)``, 1 when all weights are equal.
 
     >>> import torch
-    >>> found = mismatch(torch.tensor([[-1.0, -1.0]]), torch.tensor([[-1.0, -2.0]]), torch.tensor([[True, True]]))
-    >>> {name: round(value.item(), 4) for name, value in found.items()}    # w = 1, e
+    >>> distances = mismatch(torch.tensor([[-1.0, -1.0]]), torch.tensor([[-1.0, -2.0]]), torch.tensor([[True, True]]))
+    >>> {name: round(value.item(), 4) for name, value in distances.items()}    # w = 1, e
     {'k1': -0.5, 'k3': 0.3591, 'mean_ratio': 1.8591, 'chi_square': 3.1945, 'max_ratio': 2.7183}
     """
     log_ratio = masked_log_ratio(learner_logp.detach(), sampler_logp, action_mask)

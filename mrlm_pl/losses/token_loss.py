@@ -22,7 +22,7 @@ LossName = Literal["reinforce", "ppo", "gspo", "luspo", "gmpo", "cispo", "sapo",
 
 @dataclasses.dataclass(frozen=True)
 class TokenLoss:
-    """A loss of tokens.
+    """A loss for each token, with its settings.
 
     Args:
         function: returns losses [B, T] from ``logp``, ``old_logp``, ``advantages`` and ``action_mask``, each [B, T],
@@ -102,9 +102,9 @@ def token_loss(
     if isinstance(loss, str) and loss not in LOSSES:
         hint = meant(loss, LOSSES, f"choose from {', '.join(LOSSES)}, or give a function")
         raise ConfigurationError(f"loss is {loss!r}; {hint}")
-    known = LOSSES[loss] if isinstance(loss, str) else TokenLoss(loss)
+    plain = LOSSES[loss] if isinstance(loss, str) else TokenLoss(loss)
     name = loss if isinstance(loss, str) else getattr(loss, "__qualname__", repr(loss))
-    accepted = list(inspect.signature(known.function).parameters)[4:]
+    accepted = list(inspect.signature(plain.function).parameters)[4:]
     given = dict(settings or {})
     for key in given:
         if key not in accepted or key == "clip":
@@ -120,10 +120,10 @@ def token_loss(
         raise ConfigurationError(
             f"clip is {given_clip}, but loss {name} has no clipping range; leave it out, or choose a loss that has one"
         )
-    found = dataclasses.replace(known, settings=given)
+    configured = dataclasses.replace(plain, settings=given)
     one, mask = torch.ones(1, 1, requires_grad=True), torch.ones(1, 1, dtype=torch.bool)
     try:
-        tried: Any = found(-one, -torch.ones(1, 1), torch.ones(1, 1), mask)
+        tried: Any = configured(-one, -torch.ones(1, 1), torch.ones(1, 1), mask)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigurationError(f"loss {name} with the settings {dict(settings or {})}: {error}") from error
     if not isinstance(tried, Tensor) or tried.shape != (1, 1) or not tried.isfinite().all() or not tried.requires_grad:
@@ -131,4 +131,4 @@ def token_loss(
             f"loss {name} with the settings {dict(settings or {})} returned {tried!r:.80} for one token; it must "
             "return a finite loss for each token, [B, T], with a gradient in logp"
         )
-    return found
+    return configured

@@ -217,19 +217,19 @@ class EpisodePlayer:
 
     async def begin(self, plays: Sequence[Play]) -> list[Play]:
         """Reset the plays that were started, and return all; failed ones are started again within the bound."""
-        found = list(plays)
+        begun = list(plays)
 
         def due(index: int) -> bool:
-            play = found[index]
+            play = begun[index]
             return not play.waits_for if play.error is None else play.attempt <= self.retries
 
-        while fresh := list(filter(due, range(len(found)))):
+        while fresh := list(filter(due, range(len(begun)))):
             for index in fresh:
-                if (failed := found[index]).error is not None:
+                if (failed := begun[index]).error is not None:
                     self.finish(failed)
-                    found[index] = self.start(failed.spec, failed.attempt + 1, failed.sampled)
-            await self.reset([found[index] for index in fresh])
-        return found
+                    begun[index] = self.start(failed.spec, failed.attempt + 1, failed.sampled)
+            await self.reset([begun[index] for index in fresh])
+        return begun
 
     async def reset(self, plays: Sequence[Play]) -> None:
         """Begin plays that were started; those that fail have their ``error`` set."""
@@ -323,7 +323,7 @@ class EpisodePlayer:
             except _FATAL:
                 raise
             except Exception as error:  # any other fault of an environment becomes a record
-                found = "" if isinstance(error, MRLMError) else source_line_of_error(error)
-                where = f" ({found})" if found else ""
+                line = "" if isinstance(error, MRLMError) else source_line_of_error(error)
+                where = f" ({line})" if line else ""
                 at = f"{phase} of {play.spec.task.key} at turn {play.steps}{where}"
                 play.error = f"{type(error).__name__} in {at}: {clipped(str(error), MOST_OF_AN_ERROR)}"

@@ -195,7 +195,7 @@ class TreePlayer:
 
     def _joint_actions(self, node: Play, decided: Mapping[str, Sequence[Decision]], seconds: float) -> list[_Branch]:
         joints = self.tree.joint_actions(len(decided), self.branches_of(node))
-        found = []
+        branches = []
         for place, joint in enumerate(joints):
             environment = node.environment
             if place < len(joints) - 1:
@@ -207,9 +207,9 @@ class TreePlayer:
             chosen = {
                 agent: decisions[number] for (agent, decisions), number in zip(decided.items(), joint, strict=True)
             }
-            found.append(_Branch(node, f"{node.id}-{place}", chosen, seconds / len(joints)))
-            found[-1].begin(environment)
-        return found
+            branches.append(_Branch(node, f"{node.id}-{place}", chosen, seconds / len(joints)))
+            branches[-1].begin(environment)
+        return branches
 
     async def _restore(self, plays: Sequence[Play]) -> None:
         """Bring the environments of plays into their states, by playing the turns again, each within its deadline."""

@@ -230,11 +230,11 @@ class DecoderWeights:
 
     def tensors(self) -> list[Tensor]:
         """Return all weights, in one order."""
-        found = [self.embedding, self.norm, *self.head]
+        parts = [self.embedding, self.norm, *self.head]
         for layer in self.layers:
             for part in vars(layer).values():
-                found += part if isinstance(part, Affine) else [part]
-        return [tensor for tensor in found if tensor is not None]
+                parts += part if isinstance(part, Affine) else [part]
+        return [tensor for tensor in parts if tensor is not None]
 
     def embed(self, ids: Tensor) -> Tensor:
         """Return the embeddings ``[N, hidden size]`` of tokens ``[N]``."""

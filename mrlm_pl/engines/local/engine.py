@@ -174,9 +174,9 @@ class InProcessEngine(Engine):
                 "leave compile out"
             )
         generic = GenericModel(model, dtype, self._own_weights)
-        found = cache_use(generic)
-        generic.use = found.use
-        warn_of_cache(model.config.model_type, found)
+        checked = cache_use(generic)
+        generic.use = checked.use
+        warn_of_cache(model.config.model_type, checked)
         logger.info("policy %r generates through its own forward (%s), %s", policy, reason, generic.use)
         return generic
 

@@ -323,12 +323,12 @@ def _distinct_contexts(requests: Sequence[SampleRequest], sessions: SessionCache
     order = sorted(members.items(), key=lambda member: policies.index(member[0][0]))
     contexts = []
     for (policy, token_ids), indices in order:
-        found = [
+        cached = [
             states
             for r in indices
             if requests[r].session and (states := sessions.get(policy, requests[r].session, token_ids)) is not None
         ]
-        longest = max(found, key=lambda states: states.length, default=None)
+        longest = max(cached, key=lambda states: states.length, default=None)
         contexts.append(Context(token_ids, len(indices), longest, policy))
     return contexts, [r for _, indices in order for r in indices]
 

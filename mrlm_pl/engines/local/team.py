@@ -114,11 +114,11 @@ class TeamDecoder(Decoder):
         """Return logits ``[U, V]`` after each context, and rows that continue them; see :class:`Backend`."""
         by_policy = grouped((context.policy, context) for context in contexts)
         if self._first.rows is not DecoderRows:
-            found = [self._members[name].prefill(own, reserve) for name, own in by_policy.items()]
+            prefilled = [self._members[name].prefill(own, reserve) for name, own in by_policy.items()]
             owners = (context.policy for context in contexts for _ in range(context.rows))
             numbers = grouped((owner, row) for row, owner in enumerate(owners)).values()
-            parts = [(rows, own) for (_, rows), own in zip(found, numbers, strict=True)]
-            return torch.cat([logits for logits, _ in found]), RowsInParts(parts)
+            parts = [(rows, own) for (_, rows), own in zip(prefilled, numbers, strict=True)]
+            return torch.cat([logits for logits, _ in prefilled]), RowsInParts(parts)
         rows = TeamRows(self, contexts, reserve)
         logits, start = [], 0
         for name, own in by_policy.items():

@@ -91,12 +91,12 @@ class Returns:
 
     def take(self, numbers: Sequence[int]) -> Returns:
         """Return the returns of these numbers, in their order; a number may occur several times."""
-        found: dict[str, Any] = {
+        taken: dict[str, Any] = {
             name: value[[*numbers]] if isinstance(value, Tensor) else tuple(value[number] for number in numbers)
             for name, value in vars(self).items()
             if value is not None
         }
-        return Returns(**found)
+        return Returns(**taken)
 
     def rows(self, advantages: Tensor) -> Tables:
         """Return the trajectories of every policy, each with its advantage on all its action tokens.
@@ -231,14 +231,14 @@ def check_takes(rule: Callable[..., Any], *arguments: str) -> None:
         ) from error
 
 
-def checked_advantages(found: Any, expected: int, rule: Callable[..., Any]) -> Tensor:
+def checked_advantages(result: Any, expected: int, rule: Callable[..., Any]) -> Tensor:
     """Return the advantages that a rule returned.
 
     Raises:
         ConfigurationError: they are not a finite number for each of the ``expected`` returns.
     """
-    shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-    if shape != (expected,) or not found.isfinite().all():
+    shape = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
+    if shape != (expected,) or not result.isfinite().all():
         fault = f"shape {list(shape)}" if isinstance(shape, tuple) else f"a {shape}"
         fault = "a number that is NaN or infinite" if shape == (expected,) else fault
         name, where = _named(rule)
@@ -246,7 +246,7 @@ def checked_advantages(found: Any, expected: int, rule: Callable[..., Any]) -> T
             f"{name} returned {fault}; it must return a finite advantage for each of the {expected} returns, a tensor "
             f"of shape [{expected}]{where}"
         )
-    return found
+    return result
 
 
 def _named(rule: Callable[..., Any]) -> tuple[str, str]:
@@ -256,7 +256,7 @@ def _named(rule: Callable[..., Any]) -> tuple[str, str]:
 
 
 def warn_of_absent_components(
-    trainer: Any, option: str, weights: Collection[str], found: Collection[str], warned: MutableSet[Any]
+    trainer: Any, option: str, weights: Collection[str], present: Collection[str], warned: MutableSet[Any]
 ) -> None:
     """Warn once of an option that weighs components that no rank's rollout has; every rank calls this.
 
@@ -264,12 +264,12 @@ def warn_of_absent_components(
         trainer: of the run.
         option: its name.
         weights: the names in it.
-        found: names of this rank's components.
+        present: names of this rank's components.
         warned: names of earlier warnings; this adds to them.
     """
     if option in warned:
         return
-    everywhere = sum_over_ranks(trainer, dict.fromkeys(found, 1))
+    everywhere = sum_over_ranks(trainer, dict.fromkeys(present, 1))
     absent = sorted(set(weights) - set(everywhere))
     if absent:
         warned.add(option)

@@ -180,7 +180,7 @@ def rewarded_rows(episodes: Sequence[Episode], turn_bonus: TurnBonus = None) -> 
         episodes: one rollout.
         turn_bonus: added to the environment's reward of a turn; None adds nothing.
     """
-    groups, acting, found = group_numbers(episodes), acting_rows(episodes), dict[str, RewardedRows]()
+    groups, acting, tables = group_numbers(episodes), acting_rows(episodes), dict[str, RewardedRows]()
     batches = rows_by_policy(
         [row for _, row in acting],
         [groups[episode.group] for episode, _ in acting],
@@ -192,5 +192,5 @@ def rewarded_rows(episodes: Sequence[Episode], turn_bonus: TurnBonus = None) -> 
         for index, row in enumerate(batch.trajectories):
             for turn in row.turns:
                 rewards[index, turn.stop - 1] += turn.reward + (turn_bonus(turn) if turn_bonus else 0.0)
-        found[policy] = RewardedRows(batch, rewards, [episode for episode, row in acting if row.policy == policy])
-    return found
+        tables[policy] = RewardedRows(batch, rewards, [episode for episode, row in acting if row.policy == policy])
+    return tables

@@ -79,8 +79,8 @@ def seats_of_run(
         if agent not in agents:
             hint = meant(agent, agents, f"the agents are {sorted(agents)}; `--model.seats '{{}}'` drops all seats")
             raise ConfigurationError(f"seats: {agent!r} is no agent of this run; {hint}")
-    found = {agent: seat_of(agent, seats, list(trained)) for agent in agents}
-    used = set(found.values())
+    bound = {agent: seat_of(agent, seats, list(trained)) for agent in agents}
+    used = set(bound.values())
     for name in trained:
         if name in used:
             continue
@@ -93,4 +93,4 @@ def seats_of_run(
             f"policies: {name!r} decides for no agent, so nothing would train it; {hint} it in `seats`, or leave "
             f"it out; the policies in seats are {sorted(used)}"
         )
-    return found
+    return bound

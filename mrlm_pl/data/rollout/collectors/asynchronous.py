@@ -109,13 +109,13 @@ class Lags:
         counts = self._counts(iteration, episodes)
         total = float(sum(counts.values()))
         turns = list(self._turns(episodes))
-        found = {
+        means = {
             "async/lag": (float(sum(lag * tokens for lag, tokens in counts.items())), max(total, 1.0)),
             "async/mixed_turns": (float(sum(bool(turn.spans) for turn in turns)), max(float(len(turns)), 1.0)),
         }
         for lag in range(self.bound + 1):
-            found[f"async/lag_{lag}"] = (float(counts[lag]), max(total, 1.0))
-        return found
+            means[f"async/lag_{lag}"] = (float(counts[lag]), max(total, 1.0))
+        return means
 
     def state(self) -> list[list[int]]:
         """Return the published versions as plain values."""
@@ -192,17 +192,17 @@ class AsyncCollector(Collector):
         if not self.episode_players:
             self._make_players()
         began = time.monotonic()
-        found = self.training.engine.compute_during(lambda: self._submit(self._complete(iteration, last, groups)))
+        done = self.training.engine.compute_during(lambda: self._submit(self._complete(iteration, last, groups)))
         for number in groups:  # only now: a run that is ended while it waits keeps them for its checkpoint
             del self._admitted[iteration, number]
         collected, restored = Collected(), 0.0
-        for group in found:
+        for group in done:
             assert group.collected is not None
             collected.add(group.collected)
             restored += group.task is None and token_count(group.collected.played)
         now = time.monotonic()
         collected.metrics = self.lags.metrics(iteration, collected.training)
-        ages = [now - group.completed for group in found]
+        ages = [now - group.completed for group in done]
         collected.metrics |= {
             "async/queue_age": (math.fsum(ages), float(len(ages))),
             "async/learner_idle": (now - began, now - self._since),
@@ -245,8 +245,8 @@ class AsyncCollector(Collector):
         admitted = list(self._admitted.items())
         collected = {key: group.collected for key, group in admitted if group.collected is not None}
         complete = {key: group for key, group in collected.items() if not all(one.failed for one in group.episodes)}
-        found = [[*key, *group.to_plain()] for key, group in sorted(complete.items(), key=lambda item: item[0])]
-        return {"published": self.lags.state(), "complete": found, "made_with": self._made_with()}
+        plain_groups = [[*key, *group.to_plain()] for key, group in sorted(complete.items(), key=lambda item: item[0])]
+        return {"published": self.lags.state(), "complete": plain_groups, "made_with": self._made_with()}
 
     def load(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state` returned; unfinished groups start again.
@@ -264,11 +264,11 @@ class AsyncCollector(Collector):
             return
         drop, old = self.options.over_age == "drop", 0
         for iteration, group, *plain in state["complete"]:
-            found = Collected.from_plain(*plain)
-            too_old = self.lags.largest(iteration, found.training) > self.max_lag
+            own = Collected.from_plain(*plain)
+            too_old = self.lags.largest(iteration, own.training) > self.max_lag
             old += too_old
             if not (too_old and drop):
-                self._admitted[iteration, group] = _Group(collected=found)
+                self._admitted[iteration, group] = _Group(collected=own)
         self._dropped, self._reweighted = (old, 0) if drop else (0, old)
         if old:
             logger.warning(
@@ -392,13 +392,13 @@ def groups_ahead(
         overlaps: whether this run plays ahead; otherwise a warning says that these groups are played again.
     """
     saved = [part for part in parts if part is not None]
-    found = {(item[0], item[1]): item for part in saved for item in part["complete"]}
-    if found and not overlaps:
+    by_key = {(item[0], item[1]): item for part in saved for item in part["complete"]}
+    if by_key and not overlaps:
         logger.warning(
-            "%d groups of the checkpoint, which an asynchronous run has played ahead, are played again", len(found)
+            "%d groups of the checkpoint, which an asynchronous run has played ahead, are played again", len(by_key)
         )
     if not saved or not overlaps:
         return None
     # Numbers above the last group are kept too: the collector counts and names them as dropped.
-    own = [item for (_, number), item in sorted(found.items()) if min(number, groups - 1) in here]
+    own = [item for (_, number), item in sorted(by_key.items()) if min(number, groups - 1) in here]
     return {**saved[0], "complete": own}

@@ -94,10 +94,10 @@ class StaleSnapshots:
         played = [episode for episode in episodes if not episode.failed]
         turns = [(turn, row) for turn, row in distinct_turns(played) if row.policy in self._slots]
         ages = [version - turn.version for turn, row in turns if turn.policy != row.policy]
-        found = {"rollout/stale_turns": (float(len(ages)), max(float(len(turns)), 1.0))}
+        means = {"rollout/stale_turns": (float(len(ages)), max(float(len(turns)), 1.0))}
         if ages:
-            found["rollout/stale_age"] = (float(sum(ages)), float(len(ages)))
-        return found
+            means["rollout/stale_age"] = (float(sum(ages)), float(len(ages)))
+        return means
 
     def state(self) -> dict[str, Any] | None:
         """Return all snapshots with their weights, for the checkpoint; None before there are any."""
