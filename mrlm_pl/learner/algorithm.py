@@ -383,9 +383,9 @@ class Algorithm(NamesUnknown, LightningModule, RolloutLearner):
         """Return whether checkpoints hold a weight, by its name: trained ones alone."""
         module: Any = self
         parts = weight.split(".")
-        for place, part in enumerate(parts):
+        for index, part in enumerate(parts):
             if isinstance(module, Policy):
-                return module.is_saved(".".join(parts[place:]))
+                return module.is_saved(".".join(parts[index:]))
             module = getattr(module, part)
         return True
 

@@ -246,7 +246,7 @@ class Play:
             spans=sample.spans,
             scripted=decision.scripted,
         )
-        self.turns.setdefault(agent, []).append((conversation.place, turn))
+        self.turns.setdefault(agent, []).append((conversation.row_index, turn))
 
     def take(self, step: Step, seats: Mapping[str, Seat]) -> None:
         """Book a step's rewards on each agent's latest turn and hand out its observations."""

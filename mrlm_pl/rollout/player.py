@@ -120,10 +120,10 @@ class EpisodePlayer:
 
     async def play(self, specs: Sequence[EpisodeSpec]) -> list[Episode]:
         """Return one finished record per spec, in order; failures are records with ``error`` set."""
-        plays = await self.begin([self.start(spec, attempt=1) for spec in specs])
+        plays = await self.reset_with_retries([self.new_play(spec, attempt=1) for spec in specs])
         while decided := await self._decide(plays):
             await self.step(decided)
-            plays = await self.begin(plays)
+            plays = await self.reset_with_retries(plays)
             await self.close_unwanted()
         for play in plays:
             self.finish(play)
@@ -156,7 +156,7 @@ class EpisodePlayer:
 
     # The parts of a play, also for those who put them together in another way.
 
-    def start(self, spec: EpisodeSpec, attempt: int, retried: tuple[int, int] = (0, 0)) -> Play:
+    def new_play(self, spec: EpisodeSpec, attempt: int, retried: tuple[int, int] = (0, 0)) -> Play:
         """Return a play with an environment of its own, before its reset."""
         name = spec.task.environment
         if name not in self.environments:
@@ -215,24 +215,24 @@ class EpisodePlayer:
         close: Any = environment.close  # a coroutine function here
         await close()
 
-    async def begin(self, plays: Sequence[Play]) -> list[Play]:
-        """Reset the plays that were started, and return all; failed ones are started again within the bound."""
-        begun = list(plays)
+    async def reset_with_retries(self, plays: Sequence[Play]) -> list[Play]:
+        """Reset the plays that are new, and return all; failed ones are played anew within the bound on retries."""
+        current = list(plays)
 
         def due(index: int) -> bool:
-            play = begun[index]
+            play = current[index]
             return not play.waits_for if play.error is None else play.attempt <= self.retries
 
-        while fresh := list(filter(due, range(len(begun)))):
+        while fresh := list(filter(due, range(len(current)))):
             for index in fresh:
-                if (failed := begun[index]).error is not None:
+                if (failed := current[index]).error is not None:
                     self.finish(failed)
-                    begun[index] = self.start(failed.spec, failed.attempt + 1, failed.sampled)
-            await self.reset([begun[index] for index in fresh])
-        return begun
+                    current[index] = self.new_play(failed.spec, failed.attempt + 1, failed.sampled)
+            await self.reset([current[index] for index in fresh])
+        return current
 
     async def reset(self, plays: Sequence[Play]) -> None:
-        """Begin plays that were started; those that fail have their ``error`` set."""
+        """Reset the environments of new plays; those that fail have their ``error`` set."""
         calls = [partial(play.environment.reset, play.spec.task) for play in plays]
         await self._call("reset", plays, calls, Play.begin)
 

@@ -129,7 +129,7 @@ class TreePlayer:
         Raises:
             ConfigurationError: a level has more joint actions than fit into memory.
         """
-        nodes = await self.player.begin([self.player.start(spec, attempt=1) for spec in specs])
+        nodes = await self.player.reset_with_retries([self.player.new_play(spec, attempt=1) for spec in specs])
         paths: dict[str, list[Play]] = {spec.id: [] for spec in specs}
         kept: set[str] = set()
         while nodes:
