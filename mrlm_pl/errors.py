@@ -180,10 +180,10 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return folded[candidates[0]] if candidates else None
 
 
-def meant(name: str, known: Iterable[str], rest: str) -> str:
+def did_you_mean(name: str, known: Iterable[str], rest: str) -> str:
     """Return the end of a message on an unknown name, which asks for the nearest one, if there is any.
 
-    >>> meant("GPRO", ["GRPO", "PPO"], "known are GRPO, PPO"), meant("x", ["GRPO"], "known are GRPO")
+    >>> did_you_mean("GPRO", ["GRPO", "PPO"], "known are GRPO, PPO"), did_you_mean("x", ["GRPO"], "known are GRPO")
     ("did you mean 'GRPO'? Known are GRPO, PPO", 'known are GRPO')
     """
     near = nearest(name, known)

@@ -25,7 +25,7 @@ from mrlm_pl.losses import Correction
 from mrlm_pl.policy import LoRA, Policy
 from mrlm_pl.rollout.cross_policy import CrossPolicy
 from mrlm_pl.runs import Trainer, collect, evaluate
-from mrlm_pl.settings import naming_unknown
+from mrlm_pl.settings import check_arguments
 
 
 def test_a_policy_may_be_the_name_of_a_model_or_its_settings(model_folder: Path) -> None:
@@ -146,7 +146,7 @@ def test_an_unknown_argument_is_named_with_the_nearest(make: Any, name: str, nea
 
 def test_a_settings_class_stays_a_class_for_type_checkers() -> None:
     """To Pyright a class whose decorator returns a ``Callable`` is a function, here without arguments."""
-    hints = get_type_hints(naming_unknown)
+    hints = get_type_hints(check_arguments)
     assert isinstance(hints["return"], TypeVar)
     assert hints["function"] is hints["return"]
 

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Sequence
 
 from mrlm_pl.cli.start_up import pause_garbage_collection, read_model_folders_once, resume_garbage_collection
-from mrlm_pl.errors import DEBUG_VARIABLE, ConfigurationError, MRLMError, meant, source_line_of_error
+from mrlm_pl.errors import DEBUG_VARIABLE, ConfigurationError, MRLMError, did_you_mean, source_line_of_error
 from mrlm_pl.runs.interrupts import ending_in_order
 
 COMMANDS = {
@@ -182,7 +182,7 @@ def _interruptible(command: str, arguments: Sequence[str]) -> int:
 def _unknown_command(command: str) -> str:
     if command.startswith("-"):
         return f"option {command!r} must follow a command, as in `mrlm fit {command} ...`"
-    return f"there is no command {command!r}; {meant(command, COMMANDS, 'commands are: ' + ', '.join(COMMANDS))}"
+    return f"there is no command {command!r}; {did_you_mean(command, COMMANDS, 'commands are: ' + ', '.join(COMMANDS))}"
 
 
 def _fail(message: object, status: int) -> int:

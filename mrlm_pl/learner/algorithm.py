@@ -29,13 +29,13 @@ from mrlm_pl.policy.forward.devices import LEAST_FREED
 from mrlm_pl.policy.forward.logprobs import bounded_together
 from mrlm_pl.policy.pretrained import write_policy
 from mrlm_pl.policy.sharding import clip_norm, gathered, parallelize, shard
-from mrlm_pl.settings import NamesUnknown, as_settings
+from mrlm_pl.settings import ChecksArguments, as_settings
 from mrlm_pl.trainer.bounds import ActAfterValidations, updates_in_all
 from mrlm_pl.trainer.refusals import refuse_unsupported
 from mrlm_pl.trainer.resume import ExactResume, check_resumable
 
 
-class Algorithm(NamesUnknown, LightningModule, RolloutLearner):
+class Algorithm(ChecksArguments, LightningModule, RolloutLearner):
     """Base class of all algorithms: subclasses add :meth:`prepare` (credit) and :meth:`policy_loss` (the equation).
 
     Args:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from mrlm_pl.errors import ConfigurationError, meant
+from mrlm_pl.errors import ConfigurationError, did_you_mean
 from mrlm_pl.losses.masking import masked_values
 from mrlm_pl.losses.policy_gradient import Clip, cispo_loss, gmpo_loss, gspo_loss, policy_gradient_loss, ppo_clip_loss
 from mrlm_pl.losses.reduction import Reduction
@@ -100,7 +100,7 @@ def token_loss(
     ('sequence_mean', {'positive_temperature': 2.0})
     """
     if isinstance(loss, str) and loss not in LOSSES:
-        hint = meant(loss, LOSSES, f"choose from {', '.join(LOSSES)}, or give a function")
+        hint = did_you_mean(loss, LOSSES, f"choose from {', '.join(LOSSES)}, or give a function")
         raise ConfigurationError(f"loss is {loss!r}; {hint}")
     plain = LOSSES[loss] if isinstance(loss, str) else TokenLoss(loss)
     name = loss if isinstance(loss, str) else getattr(loss, "__qualname__", repr(loss))
@@ -109,7 +109,7 @@ def token_loss(
     for key in given:
         if key not in accepted or key == "clip":
             others = [other for other in accepted if other != "clip"]
-            hint = meant(key, others, f"it accepts: {', '.join(others) or 'none'}")
+            hint = did_you_mean(key, others, f"it accepts: {', '.join(others) or 'none'}")
             raise ConfigurationError(f"loss_settings.{key}: loss {name} has no such setting; {hint}")
     if isinstance(loss, str):  # a negative bound or temperature would reverse the gradient
         positive("loss_settings.", **{key: value for key, value in given.items() if not isinstance(value, Sequence)})

@@ -216,7 +216,7 @@ class EpisodePlayer:
         await close()
 
     async def reset_with_retries(self, plays: Sequence[Play]) -> list[Play]:
-        """Reset the plays that are new, and return all; failed ones are played anew within the bound on retries."""
+        """Reset the plays that are new, and return all; failed ones are played again, at most ``retries`` times."""
         current = list(plays)
 
         def due(index: int) -> bool:

@@ -31,10 +31,10 @@ from mrlm_pl.learner.ranks import data_parallel_rank, gather_ranks
 from mrlm_pl.rollout.cross_policy import CrossPolicy
 from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.rollout.rounds import RoundOptions
-from mrlm_pl.settings import NamesUnknown, as_settings, at_least, check_instance, one_of, positive
+from mrlm_pl.settings import ChecksArguments, as_settings, at_least, check_instance, one_of, positive
 
 
-class RolloutDataModule(NamesUnknown, LightningDataModule):
+class RolloutDataModule(ChecksArguments, LightningDataModule):
     """Collects episodes with the current weights and serves them as mini-batches.
 
     An iteration is one rollout of ``groups`` tasks with ``group_size`` episodes each, followed by ``passes`` times

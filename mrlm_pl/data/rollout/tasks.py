@@ -10,14 +10,14 @@ from typing import Any
 
 from mrlm_pl.environment import Environment, TaskSource
 from mrlm_pl.episode import Episode, Task, Turn
-from mrlm_pl.errors import ConfigurationError, meant
+from mrlm_pl.errors import ConfigurationError, did_you_mean
 from mrlm_pl.seeding import keyed_random
-from mrlm_pl.settings import as_settings, at_least, between, check_instance, naming_unknown, positive
+from mrlm_pl.settings import as_settings, at_least, between, check_arguments, check_instance, positive
 
 logger = logging.getLogger(__name__)
 
 
-@naming_unknown
+@check_arguments
 @dataclass(frozen=True)
 class SuccessRateCurriculum:
     """Gives environments that are neither always nor never solved more of the tasks.
@@ -310,7 +310,7 @@ def apportioned(wanted: Mapping[str, float], seats: int) -> dict[str, int]:
     return counts
 
 
-@naming_unknown
+@check_arguments
 @dataclass(frozen=True)
 class TaskSettings:
     """Settings of one environment among several; None is the value for all of them.
@@ -361,7 +361,7 @@ class RunTasks:
         self.environments = named_environments(environments, names)
         given = dict(settings or {})
         for name in given.keys() - self.environments.keys():
-            hint = meant(name, self.environments, f"the environments are {list(self.environments)}")
+            hint = did_you_mean(name, self.environments, f"the environments are {list(self.environments)}")
             raise ConfigurationError(
                 f"data.task_settings names the environment {name!r}, which this run does not have; {hint}"
             )

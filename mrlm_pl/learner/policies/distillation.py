@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from mrlm_pl.advantages import NO_MOMENTS, masked_moments
 from mrlm_pl.episode import Episode, Message, by_group
-from mrlm_pl.errors import ConfigurationError, meant, source_line
+from mrlm_pl.errors import ConfigurationError, did_you_mean, source_line
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.policies.reprompts import REPROMPTS, Attempt
 from mrlm_pl.learner.ranks import sum_over_ranks
@@ -23,14 +23,14 @@ from mrlm_pl.policy.forward.devices import on_device
 from mrlm_pl.policy.forward.divergence import Lesson, Teaching
 from mrlm_pl.policy.forward.families import forward_path
 from mrlm_pl.policy.sharding import is_split
-from mrlm_pl.settings import as_settings, at_least, between, naming_unknown, one_of, positive
+from mrlm_pl.settings import as_settings, at_least, between, check_arguments, one_of, positive
 
 logger = logging.getLogger(__name__)
 
 Form = Literal["sampled", "top_k", "full"]
 
 
-@naming_unknown
+@check_arguments
 @dataclass(frozen=True)
 class Teacher:
     """A teacher of some of the trajectories.
@@ -80,7 +80,7 @@ UNKNOWN_SUCCESS = (
 )
 
 
-@naming_unknown
+@check_arguments
 @dataclass(frozen=True)
 class Distillation:
     """The loss of the divergence from teachers.
@@ -161,7 +161,7 @@ class Distiller:
             if name is None:
                 continue
             if name not in learner.policies:
-                hint = meant(name, learner.policies, f"the policies are {sorted(learner.policies)}")
+                hint = did_you_mean(name, learner.policies, f"the policies are {sorted(learner.policies)}")
                 raise ConfigurationError(f"distillation.teachers: there is no policy {name!r}; {hint}")
             whose = "" if teacher.partner is None or teacher.policy else f" of the partner {teacher.partner!r}"
             of = students if teacher.agents is None else {learner.seat(agent) for agent in teacher.agents}

@@ -19,13 +19,13 @@ from mrlm_pl.learner.metrics import Metrics
 from mrlm_pl.learner.ranks import sum_over_ranks
 from mrlm_pl.losses import kl_k1, kl_k3, kl_k3_importance_weighted, kl_k3_straight_through
 from mrlm_pl.policy import Policy
-from mrlm_pl.settings import at_least, fraction, naming_unknown, one_of, positive
+from mrlm_pl.settings import at_least, check_arguments, fraction, one_of, positive
 
 Estimator = Literal["k3", "k3_straight_through", "k3_importance_weighted"]
 Placement = Literal["loss", "reward"]
 
 
-@naming_unknown
+@check_arguments
 @dataclass(frozen=True)
 class KL:
     """The penalty for the KL divergence from the reference policy.
@@ -151,7 +151,7 @@ class KLPenalty:
             self.coefficients |= {name: beta for name, beta in coefficients.items() if name in self.coefficients}
 
 
-@naming_unknown
+@check_arguments
 @dataclass(frozen=True)
 class ReferenceSync:
     """Moves the reference policy after the policy, every n optimizer steps::

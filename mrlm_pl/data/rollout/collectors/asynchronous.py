@@ -22,7 +22,7 @@ from mrlm_pl.engines import ContinuousEngine, RoutingEngine, Sampling
 from mrlm_pl.episode import Episode, Turn
 from mrlm_pl.errors import RolloutError
 from mrlm_pl.rollout.play import EpisodeSpec
-from mrlm_pl.settings import at_least, naming_unknown, one_of, positive
+from mrlm_pl.settings import at_least, check_arguments, one_of, positive
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ _TOLD = 5
 _ADVICE = "an async environment must await its I/O; or raise data.async_options.patience"
 
 
-@naming_unknown
+@check_arguments
 @dataclass(frozen=True)
 class AsyncOptions:
     """Settings of playing while the learner updates.
