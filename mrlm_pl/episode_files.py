@@ -16,7 +16,7 @@ from mrlm_pl.compressed_files import packed, unpacked
 from mrlm_pl.durable_files import replacing
 from mrlm_pl.episode import Episode, branches
 from mrlm_pl.errors import DataError, storing
-from mrlm_pl.settings import at_least, naming_unknown
+from mrlm_pl.settings import at_least, check_arguments
 from mrlm_pl.turn_tree import TurnTree, episodes_of
 
 BEHIND = 2
@@ -45,7 +45,7 @@ def iteration_file(folder: Path, iteration: int, rank: tuple[int, int] = (0, 1),
     return folder / kind / f"iteration-{iteration:06d}{suffix}.jsonl.zst"
 
 
-@naming_unknown
+@check_arguments
 @dataclass(frozen=True)
 class EpisodeRetention:
     """The iterations whose episodes a run keeps; without values all of them.

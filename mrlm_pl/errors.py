@@ -176,14 +176,14 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     group, slash, last = word.rpartition("/")
     meant = [item for item in folded if item == f"{group}{slash}{SYNONYMS.get(last)}"]
     ends = [item for item in folded if item.endswith(f"_{word}")]
-    found = swapped or longer or meant or difflib.get_close_matches(word, folded, n=1) or ends
-    return folded[found[0]] if found else None
+    candidates = swapped or longer or meant or difflib.get_close_matches(word, folded, n=1) or ends
+    return folded[candidates[0]] if candidates else None
 
 
-def meant(name: str, known: Iterable[str], rest: str) -> str:
+def did_you_mean(name: str, known: Iterable[str], rest: str) -> str:
     """Return the end of a message on an unknown name, which asks for the nearest one, if there is any.
 
-    >>> meant("GPRO", ["GRPO", "PPO"], "known are GRPO, PPO"), meant("x", ["GRPO"], "known are GRPO")
+    >>> did_you_mean("GPRO", ["GRPO", "PPO"], "known are GRPO, PPO"), did_you_mean("x", ["GRPO"], "known are GRPO")
     ("did you mean 'GRPO'? Known are GRPO, PPO", 'known are GRPO')
     """
     near = nearest(name, known)
@@ -199,31 +199,31 @@ def nearest_path(path: Path, *, folders: bool = False) -> Path | None:
     beside = path.parent.iterdir() if path.parent.is_dir() else ()
     names = {item.name: stem(item.name) for item in beside if item.is_dir() == folders}
     near = nearest(stem(path.name), names.values())
-    found = [name for name, own in names.items() if own == near]
-    return path.parent / difflib.get_close_matches(path.name, found, n=1, cutoff=0)[0] if found else None
+    candidates = [name for name, own in names.items() if own == near]
+    return path.parent / difflib.get_close_matches(path.name, candidates, n=1, cutoff=0)[0] if candidates else None
 
 
-def place(method: Any) -> str:
+def source_line(method: Any) -> str:
     """Return ``file:line`` of a function; the file relative to the working folder if it is below it."""
     code = inspect.unwrap(method).__code__
     return f"{_relative(code.co_filename)}:{code.co_firstlineno}"
 
 
-def place_of_error(error: BaseException) -> str:
+def source_line_of_error(error: BaseException) -> str:
     """Return ``file:line`` of the innermost frame outside of installed packages; empty if there is none."""
-    found = ""
+    own = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         file = frame.f_code.co_filename
         if "site-packages" not in file and not file.startswith(_OWN_FILES) and Path(file).is_file():
-            found = f"{_relative(file)}:{line}"
-    return found
+            own = f"{_relative(file)}:{line}"
+    return own
 
 
 _OWN_FILES = (str(Path(__file__).parent), str(Path(inspect.__file__).parent))
 """Folders of this package and of the standard library."""
 
 
-def place_of(cls: type) -> str:
+def source_line_of_class(cls: type) -> str:
     """Return `` (file:line)`` of a class; empty if it has no source."""
     try:
         return f" ({_relative(inspect.getsourcefile(cls) or '')}:{inspect.getsourcelines(cls)[1]})"

@@ -16,10 +16,10 @@ def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
     >>> grouped((len(word), word) for word in ("one", "three", "two"))
     {3: ['one', 'two'], 5: ['three']}
     """
-    found: dict[K, list[V]] = {}
+    groups: dict[K, list[V]] = {}
     for key, value in pairs:
-        found.setdefault(key, []).append(value)
-    return found
+        groups.setdefault(key, []).append(value)
+    return groups
 
 
 def summed_pairs(pairs: Iterable[tuple[K, tuple[float, float]]]) -> dict[K, tuple[float, float]]:
@@ -28,11 +28,11 @@ def summed_pairs(pairs: Iterable[tuple[K, tuple[float, float]]]) -> dict[K, tupl
     >>> summed_pairs([("a", (1.0, 2.0)), ("b", (2.0, 1.0)), ("a", (0.5, 1.0))])
     {'a': (1.5, 3.0), 'b': (2.0, 1.0)}
     """
-    found: dict[K, tuple[float, float]] = {}
+    pair_sums: dict[K, tuple[float, float]] = {}
     for key, (first, second) in pairs:
-        before = found.get(key, (0.0, 0.0))
-        found[key] = before[0] + first, before[1] + second
-    return found
+        before = pair_sums.get(key, (0.0, 0.0))
+        pair_sums[key] = before[0] + first, before[1] + second
+    return pair_sums
 
 
 def summed(pairs: Iterable[tuple[K, float]]) -> dict[K, float]:
@@ -41,10 +41,10 @@ def summed(pairs: Iterable[tuple[K, float]]) -> dict[K, float]:
     >>> summed([("a", 1.0), ("b", 2.0), ("a", 0.5)])
     {'a': 1.5, 'b': 2.0}
     """
-    found: dict[K, float] = {}
+    sums: dict[K, float] = {}
     for key, value in pairs:
-        found[key] = found.get(key, 0.0) + value
-    return found
+        sums[key] = sums.get(key, 0.0) + value
+    return sums
 
 
 def distinct_tails(names: Sequence[str], separator: str) -> list[str]:

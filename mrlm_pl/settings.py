@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
-from mrlm_pl.errors import ConfigurationError, meant
+from mrlm_pl.errors import ConfigurationError, did_you_mean
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -40,13 +40,13 @@ def as_settings(cls: type[T], value: Any, name: str, base: T | None = None) -> T
     known = list(inspect.signature(cls).parameters)
     for key in value:
         if key not in known:
-            hint = meant(str(key), known, f"it accepts: {', '.join(known)}")
+            hint = did_you_mean(str(key), known, f"it accepts: {', '.join(known)}")
             raise ConfigurationError(f"{name}.{key}: {cls.__name__} has no {key!r}; {hint}")
     return cls(**value) if base is None else dataclasses.replace(base, **value)  # type: ignore[type-var]
 
 
-def naming_unknown(function: F) -> F:
-    """Return a function, or a class with a constructor, that names the nearest argument in place of an unknown one.
+def check_arguments(function: F) -> F:
+    """Return a function, or class, whose calls name the nearest argument for an unknown one, and take no float as int.
 
     It takes a scalar of NumPy or torch as the number of Python that it holds, which alone a checkpoint may hold. It
     refuses other values than a whole number for an ``int``, and None for what must have a value: both would fail where
@@ -54,7 +54,7 @@ def naming_unknown(function: F) -> F:
     calls.
     """
     if isinstance(function, type):
-        function.__init__ = naming_unknown(function.__init__)  # type: ignore[misc]
+        function.__init__ = check_arguments(function.__init__)  # type: ignore[misc]
         return function
     taken = inspect.signature(function).parameters
     open_ended = any(item.kind is item.VAR_KEYWORD for item in taken.values())
@@ -100,17 +100,17 @@ def check_known(options: Mapping[str, Any], taken: Mapping[str, inspect.Paramete
         named = {**inspect.signature(owner).parameters, **taken}.values()
         starred = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
         known = [item.name for item in named if item.kind not in starred and item.name != "self"]
-        hint = meant(unknown, known, f"it accepts: {', '.join(known)}")
+        hint = did_you_mean(unknown, known, f"it accepts: {', '.join(known)}")
         raise TypeError(f"{owner.__name__} has no {unknown!r}; {hint}")
 
 
-class NamesUnknown:
-    """Base of classes whose constructors name the nearest argument in place of an unknown one."""
+class ChecksArguments:
+    """Base of classes whose constructors check their arguments; see :func:`check_arguments`."""
 
     def __init_subclass__(cls, **settings: Any) -> None:
         super().__init_subclass__(**settings)
         if "__init__" in vars(cls):
-            naming_unknown(cls)
+            check_arguments(cls)
 
 
 def check_instance(cls: type, value: Any, name: str, kind: str) -> None:

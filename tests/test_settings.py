@@ -27,7 +27,7 @@ from mrlm_pl.losses import Correction
 from mrlm_pl.policy import LoRA, Policy
 from mrlm_pl.rollout.cross_policy import CrossPolicy
 from mrlm_pl.runs import Trainer, collect, evaluate
-from mrlm_pl.settings import naming_unknown
+from mrlm_pl.settings import check_arguments
 
 Count: TypeAlias = int | None
 
@@ -176,7 +176,7 @@ def test_an_unknown_argument_is_named_with_the_nearest(make: Any, name: str, nea
 
 def test_a_settings_class_stays_a_class_for_type_checkers() -> None:
     """To Pyright a class whose decorator returns a ``Callable`` is a function, here without arguments."""
-    hints = get_type_hints(naming_unknown)
+    hints = get_type_hints(check_arguments)
     assert isinstance(hints["return"], TypeVar)
     assert hints["function"] is hints["return"]
 
@@ -197,7 +197,7 @@ def test_a_policy_without_a_name_is_refused() -> None:
 
 
 def test_an_option_that_may_be_left_out_may_be_none_however_its_type_is_written() -> None:
-    @naming_unknown
+    @check_arguments
     def of_a_plugin(goal: Optional[float], count: Count = None) -> tuple[Any, Any]:  # noqa: UP045
         return goal, count
 

@@ -18,7 +18,7 @@ def token_gae(
     lam: float = 0.95,
     bootstrap_values: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Advantages and returns, both [B, T] and 0 outside the mask; each row is one trajectory, its own world.
+    """Return advantages and returns, both [B, T] and 0 outside the mask; each row is a trajectory of its own.
 
     ``d_t = r_t + gamma V_{t+1} - V_t``, ``A_t = d_t + gamma lam A_{t+1}``, ``return_t = A_t + V_t``, where ``t + 1`` is
     the row's next *action* token: environment tokens carry V and A through unchanged. Whiten the advantages
@@ -70,7 +70,7 @@ def transition_gae(
     gamma: float = 0.99,
     lam: float = 0.95,
 ) -> tuple[Tensor, Tensor]:
-    """Advantages and returns [N] of N consecutive transitions, which may hold several episodes one after the other.
+    """Return advantages and returns [N] of N consecutive transitions of one or several episodes, one after the other.
 
     A terminated transition has no future; a truncated one bootstraps its ``next_values`` entry. Neither lets an
     advantage of the following episode through. The last transition bootstraps unless it terminated.
@@ -112,7 +112,7 @@ def _finite(what: str, numbers: Tensor) -> Tensor:
 
 
 def turn_discounts(action_mask: Tensor, gamma: float) -> Tensor:
-    """``gamma`` [B, T] on the last action token of each turn, 1 on its other tokens, 0 outside the mask.
+    """Return ``gamma`` [B, T] on the last action token of each turn, 1 on its other tokens, 0 outside the mask.
 
     A turn is an unbroken run of action tokens, which the policy sampled between two texts of the environment. Given as
     ``gamma`` to the functions of this package, it makes the discount count turns instead of tokens.

@@ -31,7 +31,7 @@ class GroupDeviations(NamedTuple):
 
 
 def group_deviations(rewards: Tensor, group_ids: Tensor, counts: Tensor | None = None) -> GroupDeviations:
-    """Deviation of each reward from its group's mean, exactly 0 where a group's rewards are all equal.
+    """Return the deviation of each reward from its group's mean, exactly 0 where a group's rewards are all equal.
 
     Args:
         rewards: [B].
@@ -72,7 +72,7 @@ def group_deviations(rewards: Tensor, group_ids: Tensor, counts: Tensor | None =
 
 
 def group_means(rewards: Tensor, group_ids: Tensor, counts: Tensor | None = None, *, others: bool = False) -> Tensor:
-    """Mean reward [B] fp64 of each row's group: the baseline of a comparison in groups.
+    """Return the mean reward [B] fp64 of each row's group: the baseline of a comparison in groups.
 
     Args:
         rewards: [B].
@@ -96,7 +96,7 @@ def group_means(rewards: Tensor, group_ids: Tensor, counts: Tensor | None = None
 
 
 def finite_rewards(rewards: Tensor) -> Tensor:
-    """``rewards`` [B] in fp32 (fp64 stays), once they are known to be finite numbers, one per row.
+    """Return ``rewards`` [B] in fp32 (fp64 stays), once they are known to be finite numbers, one per row.
 
     Raises:
         NonFiniteError: names the first row whose reward is NaN or infinite.
@@ -119,7 +119,7 @@ def finite_rewards(rewards: Tensor) -> Tensor:
 
 
 def _group_sizes(rewards: Tensor, group_ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Size of each group, and each row's position in that list."""
+    """Return the size of each group, and each row's position in that list."""
     if group_ids.shape != rewards.shape:
         raise ValueError(f"group_ids has shape {tuple(group_ids.shape)}; it must be {tuple(rewards.shape)}")
     _, index, sizes = torch.unique(group_ids, return_inverse=True, return_counts=True)
@@ -127,7 +127,7 @@ def _group_sizes(rewards: Tensor, group_ids: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def group_centered_advantages(rewards: Tensor, group_ids: Tensor) -> Tensor:
-    """``r - m`` [B] with the mean ``m`` of each row's group; exactly 0 in a group of one or of equal rewards.
+    """Return ``r - m`` [B] with the mean ``m`` of each row's group; 0 in a group of one or of equal rewards.
 
     Dr.GRPO pairs it with the ``constant_length`` reduction, so that neither a group's spread nor a response's length
     changes the weight of a token.
@@ -144,7 +144,7 @@ def group_centered_advantages(rewards: Tensor, group_ids: Tensor) -> Tensor:
 
 
 def group_normalized_advantages(rewards: Tensor, group_ids: Tensor, *, eps: float = 1e-6) -> Tensor:
-    """``(r - m) / (s + eps)`` [B], with the mean ``m`` and unbiased standard deviation ``s`` of each row's group.
+    """Return ``(r - m) / (s + eps)`` [B], with mean ``m`` and unbiased standard deviation ``s`` of each row's group.
 
     A group of one, or of equal rewards, has exactly 0.
 
@@ -161,8 +161,8 @@ def group_normalized_advantages(rewards: Tensor, group_ids: Tensor, *, eps: floa
     >>> group_normalized_advantages(torch.tensor([1.0, 1.0, 1.0, 0.0]), torch.zeros(4, dtype=torch.int64))
     tensor([ 0.5000,  0.5000,  0.5000, -1.5000])
     """
-    found = group_deviations(rewards, group_ids)
-    return (found.deviations / (found.stds + eps)).to(torch.promote_types(rewards.dtype, torch.float32))
+    of_groups = group_deviations(rewards, group_ids)
+    return (of_groups.deviations / (of_groups.stds + eps)).to(torch.promote_types(rewards.dtype, torch.float32))
 
 
 def component_normalized_advantages(
@@ -199,7 +199,7 @@ def component_normalized_advantages(
 
 
 def leave_one_out_advantages(rewards: Tensor, group_ids: Tensor) -> Tensor:
-    """``r`` minus the mean of the other rewards of its group [B], which is ``G / (G - 1) (r - m)``.
+    """Return ``r`` minus the mean of the other rewards of its group [B], which is ``G / (G - 1) (r - m)``.
 
     Exactly 0 in a group of one or of equal rewards.
 
@@ -216,7 +216,7 @@ def leave_one_out_advantages(rewards: Tensor, group_ids: Tensor) -> Tensor:
 
 
 def step_normalized_advantages(rewards: Tensor, group_ids: Tensor, steps: Tensor, *, eps: float = 1e-6) -> Tensor:
-    """``(r - m_k) / (s_k + eps)`` [B], with ``m_k`` and the unbiased ``s_k`` over all steps of agent k in the group.
+    """Return ``(r - m_k) / (s_k + eps)`` [B], both over all steps of agent k in the group, ``s_k`` unbiased.
 
     Each return counts once for every step that the agent took in its episode; with equally many steps everywhere the
     mean is GRPO's. Equal returns have exactly 0, and so has an episode in which the agent took no step.
@@ -238,14 +238,14 @@ def step_normalized_advantages(rewards: Tensor, group_ids: Tensor, steps: Tensor
     """
     rewards = finite_rewards(rewards)
     acted = (steps > 0).nonzero().flatten()
-    found = group_deviations(rewards[acted], group_ids[acted], steps[acted])
+    of_groups = group_deviations(rewards[acted], group_ids[acted], steps[acted])
     advantages = torch.zeros_like(rewards)
-    advantages[acted] = (found.deviations / (found.stds + eps)).to(rewards.dtype)
+    advantages[acted] = (of_groups.deviations / (of_groups.stds + eps)).to(rewards.dtype)
     return advantages
 
 
 def remax_advantages(rewards: Tensor, greedy_rewards: Tensor) -> Tensor:
-    """``r`` minus the reward of the greedy rollout of the same task [B].
+    """Return ``r`` minus the reward of the greedy rollout of the same task [B].
 
     Args:
         rewards: [B], of the sampled episodes.

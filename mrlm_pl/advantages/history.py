@@ -42,7 +42,7 @@ def history_normalized_advantages(
 def role_baselines(
     rewards: Tensor, roles: Sequence[str], baselines: Mapping[str, float], *, decay: float
 ) -> tuple[Tensor, dict[str, float]]:
-    """The baseline ``b`` [B] fp64 of each row's role before the row, and the baselines after the last row.
+    """Return the baseline ``b`` [B] fp64 of each row's role before the row, and the baselines after the last row.
 
     After each row ``b <- decay b + (1 - decay) r`` for its role, so the order of the rows matters.
 
@@ -63,9 +63,9 @@ def role_baselines(
     """
     check_shape([len(roles)], rewards=rewards)
     after = dict(baselines)
-    found = []
+    baselines_of_rows = []
     for reward, role in zip(finite_rewards(rewards).tolist(), roles, strict=True):
         before = after.get(role, 0.0)
-        found.append(before)
+        baselines_of_rows.append(before)
         after[role] = decay * before + (1 - decay) * reward
-    return torch.tensor(found, dtype=torch.float64), after
+    return torch.tensor(baselines_of_rows, dtype=torch.float64), after

@@ -24,7 +24,7 @@ TaskNormalization = Literal["none", "scale_only", "paper"]
 
 
 def task_moments(advantages: Tensor, action_mask: Tensor, task_types: Tensor) -> dict[int, Moments]:
-    """Moments of the advantages over the action tokens of each task type in this piece of the batch.
+    """Return the moments of the advantages over the action tokens of each task type in this micro-batch.
 
     Args:
         advantages: [B, T]; not read outside the mask.
@@ -43,7 +43,7 @@ def task_moments(advantages: Tensor, action_mask: Tensor, task_types: Tensor) ->
 
 
 def unnormalizable_tasks(moments: Mapping[int, Moments]) -> list[int]:
-    """Task types with one token or no spread, which the normalization leaves unchanged: warn about them.
+    """Return the task types with one token or no spread, which the normalization leaves unchanged: warn about them.
 
     >>> unnormalizable_tasks({0: Moments(2, 2.0, 2.0), 4: Moments(1, 5.0, 0.0)})
     [4]
@@ -59,7 +59,7 @@ def task_scaled_advantages(
     *,
     center: bool = False,
 ) -> Tensor:
-    """``A / std`` of the row's task type [B, T], 0 outside the mask: never flips a sign, a zero stays 0.
+    """Return ``A / std`` of the row's task type [B, T], 0 outside the mask: never flips a sign, a zero stays 0.
 
     Args:
         advantages, action_mask, task_types: see ``task_moments``.

@@ -100,7 +100,7 @@ def counterfactual_advantages(
 
 
 def group_max_advantages(rewards: Tensor, group_ids: Tensor) -> Tensor:
-    """Rewards [B] minus the highest of their group [B].
+    """Return the rewards [B] minus the highest of their group [B].
 
     That baseline depends on the decision that it judges, so the gradient is biased: only for comparison with
     implementations that call this ReMax.
@@ -116,7 +116,7 @@ def group_max_advantages(rewards: Tensor, group_ids: Tensor) -> Tensor:
 
 
 def group_scaled_advantages(advantages: Tensor, rewards: Tensor, group_ids: Tensor, eps: float = 1e-6) -> Tensor:
-    """Advantages [B] divided by the (unbiased) standard deviation of their group's rewards.
+    """Return the advantages [B] divided by the (unbiased) standard deviation of their group's rewards.
 
     Groups of one, and of equal rewards, stay as they are: they have no scale.
 
@@ -125,5 +125,5 @@ def group_scaled_advantages(advantages: Tensor, rewards: Tensor, group_ids: Tens
     >>> [round(value, 4) for value in scaled.tolist()]
     [-0.8429, -0.562, 0.0, 1.4049]
     """
-    found = group_deviations(rewards, group_ids)
-    return advantages.double() / torch.where(found.squared_sums > 0, found.stds + eps, 1.0)
+    of_groups = group_deviations(rewards, group_ids)
+    return advantages.double() / torch.where(of_groups.squared_sums > 0, of_groups.stds + eps, 1.0)

@@ -77,8 +77,8 @@ def turn_advantages(
     """
     rewards = finite_rewards(rewards).double()
     if baseline == "paper":
-        found = group_deviations(rewards, group_ids)
-        deviations = found.deviations / (found.stds + eps) if normalize else found.deviations
+        of_groups = group_deviations(rewards, group_ids)
+        deviations = of_groups.deviations / (of_groups.stds + eps) if normalize else of_groups.deviations
         return returns_to_go(deviations, episodes, turns, gamma)
     returns, rows = _by_turn(returns_to_go(rewards, episodes, turns, gamma), episodes, turns)
     groups = torch.zeros(len(returns), dtype=torch.int64).index_copy(0, rows, group_ids)

@@ -66,7 +66,7 @@ def masked_moments(values: Tensor, mask: Tensor) -> Moments:
 
 
 def whiten(values: Tensor, mask: Tensor, moments: Moments | None = None, *, eps: float = 1e-8) -> Tensor:
-    """``(values - mean) / sqrt(variance + eps)`` [B, T], 0 outside the mask; equal values become exactly 0.
+    """Return ``(values - mean) / sqrt(variance + eps)`` [B, T], 0 outside the mask; equal values become exactly 0.
 
     Args:
         values: [B, T]; not read outside ``mask``.

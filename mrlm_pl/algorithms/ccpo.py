@@ -66,7 +66,7 @@ class CCPO(PolicyGradient):
 
     def advantages(self, returns: Returns) -> Tensor:
         keys = returns.roles
-        found = history_normalized_advantages(returns.reward, keys, self._history)
+        normalized = history_normalized_advantages(returns.reward, keys, self._history)
         places = torch.tensor(labels(keys)).long()
         own = {
             key: masked_moments(returns.reward[None], (places == label)[None])
@@ -75,7 +75,7 @@ class CCPO(PolicyGradient):
         for key, moments in sum_over_ranks(self.trainer, own).items():
             self._history[key] = self._history[key] + moments if key in self._history else moments
             self.metrics.rollout[f"train/contribution/{key}"] = self._history[key].mean
-        return found
+        return normalized
 
     def without_signal(self, group: Sequence[Episode]) -> bool:
         return False  # equal contributions differ from the history

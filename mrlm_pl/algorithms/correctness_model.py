@@ -12,7 +12,7 @@ from torchmetrics import SumMetric
 from torchmetrics.classification import BinaryAccuracy, BinaryAUROC, BinaryCalibrationError
 
 from mrlm_pl.errors import NonFiniteError
-from mrlm_pl.learner.batch import Batch, PolicyBatch, known
+from mrlm_pl.learner.batch import Batch, PolicyBatch, not_none
 from mrlm_pl.learner.critics import ScoreHead
 from mrlm_pl.learner.given_answers import GivenAnswersAlgorithm
 from mrlm_pl.losses import correctness_loss, last_token_mask
@@ -81,7 +81,7 @@ class CorrectnessModel(GivenAnswersAlgorithm):
         super().read_weights()
         if not hasattr(self, "question_probe"):
             (policy,) = self.learners.values()
-            self.question_probe = QuestionProbe(known(policy.value_head).linear.in_features)
+            self.question_probe = QuestionProbe(not_none(policy.value_head).linear.in_features)
 
     def networks(self) -> list[nn.Module]:
         return [*super().networks(), *(module for module in self.children() if isinstance(module, QuestionProbe))]
@@ -100,7 +100,7 @@ class CorrectnessModel(GivenAnswersAlgorithm):
     def compare(self, name: str, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
         losses, scores = self._losses(name, rows)
         guesses = self._question_losses(name, rows)[0]
-        agree = ((scores > 0) == (known(rows.correct) > 0.5)).float()
+        agree = ((scores > 0) == (not_none(rows.correct) > 0.5)).float()
         metrics = {"accuracy": agree.mean(), "question_only_loss": guesses.mean()}
         return losses + (guesses - guesses.detach()), metrics  # the loss is the verifier's alone
 
@@ -109,7 +109,7 @@ class CorrectnessModel(GivenAnswersAlgorithm):
         last = last_token_mask(rows.action_mask)
         mask = last if self.score_tokens == "last" else _after_first(rows.action_mask) | last
         values = self.critic.scores(name, rows, mask, self.global_step)
-        losses = correctness_loss(values, known(rows.correct), mask).sum(1) / mask.sum(1)
+        losses = correctness_loss(values, not_none(rows.correct), mask).sum(1) / mask.sum(1)
         return losses, values.detach()[last]
 
     def _question_losses(self, name: str, rows: PolicyBatch) -> tuple[Tensor, Tensor]:
@@ -126,24 +126,24 @@ class CorrectnessModel(GivenAnswersAlgorithm):
             prefix_groups=rows.groups,
             max_tokens=policy.max_forward_tokens,
         )
-        losses = correctness_loss(values, known(rows.correct), first[:, :width])
+        losses = correctness_loss(values, not_none(rows.correct), first[:, :width])
         return losses.sum(1), values.detach()[first[:, :width]]
 
     def measure(self, prefix: str, batch: Batch) -> None:
         nothing = torch.zeros(0, dtype=torch.float32, device=self.device)
-        found: Mapping[str, Tensor] = {"scores": nothing, "question_scores": nothing, "correct": nothing}
+        measured: Mapping[str, Tensor] = {"scores": nothing, "question_scores": nothing, "correct": nothing}
         for name, rows in self.measured_rows(batch):
             losses, scores = self._losses(name, rows)
             if not bool(torch.isfinite(scores).all()):
                 raise NonFiniteError(f"{int((~scores.isfinite()).sum())} of {len(scores)} scores are not finite")
             self.metrics.add_evaluation_means(prefix, {"loss": losses.mean()}, len(losses))
             guesses = self._question_losses(name, rows)[1]
-            found = {"scores": scores, "question_scores": guesses, "correct": known(rows.correct)}
-        self._measures(prefix).add(**found)
+            measured = {"scores": scores, "question_scores": guesses, "correct": not_none(rows.correct)}
+        self._measures(prefix).add(**measured)
 
     def evaluation_metrics(self, prefix: str) -> dict[str, float]:
-        found = {f"{prefix}/{name}": value for name, value in self._measures(prefix).take().items()}
-        return super().evaluation_metrics(prefix) | found
+        own = {f"{prefix}/{name}": value for name, value in self._measures(prefix).take().items()}
+        return super().evaluation_metrics(prefix) | own
 
     def _measures(self, prefix: str) -> AnswerMeasures:
         return self.val_measures if prefix == "val" else self.test_measures

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from mrlm_pl.learner.batch import PolicyBatch, known
+from mrlm_pl.learner.batch import PolicyBatch, not_none
 from mrlm_pl.learner.given_answers import GivenAnswersAlgorithm
 from mrlm_pl.learner.optimization import Optimization
 from mrlm_pl.losses import PreferenceLoss, preference_gap, preference_loss, preference_metrics
@@ -60,7 +60,7 @@ class DPO(GivenAnswersAlgorithm):
     def compare(self, name: str, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
         pairs = self.logp_sums(name, rows).view(-1, 2)
         if self.reads_reference_sums:
-            references = known(rows.reference_sums).view(-1, 2)
+            references = not_none(rows.reference_sums).view(-1, 2)
             gaps = preference_gap(pairs[:, 0], pairs[:, 1], references[:, 0], references[:, 1])
             moved = pairs - references
         else:

@@ -81,12 +81,13 @@ class GRPO(PolicyGradient):
         check_takes(self.advantage, "rewards", "groups")
         one_of(("episode", "turn"), credit=credit)
         turns = TurnCredit(gamma, turn_baseline, normalize=advantage == "group_normalized")
-        if credit == "turn":
-            if advantage not in ("group_normalized", "group_centered"):
-                raise ConfigurationError(
-                    f"advantage is {advantage!r} with credit 'turn', whose baseline is turn_baseline; choose "
-                    "group_normalized or group_centered"
-                )
-            self.turns = turns
-        elif turns != TurnCredit(normalize=turns.normalize):
-            raise ConfigurationError("turn_baseline and gamma belong to credit 'turn'; set `credit: turn`")
+        if credit == "episode":
+            if turns != TurnCredit(normalize=turns.normalize):  # the others have their defaults
+                raise ConfigurationError("turn_baseline and gamma belong to credit 'turn'; set `credit: turn`")
+            return
+        if advantage not in ("group_normalized", "group_centered"):
+            raise ConfigurationError(
+                f"advantage is {advantage!r} with credit 'turn', whose baseline is turn_baseline; choose "
+                "group_normalized or group_centered"
+            )
+        self.turns = turns

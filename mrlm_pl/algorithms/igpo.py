@@ -89,22 +89,22 @@ class IGPO(PolicyGradient):
 
         NaN where history and answer exceed the context window, and for policies that are not trained.
         """
-        found = torch.full((len(turns.turn),), math.nan, dtype=torch.float64)
+        of_turns = torch.full((len(turns.turn),), math.nan, dtype=torch.float64)
         for name in self.policies:
-            policy, rows, places = self.policy(name), list[Trajectory](), list[int]()
-            for place, (turn, row) in enumerate(zip(turns.turn, turns.row.tolist(), strict=True)):
+            policy, rows, indices = self.policy(name), list[Trajectory](), list[int]()
+            for index, (turn, row) in enumerate(zip(turns.turn, turns.row.tolist(), strict=True)):
                 history, answer = turns.trajectory[row], self._answer(policy, turns.episode[row].task)
                 length = turn.start + len(answer)
                 if history.policy == name and policy.trained and length <= policy.context_window:
                     mask = (*[False] * turn.start, *[True] * len(answer))
                     ids = (*history.token_ids[: turn.start], *answer)
                     rows.append(Trajectory(history.agent, name, ids, mask, (0.0,) * length, ()))
-                    places.append(place)
+                    indices.append(index)
             if rows:
-                batch = collate_rows(rows, turns.group[turns.row[places]].tolist(), [0] * len(rows), range(len(rows)))
+                batch = collate_rows(rows, turns.group[turns.row[indices]].tolist(), [0] * len(rows), range(len(rows)))
                 logp = policy(**batch.to(self.device).inputs()).double().sum(-1).cpu()
-                found[places] = logp / batch.action_mask.sum(-1)
-        return found
+                of_turns[indices] = logp / batch.action_mask.sum(-1)
+        return of_turns
 
     def _answer(self, policy: Policy, task: Task) -> list[int]:
         """Return the tokens of the reply that is scored, with the token that ends it."""

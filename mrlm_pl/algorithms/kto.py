@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from mrlm_pl.learner.batch import PolicyBatch, known
+from mrlm_pl.learner.batch import PolicyBatch, not_none
 from mrlm_pl.learner.given_answers import GivenAnswersAlgorithm
 from mrlm_pl.learner.optimization import Optimization
 from mrlm_pl.losses import kto_loss
@@ -62,8 +62,8 @@ class KTO(GivenAnswersAlgorithm):
         self.weights = {"desirable_weight": desirable_weight, "undesirable_weight": undesirable_weight}
 
     def compare(self, name: str, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        ratios, unrelated = (self.logp_sums(name, rows) - known(rows.reference_sums)).view(-1, 2).unbind(1)
-        desirable, baseline = known(rows.correct).view(-1, 2)[:, 0], unrelated.detach().mean().clamp(min=0.0)
+        ratios, unrelated = (self.logp_sums(name, rows) - not_none(rows.reference_sums)).view(-1, 2).unbind(1)
+        desirable, baseline = not_none(rows.correct).view(-1, 2)[:, 0], unrelated.detach().mean().clamp(min=0.0)
         ahead = self.beta * (ratios.detach() - baseline)
         metrics = {
             "baseline_kl": baseline,

@@ -11,7 +11,7 @@ from torch import Tensor
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode, Trajectory
 from mrlm_pl.learner.algorithm import Algorithm
-from mrlm_pl.learner.batch import Batch, PolicyBatch, known
+from mrlm_pl.learner.batch import Batch, PolicyBatch, not_none
 from mrlm_pl.learner.contract import RolloutFacts
 from mrlm_pl.learner.credit.pairs import RowPair, joint_pairs, row_tables
 from mrlm_pl.learner.credit.returns import Tables, group_numbers
@@ -99,9 +99,10 @@ class MADPO(Algorithm):
     def policy_loss(self, name: str, rows: PolicyBatch, batch: Batch) -> Tensor:
         """Return the log-probabilities [2, 2 P] of the policy's part of each joint action: its own, its reference's."""
         pairs = torch.cat([table.groups for table in batch.policies.values()]).unique()
-        joint_actions = 2 * torch.searchsorted(pairs, rows.groups) + known(rows.joint_actions) % 2
+        joint_actions = 2 * torch.searchsorted(pairs, rows.groups) + not_none(rows.joint_actions) % 2
         sums = sequence_logp(self.policies[name](**rows.inputs()), rows.action_mask)
-        parts = [joint_logp(of_rows, joint_actions, 2 * len(pairs)) for of_rows in (sums, known(rows.reference_sums))]
+        both = (sums, not_none(rows.reference_sums))
+        parts = [joint_logp(of_rows, joint_actions, 2 * len(pairs)) for of_rows in both]
         return torch.stack(parts)
 
     def combined(self, losses: Mapping[str, Tensor], batch: Batch) -> Tensor:

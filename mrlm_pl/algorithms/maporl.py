@@ -14,11 +14,11 @@ from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.grouping import summed_pairs
-from mrlm_pl.learner.batch import PolicyBatch, known
+from mrlm_pl.learner.batch import PolicyBatch, not_none
 from mrlm_pl.learner.credit.answers import answer_rows
 from mrlm_pl.learner.credit.influence import InfluenceRewards, Sums, learned_in
 from mrlm_pl.learner.credit.returns import Tables
-from mrlm_pl.learner.credit.tokens import RewardedRows, TokenGAE, agent_places
+from mrlm_pl.learner.credit.tokens import RewardedRows, TokenGAE, rows_of_agents
 from mrlm_pl.learner.critics import AgentCritics, PolicyCritics, check_window
 from mrlm_pl.learner.policies.reference import IN_REWARD, KL
 from mrlm_pl.learner.policy_gradient import PolicyGradient
@@ -148,16 +148,17 @@ class MAPoRL(PolicyGradient):
         turns = self.trained_turns
         self.collections += 1
         played = [episode for episode in episodes if not episode.failed]
-        found = [self.influence.applied(episode if turns is None else learned_in(episode, turns)) for episode in played]
-        self._log_rewards([sums for _, sums in found], turns)
-        return super().prepare([episode for episode, _ in found], sampling, greedy)
+        trained = played if turns is None else [learned_in(episode, turns) for episode in played]
+        rewarded = [self.influence.applied(episode) for episode in trained]
+        self._log_rewards([sums for _, sums in rewarded], turns)
+        return super().prepare([episode for episode, _ in rewarded], sampling, greedy)
 
     def _log_rewards(self, sums: Sequence[Sums], turns: Collection[int] | None) -> None:
         """Log the rewards of the episodes of all ranks; every rank must call this."""
         shares = gather_ranks(self.trainer, list(sums))
-        found = [item for own in shares for of_episode in own for item in of_episode.items()]
+        items = [item for own in shares for of_episode in own for item in of_episode.items()]
         played: set[int] = set()
-        for name, (value, count) in sorted(summed_pairs(found).items()):
+        for name, (value, count) in sorted(summed_pairs(items).items()):
             self.metrics.rollout[f"train/{name}"] = value if name == "ties" else value / count
             turn = name.partition("turn_")[2]
             if turn:
@@ -189,23 +190,23 @@ class AnswerCritics(AgentCritics):
         return values, values.new_zeros(len(table.batch))
 
     def rows(self, table: RewardedRows) -> Tables:
-        found = {}
+        by_critic = {}
         for agent, (rows, answered) in self._answers(table).items():
             nothing = torch.zeros(rows.action_mask.shape, dtype=torch.float32, device=answered.device)
-            rows.values = nothing.masked_scatter(rows.action_mask, known(table.batch.values)[answered])
-            rows.returns = nothing.masked_scatter(rows.action_mask, known(table.batch.returns)[answered])
-            found[self.label(agent)] = rows
-        return found
+            rows.values = nothing.masked_scatter(rows.action_mask, not_none(table.batch.values)[answered])
+            rows.returns = nothing.masked_scatter(rows.action_mask, not_none(table.batch.returns)[answered])
+            by_critic[self.label(agent)] = rows
+        return by_critic
 
     def _answers(self, table: RewardedRows) -> dict[str, tuple[PolicyBatch, Tensor]]:
-        found = {}
-        for agent, places in agent_places(table.agents).items():
+        answers = {}
+        for agent, indices in rows_of_agents(table.agents).items():
             critic = self.model(agent)
-            found[agent] = answer_rows(table, places, critic.chat)
-            mask = found[agent][0].action_mask
+            answers[agent] = answer_rows(table, indices, critic.chat)
+            mask = answers[agent][0].action_mask
             windows = torch.full((len(mask),), min(critic.context_window, mask.shape[1]), device=mask.device)
             check_window(mask, windows, f"agent_critics.{agent}")
-        return found
+        return answers
 
 
 def _check_schedule(schedule: list[list[int]] | None, iterations: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any, get_args
 from mrlm_pl.advantages import NO_MOMENTS, masked_moments
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
-from mrlm_pl.learner.batch import known
+from mrlm_pl.learner.batch import not_none
 from mrlm_pl.learner.credit.joint_states import CriticTargets, JointReader, acting_batches, joint_states
 from mrlm_pl.learner.credit.returns import Tables
 from mrlm_pl.learner.credit.team import warn_of_constant_sum
@@ -93,9 +93,9 @@ class MAPPO(PolicyGradient):
             values = critic.values(**batch.to(self.device).inputs())
             credit = states.credit(values, self.gamma, self.lam, self.targets)
             rows = {**acting_batches(episodes, credit), name: batch}
-            returns = known(batch.returns)
+            returns = not_none(batch.returns)
             own["return"] = masked_moments(returns, batch.action_mask)
-            own["error"] = masked_moments(returns - known(batch.values), batch.action_mask)
+            own["error"] = masked_moments(returns - not_none(batch.values), batch.action_mask)
             own["shortened"] = states.shortened
         totals = sum_over_ranks(self.trainer, own)
         self.metrics.add_values(name, totals.get("return", NO_MOMENTS), totals.get("error", NO_MOMENTS))

@@ -86,13 +86,13 @@ class MGRPO(PolicyGradient):
         if self.calls_per_group is None:
             return list(range(len(returns.agent)))
         members = grouped((label, number) for number, label in enumerate(returns.comparison.tolist()))
-        found: list[int] = []
+        sampled: list[int] = []
         for numbers in members.values():
             episode, agent = returns.episode[numbers[0]], returns.agent[numbers[0]]
             size = len(numbers) if agent == self._planner_of(episode) else self.calls_per_group
             draw = Random(derive_seed("calls", episode.seed, person_of(agent)))
-            found += numbers * (size // len(numbers)) + draw.sample(numbers, size % len(numbers))
-        return sorted(found)
+            sampled += numbers * (size // len(numbers)) + draw.sample(numbers, size % len(numbers))
+        return sorted(sampled)
 
     def _planner_of(self, episode: Episode) -> str:
         agents = episode.agents or tuple(episode.trajectories)

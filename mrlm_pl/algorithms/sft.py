@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from mrlm_pl.episode import Trajectory
 from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.learner.algorithm import Algorithm
-from mrlm_pl.learner.batch import Batch, PolicyBatch, known
+from mrlm_pl.learner.batch import Batch, PolicyBatch, not_none
 from mrlm_pl.learner.optimization import Optimization
 from mrlm_pl.losses import Reduction, cross_entropy_loss, masked_mean, reduce_tokens
 from mrlm_pl.policy import Policy
@@ -23,6 +23,17 @@ _WEIGHTS: dict[str, tuple[float, float]] = {
     "world_model": (0.0, 1.0),
     "combined": (0.5, 0.5),
 }
+
+
+class _Part(NamedTuple):
+    """The tokens of one term of the loss."""
+
+    weight: float
+    mask: Tensor
+    """[B, T] bool."""
+
+    totals: str
+    """Their key in the totals of a batch."""
 
 
 class SFT(Algorithm):
@@ -83,31 +94,27 @@ class SFT(Algorithm):
         loss = torch.zeros((), dtype=torch.float32, device=logp.device)
         for metric, (weight, mask, key) in parts.items():
             self.metrics.add_means(name, {metric: masked_mean(-logp, mask)}, mask.sum())
-            if weight and batch.totals[key].tokens:
+            if weight and (totals := batch.totals[key]).tokens:
                 losses, lengths = cross_entropy_loss(logp, mask), mask.sum(-1)
-                part = reduce_tokens(losses, mask, self.reduction, batch.totals[key], episode_tokens=lengths)
-                loss = loss + weight * part
+                loss = loss + weight * reduce_tokens(losses, mask, self.reduction, totals, episode_tokens=lengths)
         return loss if loss.requires_grad else loss + 0.0 * logp.sum()
 
-    def _likelihoods(self, name: str, rows: PolicyBatch) -> tuple[Tensor, dict[str, tuple[float, Tensor, str]]]:
-        """Return the log-probabilities [B, T] of all tokens that count.
-
-        Also the weight, the mask [B, T] and the key in the totals of the actions and of the observations, by metric.
-        """
-        parts = {"nll": (self.action_weight, rows.action_mask, name)}
+    def _likelihoods(self, name: str, rows: PolicyBatch) -> tuple[Tensor, dict[str, _Part]]:
+        """Return the log-probabilities [B, T] of the tokens that count, and the terms of the loss by their metric."""
+        parts = {"nll": _Part(self.action_weight, rows.action_mask, name)}
         counted = rows.layout.action_mask
         if self.observation_weight:
-            observed = known(rows.observation_mask)
-            parts["observation_nll"] = (self.observation_weight, observed, f"{name}/observations")
-            counted = counted | known(rows.layout.observation_mask)
+            observed = not_none(rows.observation_mask)
+            parts["observation_nll"] = _Part(self.observation_weight, observed, f"{name}/observations")
+            counted = counted | not_none(rows.layout.observation_mask)
         return self.policies[name](**{**rows.inputs(), "action_mask": counted}, dropout_key=self.global_step), parts
 
     def measure(self, prefix: str, batch: Batch) -> None:
         for name, rows in self.measured_rows(batch):
             logp, parts = self._likelihoods(name, rows)
             means = {
-                metric: (float(masked_mean(-logp, mask)), float(mask.sum()))
-                for metric, (_, mask, _) in parts.items()
-                if mask.any()
+                metric: (float(masked_mean(-logp, part.mask)), float(part.mask.sum()))
+                for metric, part in parts.items()
+                if part.mask.any()
             }
             self.metrics.add_evaluation(prefix, means)

@@ -12,8 +12,8 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from mrlm_pl.cli.start_up import hold_collection, read_model_folders_once, release_collection
-from mrlm_pl.errors import DEBUG_VARIABLE, ConfigurationError, MRLMError, meant, place_of_error
+from mrlm_pl.cli.start_up import pause_garbage_collection, read_model_folders_once, resume_garbage_collection
+from mrlm_pl.errors import DEBUG_VARIABLE, ConfigurationError, MRLMError, did_you_mean, source_line_of_error
 from mrlm_pl.runs.interrupts import ending_in_order
 
 COMMANDS = {
@@ -51,8 +51,11 @@ COMMANDS = {
 TRAINING = ("fit", "train", "validate", "test", "predict")
 """Commands with a trainer; their configuration is checked before torch is imported."""
 
+PLAYING = ("eval", "collect", "gateway", "replay", "rescore", "whatif", "check-env", "serve")
+"""Commands that take environments by name; the names are checked before torch is imported."""
+
 IMPORTING = (*TRAINING, "info")
-"""Commands that import most modules while they run; a trainer's releases the collection of garbage itself."""
+"""Commands that import most modules while they run; a trainer's resumes the collection of garbage itself."""
 
 INTERRUPTED = {
     **dict.fromkeys(("collect", "gateway"), "; the written episodes are kept; continue with"),
@@ -102,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             traceback is shown.
     """
     if argv is None:  # the process is the command's
-        hold_collection()
+        pause_garbage_collection()
         if logging.lastResort is not None:
             logging.lastResort.setFormatter(MessageFormat())
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # errors repeat its log
@@ -119,9 +122,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         _discard_output()
         return 1
     except ConfigurationError as error:
-        return _tell(error, 2)
+        return _fail(error, 2)
     except MRLMError as error:
-        return _tell(error, 1)
+        return _fail(error, 1)
     except Exception as error:
         if isinstance(error, OSError) and error.errno in FULL_DISK:
             try:
@@ -129,14 +132,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             except OSError:
                 _discard_output()
             lacking = f" for {error.filename}" if error.filename else ""
-            return _tell(f"no space is left on the device{lacking} ({error.strerror}); free some: {RESUMES}", 1)
+            return _fail(f"no space is left on the device{lacking} ({error.strerror}); free some: {RESUMES}", 1)
         if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-            return _tell(f"{error.filename!r} is no path: its name is too long; name a shorter one", 2)
-        place = place_of_error(error)
-        if not place or DEBUG_VARIABLE in os.environ:
+            return _fail(f"{error.filename!r} is no path: its name is too long; name a shorter one", 2)
+        line = source_line_of_error(error)
+        if not line or DEBUG_VARIABLE in os.environ:
             raise
         text = " ".join(f"{type(error).__name__}: {error}".split())
-        return _tell(f"{text} ({place}); for the traceback set {DEBUG_VARIABLE}=1", 1)
+        return _fail(f"{text} ({line}); for the traceback set {DEBUG_VARIABLE}=1", 1)
 
 
 def _dispatched(command: str, arguments: list[str]) -> int:
@@ -162,14 +165,14 @@ def _dispatched(command: str, arguments: list[str]) -> int:
 
             check(arguments)
             read_model_folders_once()
-        elif command in ("eval", "collect", "gateway", "replay", "rescore", "whatif", "check-env", "serve"):
+        elif command in PLAYING:
             from mrlm_pl.cli.parsing.early_check import check_environment_names
 
             check_environment_names(arguments)
         return _interruptible(command, arguments)
     except SystemExit as end:  # argparse ends the process after --help and after a wrong option
         if isinstance(end.code, str):
-            return _tell(end.code, 1)
+            return _fail(end.code, 1)
         return int(end.code or 0)
 
 
@@ -182,7 +185,7 @@ def _run(command: str, arguments: Sequence[str]) -> int:
     module, function = COMMANDS[command][0].split(":")
     run = getattr(importlib.import_module(module), function)
     if command not in IMPORTING:
-        release_collection()
+        resume_garbage_collection()
     return int(run(arguments))
 
 
@@ -203,10 +206,11 @@ def _interruptible(command: str, arguments: Sequence[str]) -> int:
 def _unknown_command(command: str) -> str:
     if command.startswith("-"):
         return f"option {command!r} must follow a command, as in `mrlm fit {command} ...`"
-    return f"there is no command {command!r}; {meant(command, COMMANDS, 'commands are: ' + ', '.join(COMMANDS))}"
+    return f"there is no command {command!r}; {did_you_mean(command, COMMANDS, 'commands are: ' + ', '.join(COMMANDS))}"
 
 
-def _tell(message: object, status: int) -> int:
+def _fail(message: object, status: int) -> int:
+    """Print an error and return the exit status."""
     if isinstance(message, Exception) and DEBUG_VARIABLE in os.environ:
         traceback.print_exception(message)
     sys.stderr.write(f"mrlm: error: {message}\n")

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 
-def hold_collection() -> None:
-    """Collect no garbage until :func:`release_collection`.
+def pause_garbage_collection() -> None:
+    """Collect no garbage until :func:`resume_garbage_collection`.
 
-    Imported modules are none, and looking for it among their growing number of objects takes a fifth of their import.
+    Imported modules leave none, and searching their growing number of objects takes a fifth of the import.
     """
     gc.disable()
 
 
-def release_collection() -> None:
-    """Collect garbage again, if that is held, and never look at the objects that exist: the process keeps them."""
+def resume_garbage_collection() -> None:
+    """Collect garbage again, if that is paused, but never search the objects that exist: the process keeps them."""
     if not gc.isenabled():
         gc.freeze()
         gc.enable()

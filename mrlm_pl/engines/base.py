@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from mrlm_pl.concurrency.event_loop import result_of
 from mrlm_pl.episode import TokenSpan
-from mrlm_pl.errors import ConfigurationError, EngineError, meant
-from mrlm_pl.settings import as_settings, at_least, between, naming_unknown, positive
+from mrlm_pl.errors import ConfigurationError, EngineError, did_you_mean
+from mrlm_pl.settings import as_settings, at_least, between, check_arguments, positive
 
 if TYPE_CHECKING:
     import torch
@@ -25,11 +25,11 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 FinishReason = Literal["stop", "length"]
 
-ROUNDING = 1e-3
-"""Largest log-probability of a token; a sum of rounded numbers may be above 0."""
+LARGEST_LOGPROB = 1e-3
+"""Bound on the log-probability of a token: rounding may lift it above 0."""
 
 
-@naming_unknown
+@check_arguments
 @dataclass(frozen=True)
 class PolicySampling:
     """Sampling settings of one policy; None is the run's setting.
@@ -48,7 +48,7 @@ class PolicySampling:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
-@naming_unknown
+@check_arguments
 @dataclass(frozen=True)
 class Sampling:
     """Sampling settings: the distribution is ``softmax(logits / temperature)``, cut by top-k, then by top-p.
@@ -106,7 +106,7 @@ class Sampling:
         """
         for name in self.policies:
             if name not in known:
-                hint = meant(name, known, f"the policies are {sorted(known)}")
+                hint = did_you_mean(name, known, f"the policies are {sorted(known)}")
                 raise ConfigurationError(f"{owner}.policies: there is no policy {name!r}; {hint}")
 
     def warn_of_windows(self, windows: Mapping[str, int], owner: str) -> None:
@@ -338,7 +338,7 @@ class Engine(ABC):
         """Free the engine's resources; may be called twice."""
 
 
-async def sampled(engine: Engine, requests: Sequence[SampleRequest]) -> list[Sample]:
+async def sample_checked(engine: Engine, requests: Sequence[SampleRequest]) -> list[Sample]:
     """Return the engine's samples, one per request, in order.
 
     Raises:
@@ -354,7 +354,7 @@ async def sampled(engine: Engine, requests: Sequence[SampleRequest]) -> list[Sam
                 f"{name} gave a sample of {tokens} tokens with {logprobs} log-probabilities; a sample has at least one "
                 "token, and a log-probability for each"
             )
-        if wrong := [value for value in sample.logprobs if not -math.inf < value <= ROUNDING]:
+        if wrong := [value for value in sample.logprobs if not -math.inf < value <= LARGEST_LOGPROB]:
             raise EngineError(f"{name} gave a log-probability of {wrong[0]}; it must be finite and at most 0")
     return samples
 

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Se
 from typing import Any, TypeVar
 
 from mrlm_pl.concurrency.calls import together
-from mrlm_pl.engines.base import Engine, EngineWrapper, LearnerPlace, Sample, SampleRequest, sampled
+from mrlm_pl.engines.base import Engine, EngineWrapper, LearnerPlace, Sample, SampleRequest, sample_checked
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.grouping import grouped
 
@@ -32,7 +32,7 @@ class RoutingEngine(EngineWrapper):
             Exception: the first error of an engine; the other engines' work is cancelled.
         """
         places = [self.engine_of(request.policy) for request in requests]
-        return await sampled_in_parts(requests, places, sampled)
+        return await sample_in_parts(requests, places, sample_checked)
 
     def engine_of(self, policy: str) -> Engine:
         """Return the engine that generates for a policy."""
@@ -107,7 +107,7 @@ def check_servers(engine: Engine, trained: Iterable[str]) -> None:
                 )
 
 
-async def sampled_in_parts(
+async def sample_in_parts(
     requests: Sequence[SampleRequest],
     places: Sequence[P],
     ask: Callable[[P, list[SampleRequest]], Awaitable[list[Sample]]],
@@ -124,7 +124,7 @@ async def sampled_in_parts(
     """
     parts = grouped((place, number) for number, place in enumerate(places))
     answers = await together(ask(place, [requests[number] for number in numbers]) for place, numbers in parts.items())
-    found: dict[int, Sample] = {}
+    by_request: dict[int, Sample] = {}
     for numbers, samples in zip(parts.values(), answers, strict=True):
-        found.update(zip(numbers, samples, strict=True))
-    return [found[number] for number in range(len(requests))]
+        by_request.update(zip(numbers, samples, strict=True))
+    return [by_request[number] for number in range(len(requests))]

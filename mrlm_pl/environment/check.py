@@ -19,7 +19,7 @@ from mrlm_pl.environment.semantics import Finding, SemanticChecks, span
 from mrlm_pl.environment.tasks import SPLITS, DatasetTasks
 from mrlm_pl.environment.trial import SPAM, Play, Replies, as_plain, close, finished, play, play_copy, posed
 from mrlm_pl.episode import Message
-from mrlm_pl.errors import ConfigurationError, DataError, EnvironmentContractError, MRLMError, place_of_error
+from mrlm_pl.errors import ConfigurationError, DataError, EnvironmentContractError, MRLMError, source_line_of_error
 from mrlm_pl.settings import check_instance, one_of
 
 HOSTILE_REPLIES = (
@@ -311,9 +311,9 @@ def _results(checks: Mapping[str, Callable[[], str | Finding]]) -> tuple[Check, 
     results: list[Check] = []
     for name, check in checks.items():
         try:
-            found = check()
-            found = found if isinstance(found, Finding) else Finding(found)
-            results.append(Check(name, True, found.message, found.applies, found.measures))
+            finding = check()
+            finding = finding if isinstance(finding, Finding) else Finding(finding)
+            results.append(Check(name, True, finding.message, finding.applies, finding.measures))
         except DataError:
             raise
         except (Exception, SystemExit) as error:  # an environment may raise anything
@@ -389,5 +389,5 @@ def check_data(environment: Environment, split: str, *, max_turns: int = 64) -> 
 
 def described(error: BaseException) -> str:
     """Return class, text and place of an error; the place is the innermost line outside of installed packages."""
-    found = place_of_error(error)
-    return f"{type(error).__name__}: {error}{f' ({found})' if found else ''}"
+    source = source_line_of_error(error)
+    return f"{type(error).__name__}: {error}{f' ({source})' if source else ''}"

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from mrlm_pl.environment.steps import ORDER_OF_CALLS, Observations, Step, are_numbers, copying, shown
 from mrlm_pl.environment.tasks import SeededTasks, TaskSource
 from mrlm_pl.episode import Message, Task
-from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, place, place_of
+from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, source_line, source_line_of_class
 
 S = TypeVar("S", bound="SingleAgentEnvironment")
 
@@ -50,7 +50,7 @@ class _NoName:
     def __get__(self, instance: Environment | None, owner: type[Environment]) -> str:
         raise UnnamedEnvironmentError(
             f'environment class {owner.__name__} has no name; write `name = "{_snake_case(owner.__name__)}"` in its '
-            f"body{place_of(owner)}"
+            f"body{source_line_of_class(owner)}"
         )
 
 
@@ -155,7 +155,7 @@ class Environment(ABC):
             raise EnvironmentContractError(
                 f"environment {self.name!r} cannot be copied: {held}{type(error).__name__}: {error}; make all but "
                 f"plain settings in reset{', set `forks = False`' if self.forks else ''} or write a copy method"
-                f"{place_of(type(self))}"
+                f"{source_line_of_class(type(self))}"
             ) from error
 
     def _uncopied(self) -> str:
@@ -236,13 +236,13 @@ class SingleAgentEnvironment(Environment):
         if not isinstance(outcome, Outcome):
             raise EnvironmentContractError(
                 f"environment {self.name!r}: reply returned {shown(outcome)}; return an Outcome, as in "
-                f'`Outcome({{"right": 1.0}})` ({place(self.reply)})'
+                f'`Outcome({{"right": 1.0}})` ({source_line(self.reply)})'
             )
         parts = outcome.components
         if not are_numbers(parts):
             raise EnvironmentContractError(
                 f"environment {self.name!r}: the components of the Outcome are {shown(parts)}; give numbers by name, "
-                f'as in `Outcome({{"right": 1.0}})` ({place(self.reply)})'
+                f'as in `Outcome({{"right": 1.0}})` ({source_line(self.reply)})'
             )
         done = outcome.observation is None
         return Step(
@@ -264,5 +264,5 @@ class SingleAgentEnvironment(Environment):
             return tuple(messages)
         raise EnvironmentContractError(
             f"environment {self.name!r}: {method.__name__} returned the observation {shown(observation)}; return "
-            f"text, a Message or a list of them ({place(method)})"
+            f"text, a Message or a list of them ({source_line(method)})"
         )

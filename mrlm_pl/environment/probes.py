@@ -142,9 +142,9 @@ def failing_parts(environment: Environment, task: Task) -> list[str]:
     copied = environment.copy()
     finished(copied.reset, task)
     own = ("_order", "_inside")  # of the base class
-    found = [name for name, value in vars(copied).items() if name not in own and broken(value, []) is not value]
+    names = [name for name, value in vars(copied).items() if name not in own and broken(value, []) is not value]
     close(copied)
-    return found
+    return names
 
 
 def broken(value: Any, uses: list[str]) -> Any:

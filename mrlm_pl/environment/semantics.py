@@ -200,10 +200,10 @@ class SemanticChecks:
                 named += self._named(source, COMPARED_TASKS, COMPARED_ROWS)
             shown = [probes.normalized(self._shown(task)) for task in begun]
             texts = texts and 4 * len(set(shown)) > len(shown)  # else they begin alike and differ later
-            found = [("problem", task, name) for task, name in named if name]
-            found += [("text", task, text) for task, text in zip(begun, shown, strict=True) if text] if texts else []
-            compared += len({task.index for _, task, _ in found})
-            for kind, task, what in found:
+            keyed = [("problem", task, name) for task, name in named if name]
+            keyed += [("text", task, text) for task, text in zip(begun, shown, strict=True) if text] if texts else []
+            compared += len({task.index for _, task, _ in keyed})
+            for kind, task, what in keyed:
                 other, key = owners.setdefault(f"{kind} {what}", (split, task.key))
                 if other != split:
                     raise EnvironmentContractError(f"{task.key} poses the same {kind} as {key}: {what[:200]}")

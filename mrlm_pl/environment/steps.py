@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, SupportsFloat, TypeAlias
 
 from mrlm_pl.episode import Message
-from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, NonFiniteError, place
+from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, NonFiniteError, source_line
 
 Observations: TypeAlias = Mapping[str, Sequence[Message]]
 """New messages for each agent that acts next."""
@@ -69,8 +69,8 @@ def is_number(value: Any) -> bool:
 class TurnOrder:
     """Check that an environment and its caller keep the contract, for one episode at a time.
 
-    :class:`Environment` has one for every episode: it calls :meth:`began` after ``reset``, :meth:`check_actions` before
-    ``step`` and :meth:`stepped` after it.
+    :class:`Environment` has one for every episode: it calls :meth:`record_reset` after ``reset``, :meth:`check_actions`
+    before ``step`` and :meth:`record_step` after it.
 
     Args:
         environment: the environment's name, for messages.
@@ -87,7 +87,7 @@ class TurnOrder:
         """The agents that act next, in the environment's order; empty before ``reset`` and after the end."""
         return tuple(agent for agent in self.agents if agent in (self._due or ()))
 
-    def began(self, observations: Observations) -> None:
+    def record_reset(self, observations: Observations) -> None:
         """Record the observations of ``reset``.
 
         Raises:
@@ -114,7 +114,7 @@ class TurnOrder:
                 "pass exactly one message for each agent that received an observation",
             )
 
-    def stepped(self, step: Step) -> None:
+    def record_step(self, step: Step) -> None:
         """Record the result of ``step``.
 
         Raises:
@@ -192,48 +192,53 @@ class TurnOrder:
 
 
 def checked(
-    method: Callable[..., Any], note: Callable[[Any, Any], None], check: Callable[[Any, Any], None] | None = None
+    method: Callable[..., Any],
+    check_result: Callable[[Any, Any], None],
+    check_argument: Callable[[Any, Any], None] | None = None,
 ) -> Callable[..., Any]:
     """Return an environment's method with a check of its argument and one of its result.
 
-    Errors of the result name the method's place. A method that a subclass calls through ``super()`` is not checked: the
-    subclass's own is.
+    Errors of the result name the method's source line. A method that a subclass calls through ``super()`` is not
+    checked: the subclass's own is.
 
     Args:
         method: of an environment's class.
-        note: receives the environment and the result.
-        check: receives the environment and the argument; None checks nothing.
+        check_result: receives the environment and the result.
+        check_argument: receives the environment and the argument; None checks nothing.
     """
 
     @contextmanager
-    def watched(environment: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Iterator[list[Any]]:
-        result: list[Any] = []
-        if environment.__dict__.get("_inside"):
-            yield result
-            return
-        if check is not None:
-            check(environment, next(iter((*arguments, *named.values())), None))
+    def inside(environment: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Iterator[None]:
+        if check_argument is not None:
+            check_argument(environment, next(iter((*arguments, *named.values())), None))
         environment.__dict__["_inside"] = True
         try:
-            yield result
+            yield
         finally:
             environment.__dict__["_inside"] = False
+
+    def verified(environment: Any, result: Any) -> Any:
         try:
-            note(environment, result[0])
+            check_result(environment, result)
         except (EnvironmentContractError, ConfigurationError, NonFiniteError) as error:
-            raise type(error)(f"{error} ({place(method)})") from None
+            raise type(error)(f"{error} ({source_line(method)})") from None
+        return result
 
     @functools.wraps(method)
     def called(self: Any, *arguments: Any, **named: Any) -> Any:
-        with watched(self, arguments, named) as result:
-            result.append(method(self, *arguments, **named))
-        return result[0]
+        if self.__dict__.get("_inside"):
+            return method(self, *arguments, **named)
+        with inside(self, arguments, named):
+            result = method(self, *arguments, **named)
+        return verified(self, result)
 
     @functools.wraps(method)
     async def awaited(self: Any, *arguments: Any, **named: Any) -> Any:
-        with watched(self, arguments, named) as result:
-            result.append(await method(self, *arguments, **named))
-        return result[0]
+        if self.__dict__.get("_inside"):
+            return await method(self, *arguments, **named)
+        with inside(self, arguments, named):
+            result = await method(self, *arguments, **named)
+        return verified(self, result)
 
     return awaited if inspect.iscoroutinefunction(method) else called
 
@@ -252,22 +257,26 @@ def copying(method: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return copied
 
 
-def _begin(environment: Any, task: Any) -> None:
+def _forget_order(environment: Any, task: Any) -> None:
     environment.__dict__["_order"] = None
     if not isinstance(getattr(task, "data", {}), Mapping):  # a record of it could not be read again
         fault = f"environment {environment.name!r}: the data of task {task.key} is {shown(task.data)}"
         raise EnvironmentContractError(f"{fault}; give a mapping, as in {{'question': ...}}")
 
 
-def _began(environment: Any, observations: Any) -> None:
+def _start_order(environment: Any, observations: Any) -> None:
     order = TurnOrder(environment.name, environment.agents)
-    order.began(observations)
+    order.record_reset(observations)
     environment.__dict__["_order"] = order
 
 
 def _check_actions(environment: Any, actions: Any) -> None:
     order = environment.__dict__.get("_order") or TurnOrder(environment.name, environment.agents)
     order.check_actions(actions)
+
+
+def _record_step(environment: Any, step: Any) -> None:
+    environment.__dict__["_order"].record_step(step)
 
 
 def _check_tasks(environment: Any, source: Any) -> None:
@@ -289,11 +298,9 @@ def _check_tasks(environment: Any, source: Any) -> None:
 
 
 ORDER_OF_CALLS: Mapping[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
-    "reset": functools.partial(checked, check=_begin, note=_began),
-    "step": functools.partial(
-        checked, check=_check_actions, note=lambda environment, step: environment.__dict__["_order"].stepped(step)
-    ),
-    "tasks": functools.partial(checked, note=_check_tasks),  # sources check the split
+    "reset": functools.partial(checked, check_argument=_forget_order, check_result=_start_order),
+    "step": functools.partial(checked, check_argument=_check_actions, check_result=_record_step),
+    "tasks": functools.partial(checked, check_result=_check_tasks),  # sources check the split
     "copy": copying,
 }
 """Wrappers of an environment's methods by name, which check them and keep a :class:`TurnOrder` for each episode."""

@@ -118,9 +118,9 @@ def requested_calls(message: Message) -> tuple[ToolCall | MalformedCall, ...]:
     if message.tool_calls:
         return message.tool_calls
     texts = [match[1].strip() for match in islice(_CALL.finditer(message.content), MAX_CALLS + 1)]
-    found = [read_call(text, number) for number, text in enumerate(texts[:MAX_CALLS])]
+    asked = [read_call(text, number) for number, text in enumerate(texts[:MAX_CALLS])]
     more = [MalformedCall(f"a reply may ask for {MAX_CALLS} calls at most")] if len(texts) > MAX_CALLS else []
-    return (*found, *more)
+    return (*asked, *more)
 
 
 def written_call(tool: str, /, **arguments: Any) -> str:
@@ -263,8 +263,8 @@ def stated_answer(text: str) -> str | None:
     >>> stated_answer("<answer>1</answer> or rather <answer> 2 </answer>")
     '2'
     """
-    found = _ANSWER.findall(text)
-    return found[-1].strip() if found else None
+    answers = _ANSWER.findall(text)
+    return answers[-1].strip() if answers else None
 
 
 def clipped(text: str, limit: int) -> str:

@@ -78,7 +78,7 @@ def play(
     """
     order = TurnOrder(environment.name, environment.agents)
     observations: Observations = finished(environment.reset, task)
-    order.began(observations)
+    order.record_reset(observations)
     began(environment)
     seen, steps = [observations], list[Step]()
     spoken = dict.fromkeys(environment.agents, 0)
@@ -98,7 +98,7 @@ def play(
             actions[agent] = Message("assistant", text)
             spoken[agent] += 1
         step: Step = finished(environment.step, actions)
-        order.stepped(step)
+        order.record_step(step)
         steps.append(step)
         if not step.done:
             seen.append(step.observations)

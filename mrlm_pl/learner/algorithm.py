@@ -29,13 +29,13 @@ from mrlm_pl.policy.forward.devices import LEAST_FREED
 from mrlm_pl.policy.forward.logprobs import bounded_together
 from mrlm_pl.policy.pretrained import write_policy
 from mrlm_pl.policy.sharding import clip_norm, gathered, parallelize, shard
-from mrlm_pl.settings import NamesUnknown, as_settings
+from mrlm_pl.settings import ChecksArguments, as_settings
 from mrlm_pl.trainer.bounds import ActAfterValidations, updates_in_all
 from mrlm_pl.trainer.refusals import refuse_unsupported
 from mrlm_pl.trainer.resume import ExactResume, check_resumable
 
 
-class Algorithm(NamesUnknown, LightningModule, RolloutLearner):
+class Algorithm(ChecksArguments, LightningModule, RolloutLearner):
     """Base class of all algorithms: subclasses add :meth:`prepare` (credit) and :meth:`policy_loss` (the equation).
 
     Args:
@@ -101,7 +101,7 @@ class Algorithm(NamesUnknown, LightningModule, RolloutLearner):
         self.strict_loading = False
         self.rollouts = RolloutFacts((), ())
         self.teachers: tuple[str, ...] = ()
-        self._absent: set[str] = set()
+        self._without_data: set[str] = set()
         self.metrics = Metrics(policies)
         self.reference = ReferencePolicy()
         self.critic: Critic | None = None
@@ -175,7 +175,7 @@ class Algorithm(NamesUnknown, LightningModule, RolloutLearner):
         return cast("Policy", self.policies[name])
 
     def seat(self, agent: str) -> str:
-        """Name of the policy that decides for an agent.
+        """Return the name of the policy that decides for an agent.
 
         Raises:
             ConfigurationError: the agent has no seat and there are several policies to choose from.
@@ -233,7 +233,7 @@ class Algorithm(NamesUnknown, LightningModule, RolloutLearner):
                 f"{type(self).__name__} cannot train on a {type(batch).__name__}; give a data module: "
                 f"{self.data_module}"
             )
-        self._absent = {name for name in self.learners if name not in batch.totals}
+        self._without_data = {name for name in self.learners if name not in batch.totals}
         losses: dict[str, Tensor] = {}
         parts = []
         # One order on all ranks: the ranks of sharded models go through the layers together. Learners without rows
@@ -274,7 +274,7 @@ class Algorithm(NamesUnknown, LightningModule, RolloutLearner):
         rates: dict[str, float] = {}
         scaled = getattr(self.trainer.precision_plugin, "scaler", None) is not None
         for group in optimizer.param_groups:
-            if group["policy"] in self._absent:
+            if group["policy"] in self._without_data:
                 # A zero gradient would still move AdamW; a policy without data must stay where it is.
                 for weight in group["params"]:
                     weight.grad = None
@@ -337,9 +337,11 @@ class Algorithm(NamesUnknown, LightningModule, RolloutLearner):
         """Return the callbacks that make a resumed run exact and write the metrics."""
         if self._trainer is not None and self._trainer.state.fn == "fit":
             refuse_unsupported(self._trainer, self)
-        each = repr(getattr(self._trainer, "val_check_interval", None)) == "1"  # a batch, not the epoch of 1.0
-        own = [ActAfterValidations(self.trainer.callbacks)] if each else []  # type: ignore[attr-defined]
-        return [*own, ExactResume(), UpdateRows(self.metrics)]
+        callbacks: list[Callback] = [ExactResume(), UpdateRows(self.metrics)]
+        interval = getattr(self._trainer, "val_check_interval", None)
+        if type(interval) is int and interval == 1:  # a batch; 1.0 is an epoch
+            callbacks.insert(0, ActAfterValidations(self.trainer.callbacks))  # type: ignore[attr-defined]
+        return callbacks
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if self._trainer is not None and self._trainer.state.fn == "fit":  # None in `load_from_checkpoint`
@@ -381,9 +383,9 @@ class Algorithm(NamesUnknown, LightningModule, RolloutLearner):
         """Return whether checkpoints hold a weight, by its name: trained ones alone."""
         module: Any = self
         parts = weight.split(".")
-        for place, part in enumerate(parts):
+        for index, part in enumerate(parts):
             if isinstance(module, Policy):
-                return module.is_saved(".".join(parts[place:]))
+                return module.is_saved(".".join(parts[index:]))
             module = getattr(module, part)
         return True
 

@@ -31,6 +31,8 @@ Compared = tuple[float | None, float | None]
 class PolicyBatch:
     """Rows of one policy, B rows padded on the right to T tokens.
 
+    The optional fields are None in runs that do not use them.
+
     Attributes:
         token_ids: [B, T] int64.
         lengths: [B] int64, tokens in each row.
@@ -42,29 +44,27 @@ class PolicyBatch:
         comparisons: [B] int64; rows with the same label are compared with each other: those of one agent in a group,
             or in one state of a turn tree.
         episode_tokens: [B] int64, action tokens of the row's episode in the whole collection.
-        episodes: [B] int64, number of the row's episode, or None.
         temperature: [B] fp32, of the sampling; 1 for demonstrations and greedy turns.
         advantages: [B, T] fp32, 0 where nothing is credited.
-        ref_logp: [B, T] fp32 under the frozen reference, or None.
+        ref_logp: [B, T] fp32 under the reference policy.
         proximal_logp: [B, T] fp32, the learner's own log-probabilities at the time of sampling; None where the
             sampler's are used, or those of the update's own pass.
-        values: [B, T] fp32, expected return before each action token as it was estimated at the time of sampling, or
-            None.
-        returns: [B, T] fp32, the targets of the estimates, or None.
-        observation_mask: [B, T] bool, True where the environment answered an action, or None.
-        reference_sums: [B] fp32, log-probability of the row's action tokens under the frozen reference, or None.
-        correct: [B] fp32 in [0, 1], whether the row's answer is right, or None.
+        values: [B, T] fp32, expected return before each action token as it was estimated at the time of sampling.
+        returns: [B, T] fp32, the targets of the estimates.
+        observation_mask: [B, T] bool, True where the environment answered an action.
+        reference_sums: [B] fp32, log-probability of the row's action tokens under the frozen reference.
+        correct: [B] fp32 in [0, 1], whether the row's answer is right.
+        joint_actions: [B] int64, number of the joint action that the row is an agent's part of: 2 i for the chosen and
+            2 i + 1 for the rejected one of pair i.
         trajectories: the records of the rows, in the batch of a whole rollout; none in micro-batches and checkpoints.
-        compared: of each turn of the trajectories, beside them.
-        joint_actions: [B] int64, number of the joint action that the row is an agent's part of, 2 i for the chosen and
-            2 i + 1 for the rejected one of pair i, or None.
+        compared: return and baseline of each turn of the trajectories; there where they are.
         teacher_prompts: [B, K, 1 + P] int64, the tokens with which each of K teachers begins the row, after their
-            number; the number is 0 for the row's own prompt and -1 for none. Or None.
-        numbers: [B] int64, of the rows in the batch that they were selected from, which is the rollout's for
-            micro-batches; or None.
+            number; the number is 0 for the row's own prompt and -1 for none.
         taught_tokens: [B, T] bool, the tokens that teachers score; None for all action tokens.
-        host: the same rows on the host, in a micro-batch on another device, or None. What decides the layout of a
-            forward pass is read there: reading it from the device would wait for the work before.
+        numbers: [B] int64, index of each row in the batch that it was selected from: the rollout's for micro-batches.
+        episodes: [B] int64, number of the row's episode.
+        host: the same rows on the host, in a micro-batch on another device. What decides the layout of a forward pass
+            is read there: reading it from the device would wait for the work before.
     """
 
     token_ids: Tensor
@@ -176,10 +176,10 @@ class Batch:
         return moved
 
 
-def known(value: T | None) -> T:
-    """Return a value that an earlier step of a run has set, such as the values of rows with a critic.
+def not_none(value: T | None) -> T:
+    """Return an optional field that this run has set, such as the values of rows with a critic.
 
-    >>> known(3)
+    >>> not_none(3)
     3
     """
     assert value is not None
@@ -187,7 +187,7 @@ def known(value: T | None) -> T:
 
 
 def padded_masks(masks: Sequence[Sequence[bool]]) -> Tensor:
-    """Masks of rows of any length as one table [B, T], padded with False.
+    """Return masks of any length as one table [B, T], padded with False.
 
     >>> padded_masks([[True], [False, True]]).tolist()
     [[True, False], [False, True]]
@@ -196,7 +196,7 @@ def padded_masks(masks: Sequence[Sequence[bool]]) -> Tensor:
 
 
 def episode_token_counts(action_mask: Tensor, episode_ids: Tensor) -> Tensor:
-    """Action tokens [B] of the episode that each row belongs to, summed over the episode's rows in this batch.
+    """Return the action tokens [B] of each row's episode, summed over the episode's rows in this batch.
 
     Call it on the whole batch, before it is cut into micro-batches, and cut the result along with the rows.
 
@@ -224,7 +224,7 @@ def collate_rows(
     advantages: Sequence[float] | None = None,
     compared: Sequence[Compared] = (),
 ) -> PolicyBatch:
-    """The rows of one policy as a batch.
+    """Return the rows of one policy as a batch.
 
     Args:
         rows: B trajectories.

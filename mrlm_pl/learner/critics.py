@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.learner.batch import PolicyBatch, known
-from mrlm_pl.learner.credit.tokens import RewardedRows, agent_places
+from mrlm_pl.learner.batch import PolicyBatch, not_none
+from mrlm_pl.learner.credit.tokens import RewardedRows, rows_of_agents
 from mrlm_pl.learner.optimization import value_group, weight_group
 from mrlm_pl.losses import BatchTotals, masked_mean, reduce_tokens, value_loss
 from mrlm_pl.policy import Policy
@@ -132,13 +132,13 @@ class Critic(nn.Module):
 
     def _values(self, policy: str, inputs: dict[str, Any], agents: Sequence[str]) -> Tensor:
         """Return values [B, T], each agent's by its model."""
-        places = agent_places(agents)
-        models = {agent: self.model_for(policy, agent) for agent in places}
+        rows_by_agent = rows_of_agents(agents)
+        models = {agent: self.model_for(policy, agent) for agent in rows_by_agent}
         if len({id(model) for model in models.values()}) == 1:
             return next(iter(models.values())).values(**inputs)
         values = torch.zeros_like(inputs["token_ids"], dtype=torch.float32)
-        for agent, numbers in places.items():
-            mine = numbers.to(values.device)
+        for agent, rows in rows_by_agent.items():
+            mine = rows.to(values.device)
             values[mine] = models[agent].values(**{key: value[mine] for key, value in inputs.items()})
         return values
 
@@ -150,17 +150,14 @@ class Critic(nn.Module):
         """
         return {}
 
-    def value_losses(self, model: Policy, rows: PolicyBatch, values: Tensor | None = None) -> Tensor:
+    def value_losses(self, values: Tensor, rows: PolicyBatch) -> Tensor:
         """Return the value loss [B, T] of each action token.
 
         Args:
-            model: what estimates them.
+            values: [B, T] the current ones.
             rows: with the values and returns at the start of the update.
-            values: [B, T] the current ones, where they are known.
         """
-        if values is None:
-            values = model.values(**rows.inputs())
-        return value_loss(values, known(rows.values), known(rows.returns), rows.action_mask, clip=self.value_clip)
+        return value_loss(values, not_none(rows.values), not_none(rows.returns), rows.action_mask, clip=self.value_clip)
 
     def loss(self, label: str, rows: PolicyBatch, totals: BatchTotals) -> tuple[Tensor, dict[str, Tensor]]:
         """Return a micro-batch's part (0-dim) of the mean value loss of a model with its own trajectories, and metrics.
@@ -170,7 +167,7 @@ class Critic(nn.Module):
             rows: its trajectories.
             totals: of the update.
         """
-        losses = self.value_losses(self.learners[label], rows)
+        losses = self.value_losses(self.learners[label].values(**rows.inputs()), rows)
         metrics = {"value_loss": masked_mean(losses.detach(), rows.action_mask)}
         return reduce_tokens(losses, rows.action_mask, "token_mean", totals), metrics
 
@@ -260,8 +257,8 @@ class AgentCritics(Critic):
     def rows(self, table: RewardedRows) -> dict[str, PolicyBatch]:
         device = table.batch.lengths.device
         return {
-            self.label(agent): table.batch.select(places.to(device))
-            for agent, places in agent_places(table.agents).items()
+            self.label(agent): table.batch.select(indices.to(device))
+            for agent, indices in rows_of_agents(table.agents).items()
         }
 
 

@@ -39,7 +39,8 @@ class GivenAnswersAlgorithm(Algorithm):
     def policy_loss(self, name: str, rows: PolicyBatch, batch: Batch) -> Tensor:
         losses, metrics = self.compare(name, rows)
         self.metrics.add_means(name, metrics, len(losses))
-        return losses.sum() / (batch.totals[name].sequences / (len(rows) // len(losses)))
+        rows_of_example = len(rows) // len(losses)
+        return losses.sum() / (batch.totals[name].sequences / rows_of_example)
 
     def measure(self, prefix: str, batch: Batch) -> None:
         for name, rows in self.measured_rows(batch):

@@ -12,7 +12,7 @@ from lightning.pytorch import Callback, LightningModule
 from torch import Tensor
 
 from mrlm_pl.advantages import Moments
-from mrlm_pl.errors import ConfigurationError, place
+from mrlm_pl.errors import ConfigurationError, source_line
 from mrlm_pl.grouping import summed, summed_pairs
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.ranks import gather_ranks
@@ -44,7 +44,7 @@ class Metrics:
         policies: their names.
         rollout: numbers of the last rollout, to be logged with its first micro-batch.
         update: numbers of the last complete update.
-        row: numbers since the last row that :class:`UpdateRows` wrote.
+        unwritten: numbers since the last row that :class:`UpdateRows` wrote.
         shown: last parts of further names that the progress bar shows, such as ``capped`` of ``train/capped``.
         tokens: of the rollout, while its tokens are measured one by one.
     """
@@ -57,7 +57,7 @@ class Metrics:
         self._largest: dict[str, Tensor] = {}
         self._sums: dict[str, Tensor] = {}
         self._evaluated: dict[str, _Evaluated] = {}
-        self.row: dict[str, float] = {}
+        self.unwritten: dict[str, float] = {}
         self.shown: set[str] = set()
         self.tokens: TokenMeasures | None = None
 
@@ -184,7 +184,7 @@ class Metrics:
         bar = trainer.progress_bar_metrics
         own = {name for name in row if name.rpartition("/")[2] in self.shown}
         bar.update({name: value for name, value in row.items() if on_bar(name) or name in bar or name in own})
-        self.row |= row
+        self.unwritten |= row
 
     def own_update(self) -> tuple[dict[str, tuple[float, float]], dict[str, float], dict[str, float]]:
         """Return (total, weight) of each mean, the largest values and the sums of this rank, in one transfer."""
@@ -234,8 +234,8 @@ class Metrics:
         ]
         means = summed_pairs([*(item for own, _, _ in ranks for item in own.items()), *accuracies])
         counts = summed(item for _, own, _ in ranks for item in own.items())
-        found = {name: total / weight if weight else math.nan for name, (total, weight) in sorted(means.items())}
-        return {f"{prefix}/{name}": value for name, value in (*found.items(), *sorted(counts.items()))}
+        values = {name: total / weight if weight else math.nan for name, (total, weight) in sorted(means.items())}
+        return {f"{prefix}/{name}": value for name, value in (*values.items(), *sorted(counts.items()))}
 
 
 class UpdateRows(Callback):
@@ -250,7 +250,7 @@ class UpdateRows(Callback):
 
     def __init__(self, metrics: Metrics) -> None:
         self.metrics = metrics
-        metrics.row = {}  # an earlier fit that was interrupted may have left some
+        metrics.unwritten = {}  # an earlier fit that was interrupted may have left some
         self._updates: int | None = None  # of the run at the last batch, None before the first
         self._written: int | None = None  # at the last row
 
@@ -278,13 +278,13 @@ class UpdateRows(Callback):
             self._write(trainer)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"row": self.metrics.row, "updates": self._updates}
+        return {"row": self.metrics.unwritten, "updates": self._updates}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.metrics.row, self._updates = dict(state_dict["row"]), state_dict.get("updates")
+        self.metrics.unwritten, self._updates = dict(state_dict["row"]), state_dict.get("updates")
 
     def _write(self, trainer: Any) -> None:
-        row, self.metrics.row, self._written = self.metrics.row, {}, trainer.global_step
+        row, self.metrics.unwritten, self._written = self.metrics.unwritten, {}, trainer.global_step
         trainer.logged_metrics.update(_tensors(row))
         for logger in trainer.loggers:
             logger.log_metrics({"epoch": trainer.current_epoch, **row}, step=trainer.global_step - 1)
@@ -295,29 +295,29 @@ _LOGGED = {"loss", "approx_kl", "ratio_deviation", "kl", "entropy", "value_loss"
 """Metrics that every algorithm of policy gradients may log, beside ``mismatch_*``."""
 
 
-def checked_token_losses(found: Any, logp: Tensor, rule: Callable[..., Any]) -> tuple[Tensor, dict[str, Tensor]]:
+def checked_token_losses(returned: Any, logp: Tensor, rule: Callable[..., Any]) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the token losses and metrics that a rule returned, the metrics as tensors.
 
     Raises:
         ConfigurationError: they are not a loss for each token of ``logp``, with a gradient in it, and a mapping of
             single numbers, or a number has the name of another metric of the update, with which it would be averaged.
     """
-    losses, metrics = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+    losses, metrics = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, None)
     if not isinstance(losses, Tensor) or losses.shape != logp.shape or not isinstance(metrics, dict):
         raise ConfigurationError(
             f"{rule.__qualname__} must return a loss for each token, a tensor of shape {list(logp.shape)}, and a dict "
-            f"of metrics, which may be empty ({place(rule)})"
+            f"of metrics, which may be empty ({source_line(rule)})"
         )
     if logp.requires_grad and not losses.requires_grad and losses.any():
         raise ConfigurationError(
             f"{rule.__qualname__} returned losses without a gradient in logp, which train nothing; detach the ratio or "
-            f"the advantages alone, and compute the losses of logp itself ({place(rule)})"
+            f"the advantages alone, and compute the losses of logp itself ({source_line(rule)})"
         )
     faults = {name: _metric_fault(name, value) for name, value in metrics.items()}
     for name in filter(faults.get, faults):
         raise ConfigurationError(
             f"{rule.__qualname__}: the metric {name!r} {faults[name]}; give each metric a name of its own and one "
-            f"number, the mean over the action tokens, as by mrlm_pl.losses.masked_mean ({place(rule)})"
+            f"number, the mean over the action tokens, as by mrlm_pl.losses.masked_mean ({source_line(rule)})"
         )
     return losses, {name: torch.as_tensor(value, device=losses.device) for name, value in metrics.items()}
 
@@ -361,12 +361,12 @@ def on_evaluation_bar(name: str) -> bool:
 
 def _of_means(metrics: Mapping[str, float]) -> dict[str, float]:
     """Return functions of means that are no means themselves: perplexity and the effective sample size."""
-    found = {}
+    derived = {}
     for name, value in metrics.items():
         prefix, _, metric = name.rpartition("/")
         if metric == "nll":
-            found[f"{prefix}/perplexity"] = math.exp(min(value, 700.0))
+            derived[f"{prefix}/perplexity"] = math.exp(min(value, 700.0))
         elif metric == "mismatch_mean_ratio":
             square = metrics[f"{prefix}/mismatch_chi_square"] + 1.0
-            found[f"{prefix}/mismatch_effective_share"] = value**2 / square if square else math.nan
-    return found
+            derived[f"{prefix}/mismatch_effective_share"] = value**2 / square if square else math.nan
+    return derived

@@ -12,17 +12,17 @@ import torch
 from lightning.pytorch.utilities import rank_zero_only
 
 from mrlm_pl.errors import ConfigurationError, NonFiniteError
-from mrlm_pl.learner.batch import known
+from mrlm_pl.learner.batch import not_none
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.sharding import total_norm
-from mrlm_pl.settings import at_least, naming_unknown, one_of, plain
+from mrlm_pl.settings import at_least, check_arguments, one_of, plain
 
 logger = logging.getLogger(__name__)
 
 LearningRateSchedule = Literal["constant", "constant_with_warmup", "linear", "cosine"]
 
 
-@naming_unknown
+@check_arguments
 @dataclass(frozen=True)
 class Optimization:
     """Settings of AdamW that hold for all policies; learning rate and weight decay are each policy's own.
@@ -96,7 +96,7 @@ def value_group(owner: str, critic: Policy, value_learning_rate: float | None) -
         value_learning_rate: of the head; None is the critic's own.
     """
     rate = critic.learning_rate if value_learning_rate is None else value_learning_rate
-    head = list(known(critic.value_head).parameters())
+    head = list(not_none(critic.value_head).parameters())
     return {"params": head, "lr": rate, "weight_decay": 0.0, "name": f"{owner}/value", "policy": owner}
 
 

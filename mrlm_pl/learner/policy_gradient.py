@@ -13,7 +13,7 @@ from mrlm_pl.advantages.task_normalization import TaskNormalization
 from mrlm_pl.engines import Reference
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode, Turn
-from mrlm_pl.errors import ConfigurationError, place
+from mrlm_pl.errors import ConfigurationError, source_line
 from mrlm_pl.grouping import grouped
 from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.batch import Batch, PolicyBatch
@@ -306,8 +306,10 @@ class PolicyGradient(Algorithm):
             return replace(turns, baseline=None) if own else turns
         if self.uses_greedy_baseline:
             return replace(returns, baseline=returns.greedy)
-        rules = [] if own else [rule for compares, rule in BASELINES.items() if compares is self.advantage]
-        return replace(returns, baseline=rules[0](returns.reward, returns.comparison)) if rules else returns
+        baselines = None if own else next((rule for key, rule in BASELINES.items() if key is self.advantage), None)
+        if baselines is None:
+            return returns
+        return replace(returns, baseline=baselines(returns.reward, returns.comparison))
 
     def advantages(self, returns: Any) -> Tensor:
         """Return the advantages [N] of returns; every rank calls this.
@@ -323,8 +325,8 @@ class PolicyGradient(Algorithm):
             raise ConfigurationError(_NO_RULE.format(type(self).__name__))
         if self.advantage is None:
             return returns.reward - returns.baseline
-        found = self.advantage(returns.reward, returns.comparison)
-        return checked_advantages(found, len(returns.reward), self.advantage)
+        advantages = self.advantage(returns.reward, returns.comparison)
+        return checked_advantages(advantages, len(returns.reward), self.advantage)
 
     def _with_advantages(self, returns: Any) -> tuple[Any, Tensor]:
         """Return :meth:`compared`, and the advantages [N].
@@ -333,13 +335,13 @@ class PolicyGradient(Algorithm):
             ConfigurationError: they are not one finite number for each return, or an own :meth:`compared` returned
                 something else.
         """
-        found = self.compared(returns)
-        if not isinstance(found, type(returns)):
+        compared = self.compared(returns)
+        if not isinstance(compared, type(returns)):
             raise ConfigurationError(
-                f"{self.compared.__qualname__} returned a {type(found).__name__}; it must return "
-                f"`dataclasses.replace(returns, baseline=...)` ({place(self.compared)})"
+                f"{self.compared.__qualname__} returned a {type(compared).__name__}; it must return "
+                f"`dataclasses.replace(returns, baseline=...)` ({source_line(self.compared)})"
             )
-        return found, checked_advantages(self.advantages(found), len(found.reward), self.advantages)
+        return compared, checked_advantages(self.advantages(compared), len(compared.reward), self.advantages)
 
     def token_losses(self, logp: Tensor, old_logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss [B, T] of each token, and metrics by name: single numbers, means over the action tokens.
@@ -367,13 +369,13 @@ class PolicyGradient(Algorithm):
                 table.rewards = table.rewards - self.kl.of_rewards(name, table.batch)
         estimates = None if self.critic is None else self.critic.estimates
         gae.credit(self.trainer, self.metrics, trained, tables, estimates)
-        found: Tables = {}
+        credited: Tables = {}
         for name, table in tables.items():
-            found[name] = table.batch
+            credited[name] = table.batch
             if self.critic is not None and self.critic.learners:
-                found |= self.critic.rows(table)
-                table.batch.values = table.batch.returns = None
-        return found
+                credited |= self.critic.rows(table)
+                table.batch.values = table.batch.returns = None  # of the critic's own rows
+        return credited
 
     def without_signal(self, group: Sequence[Episode]) -> bool:
         if not group or self.gae is not None or self.critic is not None:  # their rewards may be the team's
@@ -417,7 +419,7 @@ class PolicyGradient(Algorithm):
             self.rollouts.updates == 1 and not self._reads_old_logp and self.recomputes(sampling)
         )
         trained = self.trained_rows(episodes, sampling, greedy)
-        if self.uses_greedy_baseline:
+        if self.uses_greedy_baseline:  # only now, because `trained_rows` counts the others
             episodes = with_baseline(episodes, greedy)
         students = {name: rows for name, rows in trained.items() if name in self.policies}
         for name, rows in students.items():
@@ -491,12 +493,11 @@ class PolicyGradient(Algorithm):
         return corrected or (self.uses_importance_ratio and not self.recomputes(sampling))
 
     def rows_with_gradient(self, rows: PolicyBatch) -> Tensor:
-        counted = rows.action_mask.any(-1)
-        whole = self._trains_values(rows) or rows.teacher_prompts is not None
-        whole = whole or self.reference.used or self.entropy.used
-        if not whole:
-            counted &= (rows.advantages != 0).any(-1)
-        return counted.nonzero().flatten()
+        with_gradient = rows.action_mask.any(-1)
+        other_losses = self._trains_values(rows) or rows.teacher_prompts is not None
+        if not (other_losses or self.reference.used or self.entropy.used):
+            with_gradient &= (rows.advantages != 0).any(-1)
+        return with_gradient.nonzero().flatten()
 
     def policy_loss(self, name: str, rows: PolicyBatch, batch: Batch) -> Tensor:
         if self.critic is not None and name not in self.policies:
@@ -509,7 +510,9 @@ class PolicyGradient(Algorithm):
             rows = replace(rows, proximal_logp=logp.detach())
         losses, metrics = self._corrected_losses(logp, rows)
         if self.critic is not None and rows.values is not None:
-            value_losses = self.critic.value_losses(self.critic.model_for(name, ""), rows, values)
+            if values is None:  # of a model of its own
+                values = self.critic.model(name).values(**rows.inputs())
+            value_losses = self.critic.value_losses(values, rows)
             losses = losses + self.critic.coefficient * value_losses
             metrics["value_loss"] = masked_mean(value_losses.detach(), mask)
         if entropy is not None:
@@ -526,8 +529,8 @@ class PolicyGradient(Algorithm):
 
     def _corrected_losses(self, logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the token losses [B, T] with the correction for the sampler, and their metrics."""
-        found = self.token_losses(logp, rows.old_logp, rows)
-        losses, metrics = checked_token_losses(found, logp, self.token_losses)
+        returned = self.token_losses(logp, rows.old_logp, rows)
+        losses, metrics = checked_token_losses(returned, logp, self.token_losses)
         if self.old_policy.corrects:
             losses, of_correction = self.old_policy.corrected(losses, logp, rows)
             metrics |= of_correction
@@ -539,10 +542,10 @@ class PolicyGradient(Algorithm):
 
     def _outputs(self, name: str, rows: PolicyBatch, batch: Batch) -> TokenOutputs:
         """Return log-probabilities, entropies if they have a weight, values of a value head, and divergences."""
-        others = self.reference.used or self.entropy.used or self._trains_values(rows)
         teaching = None
         if self.distiller is not None:
-            alone = not others and not bool(rows.advantages.any())
+            other_losses = self.reference.used or self.entropy.used or self._trains_values(rows)
+            alone = not other_losses and not bool(rows.advantages.any())
             teaching = self.distiller.teaching(name, rows, batch.totals[name], alone)
         if teaching is None and not self.entropy.used and not self._trains_values(rows):
             return TokenOutputs(self.policies[name](**rows.inputs()), None, None)

@@ -24,9 +24,9 @@ def gather_ranks(trainer: Any, own: Any) -> list[Any]:
     """Return the objects of all data-parallel ranks, in the order of the ranks."""
     if trainer.world_size == 1:
         return [own]
-    found: list[Any] = [None] * trainer.world_size
-    torch.distributed.all_gather_object(found, own)
-    return found[:: trainer.world_size // data_parallel_rank(trainer)[1]]
+    gathered: list[Any] = [None] * trainer.world_size
+    torch.distributed.all_gather_object(gathered, own)
+    return gathered[:: trainer.world_size // data_parallel_rank(trainer)[1]]
 
 
 def sum_over_ranks(trainer: Any, own: Mapping[K, Any]) -> dict[K, Any]:

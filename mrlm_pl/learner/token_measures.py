@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mrlm_pl.episode import Episode, TurnKey
 from mrlm_pl.grouping import grouped
-from mrlm_pl.learner.batch import PolicyBatch, known
+from mrlm_pl.learner.batch import PolicyBatch, not_none
 from mrlm_pl.learner.credit.records import turn_keys
 
 DECIMALS = 3
@@ -72,7 +72,7 @@ class TokenMeasures:
             measures["kl"] = logp - rows.ref_logp
         tables = {name: measure.detach().float().cpu() for name, measure in measures.items()}
         mask = rows.action_mask.cpu()
-        for place, number in enumerate(known(rows.numbers).tolist()):
+        for place, number in enumerate(not_none(rows.numbers).tolist()):
             for key, start, stop in self.spans[policy][number]:
                 if bool(mask[place, start:stop].all()):
                     self.found[key] = {name: table[place, start:stop].clone() for name, table in tables.items()}

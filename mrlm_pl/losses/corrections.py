@@ -15,14 +15,14 @@ from torch import Tensor
 
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.losses.masking import clamped_exp, masked_log_ratio, masked_values
-from mrlm_pl.settings import naming_unknown, one_of, positive
+from mrlm_pl.settings import check_arguments, one_of, positive
 
 RatioLevel = Literal["token", "sequence", "geometric_mean"]
 """``token``: each token's ratio; ``sequence``: the product over the row's action tokens, the same for all of them;
 ``geometric_mean``: that product to the power 1 / number of action tokens."""
 
 
-@naming_unknown
+@check_arguments
 @dataclass(frozen=True)
 class Correction:
     """The weight of a token loss for a sampler ``mu`` that is not the policy ``pi_old`` the update starts from.
@@ -55,7 +55,7 @@ class Correction:
             )
 
     def recomputes(self, recompute_old_logp: bool | None) -> bool | None:
-        """``recompute_old_logp``, or True where the correction needs pi_old from the learner.
+        """Return ``recompute_old_logp``, or True where the correction needs pi_old from the learner.
 
         Raises:
             ConfigurationError: there is a correction, but pi_old is to be the sampler's.

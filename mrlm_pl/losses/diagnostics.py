@@ -13,7 +13,7 @@ from mrlm_pl.losses.masking import clamped_exp, masked_log_ratio, masked_values
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Mean (0-dim) of ``values`` [B, T] where ``mask`` is True.
+    """Return the mean (0-dim) of ``values`` [B, T] where ``mask`` is True.
 
     >>> import torch
     >>> masked_mean(torch.tensor([[1.0, 3.0, float("nan")]]), torch.tensor([[True, True, False]])).item()
@@ -23,7 +23,7 @@ def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def masked_max(values: Tensor, mask: Tensor) -> Tensor:
-    """Largest (0-dim) of ``values`` [B, T] where ``mask`` is True.
+    """Return the largest (0-dim) of ``values`` [B, T] where ``mask`` is True.
 
     >>> import torch
     >>> masked_max(torch.tensor([[-3.0, -1.0, 9.0]]), torch.tensor([[True, True, False]])).item()
@@ -34,7 +34,7 @@ def masked_max(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def approx_kl(logp: Tensor, old_logp: Tensor, action_mask: Tensor) -> Tensor:
-    """Estimate (0-dim, never negative) of ``KL(pi_old || pi)`` from the tokens that pi_old sampled, by k3.
+    """Return k3's estimate (0-dim, never negative) of ``KL(pi_old || pi)`` from the tokens that pi_old sampled.
 
     The expectation is under the policy that sampled, so the roles are those of ``kl_k3(old_logp, logp)``. It is 0 in
     the first update on a rollout.
@@ -47,7 +47,7 @@ def approx_kl(logp: Tensor, old_logp: Tensor, action_mask: Tensor) -> Tensor:
 
 
 def ratio_max_deviation(logp: Tensor, old_logp: Tensor, action_mask: Tensor) -> Tensor:
-    """Largest ``|rho - 1|`` (0-dim) over the action tokens; below 1e-4 at the first mini-batch of fresh data.
+    """Return the largest ``|rho - 1|`` (0-dim) of the action tokens; below 1e-4 at the first mini-batch of fresh data.
 
     >>> import torch
     >>> logp, old = torch.tensor([[-1.0, -1.0]]), torch.tensor([[-1.0, -0.5]])
@@ -67,8 +67,8 @@ def mismatch(learner_logp: Tensor, sampler_logp: Tensor, action_mask: Tensor) ->
     ``mean_ratio^2 / (chi_square + 1)``, 1 when all weights are equal.
 
     >>> import torch
-    >>> found = mismatch(torch.tensor([[-1.0, -1.0]]), torch.tensor([[-1.0, -2.0]]), torch.tensor([[True, True]]))
-    >>> {name: round(value.item(), 4) for name, value in found.items()}    # w = 1, e
+    >>> distances = mismatch(torch.tensor([[-1.0, -1.0]]), torch.tensor([[-1.0, -2.0]]), torch.tensor([[True, True]]))
+    >>> {name: round(value.item(), 4) for name, value in distances.items()}    # w = 1, e
     {'k1': -0.5, 'k3': 0.3591, 'mean_ratio': 1.8591, 'chi_square': 3.1945, 'max_ratio': 2.7183}
     """
     log_ratio = masked_log_ratio(learner_logp.detach(), sampler_logp, action_mask)

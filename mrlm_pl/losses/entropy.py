@@ -8,7 +8,7 @@ import numpy
 from torch import Tensor
 
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.settings import at_least, naming_unknown, positive
+from mrlm_pl.settings import at_least, check_arguments, positive
 
 
 def top_entropy_threshold(entropies: Tensor, fraction: float) -> float:
@@ -27,7 +27,7 @@ def top_entropy_threshold(entropies: Tensor, fraction: float) -> float:
     return float(numpy.quantile(entropies.double().cpu().numpy(), 1.0 - fraction))
 
 
-@naming_unknown
+@check_arguments
 @dataclass(frozen=True)
 class Entropy:
     """The entropy bonus.

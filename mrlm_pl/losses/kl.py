@@ -17,7 +17,7 @@ from mrlm_pl.losses.masking import MAX_LOG_RATIO, clamped_exp, masked_log_ratio,
 
 
 def kl_k1(logp: Tensor, ref_logp: Tensor, action_mask: Tensor) -> Tensor:
-    """``d`` [B, T], 0 outside the mask: unbiased, may be negative.
+    """Return ``d`` [B, T], 0 outside the mask: unbiased, may be negative.
 
     >>> kl_k1(torch.tensor([[-1.0]]), torch.tensor([[-1.5]]), torch.tensor([[True]])).item()
     0.5
@@ -26,7 +26,7 @@ def kl_k1(logp: Tensor, ref_logp: Tensor, action_mask: Tensor) -> Tensor:
 
 
 def kl_k2(logp: Tensor, ref_logp: Tensor, action_mask: Tensor) -> Tensor:
-    """``d^2 / 2`` [B, T], 0 outside the mask: biased value, gradient ``d * grad(logp)`` unbiased for the KL gradient.
+    """Return ``d^2 / 2`` [B, T], 0 outside the mask: a biased value, but ``d * grad(logp)`` is the unbiased gradient.
 
     >>> kl_k2(torch.tensor([[-1.0]]), torch.tensor([[-1.5]]), torch.tensor([[True]])).item()
     0.125
@@ -35,7 +35,7 @@ def kl_k2(logp: Tensor, ref_logp: Tensor, action_mask: Tensor) -> Tensor:
 
 
 def kl_k3(logp: Tensor, ref_logp: Tensor, action_mask: Tensor) -> Tensor:
-    """``exp(-d) + d - 1`` [B, T], 0 outside the mask: unbiased, never negative.
+    """Return ``exp(-d) + d - 1`` [B, T], 0 outside the mask: unbiased, never negative.
 
     >>> round(kl_k3(torch.tensor([[-1.0]]), torch.tensor([[-1.5]]), torch.tensor([[True]])).item(), 6)
     0.106531
@@ -46,7 +46,7 @@ def kl_k3(logp: Tensor, ref_logp: Tensor, action_mask: Tensor) -> Tensor:
 
 
 def kl_k3_straight_through(logp: Tensor, ref_logp: Tensor, action_mask: Tensor) -> Tensor:
-    """k3's value with k2's gradient [B, T], 0 outside the mask.
+    """Return k3's value with k2's gradient [B, T], 0 outside the mask.
 
     >>> logp = torch.tensor([[-1.0]], requires_grad=True)
     >>> loss = kl_k3_straight_through(logp, torch.tensor([[-1.5]]), torch.tensor([[True]]))
@@ -59,7 +59,7 @@ def kl_k3_straight_through(logp: Tensor, ref_logp: Tensor, action_mask: Tensor) 
 
 
 def kl_k3_importance_weighted(logp: Tensor, ref_logp: Tensor, old_logp: Tensor, action_mask: Tensor) -> Tensor:
-    """``rho k3`` [B, T] with ``rho = exp(logp - old_logp)``, 0 outside the mask.
+    """Return ``rho k3`` [B, T] with ``rho = exp(logp - old_logp)``, 0 outside the mask.
 
     Its value and its gradient are unbiased also where ``old_logp`` sampled the tokens and ``logp`` has moved on.
 

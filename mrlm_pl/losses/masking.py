@@ -28,7 +28,7 @@ def check_shape(shape: Sequence[int], **tensors: Tensor) -> None:
 
 
 def masked_values(values: Tensor, mask: Tensor) -> Tensor:
-    """``values`` [B, T] in fp32 (fp64 stays), exactly 0 outside ``mask``, in the value and in the gradient.
+    """Return ``values`` [B, T] in fp32 (fp64 stays), exactly 0 outside ``mask``, in the value and in the gradient.
 
     Filling before any arithmetic keeps NaN or infinity outside the mask from reaching a result or a gradient;
     multiplying by the mask would not.
@@ -47,7 +47,7 @@ def masked_values(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def masked_log_ratio(logp: Tensor, other_logp: Tensor, mask: Tensor) -> Tensor:
-    """``logp - other_logp`` [B, T], 0 outside ``mask``; ``other_logp`` is a constant to the gradient.
+    """Return ``logp - other_logp`` [B, T], 0 outside ``mask``; ``other_logp`` is a constant to the gradient.
 
     >>> logp, other = torch.tensor([[-0.5, -1.0]]), torch.tensor([[-1.0, float("-inf")]])
     >>> masked_log_ratio(logp, other, torch.tensor([[True, False]])).tolist()
@@ -57,7 +57,7 @@ def masked_log_ratio(logp: Tensor, other_logp: Tensor, mask: Tensor) -> Tensor:
 
 
 def clamped_exp(log_ratio: Tensor) -> Tensor:
-    """``exp(log_ratio)`` with the exponent clamped to +- ``MAX_LOG_RATIO``; NaN stays NaN.
+    """Return ``exp(log_ratio)`` with the exponent clamped to +- ``MAX_LOG_RATIO``; NaN stays NaN.
 
     >>> clamped_exp(torch.tensor([0.0, 1000.0])).isfinite().all().item()
     True
@@ -66,7 +66,7 @@ def clamped_exp(log_ratio: Tensor) -> Tensor:
 
 
 def last_token_mask(action_mask: Tensor) -> Tensor:
-    """[B, T] bool, True at the last action token of each row (nowhere in a row without action tokens).
+    """Return [B, T] bool, True at the last action token of each row (nowhere in a row without action tokens).
 
     >>> last_token_mask(torch.tensor([[True, True, False], [False, False, False]])).tolist()
     [[False, True, False], [False, False, False]]

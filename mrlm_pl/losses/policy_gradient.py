@@ -13,10 +13,10 @@ from torch import Tensor
 
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.losses.masking import clamped_exp, masked_log_ratio, masked_values
-from mrlm_pl.settings import naming_unknown, positive
+from mrlm_pl.settings import check_arguments, positive
 
 
-@naming_unknown
+@check_arguments
 @dataclass(frozen=True)
 class Clip:
     """The range ``[1 - low, 1 + high]`` in which the importance ratio has a gradient.
@@ -65,7 +65,7 @@ class Clip:
 def ppo_clip_loss(
     logp: Tensor, old_logp: Tensor, advantages: Tensor, action_mask: Tensor, clip: Clip = Clip()
 ) -> Tensor:
-    """Clipped surrogate loss [B, T]: ``-min(rho A, clip(rho, 1 - low, 1 + high) A)``.
+    """Return the clipped surrogate loss [B, T]: ``-min(rho A, clip(rho, 1 - low, 1 + high) A)``.
 
     Args:
         logp, old_logp, advantages: [B, T]; values outside ``action_mask`` are never read.
@@ -88,7 +88,7 @@ def ppo_clip_loss(
 
 
 def policy_gradient_loss(logp: Tensor, advantages: Tensor, action_mask: Tensor) -> Tensor:
-    """REINFORCE loss [B, T]: ``-A logp``.
+    """Return the REINFORCE loss [B, T]: ``-A logp``.
 
     >>> policy_gradient_loss(torch.tensor([[-0.5]]), torch.tensor([[2.0]]), torch.tensor([[True]])).item()
     1.0
@@ -98,7 +98,7 @@ def policy_gradient_loss(logp: Tensor, advantages: Tensor, action_mask: Tensor) 
 
 
 def gspo_loss(logp: Tensor, old_logp: Tensor, advantages: Tensor, action_mask: Tensor, clip: Clip = Clip()) -> Tensor:
-    """Sequence-ratio clipped loss [B, T]: PPO's formula with ``s = exp(mean_t log rho)`` of the row for every token.
+    """Return GSPO's loss [B, T]: PPO's formula with ``s = exp(mean_t log rho)`` of the row for every token.
 
     The value of each token uses the row's ``s``; its gradient flows through that token's own ``logp``
     (``s_t = sg(s) pi / sg(pi)``). The default range is ``[1 - 3e-4, 1 + 4e-4]``. Reduce with ``sequence_mean``: then
@@ -120,7 +120,7 @@ def gspo_loss(logp: Tensor, old_logp: Tensor, advantages: Tensor, action_mask: T
 
 
 def gmpo_loss(logp: Tensor, old_logp: Tensor, advantages: Tensor, action_mask: Tensor, clip: Clip = Clip()) -> Tensor:
-    """Geometric-mean loss [B, T]: ``-A exp(mean_t clip(log rho_t))`` of the row for every token.
+    """Return the geometric-mean loss [B, T]: ``-A exp(mean_t clip(log rho_t))`` of the row for every token.
 
     Each token's log-ratio is clipped, on the side to which its advantage pushes, to ``[-low, high]`` before the mean of
     the row. The gradient flows through the tokens that are not clipped. Reduce with ``sequence_mean``: then the
@@ -149,7 +149,7 @@ def gmpo_loss(logp: Tensor, old_logp: Tensor, advantages: Tensor, action_mask: T
 
 
 def cispo_loss(logp: Tensor, old_logp: Tensor, advantages: Tensor, action_mask: Tensor, clip: Clip = Clip()) -> Tensor:
-    """Clipped-weight policy gradient [B, T]: ``-sg(clip(rho, 1 - low, 1 + high)) A logp``.
+    """Return the clipped-weight policy gradient [B, T]: ``-sg(clip(rho, 1 - low, 1 + high)) A logp``.
 
     Unlike PPO's clip, every token keeps a gradient. The default range is ``[0, 5]``: a ``low`` of 1 puts no lower bound
     on the weight, as in the paper, which tunes the upper bound only.

@@ -20,7 +20,7 @@ from mrlm_pl.settings import at_least, one_of, positive
 
 
 def sequence_logp(logp: Tensor, action_mask: Tensor) -> Tensor:
-    """Log-probability [B] of each row's action tokens: the sum of ``logp`` [B, T] over the mask.
+    """Return the log-probability [B] of each row's action tokens: the sum of ``logp`` [B, T] over the mask.
 
     >>> logp, mask = torch.tensor([[-1.0, -2.0, -4.0]]), torch.tensor([[False, True, True]])
     >>> sequence_logp(logp, mask).tolist()
@@ -30,7 +30,7 @@ def sequence_logp(logp: Tensor, action_mask: Tensor) -> Tensor:
 
 
 def joint_logp(row_logp: Tensor, joint_actions: Tensor, count: int) -> Tensor:
-    """Log-probability [count] of each joint action: the sum of its rows', as agents decide independently.
+    """Return the log-probability [count] of each joint action: the sum of its rows', as agents decide alone.
 
     Args:
         row_logp: [B], from ``sequence_logp``; the rows of all agents, in any order.
@@ -49,7 +49,7 @@ def preference_gap(
     ref_chosen_logp: Tensor | None = None,
     ref_rejected_logp: Tensor | None = None,
 ) -> Tensor:
-    """``(chosen - ref_chosen) - (rejected - ref_rejected)`` [P] from sequence log-prob sums [P].
+    """Return ``(chosen - ref_chosen) - (rejected - ref_rejected)`` [P] from sequence log-prob sums [P].
 
     Without the two reference tensors the gap is reference-free: ``chosen - rejected``.
 
@@ -73,7 +73,7 @@ def preference_gap(
 def dpo_sigmoid_loss(
     gap: Tensor, *, beta: float = 0.1, label_smoothing: float = 0.0, margin: float | Tensor = 0.0
 ) -> Tensor:
-    """DPO loss [P]: ``-(1 - e) log sigmoid(z) - e log sigmoid(-z)`` with ``z = beta gap - margin``.
+    """Return the DPO loss [P]: ``-(1 - e) log sigmoid(z) - e log sigmoid(-z)`` with ``z = beta gap - margin``.
 
     Args:
         gap: [P], from ``preference_gap``.
@@ -96,7 +96,7 @@ def dpo_sigmoid_loss(
 
 
 def dpo_hinge_loss(gap: Tensor, *, beta: float = 0.1, margin: float | Tensor = 1.0) -> Tensor:
-    """Hinge preference loss [P]: ``max(0, margin - beta gap)``.
+    """Return the hinge loss [P]: ``max(0, margin - beta gap)``.
 
     Source: arXiv 2309.06657, which puts the hinge of SLiC-HF (2305.10425) on the gap to the reference.
 
@@ -107,7 +107,7 @@ def dpo_hinge_loss(gap: Tensor, *, beta: float = 0.1, margin: float | Tensor = 1
 
 
 def ipo_loss(gap: Tensor, *, beta: float = 0.1) -> Tensor:
-    """Identity preference loss [P]: ``(gap - 1 / (2 beta))^2``.
+    """Return the identity preference loss [P]: ``(gap - 1 / (2 beta))^2``.
 
     Source: arXiv 2310.12036 (there ``tau`` is ``beta``).
 
@@ -138,7 +138,7 @@ def preference_metrics(gaps: Tensor, rewards: Tensor) -> dict[str, Tensor]:
 
 
 def simpo_loss(gap: Tensor, *, beta: float = 2.0, margin: float = 1.0) -> Tensor:
-    """SimPO loss [P]: ``-log sigmoid(beta gap - margin)`` of a gap of mean log-probabilities per token, no reference.
+    """Return the SimPO loss [P]: ``-log sigmoid(beta gap - margin)`` of a gap of mean log-probabilities per token.
 
     Source: arXiv 2405.14734.
 
@@ -149,7 +149,7 @@ def simpo_loss(gap: Tensor, *, beta: float = 2.0, margin: float = 1.0) -> Tensor
 
 
 def orpo_loss(chosen_mean_logp: Tensor, rejected_mean_logp: Tensor, *, odds_weight: float = 0.1) -> Tensor:
-    """Odds-ratio preference loss [P]: ``-mean log p(chosen) - odds_weight log sigmoid(log odds ratio)``.
+    """Return the odds-ratio loss [P]: ``-mean log p(chosen) - odds_weight log sigmoid(log odds ratio)``.
 
     Args:
         chosen_mean_logp, rejected_mean_logp: [P], mean log-probability per token; ``odds = p / (1 - p)`` of their
@@ -175,7 +175,7 @@ def kto_loss(
     desirable_weight: float = 1.0,
     undesirable_weight: float = 1.0,
 ) -> Tensor:
-    """Kahneman-Tversky loss [B] of single labelled answers.
+    """Return the Kahneman-Tversky loss [B] of single labelled answers.
 
     ``w_d (1 - sigmoid(beta (h - z)))`` of desirable answers, ``w_u (1 - sigmoid(beta (z - h)))`` of others.
 
@@ -208,7 +208,7 @@ PreferenceLoss = Literal["sigmoid", "hinge", "ipo"]
 def preference_loss(
     loss: PreferenceLoss, *, beta: float = 0.1, label_smoothing: float = 0.0, margin: float | None = None
 ) -> Callable[[Tensor], Tensor]:
-    """The loss of that name, from gap [P] to loss [P].
+    """Return the loss of that name, from gap [P] to loss [P].
 
     Args:
         loss: ``sigmoid``, ``hinge`` or ``ipo``.

@@ -73,7 +73,7 @@ def token_weights(
     max_length: int | None = None,
     episode_tokens: Tensor | None = None,
 ) -> Tensor:
-    """Weight [B, T] of each token's loss, 0 outside the mask.
+    """Return the weight [B, T] of each token's loss, 0 outside the mask.
 
     Over the global batch the weights of every ``*_mean`` sum to 1; the weighted sum of the token losses is the
     reduction. A row's weights depend on that row and ``totals`` alone, hence not on padding or on other rows.

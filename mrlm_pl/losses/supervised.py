@@ -9,7 +9,7 @@ from mrlm_pl.losses.masking import check_shape, masked_values
 
 
 def cross_entropy_loss(logp: Tensor, token_mask: Tensor) -> Tensor:
-    """Cross-entropy [B, T]: ``-logp`` of the observed tokens where ``token_mask`` is True, else exactly 0.
+    """Return the cross-entropy [B, T]: ``-logp`` of the observed tokens where ``token_mask`` is True, else exactly 0.
 
     The mask holds the trained tokens: the action tokens (end-of-sequence included) for behavioral cloning, the tokens
     of the next observation for a world model. A mixture is the weighted sum of the two *reduced* losses, each with the
@@ -23,7 +23,7 @@ def cross_entropy_loss(logp: Tensor, token_mask: Tensor) -> Tensor:
 
 
 def correctness_loss(logits: Tensor, correct: Tensor, score_mask: Tensor) -> Tensor:
-    """Binary cross-entropy [B, T] between a token's score and its answer's correctness, 0 outside ``score_mask``.
+    """Return the cross-entropy [B, T] of tokens' scores and their answer's correctness, 0 outside ``score_mask``.
 
     Args:
         logits: [B, T] raw scores; ``sigmoid`` of one is the predicted probability of a correct answer.
@@ -51,7 +51,7 @@ def correctness_loss(logits: Tensor, correct: Tensor, score_mask: Tensor) -> Ten
 
 
 def bradley_terry_loss(chosen_scores: Tensor, rejected_scores: Tensor, *, margin: float | Tensor = 0.0) -> Tensor:
-    """Pairwise ranking loss [P]: ``-log sigmoid(chosen - rejected - margin)`` from scores [P].
+    """Return the pairwise ranking loss [P]: ``-log sigmoid(chosen - rejected - margin)`` from scores [P].
 
     Source: arXiv 2203.02155 (pairs), 2307.09288 (margin).
 

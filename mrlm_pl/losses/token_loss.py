@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from mrlm_pl.errors import ConfigurationError, meant
+from mrlm_pl.errors import ConfigurationError, did_you_mean
 from mrlm_pl.losses.masking import masked_values
 from mrlm_pl.losses.policy_gradient import Clip, cispo_loss, gmpo_loss, gspo_loss, policy_gradient_loss, ppo_clip_loss
 from mrlm_pl.losses.reduction import Reduction
@@ -22,7 +22,7 @@ LossName = Literal["reinforce", "ppo", "gspo", "luspo", "gmpo", "cispo", "sapo",
 
 @dataclasses.dataclass(frozen=True)
 class TokenLoss:
-    """A loss of tokens.
+    """A loss for each token, with its settings.
 
     Args:
         function: returns losses [B, T] from ``logp``, ``old_logp``, ``advantages`` and ``action_mask``, each [B, T],
@@ -100,16 +100,16 @@ def token_loss(
     ('sequence_mean', {'positive_temperature': 2.0})
     """
     if isinstance(loss, str) and loss not in LOSSES:
-        hint = meant(loss, LOSSES, f"choose from {', '.join(LOSSES)}, or give a function")
+        hint = did_you_mean(loss, LOSSES, f"choose from {', '.join(LOSSES)}, or give a function")
         raise ConfigurationError(f"loss is {loss!r}; {hint}")
-    known = LOSSES[loss] if isinstance(loss, str) else TokenLoss(loss)
+    plain = LOSSES[loss] if isinstance(loss, str) else TokenLoss(loss)
     name = loss if isinstance(loss, str) else getattr(loss, "__qualname__", repr(loss))
-    accepted = list(inspect.signature(known.function).parameters)[4:]
+    accepted = list(inspect.signature(plain.function).parameters)[4:]
     given = dict(settings or {})
     for key in given:
         if key not in accepted or key == "clip":
             others = [other for other in accepted if other != "clip"]
-            hint = meant(key, others, f"it accepts: {', '.join(others) or 'none'}")
+            hint = did_you_mean(key, others, f"it accepts: {', '.join(others) or 'none'}")
             raise ConfigurationError(f"loss_settings.{key}: loss {name} has no such setting; {hint}")
     if isinstance(loss, str):  # a negative bound or temperature would reverse the gradient
         positive("loss_settings.", **{key: value for key, value in given.items() if not isinstance(value, Sequence)})
@@ -120,11 +120,11 @@ def token_loss(
         raise ConfigurationError(
             f"clip is {given_clip}, but loss {name} has no clipping range; leave it out, or choose a loss that has one"
         )
-    found = dataclasses.replace(known, settings=given)
+    configured = dataclasses.replace(plain, settings=given)
     try:
         with torch.inference_mode(False), torch.enable_grad():  # a script may construct its algorithm without gradients
             one, mask = torch.ones(1, 1, requires_grad=True), torch.ones(1, 1, dtype=torch.bool)
-            tried: Any = found(-one, -torch.ones(1, 1), torch.ones(1, 1), mask)
+            tried: Any = configured(-one, -torch.ones(1, 1), torch.ones(1, 1), mask)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigurationError(f"loss {name} with the settings {dict(settings or {})}: {error}") from error
     if not isinstance(tried, Tensor) or tried.shape != (1, 1) or not tried.isfinite().all() or not tried.requires_grad:
@@ -132,4 +132,4 @@ def token_loss(
             f"loss {name} with the settings {dict(settings or {})} returned {tried!r:.80} for one token; it must "
             "return a finite loss for each token, [B, T], with a gradient in logp"
         )
-    return found
+    return configured

@@ -24,7 +24,7 @@ def sapo_loss(
     positive_temperature: float = 1.0,
     negative_temperature: float = 1.05,
 ) -> Tensor:
-    """Soft adaptive loss [B, T]: ``-(4 / tau) sigmoid(tau (rho - 1)) A``.
+    """Return the soft adaptive loss [B, T]: ``-(4 / tau) sigmoid(tau (rho - 1)) A``.
 
     The gradient is that of REINFORCE at ``rho = 1`` and falls smoothly as the ratio leaves 1 on either side.
 
@@ -54,7 +54,7 @@ def vespo_loss(
     positive_shape: tuple[float, float] = (2.0, 3.0),
     negative_shape: tuple[float, float] = (3.0, 2.0),
 ) -> Tensor:
-    """REINFORCE loss [B, T] weighted by the ratio of the sequence: ``-sg(phi(W)) A logp``.
+    """Return the REINFORCE loss [B, T] weighted by the ratio of the sequence: ``-sg(phi(W)) A logp``.
 
     ``W`` is the product of the row's ratios, with ``log W`` in [log 1e-8, 20], and ``phi(W) = e^l W^k e^(-l W)``,
     which is 1 at ``W = 1`` and vanishes at both ends.
@@ -90,7 +90,7 @@ def dppo_loss(
     clip: Clip = Clip(),  # noqa: B008 (frozen)
     largest_ratio: float = 20.0,
 ) -> Tensor:
-    """REINFORCE loss [B, T] of the tokens within a total variation: ``-sg(min(rho, largest_ratio)) A logp``.
+    """Return the loss [B, T] of the tokens within a total variation: ``-sg(min(rho, largest_ratio)) A logp``.
 
     A token is left out where its probability has already moved with the advantage by more than ``clip.high`` up or
     ``clip.low`` down. Unlike a ratio, the difference of probabilities lets rare tokens change by large factors.

@@ -12,7 +12,7 @@ from mrlm_pl.losses.masking import masked_values
 def value_loss(
     values: Tensor, old_values: Tensor, returns: Tensor, action_mask: Tensor, *, clip: float | None = 0.2
 ) -> Tensor:
-    """Clipped value loss [B, T]: ``.5 max((V - R)^2, (clip(V, V_old - clip, V_old + clip) - R)^2)``, 0 off the mask.
+    """Return the value loss [B, T]: ``.5 max((V - R)^2, (clip(V, V_old - clip, V_old + clip) - R)^2)``, 0 off the mask.
 
     Args:
         values: [B, T], carries the gradient.

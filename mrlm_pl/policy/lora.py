@@ -17,13 +17,13 @@ from mrlm_pl.policy.forward.devices import drawn_on_host
 from mrlm_pl.policy.forward.int8 import Int8Linear
 from mrlm_pl.policy.sharding import whole
 from mrlm_pl.seeding import derive_seed
-from mrlm_pl.settings import at_least, naming_unknown, positive
+from mrlm_pl.settings import at_least, check_arguments, positive
 
 _KEY = ".lora_"
 _LINEAR = (nn.Linear, Conv1D)
 
 
-@naming_unknown
+@check_arguments
 @dataclass(frozen=True)
 class LoRA:
     """Adapters of the form ``W + alpha / rank B A``.

@@ -27,7 +27,7 @@ from mrlm_pl.policy.pretrained import BUILTIN_TINY, end_ids, read_config, read_t
 from mrlm_pl.policy.sharding import whole
 from mrlm_pl.policy.value_head import ValueHead
 from mrlm_pl.seeding import derive_seed
-from mrlm_pl.settings import as_settings, at_least, between, check_served_by, naming_unknown, one_of
+from mrlm_pl.settings import as_settings, at_least, between, check_arguments, check_served_by, one_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -78,7 +78,7 @@ class Policy(nn.Module):
             neither form.
     """
 
-    @naming_unknown
+    @check_arguments
     def __init__(
         self,
         model: str = BUILTIN_TINY,

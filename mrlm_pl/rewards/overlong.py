@@ -13,7 +13,7 @@ TurnBonus: TypeAlias = Callable[[Turn], float] | None
 
 
 def overlong_penalty(tokens: int, max_tokens: int, buffer: int) -> float:
-    """0 up to ``max_tokens - buffer`` tokens, then falling linearly to -1 at ``max_tokens`` (DAPO, arXiv 2503.14476).
+    """Return 0 up to ``max_tokens - buffer`` tokens, falling linearly to -1 at ``max_tokens`` (DAPO, arXiv 2503.14476).
 
     Args:
         tokens: length of the answer.

@@ -103,19 +103,19 @@ class Expansions(FurtherEpisodes):
                 states.setdefault(roots[leaf.id], []).extend((leaf, step) for step in decided(leaf) if step >= first)
         return [
             continued(leaf, step, rounds * self.nodes + number)
-            for found in states.values()
+            for nodes in states.values()
             for number, (leaf, step) in enumerate(
-                keyed_random("expanded", found[0][0].seed, rounds).choices(found, k=self.nodes)
+                keyed_random("expanded", nodes[0][0].seed, rounds).choices(nodes, k=self.nodes)
             )
         ]
 
 
 def roots_of(group: Sequence[Episode]) -> dict[str, str]:
     """Return the id of the ordinary episode that each episode of a group goes back to, by its id."""
-    found: dict[str, str] = {}
+    roots: dict[str, str] = {}
     for episode in group:
-        found[episode.id] = episode.id if episode.origin is None else found[episode.origin.episode]
-    return found
+        roots[episode.id] = episode.id if episode.origin is None else roots[episode.origin.episode]
+    return roots
 
 
 def check_origin(origin: Episode, branch: Episode) -> None:

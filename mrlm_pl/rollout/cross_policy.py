@@ -8,10 +8,10 @@ from typing import Literal
 from mrlm_pl.episode import Episode, Turn, person_of
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.seeding import keyed_random
-from mrlm_pl.settings import at_least, between, naming_unknown, one_of
+from mrlm_pl.settings import at_least, between, check_arguments, one_of
 
 
-@naming_unknown
+@check_arguments
 @dataclass(frozen=True)
 class CrossPolicy:
     """The division of turns between a policy and its stale snapshots (AgentRL, arXiv 2510.04206).

@@ -106,7 +106,7 @@ class EpisodeSpec:
     script: Mapping[tuple[str, int], Decision] = field(default_factory=dict)
     origin: Origin | None = None
 
-    def given(self, agent: str, step: int) -> Decision | None:
+    def scripted(self, agent: str, step: int) -> Decision | None:
         """Return the decision that is given rather than sampled, or None."""
         return self.script.get((agent, step), self.script.get((agent, EVERY_STEP)))
 
@@ -140,7 +140,7 @@ class Play:
         self.actions: dict[str, Message] = {}
         self.history: list[dict[str, Message]] = []
         self.step_rewards: list[dict[str, float]] = []
-        self.stop_reason, self.truncated, self.was_cut = "", False, False
+        self.stop_reason, self.truncated, self.ended_early = "", False, False
         self.success: bool | None = None
         self.metrics: dict[str, float] = {}
         self.error: str | None = None
@@ -149,7 +149,7 @@ class Play:
 
     @property
     def over(self) -> bool:
-        """Return True if it has ended, for any reason."""
+        """True if it has ended, for any reason."""
         return bool(self.stop_reason) or self.error is not None
 
     @property
@@ -191,13 +191,13 @@ class Play:
 
     @property
     def calling(self) -> bool:
-        """Return True if a program waits for replies: ended now, it gives no reward."""
+        """True if a program waits for replies: ended now, it gives no reward."""
         return any(isinstance(prompt, Prompt) for prompt in self.observed.values())
 
     def begin(self, observations: Observations, seats: Mapping[str, Seat]) -> None:
         """Hand out the observations of the environment's reset."""
         self.order = TurnOrder(self.environment.name, self.environment.agents)
-        self.order.began(observations)
+        self.order.record_reset(observations)
         self.observe(observations, seats)
 
     def observe(self, observations: Observations, seats: Mapping[str, Seat]) -> None:
@@ -260,11 +260,11 @@ class Play:
             spans=sample.spans,
             scripted=decision.scripted,
         )
-        self.turns.setdefault(agent, []).append((conversation.place, turn))
+        self.turns.setdefault(agent, []).append((conversation.row_index, turn))
 
     def take(self, step: Step, seats: Mapping[str, Seat]) -> None:
         """Book a step's rewards on each agent's latest turn and hand out its observations."""
-        self.order.stepped(step)
+        self.order.record_step(step)
         rewards = _floats(step.rewards)
         for agent, reward in rewards.items():
             if agent in self.turns:
@@ -283,9 +283,9 @@ class Play:
         else:
             self.observe(step.observations, seats)
 
-    def cut(self, reason: str, truncated: bool = True) -> None:
-        """End it before the environment does."""
-        self.stop_reason, self.truncated, self.was_cut = reason, truncated, True
+    def end_early(self, reason: str, truncated: bool = True) -> None:
+        """End the episode before its environment does."""
+        self.stop_reason, self.truncated, self.ended_early = reason, truncated, True
 
     def fork(self, id: str, environment: Environment) -> Play:
         """Return a copy of the episode up to here, with its own environment in the same state."""

@@ -19,12 +19,12 @@ from typing import Any, TypeVar
 
 from mrlm_pl.concurrency.calls import EnvironmentCaller
 from mrlm_pl.concurrency.event_loop import END_SECONDS, EventLoopThread
-from mrlm_pl.engines.base import Engine, sampled
+from mrlm_pl.engines.base import Engine, sample_checked
 from mrlm_pl.environment import Environment
 from mrlm_pl.environment.hosts import STARTUP_SECONDS, EnvironmentHosts
 from mrlm_pl.environment.tools import clipped
 from mrlm_pl.episode import Episode
-from mrlm_pl.errors import ConfigurationError, MRLMError, NonFiniteError, PolicyError, place_of_error
+from mrlm_pl.errors import ConfigurationError, MRLMError, NonFiniteError, PolicyError, source_line_of_error
 from mrlm_pl.rollout.play import CONTEXT_STOP, TURN_STOP, EpisodeSpec, Play, Seat
 
 T = TypeVar("T")
@@ -120,10 +120,10 @@ class EpisodePlayer:
 
     async def play(self, specs: Sequence[EpisodeSpec]) -> list[Episode]:
         """Return one finished record per spec, in order; failures are records with ``error`` set."""
-        plays = await self.begin([self.start(spec, attempt=1) for spec in specs])
+        plays = await self.reset_with_retries([self.new_play(spec, attempt=1) for spec in specs])
         while decided := await self._decide(plays):
             await self.step(decided)
-            plays = await self.begin(plays)
+            plays = await self.reset_with_retries(plays)
             await self.close_unwanted()
         for play in plays:
             self.finish(play)
@@ -156,7 +156,7 @@ class EpisodePlayer:
 
     # The parts of a play, also for those who put them together in another way.
 
-    def start(self, spec: EpisodeSpec, attempt: int, retried: tuple[int, int] = (0, 0)) -> Play:
+    def new_play(self, spec: EpisodeSpec, attempt: int, retried: tuple[int, int] = (0, 0)) -> Play:
         """Return a play with an environment of its own, before its reset."""
         name = spec.task.environment
         if name not in self.environments:
@@ -181,7 +181,7 @@ class EpisodePlayer:
         self.engine.release(f"{play.id}/")
         # An instance that failed may be in any state (or still be held by a stuck call). A truncated one may
         # hold what its next episode would only let go of at its beginning.
-        if keep and play.error is None and not play.was_cut:
+        if keep and play.error is None and not play.ended_early:
             self._idle[play.spec.task.environment].append(play.environment)
         else:
             self._unwanted.append(play.environment)
@@ -215,24 +215,24 @@ class EpisodePlayer:
         close: Any = environment.close  # a coroutine function here
         await close()
 
-    async def begin(self, plays: Sequence[Play]) -> list[Play]:
-        """Reset the plays that were started, and return all; failed ones are started again within the bound."""
-        found = list(plays)
+    async def reset_with_retries(self, plays: Sequence[Play]) -> list[Play]:
+        """Reset the plays that are new, and return all; failed ones are played again, at most ``retries`` times."""
+        current = list(plays)
 
         def due(index: int) -> bool:
-            play = found[index]
+            play = current[index]
             return not play.waits_for if play.error is None else play.attempt <= self.retries
 
-        while fresh := list(filter(due, range(len(found)))):
+        while fresh := list(filter(due, range(len(current)))):
             for index in fresh:
-                if (failed := found[index]).error is not None:
+                if (failed := current[index]).error is not None:
                     self.finish(failed)
-                    found[index] = self.start(failed.spec, failed.attempt + 1, failed.sampled)
-            await self.reset([found[index] for index in fresh])
-        return found
+                    current[index] = self.new_play(failed.spec, failed.attempt + 1, failed.sampled)
+            await self.reset([current[index] for index in fresh])
+        return current
 
     async def reset(self, plays: Sequence[Play]) -> None:
-        """Begin plays that were started; those that fail have their ``error`` set."""
+        """Reset the environments of new plays; those that fail have their ``error`` set."""
         calls = [partial(play.environment.reset, play.spec.task) for play in plays]
         await self._call("reset", plays, calls, Play.begin)
 
@@ -260,7 +260,7 @@ class EpisodePlayer:
                 if reason == CONTEXT_STOP:
                     play.refuse(windows)
             elif reason:
-                play.cut(reason)
+                play.end_early(reason)
         return [play for play in plays if not play.over]
 
     def _window(self, seat: Seat) -> int:
@@ -290,8 +290,8 @@ class EpisodePlayer:
         waiting, owners = self.stop_at_limits(plays), []
         for play in waiting:
             for agent in play.due:
-                if (given := play.spec.given(agent, play.steps)) is not None:
-                    play.record(agent, given)
+                if (scripted := play.spec.scripted(agent, play.steps)) is not None:
+                    play.record(agent, scripted)
                 else:
                     owners.append((play, agent))
         if not owners:
@@ -299,7 +299,7 @@ class EpisodePlayer:
         requests = [play.request(agent, self.seats[agent], session=f"{play.id}/{agent}") for play, agent in owners]
         started = time.perf_counter()
         self.set_waiting(waiting, "the engine")
-        samples = await sampled(self.engine, requests)
+        samples = await sample_checked(self.engine, requests)
         share = (time.perf_counter() - started) / len(requests)
         for (play, agent), request, sample in zip(owners, requests, samples, strict=True):
             play.generate_seconds += share
@@ -323,7 +323,7 @@ class EpisodePlayer:
             except _FATAL:
                 raise
             except Exception as error:  # any other fault of an environment becomes a record
-                found = "" if isinstance(error, MRLMError) else place_of_error(error)
-                where = f" ({found})" if found else ""
+                line = "" if isinstance(error, MRLMError) else source_line_of_error(error)
+                where = f" ({line})" if line else ""
                 at = f"{phase} of {play.spec.task.key} at turn {play.steps}{where}"
                 play.error = f"{type(error).__name__} in {at}: {clipped(str(error), MOST_OF_AN_ERROR)}"

@@ -152,9 +152,9 @@ class RecordPlayer(EpisodePlayer):
                 continue
             record = self._records[play.id]
             if record.stop_reason in ENDED_BY_PLAYER and play.steps == len(record.step_rewards):
-                play.cut(record.stop_reason, record.truncated)
+                play.end_early(record.stop_reason, record.truncated)
             else:
-                play.cut(NOT_RECORDED)
+                play.end_early(NOT_RECORDED)
         return [play for play in plays if not play.over]
 
 

@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 from mrlm_pl.concurrency.calls import CallResult, EnvironmentCaller
 from mrlm_pl.engines.base import Engine, EngineWrapper, Sample, SampleRequest
 from mrlm_pl.engines.local.continuous import ContinuousEngine, ContinuousTurn
-from mrlm_pl.settings import at_least, naming_unknown
+from mrlm_pl.settings import at_least, check_arguments
 
 T = TypeVar("T")
 
 
-@naming_unknown
+@check_arguments
 @dataclass(frozen=True)
 class RoundOptions:
     """Settings of :class:`Rounds`.

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, get_args
 
-from mrlm_pl.engines.base import sampled
+from mrlm_pl.engines.base import sample_checked
 from mrlm_pl.environment import Environment
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError, EnvironmentContractError
@@ -129,7 +129,7 @@ class TreePlayer:
         Raises:
             ConfigurationError: a level has more joint actions than fit into memory.
         """
-        nodes = await self.player.begin([self.player.start(spec, attempt=1) for spec in specs])
+        nodes = await self.player.reset_with_retries([self.player.new_play(spec, attempt=1) for spec in specs])
         paths: dict[str, list[Play]] = {spec.id: [] for spec in specs}
         kept: set[str] = set()
         while nodes:
@@ -140,7 +140,7 @@ class TreePlayer:
                 paths[tree].append(node)
                 # Of environments that can be forked, one of a tree is enough.
                 self.player.finish(node, keep=not (forks and tree in kept))
-                if forks and node.error is None and not node.was_cut:
+                if forks and node.error is None and not node.ended_early:
                     kept.add(tree)
             await self.player.close_unwanted()
             branches = await self._branch(waiting)
@@ -175,7 +175,7 @@ class TreePlayer:
         ]
         started = time.perf_counter()
         self.player.set_waiting(nodes, "the engine")
-        answers = iter(zip(requests, await sampled(self.player.engine, requests), strict=True))
+        answers = iter(zip(requests, await sample_checked(self.player.engine, requests), strict=True))
         share = (time.perf_counter() - started) / len(nodes)
         branches = []
         for node in nodes:
@@ -195,7 +195,7 @@ class TreePlayer:
 
     def _joint_actions(self, node: Play, decided: Mapping[str, Sequence[Decision]], seconds: float) -> list[_Branch]:
         joints = self.tree.joint_actions(len(decided), self.branches_of(node))
-        found = []
+        branches = []
         for place, joint in enumerate(joints):
             environment = node.environment
             if place < len(joints) - 1:
@@ -207,9 +207,9 @@ class TreePlayer:
             chosen = {
                 agent: decisions[number] for (agent, decisions), number in zip(decided.items(), joint, strict=True)
             }
-            found.append(_Branch(node, f"{node.id}-{place}", chosen, seconds / len(joints)))
-            found[-1].begin(environment)
-        return found
+            branches.append(_Branch(node, f"{node.id}-{place}", chosen, seconds / len(joints)))
+            branches[-1].begin(environment)
+        return branches
 
     async def _restore(self, plays: Sequence[Play]) -> None:
         """Bring the environments of plays into their states, by playing the turns again, each within its deadline."""
@@ -263,12 +263,12 @@ class TreePlayer:
         threshold = self.tree.stop_above
         if threshold is not None and math.fsum(rewards.values()) / len(rewards) > threshold:
             for child in going:
-                child.cut(THRESHOLD_STOP, truncated=False)
+                child.end_early(THRESHOLD_STOP, truncated=False)
         elif self.tree.expand == "best" and going:
             best = max(going, key=lambda child: rewards[child.id])
             for child in going:
                 if child is not best:
-                    child.cut(UNEXPANDED_STOP)
+                    child.end_early(UNEXPANDED_STOP)
 
 
 def _session(node: Play, agent: str, number: int) -> str:

@@ -22,7 +22,7 @@ from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.rollout.player import EpisodePlayer
 from mrlm_pl.runs.console import EpisodeProgress
 from mrlm_pl.runs.evaluation import Model, Precision, SeatedModel, generation_precision, sampling_from
-from mrlm_pl.settings import as_settings, at_least, naming_unknown, plain
+from mrlm_pl.settings import as_settings, at_least, check_arguments, plain
 
 CHUNK = 64
 """Episodes of one temperature that are played together, and with those of the others written at once."""
@@ -34,7 +34,7 @@ TEMPERATURE = "temperature"
 """Among an episode's metrics: the temperature that all of its turns were sampled at."""
 
 
-@naming_unknown
+@check_arguments
 def collect(
     model: Model,
     environment: str | type[Environment] | Environment | None = None,

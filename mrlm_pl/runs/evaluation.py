@@ -15,7 +15,7 @@ from transformers.utils.logging import disable_progress_bar
 from mrlm_pl.engines import Engine, InProcessEngine
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.environment import Environment
-from mrlm_pl.errors import ConfigurationError, meant, tell
+from mrlm_pl.errors import ConfigurationError, did_you_mean, tell
 from mrlm_pl.evaluation.arena import ArenaReport, arena_report
 from mrlm_pl.evaluation.report import EvaluationReport
 from mrlm_pl.evaluation.summary import evaluation_specs, summarize
@@ -26,7 +26,7 @@ from mrlm_pl.rollout.play import EpisodeSpec, Seat
 from mrlm_pl.rollout.player import EpisodePlayer
 from mrlm_pl.runs.plugins import environment_from, find_environment
 from mrlm_pl.runs.records.run import SAVED, SETTINGS_OF_TOKENS, SINGLE, RecordedRun, checkpoints_of, read_run
-from mrlm_pl.settings import as_settings, at_least, check_served_by, naming_unknown, one_of
+from mrlm_pl.settings import as_settings, at_least, check_arguments, check_served_by, one_of
 
 Model: TypeAlias = str | Path | Policy | Mapping[str, Policy]
 """A run folder, model folder, hub id or ``builtin:tiny``; a policy, or several by name."""
@@ -93,7 +93,7 @@ class SeatedModel:
         self.name = name or (played.name if played else None) or self.environment.name
         for agent in seats or {}:
             if agent not in (agents := self.environment.agents):
-                hint = meant(agent, agents, f"the agents are {', '.join(agents)}")
+                hint = did_you_mean(agent, agents, f"the agents are {', '.join(agents)}")
                 raise ConfigurationError(f"seats: environment {self.name!r} has no agent {agent!r}; {hint}")
 
     def play_with(self, model: Model) -> None:
@@ -276,7 +276,7 @@ def check_served(places: Mapping[str, str], policies: Mapping[str, Any], label: 
     """
     for name, place in places.items():
         if isinstance(policies.get(name), Policy | None):
-            hint = meant(name, policies, f"the policies are {sorted(policies)}")
+            hint = did_you_mean(name, policies, f"the policies are {sorted(policies)}")
             raise ConfigurationError(f"served_by: {label!r} has no policy {name!r} to be served; {hint}")
         check_served_by(place, f"policies.{name}: ")
 
@@ -366,7 +366,7 @@ def loaded_policies(given: Mapping[str, Policy | Mapping[str, Any]], device: str
     return found
 
 
-@naming_unknown
+@check_arguments
 def evaluate(
     model: Model,
     environment: str | type[Environment] | Environment | None = None,

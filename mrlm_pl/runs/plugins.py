@@ -25,7 +25,7 @@ from types import ModuleType
 from typing import Any, get_origin
 
 from mrlm_pl.environment import Environment
-from mrlm_pl.errors import ConfigurationError, MRLMError, meant, place_of_error
+from mrlm_pl.errors import ConfigurationError, MRLMError, did_you_mean, source_line_of_error
 from mrlm_pl.grouping import mapped
 
 GROUP = "mrlm_pl.plugins"
@@ -101,7 +101,8 @@ def dotted_path(name: str) -> str:
         return name
     file = Path(match.group(1)).expanduser().resolve()
     if not file.is_file():
-        hint = meant(file.name, [item.name for item in file.parent.glob("*.py")], f"it is looked for in {file.parent}")
+        beside = [item.name for item in file.parent.glob("*.py")]
+        hint = did_you_mean(file.name, beside, f"it is looked for in {file.parent}")
         raise ConfigurationError(f"{name!r}: there is no file {match.group(1)!r}; {hint}")
     if str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))
@@ -132,13 +133,14 @@ def imported(name: str) -> Any:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise ImportError(_import_fault(module, error)) from error
         rest, beside = "its folder must be the working folder or on PYTHONPATH", Path.cwd().glob("*.py")
-        hint = meant(error.name, [item.stem for item in beside], rest)
+        hint = did_you_mean(error.name, [item.stem for item in beside], rest)
         raise ImportError(f"there is no module {error.name!r}; {hint}") from error
     except Exception as error:  # a module may fail in any way while it is imported
         raise ImportError(_import_fault(module, error)) from error
     if not hasattr(found, attribute):
         public = [item for item in vars(found) if not item.startswith("_")]
-        raise ImportError(f"module {module!r} has no {attribute!r}; {meant(attribute, public, 'check its spelling')}")
+        hint = did_you_mean(attribute, public, "check its spelling")
+        raise ImportError(f"module {module!r} has no {attribute!r}; {hint}")
     return getattr(found, attribute)
 
 
@@ -146,7 +148,7 @@ def _import_fault(module: str, error: Exception) -> str:
     if isinstance(error, SyntaxError) and error.filename:
         found = f"{error.filename}:{error.lineno}"
     else:
-        found = place_of_error(error)
+        found = source_line_of_error(error)
     return f"importing {module!r} failed: {type(error).__name__}: {error}{f' ({found})' if found else ''}"
 
 
@@ -227,7 +229,7 @@ def find_environment(name: str) -> type[Environment]:
     known = {cls.__name__: cls for cls in subclasses(Environment) if not inspect.isabstract(cls)} | named
     if name in known:
         return known[name]
-    hint = meant(name, known, f"they are {', '.join(named)}")
+    hint = did_you_mean(name, known, f"they are {', '.join(named)}")
     raise ConfigurationError(f"there is no environment {name!r}; {hint}, or a path such as my_file.MyEnvironment")
 
 

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from mrlm_pl.durable_files import replacing
-from mrlm_pl.errors import ConfigurationError, RemoteError, meant
+from mrlm_pl.errors import ConfigurationError, RemoteError, did_you_mean
 from mrlm_pl.model_folders import ADAPTER_FOLDER, exported_policies, policy_folder
 from mrlm_pl.runs.model_card import CARD, may_be_hub_id, model_card
 
@@ -94,6 +94,6 @@ def _folder(run: str, policy: str | None) -> Path:
         return Path(os.path.abspath(policy_folder(run, "run")))
     found = {path.name: path for path in exported_policies(folder)}
     if policy not in found:
-        hint = meant(policy, found, f"it has {sorted(found) or 'no policies yet'}")
+        hint = did_you_mean(policy, found, f"it has {sorted(found) or 'no policies yet'}")
         raise ConfigurationError(f"policy: the run {run!r} has no exported policy {policy!r}; {hint}")
     return found[policy]

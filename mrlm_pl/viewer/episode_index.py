@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mrlm_pl.episode_files import not_kept
-from mrlm_pl.errors import ConfigurationError, DataError, meant
+from mrlm_pl.errors import ConfigurationError, DataError, did_you_mean
 from mrlm_pl.grouping import grouped
 from mrlm_pl.viewer.line_file import LONGEST_LINE, LineFile
 from mrlm_pl.viewer.records import (
@@ -220,7 +220,7 @@ class EpisodeIndex:
             notes += file.notes()
         listed = "; ".join(["`mrlm view RUN` lists them", *notes])
         ids = itertools.islice((row.id for file in self.newest_first() for row in reversed(file.rows)), NEWEST)
-        raise DataError(f"there is no episode {episode!r} in this run; {meant(episode, ids, listed)}")
+        raise DataError(f"there is no episode {episode!r} in this run; {did_you_mean(episode, ids, listed)}")
 
     def branches(self, episode: str) -> dict[str, Any]:
         """Return the turn tree that an episode is a path of; see :func:`mrlm_pl.viewer.records.branches_of`.

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from mrlm_pl.errors import ConfigurationError, meant
+from mrlm_pl.errors import ConfigurationError, did_you_mean
 from mrlm_pl.evaluation.intervals import difference_interval, mean_interval
 from mrlm_pl.evaluation.score_table import new_figure
 from mrlm_pl.grouping import distinct_tails
@@ -212,7 +212,7 @@ def compare_seeds(
     ]
     if not logged:
         known = {name for columns in curves.values() for name in columns if not name.startswith("progress/")}
-        hint = meant(metric, known, f"they have {', '.join(sorted(known)) or 'no metrics.csv'}")
+        hint = did_you_mean(metric, known, f"they have {', '.join(sorted(known)) or 'no metrics.csv'}")
         if usable:
             hint = f"compare it with `--at {usable[0]}`"
         states = "".join(f"; {name}{_state(run)}" for name, run in runs.items() if _state(run))

@@ -32,7 +32,7 @@ ASKED = [Message("user", "?")]
 
 def order(*due: str) -> TurnOrder:
     made = TurnOrder("game", ("a", "b"))
-    made.began(dict.fromkeys(due, ASKED))
+    made.record_reset(dict.fromkeys(due, ASKED))
     return made
 
 
@@ -40,7 +40,7 @@ def test_who_gets_an_observation_acts_next() -> None:
     turns = order("b")
     assert turns.due == ("b",)
     turns.check_actions({"b": SAID})
-    turns.stepped(Step({"a": ASKED, "b": ASKED}))
+    turns.record_step(Step({"a": ASKED, "b": ASKED}))
     assert turns.due == ("a", "b")
 
 
@@ -72,7 +72,7 @@ def test_a_step_that_breaks_the_contract_is_named(step: Step, message: str) -> N
     turns = order("a")
     turns.check_actions({"a": SAID})
     with pytest.raises(EnvironmentContractError, match=message):
-        turns.stepped(step)
+        turns.record_step(step)
 
 
 @pytest.mark.parametrize("data", [["question"], None, "question"])
@@ -159,7 +159,7 @@ def test_rewards_must_be_numbers(reward: float) -> None:
     turns = order("a")
     turns.check_actions({"a": SAID})
     with pytest.raises(NonFiniteError, match=r"'game'.*'a'"):
-        turns.stepped(Step(rewards={"a": reward}, done=True, stop_reason="end"))
+        turns.record_step(Step(rewards={"a": reward}, done=True, stop_reason="end"))
 
 
 def test_actions_out_of_order_are_refused() -> None:

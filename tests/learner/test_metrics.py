@@ -326,8 +326,8 @@ def test_the_numbers_of_a_fit_are_in_its_rows(model_folder: Path, echo: Any, qui
     algorithm, data = short(model_folder, echo)
     quiet_trainer(logger=rows, log_every_n_steps=4).fit(algorithm, data)
     assert [(step, "train/loss" in row) for step, row in rows.rows] == [(3, True), (5, True)]
-    assert algorithm.metrics.row == {}
-    algorithm.metrics.row = {"left": 1.0}  # by a fit that was interrupted
+    assert algorithm.metrics.unwritten == {}
+    algorithm.metrics.unwritten = {"left": 1.0}  # by a fit that was interrupted
     _, data = short(model_folder, echo)
     quiet_trainer(logger=rows, log_every_n_steps=4).fit(algorithm, data)
     assert not any("left" in row for _, row in rows.rows)

@@ -249,7 +249,7 @@ def test_decisions_that_are_not_due_never_reach_the_environment() -> None:
 
     player = EpisodePlayer({"relay": Watched()}, seats("a", "b"), ScriptedEngine())
     wrong, right = (
-        player.start(EpisodeSpec(name, Watched().tasks("train")[0], name, seed=0), 1) for name in ("wrong", "right")
+        player.new_play(EpisodeSpec(name, Watched().tasks("train")[0], name, seed=0), 1) for name in ("wrong", "right")
     )
 
     async def step() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from mrlm_environments.data_tasks import opening
 from mrlm_environments.libraries import asked_for, library
 from mrlm_pl.environment import Message, Outcome, SeededTasks, SingleAgentEnvironment, Task, TaskSource
-from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, meant
+from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, did_you_mean
 from mrlm_pl.settings import between, positive
 
 INDICES = 1 << 31
@@ -158,7 +158,7 @@ class ReasoningGymEnvironment(SingleAgentEnvironment):
     def _dataset(self, name: str) -> Any:
         datasets, settings = _library().factory.DATASETS, self.generators[name]
         if name not in datasets:
-            hint = meant(name, datasets, f"there are {len(datasets)}, such as {', '.join(sorted(datasets)[:5])}")
+            hint = did_you_mean(name, datasets, f"there are {len(datasets)}, such as {', '.join(sorted(datasets)[:5])}")
             raise ConfigurationError(f"reasoning_gym: there is no generator {name!r}; {hint}")
         own = [field.name for field in dataclasses.fields(datasets[name][1]) if field.name not in ("seed", "size")]
         if not set(settings) <= set(own):

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from mrlm_environments.libraries import asked_for, library
 from mrlm_pl.environment import Environment, Message, Observations, SeededTasks, Step, Task, TaskSource
-from mrlm_pl.errors import ConfigurationError, meant
+from mrlm_pl.errors import ConfigurationError, did_you_mean
 from mrlm_pl.settings import at_least
 
 _DOWNLOADS = re.compile(r"nltk\.download|EnglishDictionary")
@@ -157,7 +157,7 @@ class TextArenaEnvironment(Environment):
         arena = library("textarena", "textarena")
         games = arena.envs.registration.ENV_REGISTRY
         if self.id not in games:
-            known = meant(self.id, games, f"TextArena {arena.__version__} has {len(games)} games")
+            known = did_you_mean(self.id, games, f"TextArena {arena.__version__} has {len(games)} games")
             raise ConfigurationError(f"textarena: there is no game {self.id!r}; {known}")
         entry = games[self.id].entry_point
         if isinstance(entry, str):

@@ -16,6 +16,7 @@ from mrlm_pl.settings import at_least, some_of, whole_range
 
 ALL_PASSED, INVALID = 1.0, -0.5
 MAX_PROGRAM_CHARACTERS = 100_000
+MAX_FAULT_CHARACTERS = 500
 
 
 class CodeEnvironment(SingleAgentEnvironment):
@@ -102,31 +103,31 @@ class CodeEnvironment(SingleAgentEnvironment):
         self._attempts += 1
         data = self._task.data
         program = program_of(message.content[:MAX_PROGRAM_CHARACTERS], data["given"], data["entry"])
-        found = grade(self.sandbox, program, tests_of(data))
-        valid = found.loaded and found.ending != "time"
+        result = grade(self.sandbox, program, tests_of(data))
+        valid = result.loaded and result.ending != "time"
         components = {
-            "tests": found.counted,
-            "all_passed": ALL_PASSED * found.solved,
+            "tests": result.counted,
+            "all_passed": ALL_PASSED * result.solved,
             "invalid": 0.0 if valid else INVALID,
         }
         change = {name: value - self._rewarded.get(name, 0.0) for name, value in components.items()}
         self._rewarded = components
-        last = found.solved or self._attempts == self.max_attempts
+        last = result.solved or self._attempts == self.max_attempts
         return Outcome(
             change,
-            observation=None if last else f"{in_words(found)} Try again.",
+            observation=None if last else f"{feedback_on(result)} Try again.",
             stop_reason="answered" if valid else "invalid_program",
-            success=found.solved,
-            metrics={"valid": float(valid), "isolation": float(STRENGTH[found.isolation])},
+            success=result.solved,
+            metrics={"valid": float(valid), "isolation": float(STRENGTH[result.isolation])},
         )
 
 
-def in_words(found: Grade) -> str:
+def feedback_on(result: Grade) -> str:
     """Return the feedback on a program that did not solve its task."""
-    if found.ending == "time":
+    if result.ending == "time":
         return "The program took too long."
-    if not found.loaded:
-        return f"The program could not be loaded: {clipped(found.fault or 'it ended', 500)}"
-    if found.ending is not None:
+    if not result.loaded:
+        return f"The program could not be loaded: {clipped(result.fault or 'it ended', MAX_FAULT_CHARACTERS)}"
+    if result.ending is not None:
         return "The program ended its process while it was tested."
-    return f"{found.passed} of {found.run} tests passed."
+    return f"{result.passed} of {result.run} tests passed."

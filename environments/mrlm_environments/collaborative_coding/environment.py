@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, get_args
 
-from mrlm_environments.code.environment import in_words
+from mrlm_environments.code.environment import feedback_on
 from mrlm_environments.code.generated import KINDS, MAX_DIFFICULTY, CodeKind, generate_data
 from mrlm_environments.code.rows import COMPLETE, ROW_FORM, entry_of, identity, program_of, task_data, tests_of
 from mrlm_environments.collaborative_coding.aux_use import AUX, AuxUse, aux_use, compiles, defines, without
@@ -202,7 +202,7 @@ class CollaborativeCodingEnvironment(Environment):
         }
         lines = [f"- {level}: {'yes' if passed else 'no'}" for level, passed in levels.items()]
         if details and parts["parses"]:
-            lines.append(in_words(found))
+            lines.append(feedback_on(found))
             for test in self._revealed:
                 alone = tests_of({**self._data, "tests": [test], "names": [self._entry]})
                 if not grade(self.sandbox, judged.program, alone).solved:

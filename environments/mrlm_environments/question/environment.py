@@ -20,10 +20,10 @@ from mrlm_pl.concurrency.calls import in_daemon, together
 from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource
 from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.errors import ConfigurationError, DataError, EnvironmentContractError, NonFiniteError
-from mrlm_pl.settings import as_settings, naming_unknown
+from mrlm_pl.settings import as_settings, check_arguments
 
 
-@naming_unknown
+@check_arguments
 @dataclass(frozen=True)
 class Reward:
     """A reward function and its weight.

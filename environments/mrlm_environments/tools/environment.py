@@ -18,7 +18,7 @@ from mrlm_pl.answers.numbers import equal_answers, number_value
 from mrlm_pl.environment import Message, Outcome, SingleAgentEnvironment, Task, TaskSource, ToolSchema
 from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.environment.tools import Tool, ToolCall, ToolError, ToolSet, answered, requested_calls, stated_answer
-from mrlm_pl.errors import ConfigurationError, meant
+from mrlm_pl.errors import ConfigurationError, did_you_mean
 from mrlm_pl.settings import at_least, between, some_of
 
 CORRECT, TOOLS, SPEED = 0.5, 0.3, 0.2
@@ -226,7 +226,7 @@ def _built(item: ToolSet | str) -> ToolSet:
     if not isinstance(item, str):
         return item
     if item not in BUILT_IN:
-        hint = meant(item, BUILT_IN, f"known are: {', '.join(BUILT_IN)}")
+        hint = did_you_mean(item, BUILT_IN, f"known are: {', '.join(BUILT_IN)}")
         raise ConfigurationError(f"tools: there is no tool {item!r}; {hint}")
     return BUILT_IN[item]()
 

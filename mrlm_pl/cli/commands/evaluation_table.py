@@ -24,7 +24,7 @@ from mrlm_pl.cli.parsing.configuration import ARGUMENTS, CLASS, loaded, merged
 from mrlm_pl.cli.parsing.environment_option import RunOptions, environment_config, read, read_with_run, shown_settings
 from mrlm_pl.cli.parsing.output import output_file
 from mrlm_pl.durable_files import write_json
-from mrlm_pl.errors import DEBUG_VARIABLE, ConfigurationError, MRLMError, meant, tell, writing
+from mrlm_pl.errors import DEBUG_VARIABLE, ConfigurationError, MRLMError, did_you_mean, tell, writing
 from mrlm_pl.evaluation.comparison import read_report
 from mrlm_pl.evaluation.report import interval_text
 from mrlm_pl.evaluation.score_table import Score, measures, plot, score_of, table
@@ -257,7 +257,7 @@ def _check_agents(seats: Mapping[str, str], columns: Sequence[Column]) -> None:
             return
     for agent in seats:
         if agent not in agents:
-            hint = meant(agent, agents, f"the agents are {', '.join(dict.fromkeys(agents))}")
+            hint = did_you_mean(agent, agents, f"the agents are {', '.join(dict.fromkeys(agents))}")
             raise ConfigurationError(f"seats: no environment of the table has an agent {agent!r}; {hint}")
 
 

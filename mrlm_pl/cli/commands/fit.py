@@ -24,9 +24,9 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from mrlm_pl.cli.parsing.config_files import config_files, option_values
 from mrlm_pl.cli.parsing.parser import ShortErrors
 from mrlm_pl.cli.parsing.run_configuration import SaveConfig
-from mrlm_pl.cli.start_up import release_collection
+from mrlm_pl.cli.start_up import resume_garbage_collection
 from mrlm_pl.data import RolloutDataModule
-from mrlm_pl.errors import ConfigurationError, meant, tell
+from mrlm_pl.errors import ConfigurationError, did_you_mean, tell
 from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.runs import LastCheckpoint, Trainer
 from mrlm_pl.runs.console import outliving_readers, silence_noise
@@ -144,7 +144,7 @@ class RunCommand(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         """Check names that Lightning answers late or without the nearest one; everything is imported and parsed now."""
-        release_collection()
+        resume_garbage_collection()
         trainer, data = self.config.trainer, imported(self.config.data.class_path)
         check_strategy(trainer)
         if self.stage == "predict" and data.predict_dataloader is LightningDataModule.predict_dataloader:
@@ -206,7 +206,7 @@ def check_strategy(trainer: Namespace) -> None:
         if key == "strategy" and "." in value:
             fault = f"trainer.strategy: a class must be written as `strategy: {{class_path: {value}}}` in a file"
             raise ConfigurationError(f"{fault}, or as `--trainer.strategy {value}` followed by one of its options")
-        hint = meant(value, known, f"known are: {', '.join(known)}")
+        hint = did_you_mean(value, known, f"known are: {', '.join(known)}")
         raise ConfigurationError(f"trainer.{key}: there is no {key} {value!r}; {hint}")
 
 

@@ -26,7 +26,7 @@ from mrlm_pl.cli.parsing.parameter_types import (
     takes_functions,
 )
 from mrlm_pl.environment import Environment
-from mrlm_pl.errors import MRLMError, nearest, nearest_path, place_of, tell
+from mrlm_pl.errors import MRLMError, nearest, nearest_path, source_line_of_class, tell
 from mrlm_pl.runs.plugins import (
     class_path,
     dotted_path,
@@ -162,7 +162,7 @@ def checked(arguments: Mapping[str, Any], cls: type, key: str) -> dict[str, Any]
         if known[name] is inspect.Parameter.empty and isinstance(value, Mapping):
             inner, _ = next(leaves(value, f"{key}.{name}"))
             fault = f"the parameter {name!r} of {cls.__name__} has no type hint, so its settings are unknown"
-            remedy = f"annotate it, as in `{name}: dict[str, Policy] | None = None`{place_of(cls)}"
+            remedy = f"annotate it, as in `{name}: dict[str, Policy] | None = None`{source_line_of_class(cls)}"
             raise MistakeError(inner, f"{fault}; {remedy}")
         found[name] = resolved(value, known[name], f"{key}.{name}")
     return found
@@ -288,7 +288,7 @@ def named_class(name: str, bases: Sequence[type], key: str) -> Any:
         found = _imported(path, name, key)
         if missing := sorted(getattr(found, "__abstractmethods__", ())):
             lacking = ", ".join(missing)
-            raise MistakeError(key, f"{path} does not define {lacking}; define it{place_of(found)}")
+            raise MistakeError(key, f"{path} does not define {lacking}; define it{source_line_of_class(found)}")
         if not isinstance(found, type):
             raise MistakeError(key, f"{path} is a {type(found).__name__}, not a class")
         return found

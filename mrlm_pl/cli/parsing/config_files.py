@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from mrlm_pl.errors import ConfigurationError, meant, nearest
+from mrlm_pl.errors import ConfigurationError, did_you_mean, nearest
 
 _OPTION = "--config"
 _SUFFIXES = (".yaml", ".yml")
@@ -140,7 +140,7 @@ def unknown_key(owner: str, key: str, known: Collection[str]) -> str:
     """Return the message for a key that a class does not have."""
     if not known:
         return f"{owner} has no {key!r} (it has no settings)"
-    return f"{owner} has no {key!r}; {meant(key, known, 'it accepts: ' + ', '.join(known))}"
+    return f"{owner} has no {key!r}; {did_you_mean(key, known, 'it accepts: ' + ', '.join(known))}"
 
 
 def _composed(file: Path) -> yaml.Node | None:

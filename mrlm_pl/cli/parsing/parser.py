@@ -19,7 +19,7 @@ from mrlm_pl.cli.parsing.classes import LOSS, accepted, checked, helped, resolve
 from mrlm_pl.cli.parsing.config_files import MistakeError, check_files, file_of_key, option_values
 from mrlm_pl.cli.parsing.configuration import CLASS, leaves, loaded, merged
 from mrlm_pl.cli.parsing.early_check import training_options
-from mrlm_pl.errors import DEBUG_VARIABLE, SYNONYMS, ConfigurationError, MRLMError, nearest, place_of_error
+from mrlm_pl.errors import DEBUG_VARIABLE, SYNONYMS, ConfigurationError, MRLMError, nearest, source_line_of_error
 from mrlm_pl.runs.plugins import imported
 
 _UNACCEPTED = re.compile(r"(?:Group '([^']+)' does not accept option|Option) '([^']+)'")
@@ -107,7 +107,7 @@ class ShortErrors:
                 refusals[-1].__cause__ = error.__cause__
                 raise
             except Exception as error:  # a class of the user's may raise anything
-                found = place_of_error(error)
+                found = source_line_of_error(error)
                 where = f" ({found})" if found else f"; for its traceback set {DEBUG_VARIABLE}=1"
                 text = f"{cls.__name__} cannot be made: {type(error).__name__}: {error}{where}"
                 refused = ConfigurationError(" ".join(text.split()))

@@ -25,14 +25,14 @@ from mrlm_pl.learner.ranks import data_parallel_rank
 from mrlm_pl.losses import BatchTotals
 from mrlm_pl.policy import Policy
 from mrlm_pl.seeding import derive_seed
-from mrlm_pl.settings import NamesUnknown, at_least
+from mrlm_pl.settings import ChecksArguments, at_least
 
 logger = logging.getLogger(__name__)
 
 DataSplit = Literal["train", "validation", "test"]
 
 
-class FixedDataModule(NamesUnknown, LightningDataModule, ABC):
+class FixedDataModule(ChecksArguments, LightningDataModule, ABC):
     """Base of the data modules over files: a subclass reads examples, tokenizes them and makes tensors of them.
 
     The position in an epoch counts examples, so a run may continue with another batch size or number of ranks.

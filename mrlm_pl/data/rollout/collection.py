@@ -58,7 +58,7 @@ class CollectionObserver(ABC):
         """
 
 
-class Collection:
+class RolloutCollection:
     """Collects one rollout per iteration, and keeps the state of a run beside the rows: tasks, totals, groups ahead.
 
     Logged once an iteration under ``rollout/``: ``reward``, ``success``, ``entropy`` (Monte-Carlo estimate in nats
@@ -182,7 +182,7 @@ class Collection:
             if self._writes:  # also what cannot be trained on
                 everything = collected.played
                 self._writer.write(iteration_file(folder, iteration, data_parallel_rank(trainer)), everything)
-        metrics = self._logged(iteration, collected, groups, seconds, judging)
+        metrics = self._record(iteration, collected, groups, seconds, judging)
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, CollectionObserver):
                 callback.on_collection(trainer, played)
@@ -216,10 +216,10 @@ class Collection:
             rows.trajectories, rows.compared = (), ()  # the rows live longer than the episodes
         return tables
 
-    def _logged(
+    def _record(
         self, iteration: int, collected: Collected, groups: Sequence[int], seconds: float, judging: set[str]
     ) -> dict[str, float]:
-        """Return the numbers to log, over all ranks, and warn of a rollout without a learning signal."""
+        """Add a rollout to the run's totals, curriculum and alarms; return the numbers to log, over all ranks."""
         own = self._measured(iteration, collected, groups, seconds, judging)
         measured = functools.reduce(CollectionSums.plus, gather_ranks(self.trainer, own))
         first = data_parallel_rank(self.trainer)[0] == 0

@@ -33,12 +33,12 @@ def success_counts(episodes: Sequence[Episode], judging: Collection[str]) -> dic
     Paths of a turn tree count by :func:`path_weights`; what failed is no outcome.
     """
     played = [episode for episode in episodes if not episode.failed]
-    found = []
+    counted = []
     for episode, weight in zip(played, path_weights(played), strict=True):
         name = episode.task.environment
         counts = name in judging and episode.stop_reason not in (THRESHOLD_STOP, UNEXPANDED_STOP)
-        found.append((name, (weight * bool(episode.success), weight) if counts else (0.0, 0.0)))
-    return summed_pairs(found)
+        counted.append((name, (weight * bool(episode.success), weight) if counts else (0.0, 0.0)))
+    return summed_pairs(counted)
 
 
 def reward_sums(episodes: Sequence[Episode]) -> tuple[float, float]:
@@ -52,10 +52,10 @@ def reward_sums(episodes: Sequence[Episode]) -> tuple[float, float]:
 def distinct_turns(episodes: Sequence[Episode]) -> list[tuple[Turn, Trajectory]]:
     """Return every sampled decision once, with a row that has it; paths of a turn tree share some."""
     plain = [episode for episode in episodes if not branches(episode)]
-    found = [(turn, row) for episode in plain for row in episode.rows() for turn in row.turns if not turn.scripted]
+    decisions = [(turn, row) for episode in plain for row in episode.rows() for turn in row.turns if not turn.scripted]
     for tree in map(TurnTree.of, by_group(filter(branches, episodes)).values()):
-        found += tree.decisions.values()
-    return found
+        decisions += tree.decisions.values()
+    return decisions
 
 
 def path_weights(episodes: Sequence[Episode]) -> list[float]:
@@ -196,11 +196,11 @@ class CollectionSums:
 
     def metrics(self) -> dict[str, float]:
         """Return the numbers to log."""
-        found = {
+        logged = {
             prefix + name: mean for prefix, parts in self.components.items() for name, mean in parts.means().items()
         }
-        found |= {name: total / count for name, (total, count) in self.means.items() if count}
-        return without_sole_owners(found, "rollout/") | self.sums
+        logged |= {name: total / count for name, (total, count) in self.means.items() if count}
+        return without_sole_owners(logged, "rollout/") | self.sums
 
 
 def _measured(
@@ -210,15 +210,15 @@ def _measured(
     values: dict[str, list[tuple[float, float]]] = {}
     for episode, weight in zip(episodes, weights, strict=True):
         environment = episode.task.environment
-        found = {f"{environment}/{name}": value for name, value in episode.metrics.items()}
-        found["reward"] = episode.reward
+        own = {f"{environment}/{name}": value for name, value in episode.metrics.items()}
+        own["reward"] = episode.reward
         if environment in judging and episode.stop_reason not in (THRESHOLD_STOP, UNEXPANDED_STOP):
-            found["success"] = float(bool(episode.success))
+            own["success"] = float(bool(episode.success))
             if VERIFIER_SCORE in episode.metrics:
-                found[f"{environment}/accuracy"] = found["success"]
+                own[f"{environment}/accuracy"] = own["success"]
         if by_task:
-            found |= {f"{environment}/{name}": found[name] for name in _OF_TASKS if name in found}
-        for name, value in found.items():
+            own |= {f"{environment}/{name}": own[name] for name in _OF_TASKS if name in own}
+        for name, value in own.items():
             values.setdefault(f"rollout/{name}", []).append((value, weight))
     return values
 
@@ -397,7 +397,7 @@ class VerifierWatch:
         Args:
             means: sum and count of the iteration's logged means, by name.
         """
-        found: list[str] = []
+        lines: list[str] = []
         for name, (total, count) in means.items():
             environment = name.removeprefix("rollout/").removesuffix(f"/{VERIFIER_SCORE}")
             right = means.get(f"rollout/{environment}/accuracy")
@@ -412,13 +412,13 @@ class VerifierWatch:
             before, after = _pooled(first), _pooled(latest)
             if diverged(before, after):
                 self._warned.append(environment)
-                found.append(
+                lines.append(
                     f"{environment}: the verifier's score has risen from {before[0] / before[1]:.3f} to "
                     f"{after[0] / after[1]:.3f} while the accuracy has fallen from {before[2] / before[3]:.3f} to "
                     f"{after[2] / after[3]:.3f}: the policy learns to please the verifier. Stop the run at its best "
                     "accuracy; train the verifier on answers of this policy, or raise model.kl.coefficient"
                 )
-        return "\n".join(found) or None
+        return "\n".join(lines) or None
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""

@@ -10,7 +10,7 @@ from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.utilities import rank_zero_only
 
 from mrlm_pl.data.rollout import checks
-from mrlm_pl.data.rollout.collection import Collection
+from mrlm_pl.data.rollout.collection import RolloutCollection
 from mrlm_pl.data.rollout.collectors.asynchronous import AsyncOptions
 from mrlm_pl.data.rollout.collectors.groups import FailedMembers, GroupPlan
 from mrlm_pl.data.rollout.collectors.players import Players, StaleSnapshots
@@ -31,10 +31,10 @@ from mrlm_pl.learner.ranks import data_parallel_rank, gather_ranks
 from mrlm_pl.rollout.cross_policy import CrossPolicy
 from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.rollout.rounds import RoundOptions
-from mrlm_pl.settings import NamesUnknown, as_settings, at_least, check_instance, one_of, positive
+from mrlm_pl.settings import ChecksArguments, as_settings, at_least, check_instance, one_of, positive
 
 
-class RolloutDataModule(NamesUnknown, LightningDataModule):
+class RolloutDataModule(ChecksArguments, LightningDataModule):
     """Collects episodes with the current weights and serves them as mini-batches.
 
     An iteration is one rollout of ``groups`` tasks with ``group_size`` episodes each, followed by ``passes`` times
@@ -43,7 +43,7 @@ class RolloutDataModule(NamesUnknown, LightningDataModule):
     algorithm allows it, as policy gradients do. The result does not depend on it. All randomness is a function of
     ``seed`` and the position. ``stream`` holds rows and position
     (:class:`~mrlm_pl.data.rollout.stream.TrainingStream`), and
-    ``collection`` collects, saves and measures (:class:`~mrlm_pl.data.rollout.collection.Collection`).
+    ``collection`` collects, saves and measures (:class:`~mrlm_pl.data.rollout.collection.RolloutCollection`).
 
     Args:
         environment: where episodes are played; several make a multi-task run.
@@ -169,9 +169,8 @@ class RolloutDataModule(NamesUnknown, LightningDataModule):
         plan = GroupPlan(self.tasks.stream, groups, sizes, seed, resample_rounds, failed_members, member_rounds)
         saved = EpisodeRetention() if save_episodes is True else save_episodes or None
         saved = None if saved is None else as_settings(EpisodeRetention, saved, "data.save_episodes")
-        self.collection = Collection(
-            self.tasks, self.players, plan, self.sampling, rounds, lag, self.async_options, saved
-        )
+        parts = (self.tasks, self.players, plan, self.sampling)
+        self.collection = RolloutCollection(*parts, rounds, lag, self.async_options, saved)
         self.stream = TrainingStream(self.collection, passes, minibatches, iterations)
 
     def algorithm(self) -> Algorithm:
@@ -193,7 +192,13 @@ class RolloutDataModule(NamesUnknown, LightningDataModule):
         agents = [agent for environment in self.environments.values() for agent in environment.agents]
         updates = self._updates(trainer)
         self.check(learner, trainer, stage)
-        learner.meet_rollouts(RolloutFacts(dict.fromkeys(agents), list(self.environments), self.players.given, updates))
+        facts = RolloutFacts(
+            agents=dict.fromkeys(agents),  # each once, in order
+            environments=list(self.environments),
+            engine=self.players.configured_engine,
+            updates=updates,
+        )
+        learner.meet_rollouts(facts)
         if stage == "fit":
             if getattr(self.collection, "learner", learner) is not learner:
                 self.stream.restart()
@@ -220,7 +225,7 @@ class RolloutDataModule(NamesUnknown, LightningDataModule):
             settings.check_policies([*learner.policies], f"data.{option}")
             if option == "sampling" or settings != self.sampling:
                 rank_zero_only(settings.warn_of_windows)(windows, f"data.{option}")
-        plan, stream, engine = self.collection.plan, self.stream, self.players.given
+        plan, stream, engine = self.collection.plan, self.stream, self.players.configured_engine
         if engine is not None:
             check_servers(engine, [name for name in learner.policies if learner.policy(name).trained])
         if stage != "fit":
@@ -234,7 +239,7 @@ class RolloutDataModule(NamesUnknown, LightningDataModule):
         check_engine = partial(checks.check_logprobs, learner)
         if engine is not None:  # again with its first weights: a pool knows its workers' engine only then
             check_engine(engine)
-            self.players.check = check_engine
+            self.players.check_engine = check_engine
 
     def train_dataloader(self) -> TrainingStream:
         self.algorithm()  # raises without a trainer

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mrlm_pl.data.rollout.collection import Collection
+from mrlm_pl.data.rollout.collection import RolloutCollection
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.batch import Batch, PolicyBatch
 from mrlm_pl.learner.contract import RolloutLearner
@@ -24,7 +24,7 @@ from mrlm_pl.trainer.bounds import batches_in_all, batches_served
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class GroupPart:
     """The rows of a micro-batch: those of whole groups, or one of several parts of a group's.
 
@@ -47,13 +47,14 @@ class GroupPart:
         >>> [[own.tolist() for own in GroupPart(torch.tensor([0]), n, 2).divided(rows).values()] for n in range(2)]
         [[[3, 4, 5], []], [[], [6, 7]]]
         """
-        least, more = divmod(sum(map(len, rows.values())), self.parts)
-        begin = self.part * least + min(self.part, more)
-        end, found = begin + least + (self.part < more), {}
-        for name, own in rows.items():
-            found[name] = own[max(0, begin) : max(0, end)]
-            begin, end = begin - len(own), end - len(own)
-        return found
+        least, longer = divmod(sum(map(len, rows.values())), self.parts)
+        begin = self.part * least + min(self.part, longer)  # the first ``longer`` parts have a row more
+        end = begin + least + (self.part < longer)
+        own = {}
+        for name, of_policy in rows.items():
+            own[name] = of_policy[max(0, begin) : max(0, end)]
+            begin, end = begin - len(of_policy), end - len(of_policy)  # from now on counted from the next policy's rows
+        return own
 
 
 def prefix_order(token_ids: Tensor) -> Tensor:
@@ -86,7 +87,7 @@ class TrainingStream:
 
     extended, batches_before, left_out = False, 0, 0
 
-    def __init__(self, collection: Collection, passes: int, minibatches: int, iterations: int) -> None:
+    def __init__(self, collection: RolloutCollection, passes: int, minibatches: int, iterations: int) -> None:
         self.collection, self.iterations = collection, iterations
         self.passes, self.minibatches = passes, minibatches
         self.iteration = 0
@@ -265,13 +266,15 @@ def micro_batches(
     names = list(learner.learners)
     policies: list[dict[str, PolicyBatch]] = [{} for _ in parts]
     others: list[dict[str, PolicyBatch]] = [{} for _ in parts]
-    sizes = torch.zeros(len(names), 3 + len(parts), dtype=torch.float64)
+    # One tensor, so that the ranks talk once: of each learner its BatchTotals, and 1 for each part with other rows.
+    fields = len(dataclasses.fields(BatchTotals))
+    sizes = torch.zeros(len(names), fields + len(parts), dtype=torch.float64)
     for size, name in zip(sizes, names, strict=True):
         if name not in orders:
             continue
         own, order = rows[name], orders[name]
         own_totals = batch_totals(own.action_mask[order], own.episode_tokens[order])
-        size[:3] = torch.tensor(astuple(own_totals), dtype=torch.float64)
+        size[:fields] = torch.tensor(dataclasses.astuple(own_totals), dtype=torch.float64)
         acting = own.action_mask.any(-1)
         trained = torch.zeros_like(acting).index_fill(0, learner.rows_with_gradient(own), True)
         for number, part in enumerate(divided):
@@ -280,16 +283,12 @@ def micro_batches(
                 policies[number][name] = own.select(here[trained[here]])
             if (other := ~trained[here] & acting[here]).any():
                 others[number][name] = own.select(here[other])
-                size[3 + number] = 1.0
-    sizes = over_ranks(sizes)
-    totals = {name: BatchTotals(*size[:3].tolist()) for name, size in zip(names, sizes, strict=True) if size[0] > 0}
-    return [
-        Batch(
-            policies[number],
-            totals,
-            without_gradient={
-                name: others[number].get(name) for name, size in zip(names, sizes, strict=True) if size[3 + number] > 0
-            },
-        )
-        for number in range(len(parts))
-    ]
+                size[fields + number] = 1.0
+    of_learners = dict(zip(names, over_ranks(sizes), strict=True))
+    totals = {name: BatchTotals(*size[:fields].tolist()) for name, size in of_learners.items() if size[0] > 0}
+    batches = []
+    for number in range(len(parts)):
+        anywhere = [name for name, size in of_learners.items() if size[fields + number] > 0]
+        without_gradient = {name: others[number].get(name) for name in anywhere}
+        batches.append(Batch(policies[number], totals, without_gradient=without_gradient))
+    return batches

@@ -10,14 +10,14 @@ from typing import Any
 
 from mrlm_pl.environment import Environment, TaskSource
 from mrlm_pl.episode import Episode, Task, Turn
-from mrlm_pl.errors import ConfigurationError, meant
+from mrlm_pl.errors import ConfigurationError, did_you_mean
 from mrlm_pl.seeding import keyed_random
-from mrlm_pl.settings import as_settings, at_least, between, check_instance, naming_unknown, positive
+from mrlm_pl.settings import as_settings, at_least, between, check_arguments, check_instance, positive
 
 logger = logging.getLogger(__name__)
 
 
-@naming_unknown
+@check_arguments
 @dataclass(frozen=True)
 class SuccessRateCurriculum:
     """Gives environments that are neither always nor never solved more of the tasks.
@@ -65,18 +65,18 @@ class SuccessRateCurriculum:
             return dict(base)
         return {name: self.floor * share + (1 - self.floor) * pull[name] / total for name, share in base.items()}
 
-    def updated(self, rates: Mapping[str, float], found: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+    def updated(self, rates: Mapping[str, float], outcomes: Mapping[str, tuple[float, float]]) -> dict[str, float]:
         """Return the success rates after an iteration.
 
         Args:
             rates: before.
-            found: (successes, episodes) of the environments that were played.
+            outcomes: (successes, episodes) of the environments that were played.
 
         >>> SuccessRateCurriculum(rate=0.25).updated({"a": 0.5, "b": 0.5}, {"a": (8, 8)})
         {'a': 0.625, 'b': 0.5}
         """
         after = dict(rates)
-        for name, (successes, episodes) in found.items():
+        for name, (successes, episodes) in outcomes.items():
             if episodes:
                 after[name] += self.rate * (successes / episodes - after[name])
         return after
@@ -215,15 +215,15 @@ class TaskStream:
         for _, _, name in turns:
             self._take(name)
 
-    def update(self, found: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+    def update(self, outcomes: Mapping[str, tuple[float, float]]) -> dict[str, float]:
         """Update the success rates of the curriculum after an iteration, and return the numbers to log.
 
         Args:
-            found: (successes, episodes) over all ranks, by environment that was played; 0 episodes where it does not
+            outcomes: (successes, episodes) over all ranks, by environment that was played; 0 episodes where it does not
                 judge.
         """
         assert self.curriculum is not None
-        for name in sorted({name for name, (_, episodes) in found.items() if not episodes} - self._silent):
+        for name in sorted({name for name, (_, episodes) in outcomes.items() if not episodes} - self._silent):
             self._silent.add(name)
             logger.warning(
                 "environment %r does not say whether its tasks are solved, so data.curriculum leaves its success rate "
@@ -231,7 +231,7 @@ class TaskStream:
                 name,
                 self.rates[name],
             )
-        self.rates = self.curriculum.updated(self.rates, found)
+        self.rates = self.curriculum.updated(self.rates, outcomes)
         shares = self.curriculum.shares(self.shares, self.rates)
         return {f"rollout/{name}/success_rate": rate for name, rate in self.rates.items()} | {
             f"rollout/{name}/weight": share for name, share in shares.items()
@@ -310,7 +310,7 @@ def apportioned(wanted: Mapping[str, float], seats: int) -> dict[str, int]:
     return counts
 
 
-@naming_unknown
+@check_arguments
 @dataclass(frozen=True)
 class TaskSettings:
     """Settings of one environment among several; None is the value for all of them.
@@ -361,7 +361,7 @@ class RunTasks:
         self.environments = named_environments(environments, names)
         given = dict(settings or {})
         for name in given.keys() - self.environments.keys():
-            hint = meant(name, self.environments, f"the environments are {list(self.environments)}")
+            hint = did_you_mean(name, self.environments, f"the environments are {list(self.environments)}")
             raise ConfigurationError(
                 f"data.task_settings names the environment {name!r}, which this run does not have; {hint}"
             )

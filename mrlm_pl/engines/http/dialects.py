@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mrlm_pl.engines.base import ROUNDING, SampleRequest
+from mrlm_pl.engines.base import LARGEST_LOGPROB, SampleRequest
 from mrlm_pl.engines.http.replicas import PassingError
 from mrlm_pl.errors import ConfigurationError, EngineError, RemoteError
 
@@ -228,7 +228,7 @@ def _drawn(token_ids: Sequence[int], logprobs: Sequence[float] | None, ended: st
     if logprobs is None:
         raise ConfigurationError("the server gives no log-probabilities of sampled tokens; training needs them")
     whole = all(type(token) is int and 0 <= token < 2**31 for token in token_ids)
-    fine = all(type(value) in (int, float) and -math.inf < value <= ROUNDING for value in logprobs)
+    fine = all(type(value) in (int, float) and -math.inf < value <= LARGEST_LOGPROB for value in logprobs)
     if not token_ids or len(token_ids) != len(logprobs) or not whole or not fine:
         raise RemoteError(
             f"the server gave {len(token_ids)} tokens {token_ids[:3]}... and {len(logprobs)} log-probabilities "

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from mrlm_pl.errors import ConfigurationError, EngineError, MRLMError, RemoteError
-from mrlm_pl.settings import at_least, is_loopback, naming_unknown, positive
+from mrlm_pl.settings import at_least, check_arguments, is_loopback, positive
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class RefusalError(EngineError):
     """A server understood a request and rejects it."""
 
 
-@naming_unknown
+@check_arguments
 @dataclass(frozen=True)
 class Terms:
     """Deadlines, retries and concurrency of requests.

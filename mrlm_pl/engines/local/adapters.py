@@ -34,13 +34,13 @@ class Adapted(NamedTuple):
         """The base's weight."""
         return self.base.weight
 
-    def of(self, h: Tensor) -> Tensor:
-        """Return each row of ``h`` ``[N, in]`` through its policy's layer, ``[N, out]``; see :meth:`Affine.of`."""
-        return self.base.of(h) + self._low_rank(h)
+    def apply(self, h: Tensor) -> Tensor:
+        """Return each row of ``h`` ``[N, in]`` through its policy's layer, ``[N, out]``; see :meth:`Affine.apply`."""
+        return self.base.apply(h) + self._low_rank(h)
 
-    def added(self, x: Tensor, h: Tensor) -> Tensor:
-        """Return ``x + of(h)``."""
-        return self.base.added(x, h) + self._low_rank(h)
+    def add_to(self, x: Tensor, h: Tensor) -> Tensor:
+        """Return ``x + apply(h)``."""
+        return self.base.add_to(x, h) + self._low_rank(h)
 
     def _low_rank(self, h: Tensor) -> Tensor:
         """Return ``h a.T b.T`` of each policy, ``[N, out]``."""
@@ -123,8 +123,8 @@ class AdaptedWeights:
 
     def _adapted(self, name: str, base: Affine, *modules: Any) -> Affine | Adapted:
         """Return the base's layer with the adapters of its modules, which are stacked along the output."""
-        found = [adapter_factors(module) for module in modules]
-        rank = sum(pair[0].shape[0] for pair in found if pair is not None)
+        factors = [adapter_factors(module) for module in modules]
+        rank = sum(pair[0].shape[0] for pair in factors if pair is not None)
         if not rank:
             return base
         if name not in self._factors:  # their memory stays, for steps that are replayed
@@ -133,7 +133,7 @@ class AdaptedWeights:
             self._factors[name] = tuple(torch.zeros(shape, dtype=like.dtype, device=like.device) for shape in shapes)  # type: ignore[assignment]
         a, b = self._factors[name]
         first = row = 0
-        for module, pair in zip(modules, found, strict=True):
+        for module, pair in zip(modules, factors, strict=True):
             outputs = getattr(module, "base_layer", module).weight.shape[0]
             if pair is not None:
                 last = first + pair[0].shape[0]

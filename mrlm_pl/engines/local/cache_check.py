@@ -62,9 +62,9 @@ def cache_use(model: GenericModel) -> Checked:
 
 
 @functools.cache
-def warn_of_cache(family: str, found: Checked) -> None:
+def warn_of_cache(family: str, checked: Checked) -> None:
     """Warn, once for every family, of a cache without its fastest use and of missing causality."""
-    use, reason, leak = found
+    use, reason, leak = checked
     if leak:
         _log.warning(
             "models of the family %r are not causal: tokens change the logits before them by %.0f%% of their spread, "
@@ -150,8 +150,8 @@ class _Rows:
         row, length = tuple(self._contexts[0]), len(self._contexts[1])
         if len(row) > self._model.boundary:
             return 0.0
-        found = self._model.logits(torch.tensor([row], device=self._model.device))[0, length - 1]
-        error = _error(found, self._expected(row[:length]))
+        logits = self._model.logits(torch.tensor([row], device=self._model.device))[0, length - 1]
+        error = _error(logits, self._expected(row[:length]))
         return 0.0 if error <= self._tolerance else error
 
     def _compared(self, rows: Sequence[Sequence[int]], logits: Tensor) -> str | None:
@@ -170,6 +170,6 @@ class _Rows:
         return self._known[row]
 
 
-def _error(found: Tensor, expected: Tensor) -> float:
+def _error(computed: Tensor, expected: Tensor) -> float:
     """Return the distance of logits [V] from others, up to a constant, relative to the spread of the latter."""
-    return float((found.float() - expected).std() / expected.std().clamp(min=1e-30))
+    return float((computed.float() - expected).std() / expected.std().clamp(min=1e-30))

@@ -48,15 +48,15 @@ def compiled_layers(decoder: Decoder) -> list[Code]:
     Raises:
         EngineError: this version of PyTorch cannot compile a layer for any number of rows, or has no compiler.
     """
-    found = []
+    codes = []
     for layer in decoder.weights.layers:
         key = _key(decoder, layer)
         with _lock:
             if key not in _codes:
                 with counted():
                     _codes[key] = _compiled(decoder, layer)
-        found.append(_codes[key])
-    return found
+        codes.append(_codes[key])
+    return codes
 
 
 def _key(decoder: Decoder, layer: LayerWeights[Any]) -> Hashable:

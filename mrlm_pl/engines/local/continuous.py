@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mrlm_pl.engines.base import Engine, EngineWrapper, FinishReason, Sample, SampleRequest, sampled
+from mrlm_pl.engines.base import Engine, EngineWrapper, FinishReason, Sample, SampleRequest, sample_checked
 from mrlm_pl.episode import TokenSpan
 from mrlm_pl.errors import ConfigurationError, EngineError
 from mrlm_pl.settings import at_least
@@ -133,7 +133,7 @@ class ContinuousEngine(EngineWrapper):
         started = time.perf_counter()
         self._busy = self._busy[0], started
         try:
-            samples = await sampled(self.engine, asked)
+            samples = await sample_checked(self.engine, asked)
         except asyncio.CancelledError:
             for turn in self._turns:
                 turn.done.cancel()
@@ -159,7 +159,7 @@ class ContinuousEngine(EngineWrapper):
         """Ask for each piece separately, so that a bad request does not fail the others."""
         answers: list[Any] = [error]
         if len(batch) > 1:
-            calls = [sampled(self.engine, [request]) for request in asked]
+            calls = [sample_checked(self.engine, [request]) for request in asked]
             answers = await asyncio.gather(*calls, return_exceptions=True)
         for turn, answer in zip(batch, answers, strict=True):
             if not isinstance(answer, BaseException) and len(answer) == 1:

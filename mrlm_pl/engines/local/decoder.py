@@ -27,11 +27,11 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 class Linear(Protocol):
     """A linear layer."""
 
-    def of(self, h: Tensor) -> Tensor:
+    def apply(self, h: Tensor) -> Tensor:
         """Return ``h`` ``[N, in]`` through the layer, ``[N, out]``."""
 
-    def added(self, x: Tensor, h: Tensor) -> Tensor:
-        """Return ``x + of(h)``."""
+    def add_to(self, x: Tensor, h: Tensor) -> Tensor:
+        """Return ``x + apply(h)``."""
 
 
 LinearT = TypeVar("LinearT", bound=Linear)
@@ -43,7 +43,7 @@ class Affine(NamedTuple):
     weight: Tensor
     bias: Tensor | None
 
-    def of(self, h: Tensor) -> Tensor:
+    def apply(self, h: Tensor) -> Tensor:
         """Return ``h @ weight.T + bias``, ``[N, out]``; in bf16 on a CPU the transpose of a contiguous result.
 
         With few rows and many features such a product splits its work over the first dimension of the result, and takes
@@ -56,10 +56,10 @@ class Affine(NamedTuple):
             return torch.mm(self.weight, h.t()).t()
         return torch.addmm(self.bias[:, None], self.weight, h.t()).t()
 
-    def added(self, x: Tensor, h: Tensor) -> Tensor:
+    def add_to(self, x: Tensor, h: Tensor) -> Tensor:
         """Return ``x + h @ weight.T + bias``, in one kernel where the dtypes allow it."""
         if self.bias is not None or x.dtype != h.dtype or products.ONEDNN_IS_FASTER:
-            return x + self.of(h)
+            return x + self.apply(h)
         if not self._feature_major:
             return torch.addmm(x, h, self.weight.t())
         return torch.addmm(x.t(), self.weight, h.t()).t()
@@ -70,8 +70,8 @@ class Affine(NamedTuple):
         return self.weight.device.type == "cpu" and dtype.is_floating_point and dtype != torch.float32
 
 
-def place(tensor: Tensor) -> int:
-    """Return a number that tensors share if they are one place of memory; a packed one is known by its identity."""
+def storage_of(tensor: Tensor) -> int:
+    """Return a number that is equal for tensors in the same memory; a packed tensor has its identity."""
     return id(tensor) if tensor.is_mkldnn else tensor.data_ptr()
 
 
@@ -230,11 +230,11 @@ class DecoderWeights:
 
     def tensors(self) -> list[Tensor]:
         """Return all weights, in one order."""
-        found = [self.embedding, self.norm, *self.head]
+        parts = [self.embedding, self.norm, *self.head]
         for layer in self.layers:
             for part in vars(layer).values():
-                found += part if isinstance(part, Affine) else [part]
-        return [tensor for tensor in found if tensor is not None]
+                parts += part if isinstance(part, Affine) else [part]
+        return [tensor for tensor in parts if tensor is not None]
 
     def embed(self, ids: Tensor) -> Tensor:
         """Return the embeddings ``[N, hidden size]`` of tokens ``[N]``."""
@@ -350,17 +350,17 @@ def through_layer(
     """
     rotated = w.heads + w.kv_heads
     h = rms_norm(x, layer.attention_norm, w.eps).to(w.dtype)
-    qkv = layer.qkv.of(h).to(between).contiguous()
+    qkv = layer.qkv.apply(h).to(between).contiguous()
     qkv = qkv.view(*shape, rotated + w.kv_heads, w.head_dim)
     qk = qkv[..., :rotated, :]
     if layer.qk_norm is not None:
         qk = rms_norm(qk, layer.qk_norm, w.eps)
     qk = torch.addcmul(qk * cos, qk.roll(w.head_dim // 2, -1), sin).to(between)
     mixed = attend(qk[..., : w.heads, :], qk[..., w.heads :, :], qkv[..., rotated:, :])
-    x = layer.out.added(x, mixed.reshape(x.shape[0], -1).to(w.dtype))
+    x = layer.out.add_to(x, mixed.reshape(x.shape[0], -1).to(w.dtype))
     h = rms_norm(x, layer.mlp_norm, w.eps).to(w.dtype)
-    gate, up = layer.gate_up.of(h).to(between).chunk(2, -1)
-    return layer.down.added(x, F.silu(gate).mul_(up).to(w.dtype))
+    gate, up = layer.gate_up.apply(h).to(between).chunk(2, -1)
+    return layer.down.add_to(x, F.silu(gate).mul_(up).to(w.dtype))
 
 
 def causal_attention(states: Tensor, scale: float, positions: Tensor | None) -> Attend:
@@ -444,4 +444,4 @@ class Decoder(Backend):
     def logits(self, x: Tensor) -> Tensor:
         """Return the logits ``[B, V]`` of a residual stream ``[B, hidden size]``."""
         w = self.weights
-        return w.head.of(rms_norm(x, w.norm, w.sizes.eps).to(w.sizes.dtype))
+        return w.head.apply(rms_norm(x, w.norm, w.sizes.eps).to(w.sizes.dtype))

@@ -40,6 +40,8 @@ T = TypeVar("T")
 
 @dataclass
 class _Loaded:
+    """A policy that generates here."""
+
     model: PreTrainedModel
     dtype: torch.dtype
     backend: FusedDecoder | GenericModel
@@ -174,9 +176,9 @@ class InProcessEngine(Engine):
                 "leave compile out"
             )
         generic = GenericModel(model, dtype, self._own_weights)
-        found = cache_use(generic)
-        generic.use = found.use
-        warn_of_cache(model.config.model_type, found)
+        checked = cache_use(generic)
+        generic.use = checked.use
+        warn_of_cache(model.config.model_type, checked)
         logger.info("policy %r generates through its own forward (%s), %s", policy, reason, generic.use)
         return generic
 
@@ -275,27 +277,29 @@ class InProcessEngine(Engine):
     def _sample(self, requests: list[SampleRequest], given_up: threading.Event) -> list[Sample]:
         samples: dict[int, Sample] = {}
         for limits in self._batches(requests):
-            own = [requests[r] for r in limits]
-            policies = {request.policy for request in own}
-            backends = {name: loaded.backend for name, loaded in self._loaded.items() if name in policies}
-            for each in backends.values():
-                if isinstance(each, FusedDecoder) and not each.weights.layers:
-                    each.refresh()
-            backend: Backend = next(iter(backends.values()))
-            if len(backends) > 1:  # of one kind
-                backend = TeamDecoder({n: each for n, each in backends.items() if isinstance(each, FusedDecoder)})
+            batch = [requests[number] for number in limits]
+            policies = {request.policy for request in batch}
+            members = {name: loaded.backend for name, loaded in self._loaded.items() if name in policies}
+            for member in members.values():
+                if isinstance(member, FusedDecoder) and not member.weights.layers:  # freed by `compute_during`
+                    member.refresh()
+            backend: Backend = next(iter(members.values()))
+            if len(members) > 1:  # of one kind
+                fused = {name: member for name, member in members.items() if isinstance(member, FusedDecoder)}
+                backend = TeamDecoder(fused)
             with torch.inference_mode(isinstance(backend, Decoder)):
-                generated = generate(backend, own, list(limits.values()), self._sessions, self._stats, given_up)
-            for r, out in zip(limits, generated, strict=True):
-                policy = requests[r].policy
+                generated = generate(backend, batch, list(limits.values()), self._sessions, self._stats, given_up)
+            for number, out in zip(limits, generated, strict=True):
+                policy = requests[number].policy
                 version = self._loaded[policy].version
                 if not math.isfinite(sum(out.logprobs)):
                     raise NonFiniteError(
                         f"policy {policy!r} version {version} gave a log-probability that is not finite: its "
                         "logits hold NaN or infinity; check the learning rate and the weights of the last checkpoint"
                     )
-                samples[r] = Sample(tuple(out.token_ids), tuple(out.logprobs), out.finish_reason, version, self.name)
-        return [samples[r] for r in range(len(requests))]
+                tokens, logprobs = tuple(out.token_ids), tuple(out.logprobs)
+                samples[number] = Sample(tokens, logprobs, out.finish_reason, version, self.name)
+        return [samples[number] for number in range(len(requests))]
 
     def _limit(self, request: SampleRequest) -> int:
         """Return how many tokens may be sampled for a request."""

@@ -19,7 +19,10 @@ from mrlm_pl.grouping import common_prefix, grouped
 from mrlm_pl.policy.forward.devices import on_device
 
 _COMPACT_BELOW = 0.85
+"""Fraction of unfinished rows down to which finished ones stay: dropping them copies the others' keys and values."""
+
 _STEPS_AT_ONCE = 8
+"""Steps whose tokens an asynchronous device sends together: more cost fewer waits, and keep finished rows longer."""
 
 
 @dataclass
@@ -286,18 +289,20 @@ def generate(
     stats.cached_tokens += sum(context.cached for context in contexts)
     stats.shared_tokens += sum(len(context.token_ids) * (context.rows - 1) for context in contexts)
     most, batch = max(limits), _Batch([requests[r] for r in order], [limits[r] for r in order], sessions)
-    draws = _Draws(backend.asynchronous)
+    reader = _StepReader(backend.asynchronous)
     logits, rows = backend.prefill(contexts, reserve=most)
-    logits = logits[on_device([u for u, context in enumerate(contexts) for _ in range(context.rows)], logits.device)]
-    seeds, offsets = [q.seed for q in batch.requests], [q.offset for q in batch.requests]
-    samplings = [q.sampling for q in batch.requests]
+    context_of_row = [index for index, context in enumerate(contexts) for _ in range(context.rows)]
+    logits = logits[on_device(context_of_row, logits.device)]
+    seeds = [request.seed for request in batch.requests]
+    offsets = [request.offset for request in batch.requests]
+    samplings = [request.sampling for request in batch.requests]
     sampler = Sampler(seeds, samplings, most, backend.device, offsets, backend.asynchronous)
     for n in range(most):
         if given_up.is_set():
             raise CancelledError
         tokens, logprobs = sampler.draw(logits, n)
         last = n + 1 == most
-        kept = batch.record(rows, draws.add(tokens, logprobs, batch.present, last))
+        kept = batch.record(rows, reader.add(tokens, logprobs, batch.present, last))
         if not kept:
             break
         if len(kept) < len(tokens):
@@ -306,8 +311,8 @@ def generate(
         stats.decode_tokens += len(tokens)
         logits = rows.step(tokens)
     stats.requests += len(requests)
-    stats.sampled_tokens += sum(len(out.token_ids) for out in batch.out)
-    by_request = dict(zip(order, batch.out, strict=True))
+    stats.sampled_tokens += sum(len(out.token_ids) for out in batch.generated)
+    by_request = dict(zip(order, batch.generated, strict=True))
     return [by_request[r] for r in range(len(requests))]
 
 
@@ -318,18 +323,18 @@ def _distinct_contexts(requests: Sequence[SampleRequest], sessions: SessionCache
     order = sorted(members.items(), key=lambda member: policies.index(member[0][0]))
     contexts = []
     for (policy, token_ids), indices in order:
-        found = [
+        cached = [
             states
             for r in indices
             if requests[r].session and (states := sessions.get(policy, requests[r].session, token_ids)) is not None
         ]
-        longest = max(found, key=lambda states: states.length, default=None)
+        longest = max(cached, key=lambda states: states.length, default=None)
         contexts.append(Context(token_ids, len(indices), longest, policy))
     return contexts, [r for _, indices in order for r in indices]
 
 
 @dataclass(frozen=True)
-class _Drawn:
+class _DrawnSteps:
     """Tokens and log-probabilities of some steps, of the rows that were present; each ``[steps, B]`` on the host.
 
     Attributes:
@@ -348,7 +353,7 @@ class _Drawn:
         yield from zip(self.tokens.tolist(), self.logprobs.tolist(), strict=True)
 
 
-class _Draws:
+class _StepReader:
     """The drawn tokens on their way from the device to the host.
 
     An asynchronous device sends those of several steps together, and the host reads them while the device computes the
@@ -362,9 +367,9 @@ class _Draws:
         self._asynchronous = asynchronous
         self._tokens: list[Tensor] = []
         self._logprobs: list[Tensor] = []
-        self._sent: list[_Drawn] = []
+        self._sent: list[_DrawnSteps] = []
 
-    def add(self, tokens: Tensor, logprobs: Tensor, present: list[int], last: bool) -> list[_Drawn]:
+    def add(self, tokens: Tensor, logprobs: Tensor, present: list[int], last: bool) -> list[_DrawnSteps]:
         """Add a step's tokens and log-probabilities ``[B]``; return steps that the host is to read now.
 
         Args:
@@ -372,7 +377,7 @@ class _Draws:
             last: whether no step follows, so that all are returned.
         """
         if not self._asynchronous:
-            return [_Drawn(present, tokens[None], logprobs[None])]
+            return [_DrawnSteps(present, tokens[None], logprobs[None])]
         self._tokens.append(tokens)
         self._logprobs.append(logprobs)
         if len(self._tokens) < _STEPS_AT_ONCE and not last:
@@ -382,7 +387,7 @@ class _Draws:
         if tokens.device.type == "cuda":
             ready = torch.cuda.Event()
             ready.record(torch.cuda.current_stream(tokens.device))
-        self._sent.append(_Drawn(present, sent[0], sent[1], ready))
+        self._sent.append(_DrawnSteps(present, sent[0], sent[1], ready))
         self._tokens, self._logprobs = [], []
         due, self._sent = (self._sent, []) if last else (self._sent[:-1], self._sent[-1:])
         return due
@@ -402,14 +407,14 @@ class _Batch:
 
     def __init__(self, requests: Sequence[SampleRequest], limits: Sequence[int], sessions: SessionCache) -> None:
         self.requests = requests
-        self.out = [Generated() for _ in requests]
+        self.generated = [Generated() for _ in requests]
         self._limits = limits
         self._stops = [frozenset(request.stop_ids) for request in requests]
         self._sessions = sessions
         self.present = list(range(len(requests)))
         self._unfinished = set(self.present)
 
-    def record(self, rows: Rows, drawn: Sequence[_Drawn]) -> list[int]:
+    def record(self, rows: Rows, drawn: Sequence[_DrawnSteps]) -> list[int]:
         """Append drawn tokens to their rows; return the indices of the remaining rows, none when all are finished.
 
         Finished rows are dropped together once there are enough, because dropping copies the others; the session cache
@@ -423,7 +428,7 @@ class _Batch:
         for i, b in enumerate(self.present):
             request = self.requests[b]
             if request.session and b not in self._unfinished:
-                fed = (*request.token_ids, *self.out[b].token_ids[:-1])  # the last sampled token was never fed
+                fed = (*request.token_ids, *self.generated[b].token_ids[:-1])  # the last sampled token was never fed
                 states = rows.states(i, len(fed))
                 if states is not None:
                     self._sessions.put(request.policy, request.session, fed, states)
@@ -437,7 +442,7 @@ class _Batch:
         for b, token, logprob in zip(present, tokens, logprobs, strict=True):
             if b not in self._unfinished:
                 continue
-            out = self.out[b]
+            out = self.generated[b]
             out.token_ids.append(token)
             out.logprobs.append(logprob)
             stopped = token in self._stops[b]

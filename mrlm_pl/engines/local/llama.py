@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from mrlm_pl.engines.local.adapters import AdaptedWeights
-from mrlm_pl.engines.local.decoder import Decoder, DecoderWeights, causal_attention, place
+from mrlm_pl.engines.local.decoder import Decoder, DecoderWeights, causal_attention, storage_of
 from mrlm_pl.engines.local.generation import Context
 from mrlm_pl.engines.local.llama_rows import ContextRows, DecoderRows
 from mrlm_pl.policy.forward.products import LINEAR
@@ -113,7 +113,7 @@ class FusedDecoder(Decoder):
 
     def addresses(self) -> tuple[int, ...]:
         """Return where in memory all tensors lie that a step reads beside the rows' own."""
-        return tuple(place(tensor) for tensor in (*self.weights.tensors(), self._cos, self._sin))
+        return tuple(storage_of(tensor) for tensor in (*self.weights.tensors(), self._cos, self._sin))
 
     def prefill(self, contexts: Sequence[Context], reserve: int) -> tuple[Tensor, ContextRows]:
         """Return logits ``[U, V]`` after each context, and rows that continue them; see :class:`Backend`."""

@@ -18,13 +18,20 @@ from mrlm_pl.engines.base import Sampling
 from mrlm_pl.grouping import grouped
 from mrlm_pl.policy.forward.devices import on_device
 
+# The constants of SplitMix64; see `_splitmix`.
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 _SEED_BITS = 0xFFFFFFFFFFFFFFFF
+
 _BLOCK = 256
+"""Tokens in a block: near the square root of usual vocabularies V, where V / 256 + 256 is smallest."""
+
 _ONE_LEVEL_VOCABULARY = 4096
+"""Largest vocabulary that is drawn by one cumulative sum instead of in blocks."""
+
 _NUCLEUS_CANDIDATES = 1024
+"""Most probable tokens that are sorted for ``top_p``; a row whose nucleus is larger sorts its whole vocabulary."""
 
 
 def _splitmix(state: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mrlm_pl.engines.local.adapters import Adapted, joined
-from mrlm_pl.engines.local.decoder import Affine, Decoder, LayerWeights, Linear, place
+from mrlm_pl.engines.local.decoder import Affine, Decoder, LayerWeights, Linear, storage_of
 from mrlm_pl.engines.local.generation import Context, Rows, RowsInParts
 from mrlm_pl.engines.local.llama import FusedDecoder
 from mrlm_pl.engines.local.llama_rows import DecoderRows
@@ -18,7 +18,7 @@ from mrlm_pl.grouping import grouped
 
 
 def stacked(parts: Sequence[Tensor]) -> Tensor:
-    """Return the rows of all parts ``[N, out]``, in their memory's layout; see :meth:`Affine.of`."""
+    """Return the rows of all parts ``[N, out]``, in their memory's layout; see :meth:`Affine.apply`."""
     if parts[0].is_contiguous():
         return torch.cat([*parts])
     return torch.cat([part.t() for part in parts], 1).t()
@@ -36,15 +36,15 @@ class TeamAffine:
     layers: Sequence[Linear]
     counts: list[int]
 
-    def of(self, h: Tensor) -> Tensor:
+    def apply(self, h: Tensor) -> Tensor:
         """Return each row through its policy's layer, ``[N, out]``."""
         parts = zip(self.layers, h.split(self.counts), strict=True)
-        return stacked([layer.of(part) for layer, part in parts])
+        return stacked([layer.apply(part) for layer, part in parts])
 
-    def added(self, x: Tensor, h: Tensor) -> Tensor:
-        """Return ``x + of(h)``."""
+    def add_to(self, x: Tensor, h: Tensor) -> Tensor:
+        """Return ``x + apply(h)``."""
         parts = zip(self.layers, x.split(self.counts), h.split(self.counts), strict=True)
-        return stacked([layer.added(a, b) for layer, a, b in parts])
+        return stacked([layer.add_to(a, b) for layer, a, b in parts])
 
 
 class TeamWeights:
@@ -81,7 +81,7 @@ class TeamWeights:
     def _linear(self, layers: Sequence[Affine | Adapted]) -> Linear:
         """Return a layer of each policy; a base that all share is multiplied once."""
         adapted = [layer for layer in layers if isinstance(layer, Adapted)]
-        if len({place(layer.weight) for layer in layers}) > 1 or 0 < len(adapted) < len(layers):
+        if len({storage_of(layer.weight) for layer in layers}) > 1 or 0 < len(adapted) < len(layers):
             return TeamAffine(layers, self._counts)
         return joined(adapted, self._counts) if adapted else layers[0]
 
@@ -114,11 +114,11 @@ class TeamDecoder(Decoder):
         """Return logits ``[U, V]`` after each context, and rows that continue them; see :class:`Backend`."""
         by_policy = grouped((context.policy, context) for context in contexts)
         if self._first.rows is not DecoderRows:
-            found = [self._members[name].prefill(own, reserve) for name, own in by_policy.items()]
+            prefilled = [self._members[name].prefill(own, reserve) for name, own in by_policy.items()]
             owners = (context.policy for context in contexts for _ in range(context.rows))
             numbers = grouped((owner, row) for row, owner in enumerate(owners)).values()
-            parts = [(rows, own) for (_, rows), own in zip(found, numbers, strict=True)]
-            return torch.cat([logits for logits, _ in found]), RowsInParts(parts)
+            parts = [(rows, own) for (_, rows), own in zip(prefilled, numbers, strict=True)]
+            return torch.cat([logits for logits, _ in prefilled]), RowsInParts(parts)
         rows = TeamRows(self, contexts, reserve)
         logits, start = [], 0
         for name, own in by_policy.items():

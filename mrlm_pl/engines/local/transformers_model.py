@@ -130,16 +130,16 @@ class GenericModel(Backend):
 
     def prefill(self, contexts: Sequence[Context], reserve: int) -> tuple[Tensor, Rows]:
         """Return logits ``[U, V]`` after each context, and rows that continue them; see :class:`Backend`."""
-        found: list[Tensor] = [torch.empty(0)] * len(contexts)
+        last: list[Tensor] = [torch.empty(0)] * len(contexts)
         parts = []
         first = list(accumulate((context.rows for context in contexts), initial=0))
         for together in self._together([context.token_ids for context in contexts]):
             logits, part = self.start([contexts[u] for u in together])
             for u, row in zip(together, logits, strict=True):
-                found[u] = row
+                last[u] = row
             part.keep([i for i, u in enumerate(together) for _ in range(contexts[u].rows)])
             parts.append((part, [row for u in together for row in range(first[u], first[u + 1])]))
-        return torch.stack(found), GenericRows(self, parts)
+        return torch.stack(last), GenericRows(self, parts)
 
     def _together(self, rows: Sequence[Sequence[int]]) -> list[list[int]]:
         """Return the indices of rows that are computed together."""

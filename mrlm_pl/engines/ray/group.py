@@ -24,7 +24,7 @@ from mrlm_pl.engines.transfer.manifest import WeightSnapshot
 from mrlm_pl.errors import ConfigurationError, EngineError
 from mrlm_pl.policy.architecture import Architecture
 from mrlm_pl.policy.sharding import all_tensors, is_split, whole, world_size
-from mrlm_pl.settings import NamesUnknown, at_least
+from mrlm_pl.settings import ChecksArguments, at_least
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class _Served:
     checksums: dict[str, int] = field(default_factory=dict)
 
 
-class WorkerGroup(NamesUnknown, ABC):
+class WorkerGroup(ChecksArguments, ABC):
     """Worker processes under Ray with the weights of models; several threads may use it.
 
     Ray starts with the first :meth:`fill`. A lost worker is replaced and filled with the current weights.

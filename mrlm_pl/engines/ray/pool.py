@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from mrlm_pl.engines.base import Engine, LearnerPlace, Sample, SampleRequest
 from mrlm_pl.engines.local.engine import InProcessEngine
 from mrlm_pl.engines.ray.group import WorkerGroup
-from mrlm_pl.engines.routing import sampled_in_parts
+from mrlm_pl.engines.routing import sample_in_parts
 from mrlm_pl.errors import EngineError
 from mrlm_pl.settings import at_least
 
@@ -108,7 +108,7 @@ class RayPool(WorkerGroup, Engine):
             raise EngineError("the pool has no weights; call load() first" if not self.closed else "the pool is closed")
         places = self._spreading.place(requests)
         try:
-            return await sampled_in_parts(
+            return await sample_in_parts(
                 requests, places, lambda place, own: self.ask(place, "generate", "sample", own)
             )
         finally:

@@ -9,10 +9,10 @@ from mrlm_pl.engines.ray.cluster import Strategy
 from mrlm_pl.engines.transfer.broadcast import Transport
 from mrlm_pl.engines.transfer.manifest import ALIGNMENT
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.settings import at_least, naming_unknown, positive
+from mrlm_pl.settings import at_least, check_arguments, positive
 
 
-@naming_unknown
+@check_arguments
 @dataclass(frozen=True)
 class PoolResources:
     """Resources that Ray reserves, all at once (a placement group).
@@ -60,7 +60,7 @@ class PoolResources:
         return own
 
 
-@naming_unknown
+@check_arguments
 @dataclass(frozen=True)
 class WeightTransfer:
     """The transfer of weights to the workers.
@@ -86,7 +86,7 @@ class WeightTransfer:
         return self.transport or ("nccl" if apart else "gloo")
 
 
-@naming_unknown
+@check_arguments
 @dataclass(frozen=True)
 class PoolDeadlines:
     """Deadlines in seconds.

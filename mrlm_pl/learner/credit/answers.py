@@ -12,14 +12,14 @@ from mrlm_pl.learner.credit.tokens import RewardedRows
 from mrlm_pl.policy.chat import ChatFormat
 
 
-def answer_rows(table: RewardedRows, places: Tensor, chat: ChatFormat) -> tuple[PolicyBatch, Tensor]:
+def answer_rows(table: RewardedRows, indices: Tensor, chat: ChatFormat) -> tuple[PolicyBatch, Tensor]:
     """Return a row for each answer in some of a table's rows: the question, then the answer's own tokens.
 
     Also returns the answers' tokens in the table, [B, T] bool; the action tokens of the rows are these in their order.
 
     Args:
         table: of one policy.
-        places: numbers of its rows in ascending order, [b].
+        indices: of its rows, in ascending order, [b].
         chat: the critic's chat format, with the tokens of the policy.
 
     Raises:
@@ -28,8 +28,8 @@ def answer_rows(table: RewardedRows, places: Tensor, chat: ChatFormat) -> tuple[
     prompts: dict[str, list[int]] = {}
     rows: list[Trajectory] = []
     origins: list[int] = []
-    for place in places.tolist():
-        episode, trajectory = table.episodes[place], table.batch.trajectories[place]
+    for index in indices.tolist():
+        episode, trajectory = table.episodes[index], table.batch.trajectories[index]
         question = question_to(episode, trajectory.agent)
         if question is None:
             raise DataError(
@@ -45,10 +45,10 @@ def answer_rows(table: RewardedRows, places: Tensor, chat: ChatFormat) -> tuple[
                 mask = (*[False] * len(prompt), *[True] * len(answer))
                 tokens = (*prompt, *answer)
                 rows.append(Trajectory(trajectory.agent, "", tokens, mask, (0.0,) * len(tokens), ()))
-                origins.append(place)
+                origins.append(index)
     whole = table.batch
     groups, comparisons = whole.groups[origins].tolist(), whole.comparisons[origins].tolist()
     batch = collate_rows(rows, groups, comparisons, range(len(rows)))
     device = whole.action_mask.device
-    answered = torch.zeros_like(whole.action_mask).index_fill(0, places.to(device), True)
+    answered = torch.zeros_like(whole.action_mask).index_fill(0, indices.to(device), True)
     return batch.to(device), whole.action_mask & answered

@@ -69,13 +69,13 @@ def alternatives_of(
 def common_steps(group: Sequence[Episode]) -> Tensor:
     """Return the number [N, N] of environment steps from the start that two episodes of a group share."""
     places = {episode.id: place for place, episode in enumerate(group)}
-    found = torch.zeros(len(group), len(group), dtype=torch.int64)
+    common = torch.zeros(len(group), len(group), dtype=torch.int64)
     for place, episode in enumerate(group):
         if episode.origin is not None:
-            shared = found[places[episode.origin.episode], :place].clamp(max=episode.origin.step)
-            found[place, :place] = found[:place, place] = shared
-        found[place, place] = WHOLE
-    return found
+            shared = common[places[episode.origin.episode], :place].clamp(max=episode.origin.step)
+            common[place, :place] = common[:place, place] = shared
+        common[place, place] = WHOLE
+    return common
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class LeafCredit:
         steps = torch.tensor([turn.index for turn in turns.turn], dtype=torch.int64)
         numbers = {episode.id: number for number, episode in enumerate(played)}
         place = torch.tensor([numbers[episode.id] for episode in turns.episode], dtype=torch.int64)[turns.row]
-        found = torch.zeros_like(turns.reward)
+        credit = torch.zeros_like(turns.reward)
         compare = group_normalized_advantages if self.normalize else group_centered_advantages
         for label in turns.comparison.unique():  # one agent in the leaves of one task
             own = turns.comparison == label
@@ -120,11 +120,11 @@ class LeafCredit:
             returns = torch.zeros(len(places), dtype=torch.float64).index_add(0, leaf, turns.reward[own])
             if self.baseline == "paper":
                 of_leaves = compare(returns, trees[places]) + compare(returns, torch.zeros_like(places))
-                found[own] = of_leaves[leaf]
+                credit[own] = of_leaves[leaf]
             else:
                 name = played[places[0]].group
                 group = [number for number, episode in enumerate(played) if episode.group == name]
                 inside = torch.searchsorted(torch.tensor(group), places)
                 common = common_steps([played[number] for number in group])[inside][:, inside]
-                found[own] = leaf_advantages(returns, common, leaf, steps[own], normalize=self.normalize)
-        return found
+                credit[own] = leaf_advantages(returns, common, leaf, steps[own], normalize=self.normalize)
+        return credit

@@ -270,10 +270,10 @@ class TreeCredit:
             values = {number: returns[joint] + bonus[number] for number, joint in aligned.items()}
             return {number: (value, value - advantages[aligned[number]]) for number, value in values.items()}
         if self.joint_mode == "align":
-            found = {joint[place]: value for joint, value in returns.items()}
+            worth = {joint[place]: value for joint, value in returns.items()}
         else:
-            found = decision_returns(returns, place, summed if self.cross_reduction == "sum" else None)
-        return {number: (value + bonus[number], 0.0) for number, value in found.items()}
+            worth = decision_returns(returns, place, summed if self.cross_reduction == "sum" else None)
+        return {number: (value + bonus[number], 0.0) for number, value in worth.items()}
 
 
 def _warn_of_alike(trees: Iterable[TurnTree], warned: MutableSet[str]) -> None:
@@ -331,12 +331,12 @@ def joint_returns(tree: TurnTree, agent: str | None, gamma: float) -> dict[str, 
 
 def reach_of(tree: TurnTree) -> dict[str, float]:
     """Return the probability of each state when joint actions of a state are equally likely."""
-    found = {action.node: 1.0 for action in tree.actions.values() if action.node not in tree.actions}
+    reach = {action.node: 1.0 for action in tree.actions.values() if action.node not in tree.actions}
     children = tree.children()
     for name, action in tree.actions.items():
         if name in children:
-            found[name] = found[action.node] / len(children[action.node])
-    return found
+            reach[name] = reach[action.node] / len(children[action.node])
+    return reach
 
 
 def row_of_turn(row: Trajectory, turn: Turn) -> Trajectory:

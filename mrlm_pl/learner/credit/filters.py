@@ -19,7 +19,7 @@ from mrlm_pl.advantages import (
 )
 from mrlm_pl.advantages.task_normalization import TaskNormalization
 from mrlm_pl.episode import Episode
-from mrlm_pl.learner.batch import PolicyBatch, episode_token_counts, known
+from mrlm_pl.learner.batch import PolicyBatch, episode_token_counts, not_none
 from mrlm_pl.learner.credit.returns import task_types
 from mrlm_pl.learner.metrics import Metrics
 from mrlm_pl.learner.ranks import gather_ranks, sum_over_ranks
@@ -73,7 +73,7 @@ def exclude_zero_variance(trainer: Any, metrics: Metrics, tables: Mapping[str, P
         useful = (rows.advantages != 0).any(-1)
         kept = torch.isin(rows.comparisons, rows.comparisons[useful])
         rows.action_mask &= kept[:, None]
-        rows.episode_tokens = episode_token_counts(rows.action_mask, known(rows.episodes))
+        rows.episode_tokens = episode_token_counts(rows.action_mask, not_none(rows.episodes))
         pairs, used = len(rows.comparisons.unique()), len(rows.comparisons[useful].unique())
         own[name] = torch.tensor([pairs - used, pairs])
     for name, counts in sum_over_ranks(trainer, own).items():

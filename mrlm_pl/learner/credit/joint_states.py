@@ -178,6 +178,6 @@ def acting_batches(episodes: Sequence[Episode], credit: StepCredit) -> Tables:
     tables = rewarded_rows(episodes)
     for table in tables.values():
         rows = zip(table.episodes, table.batch.trajectories, strict=True)
-        found = [[credit[numbers[id(episode)], turn.index] for turn in row.turns] for episode, row in rows]
-        credit_turns(table.batch, found)
+        of_rows = [[credit[numbers[id(episode)], turn.index] for turn in row.turns] for episode, row in rows]
+        credit_turns(table.batch, of_rows)
     return {policy: table.batch for policy, table in tables.items()}

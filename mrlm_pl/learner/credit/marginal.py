@@ -158,21 +158,21 @@ class Coalitions(FurtherEpisodes):
                     )
                 except KeyError:
                     logger.warning("episode %s is left out, as one of its replays failed", episode.id)
-        found = returns_of(episodes, turn_bonus)
-        found = found.take([number for number, episode in enumerate(found.episode) if episode.id in shares])
-        contributed = [shares[episode.id][agent] for episode, agent in zip(found.episode, found.agent, strict=True)]
-        return dataclasses.replace(found, reward=torch.tensor(contributed, dtype=torch.float64) + found.bonus)
+        whole = returns_of(episodes, turn_bonus)
+        whole = whole.take([number for number, episode in enumerate(whole.episode) if episode.id in shares])
+        contributed = [shares[episode.id][agent] for episode, agent in zip(whole.episode, whole.agent, strict=True)]
+        return dataclasses.replace(whole, reward=torch.tensor(contributed, dtype=torch.float64) + whole.bonus)
 
     def values(self, group: Sequence[Episode]) -> dict[Key, float]:
         """Return the team's return in each ordinary episode and replay of a group."""
         ordinary = {episode.id: (episode, other) for episode, other in _with_other(group)}
-        found = {_key(script_of(episode)): episode.reward for episode, _ in ordinary.values()}
+        rewards = {_key(script_of(episode)): episode.reward for episode, _ in ordinary.values()}
         for branch in group:
             if branch.origin is not None and not branch.failed:
                 episode, other = ordinary[branch.origin.episode]
                 members = frozenset(episode.trajectories) - {*branch.origin.agents}
-                found[_key(self.script(episode, other, members)[0])] = branch.reward
-        return found
+                rewards[_key(self.script(episode, other, members)[0])] = branch.reward
+        return rewards
 
 
 def _with_other(group: Sequence[Episode]) -> list[tuple[Episode, Episode]]:

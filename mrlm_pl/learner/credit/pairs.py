@@ -37,7 +37,7 @@ class JointPair(NamedTuple):
 
 
 def row_tables(pairs: Sequence[RowPair], numbers: Sequence[int] | None = None) -> dict[str, tuple[PolicyBatch, Tensor]]:
-    """Return the rows of each policy, and the place [B] of each among the rows of all pairs, pair after pair.
+    """Return the rows of each policy, and the index [B] of each among the rows of all pairs, pair after pair.
 
     A pair is one episode: ``episode_tokens`` counts the action tokens of all policies in both of its joint actions.
 
@@ -53,12 +53,12 @@ def row_tables(pairs: Sequence[RowPair], numbers: Sequence[int] | None = None) -
         tokens[pair] += row.num_actions
     comparisons = labels((pair, row.agent) for pair, row in zip(of_pairs, rows, strict=True))
     tables = rows_by_policy(rows, of_pairs, comparisons, of_pairs)
-    places = grouped((row.policy, place) for place, row in enumerate(rows))
+    indices = grouped((row.policy, index) for index, row in enumerate(rows))
     for policy, table in tables.items():
-        table.episode_tokens = torch.tensor([tokens[of_pairs[place]] for place in places[policy]])
-        table.joint_actions = torch.tensor([answers[place] for place in places[policy]])
+        table.episode_tokens = torch.tensor([tokens[of_pairs[index]] for index in indices[policy]])
+        table.joint_actions = torch.tensor([answers[index] for index in indices[policy]])
         table.trajectories = ()  # pairs have no advantages
-    return {policy: (table, torch.tensor(places[policy])) for policy, table in tables.items()}
+    return {policy: (table, torch.tensor(indices[policy])) for policy, table in tables.items()}
 
 
 def joint_pairs(episodes: Sequence[Episode], reward_gap: float = 0.0) -> list[JointPair]:

@@ -26,15 +26,15 @@ def credited(
     """
     tables = {name: rows for name, rows in tables.items() if rows.trajectories}  # pairs of answers have none
     means = {name: turn_means(rows.advantages, rows.trajectories) for name, rows in tables.items()}
-    found: dict[TurnKey, dict[str, Any]] = {}
+    of_turns: dict[TurnKey, dict[str, Any]] = {}
     for name, keys in turn_keys(prepared, tables).items():
         compared = tables[name].compared or [[(None, None)] * len(row) for row in keys]
         for row in zip(keys, compared, means[name], strict=True):
             for key, (return_, baseline), advantage in zip(*row, strict=True):
                 if key is not None and advantage is not None:
-                    found[key] = {"return_": return_, "baseline": baseline, "advantage": advantage}
+                    of_turns[key] = {"return_": return_, "baseline": baseline, "advantage": advantage}
     return [
-        episode.with_turns(lambda turn: replace(turn, **found.get(episode.key_of(turn), {})))  # noqa: B023 (called here)
+        episode.with_turns(lambda turn: replace(turn, **of_turns.get(episode.key_of(turn), {})))  # noqa: B023 (called here)
         for episode in episodes
     ]
 

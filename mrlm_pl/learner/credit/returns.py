@@ -20,7 +20,7 @@ from mrlm_pl.advantages import (
     leave_one_out_advantages,
 )
 from mrlm_pl.episode import Episode, Trajectory
-from mrlm_pl.errors import ConfigurationError, place
+from mrlm_pl.errors import ConfigurationError, source_line
 from mrlm_pl.grouping import grouped
 from mrlm_pl.learner.batch import Compared, PolicyBatch, collate_rows
 from mrlm_pl.learner.ranks import sum_over_ranks
@@ -91,12 +91,12 @@ class Returns:
 
     def take(self, numbers: Sequence[int]) -> Returns:
         """Return the returns of these numbers, in their order; a number may occur several times."""
-        found: dict[str, Any] = {
+        taken: dict[str, Any] = {
             name: value[[*numbers]] if isinstance(value, Tensor) else tuple(value[number] for number in numbers)
             for name, value in vars(self).items()
             if value is not None
         }
-        return Returns(**found)
+        return Returns(**taken)
 
     def rows(self, advantages: Tensor) -> Tables:
         """Return the trajectories of every policy, each with its advantage on all its action tokens.
@@ -107,19 +107,19 @@ class Returns:
             advantages: [N].
         """
         acting = [
-            (place, trajectory)
-            for place, (episode, agent) in enumerate(zip(self.episode, self.agent, strict=True))
+            (index, trajectory)
+            for index, (episode, agent) in enumerate(zip(self.episode, self.agent, strict=True))
             for trajectory in episode.trajectories[agent]
             if any(trajectory.action_mask)
         ]
-        places, pairs = [place for place, _ in acting], paired(self.reward, self.baseline)
+        indices, pairs = [index for index, _ in acting], paired(self.reward, self.baseline)
         return rows_by_policy(
             [trajectory for _, trajectory in acting],
-            self.group[places].tolist(),
-            self.comparison[places].tolist(),
-            labels(id(self.episode[place]) for place in places),
-            advantages=advantages[places].tolist(),
-            compared=[pairs[place] for place in places],
+            self.group[indices].tolist(),
+            self.comparison[indices].tolist(),
+            labels(id(self.episode[index]) for index in indices),
+            advantages=advantages[indices].tolist(),
+            compared=[pairs[index] for index in indices],
         )
 
 
@@ -175,17 +175,17 @@ def rows_by_policy(
         groups, comparisons, episodes: [N]; see :func:`~mrlm_pl.learner.batch.collate_rows`.
         credit: ``advantages`` and ``compared``, [N].
     """
-    places = grouped((row.policy, place) for place, row in enumerate(rows))
+    indices = grouped((row.policy, index) for index, row in enumerate(rows))
     return {
         policy: collate_rows(
-            [rows[place] for place in own],
-            [groups[place] for place in own],
-            [comparisons[place] for place in own],
-            [episodes[place] for place in own],
+            [rows[index] for index in own],
+            [groups[index] for index in own],
+            [comparisons[index] for index in own],
+            [episodes[index] for index in own],
             1.0,
-            **{name: [values[place] for place in own] for name, values in credit.items()},
+            **{name: [values[index] for index in own] for name, values in credit.items()},
         )
-        for policy, own in places.items()
+        for policy, own in indices.items()
     }
 
 
@@ -231,14 +231,14 @@ def check_takes(rule: Callable[..., Any], *arguments: str) -> None:
         ) from error
 
 
-def checked_advantages(found: Any, expected: int, rule: Callable[..., Any]) -> Tensor:
+def checked_advantages(result: Any, expected: int, rule: Callable[..., Any]) -> Tensor:
     """Return the advantages that a rule returned.
 
     Raises:
         ConfigurationError: they are not a finite number for each of the ``expected`` returns.
     """
-    shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-    if shape != (expected,) or not found.isfinite().all():
+    shape = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
+    if shape != (expected,) or not result.isfinite().all():
         fault = f"shape {list(shape)}" if isinstance(shape, tuple) else f"a {shape}"
         fault = "a number that is NaN or infinite" if shape == (expected,) else fault
         name, where = _named(rule)
@@ -246,17 +246,17 @@ def checked_advantages(found: Any, expected: int, rule: Callable[..., Any]) -> T
             f"{name} returned {fault}; it must return a finite advantage for each of the {expected} returns, a tensor "
             f"of shape [{expected}]{where}"
         )
-    return found
+    return result
 
 
 def _named(rule: Callable[..., Any]) -> tuple[str, str]:
     """Return the name of a rule, and its place in parentheses, empty for an object that is called."""
-    where = f" ({place(rule)})" if hasattr(inspect.unwrap(rule), "__code__") else ""
+    where = f" ({source_line(rule)})" if hasattr(inspect.unwrap(rule), "__code__") else ""
     return getattr(rule, "__qualname__", type(rule).__qualname__), where
 
 
 def warn_of_absent_components(
-    trainer: Any, option: str, weights: Collection[str], found: Collection[str], warned: MutableSet[Any]
+    trainer: Any, option: str, weights: Collection[str], present: Collection[str], warned: MutableSet[Any]
 ) -> None:
     """Warn once of an option that weighs components that no rank's rollout has; every rank calls this.
 
@@ -264,12 +264,12 @@ def warn_of_absent_components(
         trainer: of the run.
         option: its name.
         weights: the names in it.
-        found: names of this rank's components.
+        present: names of this rank's components.
         warned: names of earlier warnings; this adds to them.
     """
     if option in warned:
         return
-    everywhere = sum_over_ranks(trainer, dict.fromkeys(found, 1))
+    everywhere = sum_over_ranks(trainer, dict.fromkeys(present, 1))
     absent = sorted(set(weights) - set(everywhere))
     if absent:
         warned.add(option)
@@ -299,7 +299,7 @@ def group_numbers(episodes: Sequence[Episode]) -> dict[str, int]:
 
 
 def task_types(groups: Tensor, episodes: Sequence[Episode], names: Sequence[str]) -> Tensor:
-    """Return the task type [B] of rows: the place of their episode's environment among the names.
+    """Return the task type [B] of rows: the index of their episode's environment among the names.
 
     Args:
         groups: [B] group numbers.

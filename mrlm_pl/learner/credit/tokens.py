@@ -49,10 +49,10 @@ class TokenGAE:
         one_of(get_args(DiscountUnit), discount_unit=self.discount_unit)
         one_of(("policy", "agent"), whiten_over=self.whiten)
 
-    def compared(self, agents: Sequence[str]) -> dict[str, Tensor]:
-        """Return the numbers of the rows that are whitened together, by a name that all ranks share."""
+    def whitened_together(self, agents: Sequence[str]) -> dict[str, Tensor]:
+        """Return the indices of the rows that are whitened together, by a name that all ranks share."""
         if self.whiten == "agent":
-            return agent_places(agents)
+            return rows_of_agents(agents)
         return {} if self.whiten is None else {"": torch.arange(len(agents))}
 
     def credit(
@@ -89,16 +89,16 @@ class TokenGAE:
                 own[name, "return"] = masked_moments(returns, mask)
                 own[name, "error"] = masked_moments(returns - values, mask)
             pairs[name] = returns, values
-            for label, places in self.compared(table.agents).items():
-                own[name, f"whiten/{label}"] = masked_moments(rows.advantages[places], rows.action_mask[places])
+            for label, indices in self.whitened_together(table.agents).items():
+                own[name, f"whiten/{label}"] = masked_moments(rows.advantages[indices], rows.action_mask[indices])
         moments = sum_over_ranks(trainer, own)
         for name, table in tables.items():
             rows = table.batch
-            for label, places in self.compared(table.agents).items():
-                inputs = (rows.advantages[places], rows.action_mask[places], moments[name, f"whiten/{label}"])
-                rows.advantages[places] = whiten(*inputs)
+            for label, indices in self.whitened_together(table.agents).items():
+                inputs = (rows.advantages[indices], rows.action_mask[indices], moments[name, f"whiten/{label}"])
+                rows.advantages[indices] = whiten(*inputs)
                 if estimates is None:
-                    pairs[name][1][places] = inputs[-1].mean
+                    pairs[name][1][indices] = inputs[-1].mean
             means = (turn_means(part, rows.trajectories) for part in pairs[name])
             rows.compared = tuple([*zip(*row, strict=True)] for row in zip(*means, strict=True))
         for name in policies if estimates is not None else ():
@@ -128,13 +128,13 @@ class RewardedRows:
     def chains(self) -> list[list[int]]:
         """The rows of each agent in each episode, in order: one, or several where a chat template rewrote history."""
         keys = zip(map(id, self.episodes), self.agents, strict=True)
-        return list(grouped((key, place) for place, key in enumerate(keys)).values())
+        return list(grouped((key, index) for index, key in enumerate(keys)).values())
 
     @property
     def unfinished(self) -> Tensor:
         """[B] True for the last row of each agent in a truncated episode."""
         last = {chain[-1] for chain in self.chains}
-        return torch.tensor([episode.truncated and place in last for place, episode in enumerate(self.episodes)])
+        return torch.tensor([episode.truncated and index in last for index, episode in enumerate(self.episodes)])
 
     def to(self, device: torch.device) -> None:
         """Move the tensors to a device, in place."""
@@ -165,10 +165,10 @@ class RewardedRows:
         return advantages.to(device), returns.to(device)
 
 
-def agent_places(agents: Sequence[str]) -> dict[str, Tensor]:
-    """Return the numbers of the rows of each agent, given the agent of each row."""
+def rows_of_agents(agents: Sequence[str]) -> dict[str, Tensor]:
+    """Return the indices of the rows of each agent, given the agent of each row."""
     return {
-        agent: torch.tensor([place for place, name in enumerate(agents) if name == agent], dtype=torch.int64)
+        agent: torch.tensor([index for index, name in enumerate(agents) if name == agent], dtype=torch.int64)
         for agent in dict.fromkeys(agents)
     }
 
@@ -180,7 +180,7 @@ def rewarded_rows(episodes: Sequence[Episode], turn_bonus: TurnBonus = None) -> 
         episodes: one rollout.
         turn_bonus: added to the environment's reward of a turn; None adds nothing.
     """
-    groups, acting, found = group_numbers(episodes), acting_rows(episodes), dict[str, RewardedRows]()
+    groups, acting, tables = group_numbers(episodes), acting_rows(episodes), dict[str, RewardedRows]()
     batches = rows_by_policy(
         [row for _, row in acting],
         [groups[episode.group] for episode, _ in acting],
@@ -189,8 +189,8 @@ def rewarded_rows(episodes: Sequence[Episode], turn_bonus: TurnBonus = None) -> 
     )
     for policy, batch in batches.items():
         rewards = torch.zeros_like(batch.action_mask, dtype=torch.float32)
-        for place, row in enumerate(batch.trajectories):
+        for index, row in enumerate(batch.trajectories):
             for turn in row.turns:
-                rewards[place, turn.stop - 1] += turn.reward + (turn_bonus(turn) if turn_bonus else 0.0)
-        found[policy] = RewardedRows(batch, rewards, [episode for episode, row in acting if row.policy == policy])
-    return found
+                rewards[index, turn.stop - 1] += turn.reward + (turn_bonus(turn) if turn_bonus else 0.0)
+        tables[policy] = RewardedRows(batch, rewards, [episode for episode, row in acting if row.policy == policy])
+    return tables

@@ -84,8 +84,8 @@ class TurnReturns:
         tables = rows_by_policy(self.trajectory, *of_rows)
         pairs = zip(paired(self.returns, self.baseline), advantages.tolist(), strict=True)
         turns = grouped(zip(self.row.tolist(), ((*pair, advantage) for pair, advantage in pairs), strict=True))
-        for policy, places in grouped((row.policy, place) for place, row in enumerate(self.trajectory)).items():
-            credit_turns(tables[policy], [turns[place] for place in places])
+        for policy, indices in grouped((row.policy, index) for index, row in enumerate(self.trajectory)).items():
+            credit_turns(tables[policy], [turns[index] for index in indices])
         return tables
 
 

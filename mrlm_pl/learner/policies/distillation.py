@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from mrlm_pl.advantages import NO_MOMENTS, masked_moments
 from mrlm_pl.episode import Episode, Message, by_group
-from mrlm_pl.errors import ConfigurationError, meant, place
+from mrlm_pl.errors import ConfigurationError, did_you_mean, source_line
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.policies.reprompts import REPROMPTS, Attempt
 from mrlm_pl.learner.ranks import sum_over_ranks
@@ -23,14 +23,14 @@ from mrlm_pl.policy.forward.devices import on_device
 from mrlm_pl.policy.forward.divergence import Lesson, Teaching
 from mrlm_pl.policy.forward.families import forward_path
 from mrlm_pl.policy.sharding import is_split
-from mrlm_pl.settings import as_settings, at_least, between, naming_unknown, one_of, positive
+from mrlm_pl.settings import as_settings, at_least, between, check_arguments, one_of, positive
 
 logger = logging.getLogger(__name__)
 
 Form = Literal["sampled", "top_k", "full"]
 
 
-@naming_unknown
+@check_arguments
 @dataclass(frozen=True)
 class Teacher:
     """A teacher of some of the trajectories.
@@ -80,7 +80,7 @@ UNKNOWN_SUCCESS = (
 )
 
 
-@naming_unknown
+@check_arguments
 @dataclass(frozen=True)
 class Distillation:
     """The loss of the divergence from teachers.
@@ -161,7 +161,7 @@ class Distiller:
             if name is None:
                 continue
             if name not in learner.policies:
-                hint = meant(name, learner.policies, f"the policies are {sorted(learner.policies)}")
+                hint = did_you_mean(name, learner.policies, f"the policies are {sorted(learner.policies)}")
                 raise ConfigurationError(f"distillation.teachers: there is no policy {name!r}; {hint}")
             whose = "" if teacher.partner is None or teacher.policy else f" of the partner {teacher.partner!r}"
             of = students if teacher.agents is None else {learner.seat(agent) for agent in teacher.agents}
@@ -292,7 +292,7 @@ class Distiller:
         The number is 0 where a teacher reads the student's own prompt, and -1 where it does not teach, as where the
         row exceeds its context window.
         """
-        found: list[Tensor] = []
+        prompts: list[Tensor] = []
         for row, mask in enumerate(rows.action_mask.cpu()):
             start, stop = _action_span(mask)
             attempt = attempts[id(rows.trajectories[row].turns[-1])]
@@ -301,8 +301,8 @@ class Distiller:
                 window = (student if name is None else self.learner.policy(name)).context_window
                 if prompt is not None and (len(prompt) or start) + stop - start > window:
                     prompt = None
-                found.append(torch.tensor([-1] if prompt is None else [len(prompt), *prompt]))
-        table = pad_sequence(found, batch_first=True) if found else torch.zeros(0, 1, dtype=torch.int64)
+                prompts.append(torch.tensor([-1] if prompt is None else [len(prompt), *prompt]))
+        table = pad_sequence(prompts, batch_first=True) if prompts else torch.zeros(0, 1, dtype=torch.int64)
         return table.view(len(rows), len(self.settings.teachers), -1).to(rows.token_ids.device)
 
     def _prompt(self, teacher: Teacher, student: Policy, attempt: Attempt, start: int) -> Sequence[int] | None:
@@ -325,7 +325,7 @@ class Distiller:
         if isinstance(messages, str) or not all(isinstance(message, Message) for message in messages):
             raise ConfigurationError(
                 f"{getattr(reprompt, '__qualname__', reprompt)} returned {messages!r:.60}; a reprompt must return a "
-                f"sequence of messages, or None ({place(reprompt)})"
+                f"sequence of messages, or None ({source_line(reprompt)})"
             )
         chat, first = student.chat, row.turns[0].start
         own, other = (chat.encode(chat.render(part, generation_prompt=True)) for part in (attempt.opening, messages))
@@ -341,7 +341,7 @@ class Distiller:
 
         The last two are on the host.
         """
-        found, rows = [], rows.layout.to("cpu")
+        views, rows = [], rows.layout.to("cpu")
         assert rows.teacher_prompts is not None
         for position, (teacher, name) in enumerate(zip(self.settings.teachers, self.names, strict=True)):
             lengths = rows.teacher_prompts[:, position, 0]
@@ -351,8 +351,8 @@ class Distiller:
             inputs = rows.select(taught).inputs()
             if bool((lengths[taught] > 0).any()):
                 inputs |= _reprompted(rows, taught, rows.teacher_prompts[:, position])
-            found.append((None if name is None else self.learner.policy(name), teacher.weight, taught, inputs))
-        return found
+            views.append((None if name is None else self.learner.policy(name), teacher.weight, taught, inputs))
+        return views
 
     @torch.no_grad()
     def _score(self, name: str, rows: PolicyBatch) -> dict[str, Any]:
@@ -416,14 +416,14 @@ def _attempts(episodes: Sequence[Episode]) -> dict[int, Attempt]:
     Siblings are ordinary episodes: others repeat turns of theirs.
     """
     groups = by_group(episode for episode in episodes if not episode.failed and episode.origin is None)
-    found: dict[int, Attempt] = {}
+    attempts: dict[int, Attempt] = {}
     for episode in episodes:
         siblings = [other for other in groups.get(episode.group, ()) if other is not episode]
         for row in () if episode.failed else episode.rows():
             attempt = Attempt(episode, row, siblings)
             for turn in row.turns:
-                found.setdefault(id(turn), attempt)
-    return found
+                attempts.setdefault(id(turn), attempt)
+    return attempts
 
 
 def _of_rows(mask: Tensor, rows: Tensor) -> Tensor:

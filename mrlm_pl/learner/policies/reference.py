@@ -13,19 +13,19 @@ from mrlm_pl.engines.base import LearnerPlace
 from mrlm_pl.engines.reference import Reference
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.learner.batch import PolicyBatch, known
+from mrlm_pl.learner.batch import PolicyBatch, not_none
 from mrlm_pl.learner.credit.returns import acted_episodes
 from mrlm_pl.learner.metrics import Metrics
 from mrlm_pl.learner.ranks import sum_over_ranks
 from mrlm_pl.losses import kl_k1, kl_k3, kl_k3_importance_weighted, kl_k3_straight_through
 from mrlm_pl.policy import Policy
-from mrlm_pl.settings import at_least, fraction, naming_unknown, one_of, positive
+from mrlm_pl.settings import at_least, check_arguments, fraction, one_of, positive
 
 Estimator = Literal["k3", "k3_straight_through", "k3_importance_weighted"]
 Placement = Literal["loss", "reward"]
 
 
-@naming_unknown
+@check_arguments
 @dataclass(frozen=True)
 class KL:
     """The penalty for the KL divergence from the reference policy.
@@ -64,9 +64,9 @@ class KL:
     def estimates(self, logp: Tensor, rows: PolicyBatch) -> Tensor:
         """Return the estimate [B, T] of the divergence in the loss, 0 outside the action mask."""
         if self.estimator == "k3_importance_weighted":
-            return kl_k3_importance_weighted(logp, known(rows.ref_logp), rows.behavior_logp, rows.action_mask)
+            return kl_k3_importance_weighted(logp, not_none(rows.ref_logp), rows.behavior_logp, rows.action_mask)
         estimate = kl_k3 if self.estimator == "k3" else kl_k3_straight_through
-        return estimate(logp, known(rows.ref_logp), rows.action_mask)
+        return estimate(logp, not_none(rows.ref_logp), rows.action_mask)
 
     def adapted(self, beta: float, divergence: float, episodes: int) -> float:
         """Return ``beta`` after a rollout, steered towards the target (arXiv 1909.08593)::
@@ -109,7 +109,7 @@ class KLPenalty:
 
     def of_rewards(self, name: str, rows: PolicyBatch) -> Tensor:
         """Return the penalty [B, T] in a policy's rewards: ``beta (log pi_old - log pi_ref)``."""
-        return self.coefficients[name] * kl_k1(rows.old_logp, known(rows.ref_logp), rows.action_mask)
+        return self.coefficients[name] * kl_k1(rows.old_logp, not_none(rows.ref_logp), rows.action_mask)
 
     def of_losses(self, name: str, logp: Tensor, rows: PolicyBatch) -> Tensor:
         """Return the penalty [B, T] in a policy's losses, given its log-probabilities ``logp`` [B, T]."""
@@ -151,7 +151,7 @@ class KLPenalty:
             self.coefficients |= {name: beta for name, beta in coefficients.items() if name in self.coefficients}
 
 
-@naming_unknown
+@check_arguments
 @dataclass(frozen=True)
 class ReferenceSync:
     """Moves the reference policy after the policy, every n optimizer steps::

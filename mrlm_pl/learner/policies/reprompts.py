@@ -51,8 +51,8 @@ def last_reply(episode: Episode, agent: str) -> str | None:
 def sibling(attempt: Attempt) -> Sequence[Message] | None:
     """Return the reprompt with the answer of the first successful sibling (SDPO, arXiv 2601.20802)."""
     agent = attempt.trajectory.agent
-    found = next((last_reply(other, agent) for other in attempt.siblings if other.success), None)
-    return attempt.reprompted(found and f"A correct answer: {found}")
+    reply = next((last_reply(other, agent) for other in attempt.siblings if other.success), None)
+    return attempt.reprompted(reply and f"A correct answer: {reply}")
 
 
 def demonstration(attempt: Attempt) -> Sequence[Message] | None:

@@ -6,7 +6,7 @@ import difflib
 import logging
 from collections.abc import Collection, Mapping
 
-from mrlm_pl.errors import ConfigurationError, meant, nearest
+from mrlm_pl.errors import ConfigurationError, did_you_mean, nearest
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ def check_seats(seats: Mapping[str, str], policies: Collection[str], owner: str 
         raise ConfigurationError(f"{owner}seats is {seats!r}; name the policy of each agent, as in {{'agent': 'main'}}")
     for agent, policy in seats.items():
         if policy not in policies:
-            hint = meant(policy, policies, f"the policies are {sorted(policies)}")
+            hint = did_you_mean(policy, policies, f"the policies are {sorted(policies)}")
             raise ConfigurationError(f"{owner}seat {agent!r} names policy {policy!r}, which does not exist; {hint}")
 
 
@@ -77,10 +77,11 @@ def seats_of_run(
     """
     for agent in seats:
         if agent not in agents:
-            hint = meant(agent, agents, f"the agents are {sorted(agents)}; `--model.seats '{{}}'` drops all seats")
+            others = f"the agents are {sorted(agents)}; `--model.seats '{{}}'` drops all seats"
+            hint = did_you_mean(agent, agents, others)
             raise ConfigurationError(f"seats: {agent!r} is no agent of this run; {hint}")
-    found = {agent: seat_of(agent, seats, list(trained)) for agent in agents}
-    used = set(found.values())
+    bound = {agent: seat_of(agent, seats, list(trained)) for agent in agents}
+    used = set(bound.values())
     for name in trained:
         if name in used:
             continue
@@ -93,4 +94,4 @@ def seats_of_run(
             f"policies: {name!r} decides for no agent, so nothing would train it; {hint} it in `seats`, or leave "
             f"it out; the policies in seats are {sorted(used)}"
         )
-    return found
+    return bound

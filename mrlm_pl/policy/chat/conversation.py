@@ -327,17 +327,17 @@ class Conversation:
     def __init__(self, chat: ChatFormat, tools: Tools = ()) -> None:
         self.chat, self.tools = chat, tuple(tools)
         self.rows: list[Row] = [Row(tools=self.tools)]
-        self.place = 0
+        self.row_index = 0
 
     @property
     def row(self) -> Row:
         """The current row."""
-        return self.rows[self.place]
+        return self.rows[self.row_index]
 
     def fork(self) -> Conversation:
         """Return an independent copy of the conversation."""
         copied = Conversation(self.chat, self.tools)
-        copied.rows, copied.place = [row.fork() for row in self.rows], self.place
+        copied.rows, copied.row_index = [row.fork() for row in self.rows], self.row_index
         return copied
 
     def observe(self, messages: Sequence[Message]) -> None:
@@ -363,7 +363,7 @@ class Conversation:
             self.row.tools = self.tools
             self._extend(history, len(history))
             return
-        mark, self.place = max(found, key=lambda at: (at[0].tokens, at[0] is self.rows[at[1]].marks[-1]))
+        mark, self.row_index = max(found, key=lambda at: (at[0].tokens, at[0] is self.rows[at[1]].marks[-1]))
         if mark is not self.row.marks[-1]:
             self._begin(self.row.branch(mark))
             asked = history[: mark.messages - mark.sampled]
@@ -379,7 +379,7 @@ class Conversation:
         return [Message(first.role, f"{described(self.tools)}\n\n{first.content}"), *messages[1:]]
 
     def _begin(self, row: Row) -> None:
-        self.place = len(self.rows)
+        self.row_index = len(self.rows)
         self.rows.append(row)
 
     def _prompt(self, messages: Sequence[Message]) -> str:
@@ -395,7 +395,7 @@ class Conversation:
             if any(self.row.action_mask):
                 self._begin(Row(tools=self.tools))
             else:  # a branch without turns of its own
-                self.rows[self.place] = Row(tools=self.tools)
+                self.rows[self.row_index] = Row(tools=self.tools)
         ids = self.chat.encode(suffix)
         # A turn usually ends with the template's next token.
         self.row.extend(ids[1:] if ids[:1] == self.row.token_ids[-1:] else ids)

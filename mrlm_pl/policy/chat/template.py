@@ -8,7 +8,7 @@ from typing import Any
 from jinja2 import TemplateSyntaxError, meta, nodes
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
-from mrlm_pl.errors import ConfigurationError, PolicyError, meant
+from mrlm_pl.errors import ConfigurationError, PolicyError, did_you_mean
 
 PLAIN_TEMPLATE = (
     "{{ bos_token or '' }}{% for message in messages %}{{ message['role'].capitalize() }}: {{ message['content'] }}"
@@ -78,7 +78,7 @@ def with_arguments(template: str, arguments: Mapping[str, Any], model: str) -> s
         if name not in known:
             raise ConfigurationError(
                 f"policy {model!r}: chat_template_kwargs has {name!r}, which its chat template does not read; "
-                + meant(name, known, f"it reads {known or 'none'}")
+                + did_you_mean(name, known, f"it reads {known or 'none'}")
             )
     sets = (
         f"{{% if {name} is not defined %}}{{% set {name} = {value!r} %}}{{% endif %}}"

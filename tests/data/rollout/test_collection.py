@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mrlm_pl.data.rollout import collection as collecting
-from mrlm_pl.data.rollout.collection import Collection, check_played, first_failure
+from mrlm_pl.data.rollout.collection import RolloutCollection, check_played, first_failure
 from mrlm_pl.data.rollout.collectors.asynchronous import AsyncOptions
 from mrlm_pl.data.rollout.collectors.groups import Collected, SyncCollector
 from mrlm_pl.engines import Sampling
@@ -34,7 +34,7 @@ def test_one_of_the_tensor_parallel_ranks_writes_their_episodes(
     environments = {"echo": EchoEnvironment()}
     stream = SimpleNamespace(plan_until=lambda *_: None, state=dict)
     parts: Any = SimpleNamespace(stream=stream, stale=None, groups=1, environments=environments)
-    collection = Collection(parts, parts, parts, Sampling(), None, 0, AsyncOptions(), EpisodeRetention())
+    collection = RolloutCollection(parts, parts, parts, Sampling(), None, 0, AsyncOptions(), EpisodeRetention())
     measures = TokenMeasures(0, {})
     learner: Any = SimpleNamespace(trainer=trainer, metrics=SimpleNamespace(tokens=measures))
     learner.smallest_group, learner.tree, learner.further, learner.no_signal = 2, None, None, ""

@@ -67,9 +67,9 @@ def test_packed_weights_in_bf16_give_the_numbers_of_others(name: str, monkeypatc
         layer, other = getattr(packed, part), getattr(others, part)
         assert (layer.weight.is_mkldnn, other.weight.is_mkldnn) == (True, False)
         x = torch.randn(3, layer.weight.shape[1], dtype=torch.bfloat16)
-        torch.testing.assert_close(layer.of(x), other.of(x))
+        torch.testing.assert_close(layer.apply(x), other.apply(x))
         residual = torch.randn(3, layer.weight.shape[0])
-        torch.testing.assert_close(layer.added(residual, x), other.added(residual, x), rtol=0.02, atol=0.02)
+        torch.testing.assert_close(layer.add_to(residual, x), other.add_to(residual, x), rtol=0.02, atol=0.02)
 
 
 def test_weights_that_are_not_copied_are_not_packed() -> None:

@@ -54,7 +54,7 @@ def test_a_retry_begins_a_row_with_the_same_prompt() -> None:
     assert shown(conversation) == [f"{prompt}b<|end|>", f"{prompt}c<|end|>"]
     assert (sum(one.action_mask), sum(two.action_mask)) == (4, 2), "turns of the first row do not count again"
     conversation.resume([Q, first, R, Message("assistant", "c"), S], [])
-    assert conversation.place == 1, "the retry continues, not the first try"
+    assert conversation.row_index == 1, "the retry continues, not the first try"
     assert len(conversation.rows) == 2
 
 
@@ -107,7 +107,7 @@ def test_other_tools_begin_a_row() -> None:
     assert len(conversation.rows) == 2
     says(conversation, "b")
     conversation.resume([Q, a, S], [ADD])
-    assert (conversation.place, len(conversation.rows)) == (0, 2)
+    assert (conversation.row_index, len(conversation.rows)) == (0, 2)
 
 
 def test_a_template_that_rewrites_history_begins_one_row_for_a_branch() -> None:

@@ -105,13 +105,13 @@ def record(environment: Environment, task: Task, replies: Replies) -> str:
         order = TurnOrder(environment.name, environment.agents)
         observations = await called(environment.reset, task)
         shown: list[Any] = [_plain(observations), [list(environment.tools(agent)) for agent in environment.agents]]
-        order.began(observations)
+        order.record_reset(observations)
         for turn in range(MAX_TURNS):
             said = {agent: replies[agent][min(turn, len(replies[agent]) - 1)] for agent in order.due}
             actions = {agent: Message("assistant", text) for agent, text in said.items()}
             order.check_actions(actions)
             step = await called(environment.step, actions)
-            order.stepped(step)
+            order.record_step(step)
             fields = dict(vars(step))
             shown.append({**fields, "observations": _plain(step.observations)})
             if step.done:

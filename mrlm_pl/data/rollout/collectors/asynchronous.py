@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from mrlm_pl.concurrency.event_loop import EventLoopThread
-from mrlm_pl.data.rollout.collectors.groups import Collected, Collector, GroupDraft, GroupPlan, PlaySpecs
+from mrlm_pl.data.rollout.collectors.groups import Collected, Collector, GroupPlan, PlaySpecs, UnfinishedGroup
 from mrlm_pl.data.rollout.collectors.players import Players
 from mrlm_pl.data.rollout.metrics import token_count
 from mrlm_pl.engines import ContinuousEngine, RoutingEngine, Sampling
 from mrlm_pl.episode import Episode, Turn
 from mrlm_pl.errors import RolloutError
 from mrlm_pl.rollout.play import EpisodeSpec
-from mrlm_pl.settings import at_least, naming_unknown, one_of, positive
+from mrlm_pl.settings import at_least, check_arguments, one_of, positive
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ _TOLD = 5
 _ADVICE = "an async environment must await its I/O; or raise data.async_options.patience"
 
 
-@naming_unknown
+@check_arguments
 @dataclass(frozen=True)
 class AsyncOptions:
     """Settings of playing while the learner updates.
@@ -109,13 +109,13 @@ class Lags:
         counts = self._counts(iteration, episodes)
         total = float(sum(counts.values()))
         turns = list(self._turns(episodes))
-        found = {
+        means = {
             "async/lag": (float(sum(lag * tokens for lag, tokens in counts.items())), total),
             "async/mixed_turns": (float(sum(bool(turn.spans) for turn in turns)), float(len(turns))),
         }
         for lag in range(self.bound + 1):
-            found[f"async/lag_{lag}"] = (float(counts[lag]), total)
-        return found
+            means[f"async/lag_{lag}"] = (float(counts[lag]), total)
+        return means
 
     def state(self) -> list[list[int]]:
         """Return the published versions as plain values."""
@@ -143,7 +143,7 @@ class Lags:
 class _Group:
     """An admitted group: the task that plays it, or its episodes from a checkpoint."""
 
-    playing: asyncio.Task[None] | None = None
+    task: asyncio.Task[None] | None = None
     collected: Collected | None = None
     completed: float = field(default_factory=time.monotonic)
 
@@ -189,20 +189,20 @@ class AsyncCollector(Collector):
         """
         with self.players.published():
             self.lags.published(iteration, self.players.learner.trainer.global_step)
-        if not self.playing:
+        if not self.episode_players:
             self._make_players()
         began = time.monotonic()
-        found = self.training.engine.compute_during(lambda: self._submit(self._complete(iteration, last, groups)))
+        done = self.training.engine.compute_during(lambda: self._submit(self._complete(iteration, last, groups)))
         for number in groups:  # only now: a run that is ended while it waits keeps them for its checkpoint
             del self._admitted[iteration, number]
         collected, restored = Collected(), 0.0
-        for group in found:
+        for group in done:
             assert group.collected is not None
             collected.add(group.collected)
-            restored += group.playing is None and token_count(group.collected.played)
+            restored += group.task is None and token_count(group.collected.played)
         now = time.monotonic()
         collected.metrics = self.lags.metrics(iteration, collected.training)
-        ages = [now - group.completed for group in found]
+        ages = [now - group.completed for group in done]
         collected.metrics |= {
             "async/queue_age": (math.fsum(ages), float(len(ages))),
             "async/learner_idle": (now - began, now - self._since),
@@ -234,7 +234,7 @@ class AsyncCollector(Collector):
         if routed is not None:
             engine = RoutingEngine(engine, routed.elsewhere)
         self.make_players(engine=engine, loop=self._loop)
-        self.due, self.greedy = self._one_by_one(self.due), self.greedy and self._one_by_one(self.greedy)
+        self.wrap_play(self._one_by_one)
 
     def state(self) -> dict[str, Any]:
         """Return the complete groups that have not trained yet, as plain values for the checkpoint.
@@ -245,8 +245,8 @@ class AsyncCollector(Collector):
         admitted = list(self._admitted.items())
         collected = {key: group.collected for key, group in admitted if group.collected is not None}
         complete = {key: group for key, group in collected.items() if not all(one.failed for one in group.episodes)}
-        found = [[*key, *group.to_plain()] for key, group in sorted(complete.items(), key=lambda item: item[0])]
-        return {"published": self.lags.state(), "complete": found, "made_with": self._made_with()}
+        plain_groups = [[*key, *group.to_plain()] for key, group in sorted(complete.items(), key=lambda item: item[0])]
+        return {"published": self.lags.state(), "complete": plain_groups, "made_with": self._made_with()}
 
     def load(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state` returned; unfinished groups start again.
@@ -264,11 +264,11 @@ class AsyncCollector(Collector):
             return
         drop, old = self.options.over_age == "drop", 0
         for iteration, group, *plain in state["complete"]:
-            found = Collected.from_plain(*plain)
-            too_old = self.lags.largest(iteration, found.training) > self.max_lag
+            own = Collected.from_plain(*plain)
+            too_old = self.lags.largest(iteration, own.training) > self.max_lag
             old += too_old
             if not (too_old and drop):
-                self._admitted[iteration, group] = _Group(collected=found)
+                self._admitted[iteration, group] = _Group(collected=own)
         self._dropped, self._reweighted = (old, 0) if drop else (0, old)
         if old:
             logger.warning(
@@ -296,7 +296,7 @@ class AsyncCollector(Collector):
             return
         with contextlib.ExitStack() as stack:
             stack.callback(self._loop.close)
-            for player in self.playing:
+            for player in self.episode_players:
                 stack.callback(player.close)
             # First: other episodes of a group that has failed still play, and need their environments open.
             stack.callback(self._loop.cancel_all)
@@ -319,16 +319,16 @@ class AsyncCollector(Collector):
         return played
 
     async def _play(self, group: _Group, iteration: int, number: int) -> None:
-        draft = GroupDraft(self.plan, iteration, number)
+        unfinished = UnfinishedGroup(self.plan, iteration, number)
         greedy = asyncio.ensure_future(self.play_greedy(iteration, [number]))
         try:
-            while draft.due:
-                await self.play_due([draft])
-            draft.collected.greedy = await greedy
+            while unfinished.due:
+                await self.play_due([unfinished])
+            unfinished.collected.greedy = await greedy
         finally:
             greedy.cancel()
             await asyncio.gather(greedy, return_exceptions=True)
-        group.collected, group.completed = draft.collected, time.monotonic()
+        group.collected, group.completed = unfinished.collected, time.monotonic()
 
     async def _complete(self, iteration: int, last: int, numbers: Sequence[int]) -> list[_Group]:
         """Begin the groups up to the last iteration, and return those of this one when all are done.
@@ -338,17 +338,17 @@ class AsyncCollector(Collector):
         for key in itertools.product(range(iteration, last + 1), numbers):
             if key not in self._admitted:
                 group = self._admitted[key] = _Group()
-                group.playing = asyncio.get_running_loop().create_task(self._play(group, *key))
+                group.task = asyncio.get_running_loop().create_task(self._play(group, *key))
                 # Where several groups fail, the first error ends the run; without this asyncio reports the others.
-                group.playing.add_done_callback(lambda task: task.cancelled() or task.exception())
+                group.task.add_done_callback(lambda task: task.cancelled() or task.exception())
         groups = [self._admitted[iteration, number] for number in numbers]
         moves, still = self._moves(), 0.0
         while True:
-            playing = [group.playing for group in self._admitted.values() if group.playing is not None]
-            for task in playing:
+            tasks = [group.task for group in self._admitted.values() if group.task is not None]
+            for task in tasks:
                 if task.done():
                     task.result()
-            missing = {group.playing for group in groups if group.collected is None and group.playing}
+            missing = {group.task for group in groups if group.collected is None and group.task}
             if not missing:
                 return groups
             began = time.monotonic()
@@ -365,12 +365,12 @@ class AsyncCollector(Collector):
 
     def _moves(self) -> tuple[int, int]:
         """Return counters that grow while there is progress: moves of episodes, and chunks of turns."""
-        played = sum(player.moves for player in self.playing)
+        played = sum(player.moves for player in self.episode_players)
         return played, 0 if self._continuous is None else self._continuous.batches
 
     def _waiting(self) -> str:
         """Return the longest waiting episodes and their reasons, as text."""
-        plays = [play for player in self.playing for play in player.playing.values()]
+        plays = [play for player in self.episode_players for play in player.playing.values()]
         plays.sort(key=lambda play: play.waits_since)
         now = time.monotonic()
         told = [
@@ -392,13 +392,13 @@ def groups_ahead(
         overlaps: whether this run plays ahead; otherwise a warning says that these groups are played again.
     """
     saved = [part for part in parts if part is not None]
-    found = {(item[0], item[1]): item for part in saved for item in part["complete"]}
-    if found and not overlaps:
+    by_key = {(item[0], item[1]): item for part in saved for item in part["complete"]}
+    if by_key and not overlaps:
         logger.warning(
-            "%d groups of the checkpoint, which an asynchronous run has played ahead, are played again", len(found)
+            "%d groups of the checkpoint, which an asynchronous run has played ahead, are played again", len(by_key)
         )
     if not saved or not overlaps:
         return None
     # Numbers above the last group are kept too: the collector counts and names them as dropped.
-    own = [item for (_, number), item in sorted(found.items()) if min(number, groups - 1) in here]
+    own = [item for (_, number), item in sorted(by_key.items()) if min(number, groups - 1) in here]
     return {**saved[0], "complete": own}

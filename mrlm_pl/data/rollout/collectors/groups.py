@@ -28,7 +28,9 @@ from mrlm_pl.settings import at_least, one_of
 from mrlm_pl.trainer.termination import ended_by_sigterm
 
 T = TypeVar("T")
-_Rounds = Generator[list[EpisodeSpec], Sequence[Episode], T]
+_Requests = Generator[list[EpisodeSpec], Sequence[Episode], T]
+"""Yields the specs to be played next, and is sent their episodes."""
+
 PlaySpecs = Callable[[Sequence[EpisodeSpec]], Awaitable[Sequence[Any]]]
 """Returns an episode for each spec, or the paths of its turn tree."""
 
@@ -112,7 +114,7 @@ class GroupPlan:
         }
 
 
-class GroupDraft:
+class UnfinishedGroup:
     """One group of an iteration while it is played: again with another task as long as it carries no signal.
 
     Args:
@@ -127,8 +129,8 @@ class GroupDraft:
 
     def __init__(self, plan: GroupPlan, iteration: int, group: int) -> None:
         self.collected = Collected()
-        self._rounds = self._played(plan, iteration, group)
-        self.due = next(self._rounds)
+        self._requests = self._until_complete(plan, iteration, group)
+        self.due = next(self._requests)
 
     def take(self, episodes: Sequence[Episode]) -> None:
         """Add the episodes that were due, and decide which ones come next.
@@ -136,70 +138,70 @@ class GroupDraft:
         Raises:
             EnvironmentContractError: a further episode differs from its origin before it branches.
         """
-        self.due = self._rounds.send(episodes)
+        self.due = self._requests.send(episodes)
 
-    def _played(self, plan: GroupPlan, iteration: int, group: int) -> _Rounds[None]:
+    def _until_complete(self, plan: GroupPlan, iteration: int, group: int) -> _Requests[None]:
         """Yield the episodes that are due until the group is complete."""
-        found, resampled = self.collected, 0
+        collected, resampled = self.collected, 0
         for attempt in range(plan.resample_rounds + 1):
-            found.replaced += excluded(found.episodes, "replaced")
+            collected.replaced += excluded(collected.episodes, "replaced")
             specs = [plan.root(iteration, group, attempt)] if plan.trees else plan.specs(iteration, group, attempt)
-            found.episodes = [*(yield specs)]
+            collected.episodes = [*(yield specs)]
             if plan.failed_members == "resample":
-                resampled += yield from self._resampled(plan, specs)
-            failed = sum(episode.failed for episode in found.episodes)
-            few = len(found.episodes) - failed < plan.smallest_group
+                resampled += yield from self._resample_failed(plan, specs)
+            failed = sum(episode.failed for episode in collected.episodes)
+            few = len(collected.episodes) - failed < plan.smallest_group
             left_out = few or (plan.failed_members == "drop" and failed > 0)
-            members = [*found.episodes]
+            members = [*collected.episodes]
             if plan.further is not None and not left_out:
-                members += yield from self._branched(plan.further)
+                members += yield from self._play_further(plan.further)
             if attempt == plan.resample_rounds or not (left_out or plan.without_signal(members)):
                 break
-        found.counts = {
+        collected.counts = {
             "resampled_groups": float(attempt),
             "resampled_members": float(resampled),
             "dropped_groups": float(left_out),
         }
         if left_out:
-            found.replaced += excluded(found.episodes, "left_out")
-            found.episodes = []
+            collected.replaced += excluded(collected.episodes, "left_out")
+            collected.episodes = []
         yield []
 
-    def _resampled(self, plan: GroupPlan, specs: Sequence[EpisodeSpec]) -> _Rounds[int]:
+    def _resample_failed(self, plan: GroupPlan, specs: Sequence[EpisodeSpec]) -> _Requests[int]:
         """Yield other episodes in the place of failed ones, of a tree all; return the number of failures."""
-        found, resampled = self.collected, 0
+        collected, resampled = self.collected, 0
         for number in range(1, plan.member_rounds + 1):
-            failed = [place for place, episode in enumerate(found.episodes) if episode.failed]
+            failed = [index for index, episode in enumerate(collected.episodes) if episode.failed]
             if not failed:
                 break
             resampled += len(failed)
             # Each round has its own seed.
             again = yield [
                 replace(spec, id=f"{spec.id}+{number}", seed=derive_seed("another", spec.seed, number))
-                for spec in (specs if plan.trees else [specs[place] for place in failed])
+                for spec in (specs if plan.trees else [specs[index] for index in failed])
             ]
             if plan.trees:
-                found.replaced += excluded(found.episodes, "replaced")
-                found.episodes = [*again]
+                collected.replaced += excluded(collected.episodes, "replaced")
+                collected.episodes = [*again]
                 continue
-            found.replaced += excluded([found.episodes[place] for place in failed], "replaced")
-            for place, episode in zip(failed, again, strict=True):
-                found.episodes[place] = episode
+            collected.replaced += excluded([collected.episodes[index] for index in failed], "replaced")
+            for index, episode in zip(failed, again, strict=True):
+                collected.episodes[index] = episode
         return resampled
 
-    def _branched(self, further: FurtherEpisodes) -> _Rounds[list[Episode]]:
+    def _play_further(self, further: FurtherEpisodes) -> _Requests[list[Episode]]:
         """Yield the further episodes, round after round, and return them."""
-        found, members, rounds = self.collected, [*self.collected.episodes], 0
+        collected, members, rounds = self.collected, [*self.collected.episodes], 0
         while specs := further.due(members, rounds):
             branches = yield [*specs]
             origins = {episode.id: episode for episode in members}
             for branch in branches:
                 if branch.origin is not None and not branch.failed:
                     check_origin(origins[branch.origin.episode], branch)
-            found.branches += branches
+            collected.branches += branches
             members += branches
             rounds += 1
-        return members[len(found.episodes) :]
+        return members[len(collected.episodes) :]
 
 
 @dataclass
@@ -284,43 +286,48 @@ class Collector:
         sampling: how turns are sampled.
 
     Attributes:
-        playing: the players of episodes, once they are made.
+        episode_players: the players, once they are made.
         training: plays the episodes that train.
-        due: plays the due specs of a group, or the turn trees of their roots where the algorithm trains on them.
-        greedy: plays the greedy episode of each group, where the algorithm compares with it.
+        play_specs: plays the due specs of a group, or the turn trees of their roots where the algorithm trains on them.
+        play_greedy_specs: plays the greedy episode of each group, where the algorithm compares with it.
     """
 
     players: Players
     plan: GroupPlan
     sampling: Sampling
-    playing: Sequence[EpisodePlayer] = field(default=(), init=False)
+    episode_players: Sequence[EpisodePlayer] = field(default=(), init=False)
     training: EpisodePlayer = field(init=False)
-    due: PlaySpecs = field(init=False)
-    greedy: PlaySpecs | None = field(init=False)
+    play_specs: PlaySpecs = field(init=False)
+    play_greedy_specs: PlaySpecs | None = field(init=False)
 
     def make_players(self, **options: Any) -> None:
         """Make the players, with options of :meth:`Players.player`."""
         learner, sampling = self.players.learner, self.sampling
-        self.training, self.greedy = self.players.player(sampling, crossed=True, **options), None
-        self.playing = [self.training]
+        self.training, self.play_greedy_specs = self.players.player(sampling, crossed=True, **options), None
+        self.episode_players = [self.training]
         if learner.uses_greedy_baseline:
             greedy = self.players.player(sampling.for_all(temperature=0.0, top_p=1.0, top_k=0), **options)
-            self.greedy, self.playing = greedy.play, [self.training, greedy]
+            self.play_greedy_specs, self.episode_players = greedy.play, [self.training, greedy]
         tree = learner.tree
         player = TreePlayer(self.training, tree.branching, self.plan.group_sizes) if tree is not None else self.training
-        self.due = player.play
+        self.play_specs = player.play
 
-    async def play_due(self, drafts: Sequence[GroupDraft]) -> None:
+    def wrap_play(self, wrapper: Callable[[PlaySpecs], PlaySpecs]) -> None:
+        """Play all episodes from now on through the function that ``wrapper`` returns."""
+        self.play_specs = wrapper(self.play_specs)
+        self.play_greedy_specs = self.play_greedy_specs and wrapper(self.play_greedy_specs)
+
+    async def play_due(self, unfinished: Sequence[UnfinishedGroup]) -> None:
         """Play the episodes that are due in these groups once, and add them."""
-        played = iter(await self.due([spec for draft in drafts for spec in draft.due]))
-        for draft in drafts:
-            draft.take(next(played) if self.plan.trees else [next(played) for _ in draft.due])
+        played = iter(await self.play_specs([spec for group in unfinished for spec in group.due]))
+        for group in unfinished:
+            group.take(next(played) if self.plan.trees else [next(played) for _ in group.due])
 
     async def play_greedy(self, iteration: int, groups: Sequence[int]) -> list[Episode]:
         """Return the greedy episode of each group; none where the algorithm does not use them."""
-        if self.greedy is None:
+        if self.play_greedy_specs is None:
             return []
-        return list(await self.greedy([self.plan.greedy(iteration, group) for group in groups]))
+        return list(await self.play_greedy_specs([self.plan.greedy(iteration, group) for group in groups]))
 
     def state(self) -> dict[str, Any] | None:
         """Return the groups that are played ahead, for a checkpoint; None without any."""
@@ -348,28 +355,28 @@ class SyncCollector(Collector):
             SIGTERMException: on all ranks, when SIGTERM has interrupted one of them.
         """
         trainer = self.players.learner.trainer
-        if not self.playing:
+        if not self.episode_players:
             self.make_players()
         collected = Collected()
 
         async def play_greedy() -> None:
             collected.greedy = await self.play_greedy(iteration, groups)
 
-        stopped = self.greedy is not None and not self._played(play_greedy)
-        drafts = [GroupDraft(self.plan, iteration, group) for group in groups]
+        stopped = self.play_greedy_specs is not None and not self._play(play_greedy)
+        unfinished = [UnfinishedGroup(self.plan, iteration, group) for group in groups]
         while True:
-            due = [draft for draft in drafts if draft.due]
+            due = [group for group in unfinished if group.due]
             left = all_reduce_sum(trainer, torch.tensor(math.inf if stopped else float(len(due))))
             if math.isinf(left):
                 raise SIGTERMException
             if not left:
                 break  # as long as one rank plays, all gather the weights
-            stopped = not self._played(partial(self.play_due, due))
-        for draft in drafts:
-            collected.add(draft.collected)
+            stopped = not self._play(partial(self.play_due, due))
+        for group in unfinished:
+            collected.add(group.collected)
         return collected
 
-    def _played(self, play: Callable[[], Coroutine[Any, Any, None]]) -> bool:
+    def _play(self, play: Callable[[], Coroutine[Any, Any, None]]) -> bool:
         """Play a coroutine with the current weights; return False if SIGTERM has interrupted it.
 
         It interrupts the playing alone: all ranks gather the weights together, so that none may leave in between.
@@ -379,9 +386,9 @@ class SyncCollector(Collector):
                 # Only now, as a loaded engine knows whether it takes pieces.
                 if self.rounds is not None and not isinstance(self.training.engine, Rounds):
                     rounds = Rounds(self.players.engine, self.rounds)
-                    for player in self.playing:
+                    for player in self.episode_players:
                         player.engine, player.call = rounds, partial(rounds.call, player.caller)
-                    self.due, self.greedy = rounds.apart(self.due), self.greedy and rounds.apart(self.greedy)
+                    self.wrap_play(rounds.apart)
                 self.training.run_blocking(play)
         except SIGTERMException:
             return False

@@ -94,10 +94,10 @@ class StaleSnapshots:
         played = [episode for episode in episodes if not episode.failed]
         turns = [(turn, row) for turn, row in distinct_turns(played) if row.policy in self._slots]
         ages = [version - turn.version for turn, row in turns if turn.policy != row.policy]
-        found = {"rollout/stale_turns": (float(len(ages)), float(len(turns)))}
+        means = {"rollout/stale_turns": (float(len(ages)), float(len(turns)))}
         if ages:
-            found["rollout/stale_age"] = (float(sum(ages)), float(len(ages)))
-        return found
+            means["rollout/stale_age"] = (float(sum(ages)), float(len(ages)))
+        return means
 
     def state(self) -> dict[str, Any] | None:
         """Return all snapshots with their weights, for the checkpoint; None before there are any."""
@@ -141,9 +141,9 @@ class Players:
         stale: snapshots that sample some turns of the players who are asked for with ``crossed``; None has none.
 
     Attributes:
-        given: the ``engine``.
+        configured_engine: the ``engine``.
         learner: whose policies decide; set before anything is played.
-        check: is asked about the engine once it has its first weights, before it samples.
+        check_engine: receives the engine once it has its first weights, before it samples; may raise.
 
     Raises:
         ConfigurationError: the weights may change meanwhile, but the engine uses them where they are.
@@ -165,8 +165,8 @@ class Players:
                 "are; set `own_weights: true` of InProcessEngine, or leave data.engine out"
             )
         self.environments, self._options = dict(environments), dict(options)
-        self.given, self._own_weights = engine, own_weights
-        self.check: Callable[[Engine], None] | None = None
+        self.configured_engine, self._own_weights = engine, own_weights
+        self.check_engine: Callable[[Engine], None] | None = None
         self._own: InProcessEngine | None = None
         self._routed: Engine | None = None
         self.stale = stale
@@ -176,7 +176,7 @@ class Players:
     def engine(self) -> Engine:
         """The engine of all policies, made when it is first read."""
         if self._routed is None:
-            engine = self.given
+            engine = self.configured_engine
             if engine is None:
                 engine = self._own = InProcessEngine(own_weights=self._own_weights)
             policies = {name: self.learner.policy(name) for name in self.learner.policies}
@@ -201,8 +201,8 @@ class Players:
                         self.engine.load(name, learner.policy(name).network, learner.trainer.global_step)
                 if self.stale is not None:
                     self.stale.load_into(self.engine)
-                check, self.check = self.check, None
-                if check is not None:
+                if self.check_engine is not None:
+                    check, self.check_engine = self.check_engine, None
                     check(self.engine)
                 yield
         finally:

@@ -671,7 +671,7 @@ def test_options_without_effect_are_told(
 
 
 def test_a_group_that_fails_leaves_no_greedy_episode_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(async_collector, "GroupDraft", lambda *key: SimpleNamespace(due=True))
+    monkeypatch.setattr(async_collector, "UnfinishedGroup", lambda *key: SimpleNamespace(due=True))
 
     class Failing(AsyncCollector):
         def __init__(self) -> None:
@@ -680,7 +680,7 @@ def test_a_group_that_fails_leaves_no_greedy_episode_behind(monkeypatch: pytest.
         async def play_greedy(self, iteration: int, groups: Any) -> Any:
             await asyncio.sleep(600)
 
-        async def play_due(self, drafts: Any) -> None:
+        async def play_due(self, unfinished: Any) -> None:
             await asyncio.sleep(0)
             raise RolloutError("no such task")
 

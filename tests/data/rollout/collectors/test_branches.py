@@ -11,7 +11,7 @@ import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from mrlm_pl.concurrency.event_loop import EventLoopThread
-from mrlm_pl.data.rollout.collectors.groups import Collected, GroupDraft
+from mrlm_pl.data.rollout.collectors.groups import Collected, UnfinishedGroup
 from mrlm_pl.data.rollout.metrics import token_count
 from mrlm_pl.environment import Outcome
 from mrlm_pl.episode import Episode, Message, Origin, Task
@@ -50,19 +50,20 @@ def test_rounds_follow_the_ordinary_episodes_and_come_before_another_task() -> N
         signals.append(len(group))
         return len(signals) == 1
 
-    draft = GroupDraft(plan(further=further, failed_members="resample", resample_rounds=1, without_signal=silent), 0, 0)
-    draft.take(played(draft.due, "x"))
-    draft.take(played(draft.due))
+    options = {"failed_members": "resample", "resample_rounds": 1, "without_signal": silent}
+    group = UnfinishedGroup(plan(further=further, **options), 0, 0)
+    group.take(played(group.due, "x"))
+    group.take(played(group.due))
     for rounds in range(2):
-        assert [spec.id for spec in draft.due] == [f"{name}/{rounds}" for name in ("0-0-0+1", "0-0-1", "0-0-2")]
-        draft.take(branched(draft.due))
+        assert [spec.id for spec in group.due] == [f"{name}/{rounds}" for name in ("0-0-0+1", "0-0-1", "0-0-2")]
+        group.take(branched(group.due))
     assert further.seen[:3] == ["0-0-0+1", "0-0-1", "0-0-2"]
-    assert draft.due, "the group has no signal"
-    while draft.due:
-        specs = draft.due
-        draft.take(branched(specs) if specs[0].origin else played(specs))
+    assert group.due, "the group has no signal"
+    while group.due:
+        specs = group.due
+        group.take(branched(specs) if specs[0].origin else played(specs))
     assert signals == [9], "three episodes and two further ones of each; the last task is kept in any case"
-    collected = draft.collected
+    collected = group.collected
     assert [episode.id for episode in collected.episodes] == ["0-0.1-0", "0-0.1-1", "0-0.1-2"]
     assert len(collected.branches) == 12
     assert len(collected.training) == 9
@@ -71,10 +72,10 @@ def test_rounds_follow_the_ordinary_episodes_and_come_before_another_task() -> N
 
 
 def test_a_group_that_is_left_out_has_no_further_episodes() -> None:
-    draft = GroupDraft(plan(further=Copies(), failed_members="drop"), 0, 0)
-    draft.take(played(draft.due, "x"))
-    assert not draft.due
-    assert not draft.collected.branches
+    group = UnfinishedGroup(plan(further=Copies(), failed_members="drop"), 0, 0)
+    group.take(played(group.due, "x"))
+    assert not group.due
+    assert not group.collected.branches
 
 
 def expanding(model_folder: Path, environment: Any, **options: Any) -> Any:

@@ -18,7 +18,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from mrlm_pl.algorithms import GRPO, MAGRPO
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.data.rollout.collection import check_kept
-from mrlm_pl.data.rollout.collectors.groups import GroupDraft, GroupPlan
+from mrlm_pl.data.rollout.collectors.groups import GroupPlan, UnfinishedGroup
 from mrlm_pl.data.rollout.tasks import TaskStream
 from mrlm_pl.engines import Sampling
 from mrlm_pl.environment import DatasetTasks, Environment, Observations, Outcome, Step
@@ -287,7 +287,7 @@ def test_a_run_that_ends_in_the_middle_of_its_episodes_keeps_nothing_open(
     assert "never retrieved" not in caplog.text, "the errors of other groups are not reported beside the first"
 
 
-# The draft by itself.
+# The unfinished group by itself.
 
 
 def plan(**rules: Any) -> GroupPlan:
@@ -306,39 +306,39 @@ def played(specs: list[EpisodeSpec], failing: str = "") -> list[Episode]:
 
 
 def test_only_what_failed_is_due_again() -> None:
-    draft = GroupDraft(plan(failed_members="resample", member_rounds=2), 0, 0)
-    draft.take(played(draft.due, "x.x"))
-    assert [spec.id for spec in draft.due] == ["0-0-0+1", "0-0-2+1"]
-    draft.take(played(draft.due, ".x"))
-    assert [spec.id for spec in draft.due] == ["0-0-2+2"]
-    draft.take(played(draft.due))
-    assert not draft.due
-    assert [episode.id for episode in draft.collected.episodes] == ["0-0-0+1", "0-0-1", "0-0-2+2"]
-    assert [episode.id for episode in draft.collected.replaced] == ["0-0-0", "0-0-2", "0-0-2+1"]
-    assert draft.collected.counts == {"resampled_groups": 0, "resampled_members": 3, "dropped_groups": 0}
+    group = UnfinishedGroup(plan(failed_members="resample", member_rounds=2), 0, 0)
+    group.take(played(group.due, "x.x"))
+    assert [spec.id for spec in group.due] == ["0-0-0+1", "0-0-2+1"]
+    group.take(played(group.due, ".x"))
+    assert [spec.id for spec in group.due] == ["0-0-2+2"]
+    group.take(played(group.due))
+    assert not group.due
+    assert [episode.id for episode in group.collected.episodes] == ["0-0-0+1", "0-0-1", "0-0-2+2"]
+    assert [episode.id for episode in group.collected.replaced] == ["0-0-0", "0-0-2", "0-0-2+1"]
+    assert group.collected.counts == {"resampled_groups": 0, "resampled_members": 3, "dropped_groups": 0}
 
 
 def test_a_group_that_is_left_out_is_played_with_another_task_if_it_may() -> None:
-    draft = GroupDraft(plan(resample_rounds=1, failed_members="drop"), 0, 0)
-    first = draft.due[0].task
-    draft.take(played(draft.due, "x"))
-    assert draft.due
-    assert draft.due[0].task != first
-    draft.take(played(draft.due))
-    assert not draft.due
-    assert len(draft.collected.episodes) == 3
-    assert draft.collected.counts == {"resampled_groups": 1, "resampled_members": 0, "dropped_groups": 0}
+    group = UnfinishedGroup(plan(resample_rounds=1, failed_members="drop"), 0, 0)
+    first = group.due[0].task
+    group.take(played(group.due, "x"))
+    assert group.due
+    assert group.due[0].task != first
+    group.take(played(group.due))
+    assert not group.due
+    assert len(group.collected.episodes) == 3
+    assert group.collected.counts == {"resampled_groups": 1, "resampled_members": 0, "dropped_groups": 0}
 
 
 def test_a_bound_holds_for_each_task_of_a_group() -> None:
-    draft = GroupDraft(plan(resample_rounds=1, failed_members="resample", member_rounds=1), 0, 0)
+    group = UnfinishedGroup(plan(resample_rounds=1, failed_members="resample", member_rounds=1), 0, 0)
     for _ in range(4):  # two tasks, each played and played again
-        assert draft.due
-        draft.take(played(draft.due, "xxx"))
-    assert not draft.due
-    assert draft.collected.episodes == []
-    assert len(draft.collected.replaced) == 12
-    assert draft.collected.counts == {"resampled_groups": 1, "resampled_members": 6, "dropped_groups": 1}
+        assert group.due
+        group.take(played(group.due, "xxx"))
+    assert not group.due
+    assert group.collected.episodes == []
+    assert len(group.collected.replaced) == 12
+    assert group.collected.counts == {"resampled_groups": 1, "resampled_members": 6, "dropped_groups": 1}
 
 
 @pytest.mark.parametrize("option", [{"failed_members": "keep"}, {"member_rounds": 0}])
