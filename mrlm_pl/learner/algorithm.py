@@ -31,6 +31,7 @@ from mrlm_pl.policy.pretrained import write_policy
 from mrlm_pl.policy.sharding import clip_norm, gathered, parallelize, shard
 from mrlm_pl.settings import NamesUnknown, as_settings
 from mrlm_pl.trainer.bounds import ActAfterValidations, updates_in_all
+from mrlm_pl.trainer.precision import single_by_default
 from mrlm_pl.trainer.refusals import refuse_unsupported
 from mrlm_pl.trainer.resume import ExactResume, check_resumable
 
@@ -227,6 +228,7 @@ class Algorithm(NamesUnknown, LightningModule, RolloutLearner):
         scaled = self.device.type != "cpu" and getattr(self.trainer.precision_plugin, "scaler", None) is not None
         return self.optimization.configured(self.parameter_groups(), scaled, lambda: int(updates_in_all(self.trainer)))
 
+    @single_by_default()
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         if not isinstance(batch, Batch):
             raise ConfigurationError(
