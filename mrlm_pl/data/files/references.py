@@ -141,9 +141,9 @@ class ReferencedDataModule(FixedDataModule):
         trainer = algorithm.trainer
         rank, ranks = data_parallel_rank(trainer)
         starts = self._starts[split]
-        sums = torch.zeros(starts[-1], device=algorithm.device)
         context = trainer.precision_plugin.forward_context()
         with self._scoring(initial=initial) as copied, context, single_by_default():
+            sums = torch.zeros(starts[-1], device=algorithm.device)
             for first in range(0, len(examples), self.batch_size * ranks):
                 start = min(first + rank * self.batch_size, len(examples))
                 own = examples[start : start + self.batch_size]
