@@ -346,6 +346,8 @@ class Algorithm(NamesUnknown, LightningModule, RolloutLearner):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if self._trainer is not None and self._trainer.state.fn == "fit":  # None in `load_from_checkpoint`
             check_resumable(self._trainer, checkpoint)
+        if self._trainer is not None:  # Lightning does so after it has read the weights, which float32 would round
+            self._trainer.precision_plugin.convert_module(self)
         if "state_dict" in checkpoint:
             self.check_weights({name: weight.shape for name, weight in checkpoint["state_dict"].items()})
         if "current_model_state" in checkpoint:  # of `WeightAveraging`, which reads all weights of both models

@@ -196,6 +196,21 @@ def test_a_resumed_run_keeps_its_precision(model_folder: Path, echo: Any, tmp_pa
     assert (resumed.precision, resumed.global_step, measured.calls) == ("bf16-mixed", 2, 1)
 
 
+def test_a_resumed_run_rounds_no_weights(model_folder: Path, echo: Any, quiet_trainer: Any, tmp_path: Path) -> None:
+    def weights(steps: int, ckpt: Path | None = None, save: Path | None = None) -> list[torch.Tensor]:
+        algorithm = GRPO({"main": Policy(str(model_folder), learning_rate=1e-3)})
+        data = RolloutDataModule(echo(), groups=2, group_size=4, iterations=2, sampling=Sampling(max_tokens=5))
+        trainer = quiet_trainer(precision="64-true", max_steps=steps)
+        trainer.fit(algorithm, data, ckpt_path=ckpt)
+        if save is not None:
+            trainer.save_checkpoint(save)
+        return [weight.detach() for weight in algorithm.parameters()]
+
+    weights(1, save=tmp_path / "half.ckpt")
+    for found, expected in zip(weights(2, tmp_path / "half.ckpt"), weights(2), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0.0, atol=0.0)
+
+
 def test_a_resume_that_trains_nothing_keeps_the_precision_of_the_run(
     model_folder: Path, echo: Any, tmp_path: Path
 ) -> None:
