@@ -31,6 +31,7 @@ from mrlm_pl.policy.pretrained import write_policy
 from mrlm_pl.policy.sharding import clip_norm, gathered, parallelize, shard
 from mrlm_pl.settings import ChecksArguments, as_settings
 from mrlm_pl.trainer.bounds import ActAfterValidations, updates_in_all
+from mrlm_pl.trainer.precision import single_by_default
 from mrlm_pl.trainer.refusals import refuse_unsupported
 from mrlm_pl.trainer.resume import ExactResume, check_resumable
 
@@ -227,6 +228,7 @@ class Algorithm(ChecksArguments, LightningModule, RolloutLearner):
         scaled = self.device.type != "cpu" and getattr(self.trainer.precision_plugin, "scaler", None) is not None
         return self.optimization.configured(self.parameter_groups(), scaled, lambda: int(updates_in_all(self.trainer)))
 
+    @single_by_default()
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         if not isinstance(batch, Batch):
             raise ConfigurationError(
@@ -346,6 +348,8 @@ class Algorithm(ChecksArguments, LightningModule, RolloutLearner):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if self._trainer is not None and self._trainer.state.fn == "fit":  # None in `load_from_checkpoint`
             check_resumable(self._trainer, checkpoint)
+        if self._trainer is not None:  # Lightning does so after it has read the weights, which float32 would round
+            self._trainer.precision_plugin.convert_module(self)
         if "state_dict" in checkpoint:
             self.check_weights({name: weight.shape for name, weight in checkpoint["state_dict"].items()})
         if "current_model_state" in checkpoint:  # of `WeightAveraging`, which reads all weights of both models

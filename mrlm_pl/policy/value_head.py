@@ -15,7 +15,7 @@ VALUE_HEAD_FILE = "value_head.safetensors"
 
 
 class ValueHead(nn.Module):
-    """Expected return from a hidden state: one linear map, in float32 at any precision of the run.
+    """Expected return from a hidden state: one linear map, computed in at least float32 at any precision.
 
     Its weights start at 0, and so do its estimates.
 
@@ -34,8 +34,10 @@ class ValueHead(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return values [...] of hidden states [..., hidden size]."""
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        weight, bias = self.linear.weight.to(wide), self.linear.bias.to(wide)
         with torch.autocast(hidden.device.type, enabled=False):
-            values = self.linear(hidden.to(self.linear.weight.dtype)).squeeze(-1)
+            values = nn.functional.linear(hidden.to(wide), weight, bias).squeeze(-1)
         return values.clone()  # no view: FSDP2 warns on every rank of a view that a model returns
 
     def save(self, folder: str | Path, *, write: bool = True) -> None:

@@ -129,14 +129,13 @@ class _ValueModel:
 
         self.policy = Policy(model=model, trained=False, int8="weights" if precision == "int8" else None)
         self.policy.load()
+        self.policy.to(dtype=_dtype(precision))
         try:
-            self.policy.add_value_head()
+            self.policy.add_value_head()  # whose weights stay in float32
         except (RuntimeError, OSError, ValueError) as error:
             raise PolicyError(f"reward model {model!r}: {VALUE_HEAD_FILE} does not fit the model: {error}") from error
         self.device = usable_device(device)
-        self.policy.to(self.device, _dtype(precision)).eval()
-        if precision == "bf16" and self.policy.value_head is not None:
-            self.policy.value_head.float()  # it computes in float32 or better
+        self.policy.to(self.device).eval()
         self.window, self.lock = self.policy.context_window, threading.Lock()
 
     def encode(self, messages: Sequence[Message]) -> list[int]:

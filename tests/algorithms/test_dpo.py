@@ -52,6 +52,16 @@ def test_the_first_loss_and_overfitting(
     assert watch.steps[-1]["train/rewards_chosen"] > watch.steps[-1]["train/rewards_rejected"]
 
 
+@pytest.mark.parametrize("precision", ["64-true", "bf16-mixed", "bf16-true"])
+def test_the_first_margin_is_0_in_every_precision(
+    precision: str, model_folder: Path, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    watch = Watch()
+    data = PreferenceDataModule(pairs_file(tmp_path, 2), batch_size=2)
+    fit(model_folder, data, quiet_trainer(precision=precision, callbacks=[watch]))
+    assert watch.steps[0]["train/reward_margin"] == pytest.approx(0.0, abs=1e-5)
+
+
 def loss_of(model_folder: Path, sums: list[float], references: list[float] | None, **options: Any) -> float:
     return compared(model_folder, sums, references, **options)[0]
 

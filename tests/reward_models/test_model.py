@@ -14,6 +14,7 @@ from mrlm_pl.episode import Message
 from mrlm_pl.errors import ConfigurationError, DataError, NonFiniteError, PolicyError
 from mrlm_pl.policy.forward.int8 import int8_layers
 from mrlm_pl.policy.forward.packing import padded_chunks
+from mrlm_pl.policy.value_head import ValueHead
 from mrlm_pl.reward_models import RewardModel, TextScore, TextScorer
 from mrlm_pl.reward_models.model import VALUE_HEAD_FILE
 from mrlm_pl.reward_models.scorer import exchange
@@ -41,6 +42,16 @@ def test_a_causal_model_with_a_value_head(tmp_path: Path) -> None:
     chance = 1 / (1 + math.exp(-expected))
     assert scorer.score_texts(["Say it."], ["Yes."]) == pytest.approx([chance], abs=1e-4)
     assert not scorer.probability
+
+
+def test_a_value_head_keeps_its_weights_beside_a_model_in_bf16(tmp_path: Path) -> None:
+    tiny(tmp_path, "value")
+    head = ValueHead(64)
+    torch.nn.init.constant_(head.linear.weight, 0.1)
+    head.save(tmp_path)
+    loaded = RewardModel(str(tmp_path), precision="bf16").load()
+    assert loaded.policy.model.dtype == torch.bfloat16  # type: ignore[union-attr]
+    assert loaded.policy.value_head.linear.weight.equal(head.linear.weight)  # type: ignore[union-attr]
 
 
 def test_a_reply_that_spells_special_tokens_forges_no_messages(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ import torch
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.plugins import MixedPrecision
 
-from mrlm_pl.algorithms import GRPO, SFT
+from mrlm_pl.algorithms import GRPO, PPO, SFT
 from mrlm_pl.data import RolloutDataModule, TrajectoryDataModule
 from mrlm_pl.engines import Engine, InProcessEngine, Sampling
 from mrlm_pl.engines.base import EngineWrapper
+from mrlm_pl.environment import Outcome
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.policy import Policy
 from mrlm_pl.runs import Trainer
@@ -60,6 +62,37 @@ def test_a_rollout_and_its_update_agree_in_every_precision(
     # The learner's own numbers stand in for the sampler's where these are rounded differently.
     assert float(trainer.callback_metrics["train/ratio_deviation"]) < 1e-4
     assert float(trainer.callback_metrics["train/mismatch_max_ratio"]) < 1.2
+
+
+@pytest.mark.parametrize("algorithm", [GRPO, PPO])
+def test_rewards_and_advantages_are_exact_beside_weights_in_bf16(
+    algorithm: Any, model_folder: Path, echo: Any, quiet_trainer: Any
+) -> None:
+    def targets(precision: str) -> tuple[list[Any], float]:
+        learner = algorithm({"main": Policy(str(model_folder), learning_rate=0.0)})
+        found, loss = [], learner.policy_loss
+
+        def noted(name: str, rows: Any, batch: Any) -> Any:
+            found.extend([rows.advantages, rows.advantages if rows.returns is None else rows.returns])
+            return loss(name, rows, batch)
+
+        learner.policy_loss = noted
+        rewards = itertools.cycle([1000.1, 1000.2, 1000.4])
+
+        class Fixed(echo):
+            def reply(self, message: Any) -> Any:
+                return Outcome({"x": next(rewards)})
+
+        data = RolloutDataModule(Fixed(), groups=1, group_size=3, iterations=1, sampling=Sampling(max_tokens=1))
+        trainer = quiet_trainer(precision=precision)
+        trainer.fit(learner, data)
+        return found, float(trainer.callback_metrics["rollout/reward"])
+
+    (exact, reward), (found, in_half) = targets("32-true"), targets("bf16-true")
+    assert reward == in_half == pytest.approx(1000.2333)
+    for value, expected in zip(found, exact, strict=True):
+        assert expected.any()
+        torch.testing.assert_close(value, expected)
 
 
 class Untold(EngineWrapper):
@@ -161,6 +194,21 @@ def test_a_resumed_run_keeps_its_precision(model_folder: Path, echo: Any, tmp_pa
     measured.seconds = {"32-true": 0.001, "bf16-mixed": 0.01}
     resumed = auto_run(tmp_path / "run", model_folder, echo, iterations=2, max_steps=2, resume=True)
     assert (resumed.precision, resumed.global_step, measured.calls) == ("bf16-mixed", 2, 1)
+
+
+def test_a_resumed_run_rounds_no_weights(model_folder: Path, echo: Any, quiet_trainer: Any, tmp_path: Path) -> None:
+    def weights(steps: int, ckpt: Path | None = None, save: Path | None = None) -> list[torch.Tensor]:
+        algorithm = GRPO({"main": Policy(str(model_folder), learning_rate=1e-3)})
+        data = RolloutDataModule(echo(), groups=2, group_size=4, iterations=2, sampling=Sampling(max_tokens=5))
+        trainer = quiet_trainer(precision="64-true", max_steps=steps)
+        trainer.fit(algorithm, data, ckpt_path=ckpt)
+        if save is not None:
+            trainer.save_checkpoint(save)
+        return [weight.detach() for weight in algorithm.parameters()]
+
+    weights(1, save=tmp_path / "half.ckpt")
+    for found, expected in zip(weights(2, tmp_path / "half.ckpt"), weights(2), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0.0, atol=0.0)
 
 
 def test_a_resume_that_trains_nothing_keeps_the_precision_of_the_run(

@@ -109,15 +109,16 @@ class _ChunkedLogProbs(torch.autograd.Function):
         entropy = torch.empty_like(log_probs) if with_entropy else None
         for rows in head.chunks():
             logits = head.scaled_logits(rows)
-            target_logits = logits.gather(-1, targets[rows].unsqueeze(-1)).squeeze(-1)
             largest = logits.amax(-1, keepdim=True)
             # log-sum-exp by hand: torch.logsumexp allocates a second chunk and is 2.5 times slower on a CPU
-            exponentials = (logits - largest if with_entropy else logits.sub_(largest)).exp_()
+            differences = logits.sub_(largest)  # a sum with large logits, as of a low temperature, would lose digits
+            target_differences = differences.gather(-1, targets[rows].unsqueeze(-1)).squeeze(-1)
+            exponentials = differences.exp() if with_entropy else differences.exp_()
             total = exponentials.sum(-1)
-            normalizers[rows] = total.log() + largest.squeeze(-1)
-            log_probs[rows] = target_logits - normalizers[rows]
+            normalizers[rows] = (log_total := total.log()) + largest.squeeze(-1)
+            log_probs[rows] = target_differences - log_total
             if entropy is not None:
-                entropy[rows] = normalizers[rows] - exponentials.mul_(logits).sum(-1) / total
+                entropy[rows] = log_total - exponentials.mul_(differences).sum(-1) / total
         ctx.save_for_backward(hidden, weight, bias, targets, temperature, normalizers, entropy)
         ctx.compute_dtype = compute_dtype
         ctx.set_materialize_grads(False)

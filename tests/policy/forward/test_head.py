@@ -118,3 +118,16 @@ def test_autocast_multiplies_in_bf16_and_normalizes_in_fp32() -> None:
 def test_chunk_size_keeps_the_logits_within_the_budget() -> None:
     assert default_chunk_size(2**14, torch.device("cpu")) * 2**14 == 2**24
     assert default_chunk_size(2**40, torch.device("cuda")) == 1
+
+
+@pytest.mark.parametrize("with_entropy", [False, True])
+def test_a_low_temperature_loses_no_digits(with_entropy: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = torch.randn(50, 16, generator=generator), torch.randn(104, 16, generator=generator)
+    logits = hidden @ weight.t() / 0.01  # up to about 1,300, of which neighbors in float32 are 1e-4 apart
+    exact = logits.double().log_softmax(-1)
+    targets = exact.exp().multinomial(1, generator=generator)[:, 0]
+    found = chunked_log_probs(hidden, weight, targets, temperature=torch.full((50,), 0.01), with_entropy=with_entropy)
+    expected = [exact.gather(-1, targets[:, None])[:, 0], -(exact.exp() * exact).sum(-1)]
+    for value, number in zip(found, expected[: 1 + with_entropy], strict=False):
+        torch.testing.assert_close(value.double(), number, rtol=0.0, atol=1e-6)
