@@ -88,12 +88,16 @@ class EpisodeRetention:
         return every is not None and iteration % every == 0 and self.keeps(iteration, iteration)
 
     def remove_displaced(self, newest: Path) -> None:
-        """Remove the files of this rank that are kept no longer once the episodes of an iteration are written."""
-        number, rank = _parts(newest)
+        """Remove the files that are kept no longer once the episodes of an iteration are written.
+
+        Those of all ranks: a run that is resumed with fewer has none that would remove the files of the others.
+        """
+        number, _ = _parts(newest)
         displaced = number - (self.last or 0)
         if 0 <= displaced < number and not self.keeps(displaced, number):
             for folder in (newest.parent, newest.parent.with_name("tokens")):
-                (folder / f"iteration-{displaced:06d}{rank}").unlink(missing_ok=True)
+                for path in folder.glob(f"iteration-{displaced:06d}*.jsonl.zst"):
+                    path.unlink(missing_ok=True)
 
 
 def _parts(path: Path) -> tuple[int, str]:

@@ -180,15 +180,15 @@ def test_a_run_keeps_the_chosen_iterations_also_when_it_is_resumed(
         assert sorted(tokens[0]) == ["iteration-000000.jsonl.zst", "iteration-000004.jsonl.zst"]
 
 
-def test_files_of_other_ranks_and_later_iterations_stay(tmp_path: Path) -> None:
-    names = ["iteration-000000-rank0.jsonl.zst", "iteration-000000.jsonl.zst", "iteration-000002.jsonl.zst"]
-    names += ["predict-0-000000.jsonl.zst", "iteration-000000.jsonl.zst.part"]
+def test_files_of_all_ranks_are_displaced_also_of_those_before_a_resume_with_fewer(tmp_path: Path) -> None:
+    displaced = ["iteration-000000-rank0.jsonl.zst", "iteration-000000-rank1.jsonl.zst", "iteration-000000.jsonl.zst"]
+    names = [*displaced, "iteration-000002.jsonl.zst", "predict-0-000000.jsonl.zst", "iteration-000000.jsonl.zst.part"]
     for name in names:
         (tmp_path / name).touch()
     writer = EpisodeWriter(EpisodeRetention(last=1))
     writer.write(tmp_path / "iteration-000001.jsonl.zst", [episode(0)])
     writer.finish()
-    kept = {*names, "iteration-000001.jsonl.zst"} - {"iteration-000000.jsonl.zst"}
+    kept = {*names, "iteration-000001.jsonl.zst"} - {*displaced}
     assert {path.name for path in tmp_path.iterdir()} == kept
 
 

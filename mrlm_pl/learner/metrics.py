@@ -233,6 +233,9 @@ class Metrics:
             if environment in judging
         ]
         means = summed_pairs([*(item for own, _, _ in ranks for item in own.items()), *accuracies])
+        # The accuracy of a batch whose episodes all failed is unknown; the environment of others may never judge.
+        unknown = {name: means.get(name.replace("accuracy", "reward"), pair) for name, pair in means.items()}
+        means = {name: pair for name, pair in means.items() if pair[1] or not unknown[name][1]}
         counts = summed(item for _, own, _ in ranks for item in own.items())
         values = {name: total / weight if weight else math.nan for name, (total, weight) in sorted(means.items())}
         return {f"{prefix}/{name}": value for name, value in (*values.items(), *sorted(counts.items()))}

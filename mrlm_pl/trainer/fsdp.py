@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
@@ -9,11 +10,16 @@ from typing import Any, cast
 
 import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
+from torch import Tensor
+from torch.distributed import checkpoint as distributed_checkpoint
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim import Optimizer
 
 from mrlm_pl.durable_files import draft_of, force_to_disk, replacing
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.trainer.resume import check_checkpoint
-from mrlm_pl.trainer.sharded_checkpoint import METADATA_FILE, sharded_shapes
+from mrlm_pl.trainer.sharded_checkpoint import METADATA_FILE, check_sharded_checkpoint, sharded_shapes
 
 COLLECTIVE_DEADLINE = timedelta(minutes=30)
 SHARDED_CHECKPOINT_FILES = (METADATA_FILE, "meta.pt")
@@ -60,6 +66,15 @@ class FSDP(ModelParallelStrategy):
         self._data_parallel_size = processes // self.tensor_parallel_size
         super().setup_environment()
 
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """Return the state of an optimizer; see :meth:`ModelParallelStrategy.optimizer_state`."""
+        fresh = not optimizer.state
+        found = super().optimizer_state(optimizer)
+        if fresh:  # torch makes one, as after an update of zeros
+            optimizer.state.clear()
+            found = {**found, "state": {}} if found else found
+        return found
+
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
         """Write a checkpoint; a folder of shards replaces an earlier one only when it is complete on disk.
 
@@ -94,4 +109,52 @@ class FSDP(ModelParallelStrategy):
             shapes = {name: weight.shape for name, weight in saved["state_dict"].items()}
         if hasattr(module, "check_weights"):  # first: torch's errors name no option
             module.check_weights(shapes)
-        return super().load_checkpoint(path, weights_only is not False)
+        optimizers, self._optimizers = self._optimizers, []
+        try:
+            found = super().load_checkpoint(path, weights_only is not False)
+        finally:
+            self._optimizers = optimizers
+        for number, optimizer in enumerate(optimizers):
+            if path.is_dir():
+                _load_shards(optimizer, f"optimizer_{number}", path, module)
+            else:
+                _load_whole(optimizer, found["optimizer_states"][number])
+        return found
+
+
+# Lightning's own loading gives weights that no update has changed a state, as after an update, or fails, and takes
+# the numbers of weights in an optimizer's state for those in the module, frozen ones included.
+
+
+def _load_whole(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+    """Restore an optimizer from its whole state."""
+    groups = zip(optimizer.param_groups, saved["param_groups"], strict=True)
+    pairs = [pair for own, group in groups for pair in zip(group["params"], own["params"], strict=True)]
+    state = {
+        number: {key: _as_weight(value, weight) for key, value in saved["state"][number].items()}
+        for number, weight in pairs
+        if number in saved["state"]
+    }
+    optimizer.load_state_dict({**saved, "state": state})
+
+
+def _as_weight(value: Any, weight: Tensor) -> Any:
+    """Return this rank's part of a whole tensor that belongs to a weight, in memory of its own; others as they are."""
+    if not isinstance(value, Tensor) or value.shape != weight.shape:
+        return value
+    here = value.to(weight.device, copy=True)
+    if not isinstance(weight, DTensor):
+        return here
+    return distribute_tensor(here, weight.device_mesh, weight.placements, src_data_rank=None)
+
+
+def _load_shards(optimizer: Optimizer, name: str, folder: Path, module: Any) -> None:
+    """Restore an optimizer from a sharded checkpoint."""
+    saved, target = check_sharded_checkpoint(folder).state_dict_metadata, get_optimizer_state_dict(module, optimizer)
+    target["state"] = {
+        weight: parts
+        for weight, parts in cast(dict[str, Any], target["state"]).items()
+        if all(f"{name}.state.{weight}.{key}" in saved for key in parts)
+    }
+    distributed_checkpoint.load({name: target}, checkpoint_id=folder)
+    set_optimizer_state_dict(module, optimizer, target, options=StateDictOptions(cpu_offload=True, strict=False))

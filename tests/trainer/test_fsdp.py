@@ -14,6 +14,7 @@ import pytest
 import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
 from safetensors.torch import load_file
+from torch import nn
 from torch.distributed import checkpoint
 from transformers import AutoModelForCausalLM
 
@@ -103,6 +104,40 @@ def test_a_checkpoint_of_a_run_without_the_adapters_is_refused_before_torch_read
         strategy.load_checkpoint(saved)
     strategy._lightning_module = plain
     assert strategy.load_checkpoint(saved) == {}
+
+
+@pytest.mark.parametrize("shards", [False, True])
+def test_weights_that_no_update_has_changed_have_no_moments_after_a_resume(
+    shards: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def parts() -> tuple[nn.Module, torch.optim.Optimizer]:
+        module = nn.ModuleDict({name: nn.Linear(2, 2, bias=False) for name in ("frozen", "still", "moved")})
+        groups = [{"params": list(module[name].parameters()), "name": name} for name in ("still", "moved")]
+        module["frozen"].requires_grad_(False)
+        return module, torch.optim.AdamW(groups)
+
+    module, optimizer = parts()
+    strategy, saved = FSDP(save_distributed_checkpoint=True), tmp_path / "last.ckpt"
+    strategy._model = module
+    assert strategy.optimizer_state(optimizer)["state"] == {} == optimizer.state, "a checkpoint changes no optimizer"
+    module["moved"].weight.grad = torch.ones(2, 2)
+    optimizer.step()
+    if shards:
+        weights, state = {"state_dict": module.state_dict()}, strategy.optimizer_state(optimizer)
+        checkpoint.save({**weights, "optimizer_0": state}, checkpoint_id=saved, no_dist=True)
+    else:
+        about = {"pytorch-lightning_version": "2.5.0", "optimizer_states": [optimizer.state_dict()]}
+        torch.save({"state_dict": module.state_dict(), **about}, saved)
+    monkeypatch.setattr(FSDP, "broadcast", lambda self, path: path)
+    found = {} if shards else torch.load(saved)
+    monkeypatch.setattr(ModelParallelStrategy, "load_checkpoint", lambda *_: found)
+    strategy._lightning_module, resumed = parts()
+    strategy._optimizers = [resumed]
+    strategy.load_checkpoint(saved)
+    moved = strategy._lightning_module["moved"].weight
+    assert set(resumed.state) == {moved}
+    assert resumed.state[moved]["step"] == 1
+    assert torch.equal(resumed.state[moved]["exp_avg"], optimizer.state[module["moved"].weight]["exp_avg"])
 
 
 def test_a_file_of_something_else_is_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -487,13 +522,13 @@ def test_a_rank_that_fails_ends_the_run(strategy: str, launch: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize(("strategy", "lora"), [("ddp", False), ("ddp", True), ("fsdp", False), ("fsdp", True)])
 def test_a_checkpoint_of_two_processes_goes_on_in_one_and_in_the_other_strategy(
-    strategy: str, launch: Any, tmp_path: Path
+    strategy: str, lora: bool, launch: Any, tmp_path: Path
 ) -> None:
     saved = tmp_path / "half.ckpt"
     data = {"iterations": 3, "minibatches": 2, "groups": 4}
-    launch("half", strategy=strategy, devices=2, data=data, limit=3, save=str(saved))
+    launch("half", strategy=strategy, devices=2, data=data, limit=3, save=str(saved), lora=lora)
     other = "fsdp" if strategy == "ddp" else "ddp"
     for name, options in (
         ("one", {}),
@@ -502,7 +537,7 @@ def test_a_checkpoint_of_two_processes_goes_on_in_one_and_in_the_other_strategy(
     ):
         # The checkpoint is after the first of two updates on rollout 1. Two processes continue with the second; one
         # process cannot have their rows and starts rollout 2.
-        folder = launch(name, data=data, epochs=2, resume=str(saved), **options)
+        folder = launch(name, data=data, epochs=2, resume=str(saved), lora=lora, **options)
         assert {item.iteration for item in episodes(folder)} == {2, 3, 4}, name
     first, second = (
         AutoModelForCausalLM.from_pretrained(tmp_path / name / "policies" / "main") for name in ("same", "other")

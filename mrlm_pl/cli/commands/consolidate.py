@@ -60,12 +60,17 @@ def consolidate(folder: Path, output: Path) -> None:
 def numbered(optimizer: Mapping[str, Any]) -> dict[str, Any]:
     """Return an optimizer's state with numbers in place of its parameters' names, as an unsharded optimizer has it.
 
+    A sharded checkpoint before the first update has no state.
+
     >>> groups = [{"lr": 0.1, "params": ["b"]}, {"lr": 0.2, "params": ["a"]}]
     >>> numbered({"state": {"a": {"step": 1}, "b": {"step": 2}}, "param_groups": groups})["state"]
     {0: {'step': 2}, 1: {'step': 1}}
+    >>> numbered({"param_groups": groups})["state"]
+    {}
     """
     names = [name for group in optimizer["param_groups"] for name in group["params"]]
     numbers = {name: index for index, name in enumerate(names)}
-    state = {numbers[name]: optimizer["state"][name] for name in numbers if name in optimizer["state"]}
+    own = optimizer.get("state", {})
+    state = {numbers[name]: own[name] for name in numbers if name in own}
     groups = [{**group, "params": [numbers[name] for name in group["params"]]} for group in optimizer["param_groups"]]
     return {"state": state, "param_groups": groups}

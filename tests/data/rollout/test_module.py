@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -489,6 +490,14 @@ def test_a_batch_of_cut_episodes_counts_where_the_environment_judges_in_another(
     assert accuracies(batches) == {"val/accuracy": 1 / 4}
     assert accuracies(batches, by_task=True) == {"val/accuracy": 1 / 4, "val/a/accuracy": 1 / 4}
     assert accuracies([[judged(None)]]) == {}
+
+
+def test_failed_episodes_of_a_rank_add_no_accuracy_where_the_environment_never_judges() -> None:
+    """It was NaN beside the reward of the others, and not there in one process, which has them in one batch."""
+    failed = replace(judged(None), error="no server", stop_reason="error")
+    assert accuracies([[failed], [judged(None)]]) == {}
+    assert accuracies([[failed], [judged(True)]]) == {"val/accuracy": 1}
+    assert math.isnan(accuracies([[failed], [failed]])["val/accuracy"])
 
 
 def test_an_environment_that_judges_on_one_rank_judges_on_all(
