@@ -100,7 +100,9 @@ class TextArenaEnvironment(Environment):
         self.agents = named.get(players) or tuple(f"agent_{number}" for number in range(1, players + 1))
         asked = asked_for(f"textarena: {id!r} with settings {self.settings} and {players} players")
         with asked, _drawing_from(random.Random(0)):
-            self._make().reset(num_players=players, seed=0)
+            (game := self._make()).reset(num_players=players, seed=0)
+            if (own := game.state.num_players) != players:
+                raise ConfigurationError(f"textarena: {id!r} has {own} players; set players, now {players}, to {own}")
 
     def tasks(self, split: str) -> TaskSource:
         """Return seeds, each with the agent that is player 0, without end; see :meth:`Environment.tasks`."""

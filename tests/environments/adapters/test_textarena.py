@@ -205,6 +205,7 @@ def test_the_games_that_download_are_these() -> None:
         ({"id": "Nims-v0"}, "did you mean 'Nim-v0'"),
         ({"id": "Nim-v0", "settings": {"heaps": [1]}}, "heaps"),
         ({"id": "Nim-v0", "players": 3}, "3 players raised AssertionError: The number of players has to be 2"),
+        ({"id": "QuantumTicTacToe-v0", "players": 7}, "has 2 players; set players, now 7, to 2"),
     ],
     ids=str,
 )
