@@ -126,7 +126,7 @@ class TextArenaEnvironment(Environment):
         self._moved.add(agent)
         with _drawing_from(self._draws):
             facts = self._game.state.game_info[self._players.index(agent)]
-            facts["invalid_move"] = False  # games that go on after an illegal move leave it True
+            facts["invalid_move"] = False  # games that continue after an illegal move leave it True
             done, _ = self._game.step(action=self.codec.action(message.content))
             state, lost = self._game.state, facts["invalid_move"]
             self._counts["illegal"] += lost or getattr(state, "error_count", 0) > 0
