@@ -134,7 +134,9 @@ class TextArenaEnvironment(Environment):
             if not done:
                 return Step(self._observations(), metrics=dict(self._counts))
             earned, _ = self._game.close()
-        rewards = {player: float((earned or {}).get(number, 0.0)) for number, player in enumerate(self._players)}
+        # Four games of 0.7.4 swap reward and reason of an illegal move.
+        earned = {number: -1.0 if isinstance(reward, str) else reward for number, reward in (earned or {}).items()}
+        rewards = {player: float(earned.get(number, 0.0)) for number, player in enumerate(self._players)}
         return Step(
             rewards={player: reward for player, reward in rewards.items() if player in self._moved},
             done=True,

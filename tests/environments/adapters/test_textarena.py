@@ -103,6 +103,7 @@ def test_an_echo_with_swapped_fields_is_not_shown(name: str) -> None:
     environment.reset(task(first="agent"))
     _, text = shown(act(environment, "agent", "[nothing]").observations)
     assert text.startswith("You attempted an invalid move.")
+    assert act(environment, "agent", "[nothing]").rewards == {"agent": -1.0}, "its reward and reason are swapped too"
 
 
 def test_the_seed_decides_the_cards_as_in_the_library() -> None:
