@@ -6,7 +6,7 @@ import importlib.util
 import random
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -100,7 +100,9 @@ class TextArenaEnvironment(Environment):
         self.agents = named.get(players) or tuple(f"agent_{number}" for number in range(1, players + 1))
         asked = asked_for(f"textarena: {id!r} with settings {self.settings} and {players} players")
         with asked, _drawing_from(random.Random(0)):
-            self._make().reset(num_players=players, seed=0)
+            (game := self._make()).reset(num_players=players, seed=0)
+            if (own := game.state.num_players) != players:
+                raise ConfigurationError(f"textarena: {id!r} has {own} players; set players, now {players}, to {own}")
 
     def tasks(self, split: str) -> TaskSource:
         """Return seeds, each with the agent that is player 0, without end; see :meth:`Environment.tasks`."""
@@ -123,15 +125,18 @@ class TextArenaEnvironment(Environment):
         ((agent, message),) = actions.items()
         self._moved.add(agent)
         with _drawing_from(self._draws):
+            facts = self._game.state.game_info[self._players.index(agent)]
+            facts["invalid_move"] = False  # games that continue after an illegal move leave it True
             done, _ = self._game.step(action=self.codec.action(message.content))
-            state = self._game.state
-            lost = state.game_info[self._players.index(agent)]["invalid_move"]
+            state, lost = self._game.state, facts["invalid_move"]
             self._counts["illegal"] += lost or getattr(state, "error_count", 0) > 0
             self._counts["illegal_of"] += 1
             if not done:
                 return Step(self._observations(), metrics=dict(self._counts))
             earned, _ = self._game.close()
-        rewards = {player: float((earned or {}).get(number, 0.0)) for number, player in enumerate(self._players)}
+        # Four games of 0.7.4 swap reward and reason of an illegal move.
+        earned = {number: -1.0 if isinstance(reward, str) else reward for number, reward in (earned or {}).items()}
+        rewards = {player: float(earned.get(number, 0.0)) for number, player in enumerate(self._players)}
         return Step(
             rewards={player: reward for player, reward in rewards.items() if player in self._moved},
             done=True,
@@ -148,7 +153,8 @@ class TextArenaEnvironment(Environment):
         lines = [
             Line(str(roles.get(sender, f"Player {sender}")), kind.name, text)
             for sender, text, kind in messages
-            if not (kind.name == "PLAYER_ACTION" and sender == player)  # the player's own reply
+            # The player's own reply; three games of 0.7.4 swap its fields, so that the text is a number.
+            if isinstance(text, str) and not (kind.name == "PLAYER_ACTION" and sender == player)
         ]
         return {self._players[player]: (Message("user", self.codec.observation(lines)),)}
 
@@ -172,10 +178,23 @@ class TextArenaEnvironment(Environment):
         for name, loaded in list(sys.modules.items()):
             if name.startswith("textarena.") and vars(loaded).get("random") is random:
                 loaded.random = _DRAWS  # type: ignore[attr-defined]
+        if (state := arena.FFAMultiPlayerState).step.__module__ != __name__:
+            state.step = _ending(state.step)
         game = arena.make(self.id, **self.settings)
         while isinstance(game, arena.Wrapper):
             game = game.env
         return game
+
+
+def _ending(step: Callable[..., Any]) -> Callable[..., Any]:
+    """Return TextArena's ``step`` of a state, which searches for the next player for ever once all are eliminated."""
+
+    def ended(state: Any, rotate_player: bool = True) -> Any:
+        if not state.done and len(set(state.elimination_order)) == state.num_players:
+            state.set_winners([], "All players are eliminated.")
+        return step(state, rotate_player)
+
+    return ended
 
 
 @contextmanager

@@ -78,6 +78,34 @@ def test_the_game_allows_one_illegal_move_and_not_two() -> None:
     assert step.metrics == {"illegal": 2.0, "illegal_of": 2.0, "alpha_won": 0.0, "beta_won": 1.0}
 
 
+def test_a_legal_move_after_two_illegal_ones_is_legal() -> None:
+    environment = TextArenaEnvironment("Taboo-v0", players=4)
+    environment.reset(task(1, first="agent_1"))
+    act(environment, "agent_1", "a clue")
+    for count, guess in enumerate(("[", "[", "[pear]")):
+        step = act(environment, "agent_2", guess)
+        assert step.metrics["illegal"] == min(count + 1, 2), guess
+
+
+def test_a_game_ends_once_all_players_are_eliminated() -> None:
+    environment = TextArenaEnvironment("PublicGoodsGame-v0", {"communication_turns": 1}, players=2)
+    environment.reset(task())
+    for agent, said in (("alpha", "hello"), ("beta", "hello"), *(("alpha", move) for move in ("a", "a", "a", "[5]"))):
+        assert shown(act(environment, agent, said).observations)
+    for _ in range(3):
+        step = act(environment, "beta", "a")
+    assert (step.done, step.stop_reason, step.rewards) == (True, "illegal_move", {"alpha": -1.0, "beta": -1.0})
+
+
+@pytest.mark.parametrize("name", ["Countdown-v0", "Cryptarithm-v0", "Slitherlink-v0"])
+def test_an_echo_with_swapped_fields_is_not_shown(name: str) -> None:
+    environment = TextArenaEnvironment(name, players=1)
+    environment.reset(task(first="agent"))
+    _, text = shown(act(environment, "agent", "[nothing]").observations)
+    assert text.startswith("You attempted an invalid move.")
+    assert act(environment, "agent", "[nothing]").rewards == {"agent": -1.0}, "its reward and reason are swapped too"
+
+
 def test_the_seed_decides_the_cards_as_in_the_library() -> None:
     environment = TextArenaEnvironment("KuhnPoker-v0")
     for seed in range(20):
@@ -178,6 +206,7 @@ def test_the_games_that_download_are_these() -> None:
         ({"id": "Nims-v0"}, "did you mean 'Nim-v0'"),
         ({"id": "Nim-v0", "settings": {"heaps": [1]}}, "heaps"),
         ({"id": "Nim-v0", "players": 3}, "3 players raised AssertionError: The number of players has to be 2"),
+        ({"id": "QuantumTicTacToe-v0", "players": 7}, "has 2 players; set players, now 7, to 2"),
     ],
     ids=str,
 )
