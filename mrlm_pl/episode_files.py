@@ -166,6 +166,10 @@ def write_lines(path: str | Path, lines: Iterable[str]) -> None:
         draft.write_bytes(packed(Path(path), text.encode()))
 
 
+def _thread() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, thread_name_prefix="mrlm-episodes")
+
+
 class EpisodeWriter:
     """Write files of episodes in a background thread, in order.
 
@@ -175,7 +179,7 @@ class EpisodeWriter:
 
     def __init__(self, retention: EpisodeRetention = EpisodeRetention()) -> None:
         self.retention = retention
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="mrlm-episodes")
+        self._thread = _thread()
         self._waiting: deque[tuple[Path, Future[None]]] = deque()
 
     def write(self, path: str | Path, episodes: Sequence[Episode]) -> None:
@@ -209,6 +213,12 @@ class EpisodeWriter:
         """
         while self._waiting:
             self._settle()
+
+    def close(self) -> None:
+        """Wait as :meth:`finish` does, and end the thread; a later file starts another."""
+        thread, self._thread = self._thread, _thread()
+        thread.shutdown()
+        self.finish()
 
     def _settle(self) -> None:
         path, written = self._waiting.popleft()

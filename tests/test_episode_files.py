@@ -297,3 +297,24 @@ def test_a_resumed_run_replaces_the_file_of_an_earlier_version(tmp_path: Path) -
     writer.write(tmp_path / "iteration-000001.jsonl.zst", [episode(2)])
     writer.finish()
     assert [item.id for item in read_episodes(tmp_path)] == ["0", "2"]
+
+
+def test_a_closed_writer_has_no_thread_and_may_write_again(tmp_path: Path) -> None:
+    def threads() -> int:
+        return sum(thread.name.startswith("mrlm-episodes") for thread in threading.enumerate())
+
+    before, writer = threads(), EpisodeWriter()
+    for number in range(2):
+        file = iteration_file(tmp_path, number)
+        writer.write(file, [episode(number)])
+        assert threads() == before + 1
+        writer.close()
+        assert threads() == before
+        assert [item.id for item in read_episodes(file)] == [str(number)]
+
+
+def test_a_finished_run_has_no_thread(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:
+    before = set(threading.enumerate())
+    algorithm, data = make(model_folder, echo(), iterations=1)
+    quiet_trainer().fit(algorithm, data)
+    assert not [thread for thread in set(threading.enumerate()) - before if thread.name.startswith("mrlm-")]

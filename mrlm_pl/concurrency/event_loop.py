@@ -45,8 +45,15 @@ class EventLoopThread:
 
     def __init__(self) -> None:
         self._loop, self.closed, self._stall_warned = asyncio.new_event_loop(), False, False
-        self._thread = threading.Thread(target=self._loop.run_forever, name="mrlm-event-loop", daemon=True)
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="mrlm-event-loop", daemon=True)
         self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stopping:
+            # A coroutine's own KeyboardInterrupt or SystemExit leaves the loop, which still has to pass it on.
+            with suppress(KeyboardInterrupt, SystemExit):
+                self._loop.run_forever()
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         """Run a coroutine on the loop and return its future; cancelling it cancels the coroutine."""
@@ -86,7 +93,7 @@ class EventLoopThread:
             with suppress(InvalidStateError):  # it has failed already
                 try:
                     watched.set_result(done.result())
-                except Exception as error:
+                except BaseException as error:
                     watched.set_exception(error)
 
         def watch() -> None:
@@ -138,10 +145,14 @@ class EventLoopThread:
             return
         self.closed = True
         self.cancel_all()
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._loop.call_soon_threadsafe(self._stop)
         self._thread.join(END_SECONDS)
         if not self._thread.is_alive():
             self._loop.close()
+
+    def _stop(self) -> None:
+        self._stopping = True
+        self._loop.stop()
 
 
 async def _cancel_others() -> list[str]:

@@ -141,7 +141,7 @@ def finished(method: Callable[..., Any], *arguments: Any) -> Any:
         timer = signal.setitimer(signal.ITIMER_REAL, CALL_SECONDS)
     try:
         value = method(*arguments)
-        return _awaited(value) if inspect.iscoroutine(value) else value
+        return awaited(value) if inspect.iscoroutine(value) else value
     except _Late as late:
         fault = f"{method.__qualname__} did not return within {CALL_SECONDS:g} s"
         raise DeadlineError(fault).with_traceback(late.__traceback__) from None
@@ -152,7 +152,8 @@ def finished(method: Callable[..., Any], *arguments: Any) -> Any:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
 
-def _awaited(coroutine: Coroutine[Any, Any, Any]) -> Any:
+def awaited(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Return the result of a coroutine, which runs on an event loop of its own."""
     loop = EventLoopThread()
     try:
         return result_of(loop.submit(coroutine))

@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from mrlm_pl.environment import Environment
 from mrlm_pl.episode import Episode, Task
@@ -20,6 +20,7 @@ from mrlm_pl.grouping import grouped
 from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.seeding import derive_seed, keyed_random
 
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 Majority = Callable[[Task, Sequence[str]], "bool | None"]
@@ -100,6 +101,7 @@ def summarize(
         majority: tells whether the majority of replies to a task is right, where one agent replies.
         bounds: the returns that the environment declares for a task, summed over the agents; None declares none.
     """
+    majority = majority and answering(majority)
     played = [episode for episode in episodes if not episode.failed]
     requested = len(episodes) if requested is None else requested
     failures = [episode.error for episode in episodes if episode.failed]
@@ -186,6 +188,27 @@ def _measured(groups: Sequence[Sequence[Episode]], name: str, cases: str | None)
     return Measured(math.fsum(value for value, _ in sums) / total, interval, round(total))
 
 
+def answering(method: Callable[..., T | None]) -> Callable[..., T | None]:
+    """Return an environment's method that warns of its first error, and then returns None: episodes that were played
+    keep their report.
+    """
+    failed = False
+
+    def answer(*arguments: Any) -> T | None:
+        nonlocal failed
+        if failed:
+            return None
+        try:
+            return method(*arguments)
+        except Exception as error:
+            failed = True
+            name = getattr(method, "__qualname__", method)
+            logger.warning("%s: %s: %s; the report is made without it", name, type(error).__name__, error)
+            return None
+
+    return answer
+
+
 def within_bounds(
     interval: tuple[float, float], by_task: Mapping[str, Sequence[Episode]], bounds: Bounds | None
 ) -> tuple[float, float]:
@@ -196,6 +219,7 @@ def within_bounds(
     """
     if bounds is None or not all(map(math.isfinite, interval)):
         return interval
+    bounds = answering(bounds)
     declared = [(bounds(group[0].task), group[0].team_size) for group in by_task.values()]
     known = [(found[0] / size, found[1] / size) for found, size in declared if found is not None]
     if len(known) < len(declared):

@@ -210,7 +210,15 @@ class Policy(nn.Module):
 
     @property
     def network(self) -> Any:
-        """The transformers model of engines, with the adapters inside if there are any."""
+        """The transformers model of engines, with the adapters inside if there are any.
+
+        Raises:
+            PolicyError: its weights are not read yet.
+        """
+        if self.model is None:
+            raise PolicyError(
+                f"policy model {self.name_or_path!r} has no weights yet; call `algorithm.read_weights()`, or `load()`"
+            )
         return self.model if self.lora is None else self.model.get_base_model()
 
     def _adapted(self, bases: dict[Any, Any], name: str) -> Any:

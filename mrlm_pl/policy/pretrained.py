@@ -85,11 +85,17 @@ def read_tokenizer(model: str, source: str) -> Any:
 
 
 def end_ids(config: Any, source: str) -> list[int]:
-    """Return the tokens that end a reply by a model's configuration and by its generation config, if it has one."""
+    """Return the tokens that end a reply by a model's configuration and by its generation config, if it has one.
+
+    Raises:
+        PolicyError: the latter is no generation config.
+    """
     try:
         parts = [config, GenerationConfig.from_pretrained(source)]
     except Exception:  # OSError: there is none; the reader of the weights raises the others
         parts = [config]
+    except Exception as error:
+        raise PolicyError(f"the generation_config.json of {source!r} cannot be read: {first_line(error)}") from error
     found = [getattr(part, "eos_token_id", None) for part in parts]
     return [token for ids in found if ids is not None for token in (ids if isinstance(ids, list) else [ids])]
 

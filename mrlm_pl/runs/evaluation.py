@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
+import logging
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
@@ -15,7 +17,8 @@ from transformers.utils.logging import disable_progress_bar
 from mrlm_pl.engines import Engine, InProcessEngine
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.environment import Environment
-from mrlm_pl.errors import ConfigurationError, did_you_mean, tell
+from mrlm_pl.environment.trial import awaited
+from mrlm_pl.errors import ConfigurationError, RolloutError, did_you_mean, tell
 from mrlm_pl.evaluation.arena import ArenaReport, arena_report
 from mrlm_pl.evaluation.report import EvaluationReport
 from mrlm_pl.evaluation.summary import evaluation_specs, summarize
@@ -27,6 +30,8 @@ from mrlm_pl.rollout.player import EpisodePlayer
 from mrlm_pl.runs.plugins import environment_from, find_environment
 from mrlm_pl.runs.records.run import SAVED, SETTINGS_OF_TOKENS, SINGLE, RecordedRun, checkpoints_of, read_run
 from mrlm_pl.settings import as_settings, at_least, check_arguments, check_served_by, one_of
+
+logger = logging.getLogger(__name__)
 
 Model: TypeAlias = str | Path | Policy | Mapping[str, Policy]
 """A run folder, model folder, hub id or ``builtin:tiny``; a policy, or several by name."""
@@ -230,7 +235,7 @@ class SeatedModel:
         playing = set(self.seated().values())
         self._warn_of_idle(playing)
         with ExitStack() as stack:
-            stack.callback(self.environment.close)
+            stack.callback(_close, self.environment)
             half = generation_precision(self.run, self.precision, device) == "bf16-mixed"
             single = None if self.precision is None else torch.float32  # else the dtype of weights in memory
             engine: Engine = InProcessEngine(torch.bfloat16 if half else single)
@@ -266,6 +271,16 @@ class SeatedModel:
             if missing:
                 found = f"the {what} {', '.join(sorted(missing))} of {self.label!r} do not play"
                 tell(f"warning: {found}: {self.environment.name!r} has the agents {', '.join(agents)}")
+
+
+def _close(environment: Environment) -> None:
+    """Close an environment, and warn of an error: what was played is kept."""
+    try:
+        closing: Any = environment.close()
+        if inspect.iscoroutine(closing):
+            awaited(closing)
+    except Exception as error:
+        logger.warning("closing the %r environment: %s: %s", environment.name, type(error).__name__, error)
 
 
 def check_served(places: Mapping[str, str], policies: Mapping[str, Any], label: str) -> None:
@@ -407,11 +422,15 @@ def evaluate(
     Raises:
         ConfigurationError: there is no such model or environment, an agent has no policy, a number is below 1, or
             ``num_episodes`` is no multiple of ``samples_per_task``.
+        RolloutError: every episode failed.
     """
     seated = SeatedModel(model, environment, seats, name, precision=precision)
     seated.serve(served_by or {})
     sampling = as_settings(Sampling, sampling or sampling_from(seated.run.validation_sampling, {}), "sampling")
-    return seated.evaluated(num_episodes, split, seed, samples_per_task, sampling, max_turns, device)
+    report = seated.evaluated(num_episodes, split, seed, samples_per_task, sampling, max_turns, device)
+    if not report.episodes:
+        raise RolloutError(f"every episode of {seated.name!r} failed; the first: {report.transcripts[0]['error']}")
+    return report
 
 
 def arena(
@@ -476,6 +495,6 @@ def arena(
         seated = replace(sampling, policies={name: own[name] for name in seats.values() if name in own})
         with table.player(seated, max_turns, device, warn=False) as player:
             played.append((dict(zip(agents, seating, strict=True)), player.play_blocking(specs)))
-    first.environment.close()
+    _close(first.environment)
     bounds = first.environment.bounds
     return arena_report(list(models), played, environment=first.name, split=split, seed=seed, bounds=bounds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import (
     BackboneFinetuning,
@@ -50,6 +51,16 @@ def refuse_unsupported(trainer: Trainer, module: LightningModule) -> None:
         raise ConfigurationError(
             "trainer.precision is 16-true, in which AdamW's squares of small gradients are 0 and its steps without "
             "bound; use 16-mixed or bf16-true"
+        )
+    outer = {
+        "torch.autocast": any(map(torch.is_autocast_enabled, ("cpu", "cuda"))),  # would replace trainer.precision
+        "torch.inference_mode": torch.is_inference_mode_enabled(),
+        "torch.set_default_device('meta')": torch.get_default_device().type == "meta",
+    }
+    if found := [name for name, entered in outer.items() if entered]:
+        raise ConfigurationError(
+            f"trainer.fit is called under {', '.join(found)}; call it outside, and choose the precision by "
+            "trainer.precision and the device by trainer.accelerator"
         )
     read = next(module.parameters(), None) is not None
     for callback in trainer.callbacks:  # type: ignore[attr-defined]

@@ -47,6 +47,27 @@ def test_errors_come_back_and_closing_cancels_what_runs() -> None:
     assert running.cancelled()
 
 
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("inner", [False, True], ids=["coroutine", "task"])
+@pytest.mark.parametrize("watched", [False, True], ids=["", "watched"])
+def test_a_coroutine_that_raises_an_interrupt_raises_it_in_the_caller_and_the_loop_lives(
+    stop: type[BaseException], inner: bool, watched: bool
+) -> None:
+    async def fail() -> None:
+        raise stop
+
+    async def outer() -> None:
+        await asyncio.gather(fail(), asyncio.sleep(0))
+
+    loop = EventLoopThread()
+    play = outer() if inner else fail()
+    running = loop.submit_watched(play, 60, "") if watched else loop.submit(play)
+    with pytest.raises(stop):
+        running.result(10)
+    assert loop.submit(asyncio.sleep(0, "alive")).result(10) == "alive"
+    loop.close()
+
+
 def test_what_does_not_end_is_told_and_left(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     began = threading.Event()
 

@@ -103,6 +103,11 @@ def test_the_export_is_a_plain_folder(model_folder: Path, tmp_path: Path) -> Non
     assert AutoTokenizer.from_pretrained(tmp_path / "out").eos_token == "<|end|>"
 
 
+def test_a_policy_whose_weights_are_not_read_yet_cannot_be_exported(model_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(PolicyError, match=r"has no weights yet; call `algorithm.read_weights\(\)`"):
+        Policy(str(model_folder)).save_pretrained(tmp_path / "out")
+
+
 def test_weights_that_are_a_program_are_refused_without_the_advice_to_run_it(
     model_folder: Path, tmp_path: Path
 ) -> None:
@@ -197,7 +202,7 @@ def test_files_without_the_weights_of_the_network_are_refused(model_folder: Path
         ("config.json", '{"model_type": "llama", "vocab_size": "x"}', "its config.json cannot be read .*vocab_size"),
         ("tokenizer.json", "3", "the tokenizer of .* cannot be read"),
         ("tokenizer_config.json", "[]", "the tokenizer of .* cannot be read"),
-        ("generation_config.json", "3", "its weights cannot be read"),
+        ("generation_config.json", "3", "the generation_config.json of .* cannot be read"),
         ("model.safetensors.index.json", "{}", "its weights cannot be read"),
     ],
 )

@@ -16,7 +16,7 @@ from torch.distributed import checkpoint
 import mrlm_pl
 from mrlm_pl.engines import InProcessEngine
 from mrlm_pl.episode_files import read_episodes
-from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.errors import ConfigurationError, RolloutError
 from mrlm_pl.runs.collection import serve_gateway
 from mrlm_pl.runs.records.run import recorded_settings
 
@@ -252,3 +252,57 @@ def test_the_settings_of_a_run_name_the_environment_of_a_server(tmp_path: Path) 
     remote = {"class_path": "RemoteEnvironment", "init_args": {"address": "127.0.0.1:1", "name": "math"}}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({"data": {"init_args": {"environment": remote}}}))
     assert recorded_settings(tmp_path) == {"math": {"address": "127.0.0.1:1", "name": "math"}}
+
+
+class _Faulty(MathEnvironment):
+    def __init__(self, fault: str) -> None:
+        super().__init__(difficulty=(1, 1))
+        self.fault = fault
+
+    def _raise_in(self, method: str) -> None:
+        if self.fault == method:
+            raise OSError("no such place")
+
+    def close(self) -> None:
+        self._raise_in("close")
+
+    def bounds(self, task: mrlm_pl.Task) -> tuple[float, float] | None:
+        self._raise_in("bounds")
+        return super().bounds(task)
+
+    def majority(self, task: mrlm_pl.Task, replies: Any) -> bool | None:
+        self._raise_in("majority")
+        return super().majority(task, replies)
+
+    def reply(self, message: mrlm_pl.Message) -> mrlm_pl.Outcome:
+        self._raise_in("reply")
+        return super().reply(message)
+
+
+@pytest.mark.parametrize("method", ["close", "bounds", "majority"])
+def test_episodes_that_were_played_keep_their_report_if_the_environment_fails_afterwards(
+    method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    options: Any = {"num_episodes": 4, "samples_per_task": 2, "sampling": {"max_tokens": 4}}
+    report = mrlm_pl.evaluate("builtin:tiny", _Faulty(method), **options)
+    assert report.mean_reward == mrlm_pl.evaluate("builtin:tiny", _Faulty("no method"), **options).mean_reward
+    told = [record.getMessage() for record in caplog.records if "OSError: no such place" in record.getMessage()]
+    assert 1 <= len(told) <= 3  # copies are closed too
+    assert all("clos" in text or method in text for text in told)
+
+
+def test_an_evaluation_whose_episodes_all_fail_raises_the_first_error() -> None:
+    with pytest.raises(RolloutError, match=r"every episode of 'math' failed; the first: OSError in step .*no such"):
+        mrlm_pl.evaluate("builtin:tiny", _Faulty("reply"), num_episodes=2, sampling=mrlm_pl.Sampling(max_tokens=4))
+
+
+def test_an_async_close_is_awaited() -> None:
+    closed = []
+
+    class Async(MathEnvironment):
+        async def close(self) -> None:
+            closed.append(self)
+
+    environment = Async(difficulty=(1, 1))
+    mrlm_pl.evaluate("builtin:tiny", environment, num_episodes=2, sampling=mrlm_pl.Sampling(max_tokens=4))
+    assert environment in closed

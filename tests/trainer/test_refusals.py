@@ -51,6 +51,23 @@ def test_a_setting_that_would_do_something_else_is_refused(
         quiet_trainer(**options).fit(algorithm, data)
 
 
+@pytest.mark.parametrize(
+    ("mode", "name"),
+    [
+        (lambda: torch.autocast("cpu", torch.bfloat16), r"torch\.autocast"),
+        (torch.inference_mode, r"torch\.inference_mode"),
+        (lambda: torch.device("meta"), r"torch\.set_default_device\('meta'\)"),
+    ],
+)
+def test_a_mode_of_the_caller_that_would_change_the_training_is_refused(
+    mode: Any, name: str, model_folder: Path, echo: Any, quiet_trainer: Any
+) -> None:
+    algorithm, data = make(model_folder, echo(), iterations=1)
+    trainer = quiet_trainer()
+    with mode(), pytest.raises(ConfigurationError, match=f"trainer.fit is called under {name}; call it outside"):
+        trainer.fit(algorithm, data)
+
+
 def test_weights_that_are_read_before_are_pruned(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:
     algorithm, data = make(model_folder, echo(), iterations=1)
     assert isinstance(algorithm, GRPO)

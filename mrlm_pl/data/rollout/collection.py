@@ -300,7 +300,7 @@ class RolloutCollection:
         collector, self.collector = self.collector, None
         self.totals.stop()
         with ExitStack() as stack:
-            stack.callback(self._writer.finish)
+            stack.callback(self._writer.close)
             if hasattr(self, "learner"):
                 stack.callback(self.write_tokens)
             stack.callback(self.players.close)
