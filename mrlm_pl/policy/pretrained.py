@@ -92,7 +92,7 @@ def end_ids(config: Any, source: str) -> list[int]:
     """
     try:
         parts = [config, GenerationConfig.from_pretrained(source)]
-    except Exception:  # OSError: there is none; the reader of the weights raises the others
+    except OSError:  # there is none, or the reader of the weights raises the same
         parts = [config]
     except Exception as error:
         raise PolicyError(f"the generation_config.json of {source!r} cannot be read: {first_line(error)}") from error

@@ -276,7 +276,7 @@ class SeatedModel:
 def _close(environment: Environment) -> None:
     """Close an environment, and warn of an error: what was played is kept."""
     try:
-        closing: Any = environment.close()
+        closing = cast(Any, environment).close()
         if inspect.iscoroutine(closing):
             awaited(closing)
     except Exception as error:
