@@ -63,9 +63,10 @@ def naming_unknown(function: F) -> F:
     def checked(*arguments: Any, **options: Any) -> Any:
         owner = type(arguments[0]) if function.__name__ == "__init__" else function
         check_known(options, taken, owner)
+        given = dict(zip(taken, arguments, strict=False)) | options
         for name in whole:
-            if isinstance(options.get(name), float):
-                raise ConfigurationError(f"{owner.__name__}: {name} is {options[name]!r}; it must be a whole number")
+            if isinstance(given.get(name), float):
+                raise ConfigurationError(f"{owner.__name__}: {name} is {given[name]!r}; it must be a whole number")
         return function(*arguments, **options)
 
     return checked  # type: ignore[return-value]
