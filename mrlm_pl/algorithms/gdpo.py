@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mrlm_pl.advantages import component_normalized_advantages
 from mrlm_pl.episode import Episode
+from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.credit.returns import Returns, returns_of, warn_of_absent_components
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.policy import Policy
@@ -33,7 +34,7 @@ class GDPO(PolicyGradient):
         policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:
-        ConfigurationError: a value out of range.
+        ConfigurationError: a value out of range, or all components of a rollout have the weight 0.
     """
 
     smallest_group = 2
@@ -58,6 +59,9 @@ class GDPO(PolicyGradient):
             sums["overlong_penalty"] = returns.bonus
         if self.weights:
             warn_of_absent_components(self.trainer, "weights", self.weights, sums, self.warned)
+            if not any(self.weights.get(name, 1.0) for name in sums):
+                fault = f"all reward components of this rollout ({', '.join(sums)}) have the weight 0"
+                raise ConfigurationError(f"model.weights: {fault}, so that nothing is learned; raise one")
         return self._normalized(sums, returns)
 
     def _normalized(self, sums: Mapping[str, Tensor], returns: Returns) -> Tensor:

@@ -152,6 +152,11 @@ def test_groups_without_a_signal_are_excluded_before_whitening(
     assert algorithm.metrics.take_rollout()["train/filtered_agents"] == 0.5
 
 
+def test_weights_that_are_all_zero_are_named(model_folder: Path, quiet_trainer: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"model.weights: .* \(r\) have the weight 0, so that nothing"):
+        prepared(GDPO, model_folder, quiet_trainer(), [episode(0, 1.0), episode(1, 0.0)], weights={"r": 0.0})
+
+
 def test_reinforce_plus_plus_charges_the_divergence_to_each_token(model_folder: Path, quiet_trainer: Any) -> None:
     episodes = [episode(0, 1.0), episode(1, 0.0)]
     algorithm = REINFORCEPlusPlus({"main": Policy(str(model_folder))}, kl={"coefficient": 0.5}, gamma=0.5)
