@@ -69,7 +69,7 @@ def check_arguments(function: F) -> F:
         if not open_ended:
             check_known(options, taken, owner)
         arguments, options = (*map(plain, arguments),), {name: plain(value) for name, value in options.items()}
-        for name, value in options.items():
+        for name, value in (dict(zip(taken, arguments, strict=False)) | options).items():
             if name in whole and not isinstance(value, int | None):
                 raise ConfigurationError(f"{owner.__name__}: {name} is {value!r}; it must be a whole number")
             if value is None and name in needed:

@@ -174,6 +174,11 @@ def test_an_unknown_argument_is_named_with_the_nearest(make: Any, name: str, nea
         make(*([] if make is Trainer else ["builtin:tiny"]), **{name: 1})
 
 
+def test_a_float_by_position_is_named_too() -> None:
+    with pytest.raises(ConfigurationError, match=r"LoRA: rank is 2\.5; it must be a whole number"):
+        LoRA(2.5)  # type: ignore[arg-type]
+
+
 def test_a_settings_class_stays_a_class_for_type_checkers() -> None:
     """To Pyright a class whose decorator returns a ``Callable`` is a function, here without arguments."""
     hints = get_type_hints(check_arguments)

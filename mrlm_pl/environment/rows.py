@@ -321,7 +321,8 @@ def _local_rows(path: Path) -> list[Any]:
             return _parquet_rows(raw)
         text = raw.decode("utf-8-sig")
     except (OSError, EOFError, ValueError, MemoryError) as error:
-        raise DataError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
+        remedy = "let your user read it" if isinstance(error, PermissionError) else "restore it from a copy"
+        raise DataError(f"{path} cannot be read: {type(error).__name__}: {error}; {remedy}") from error
     try:
         return {".jsonl": _jsonl_rows, ".json": _json_rows, ".csv": _csv_rows}[suffix](text)
     except DataError as fault:

@@ -11,6 +11,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Column, Table
 
+from mrlm_pl.durable_files import replacing
 from mrlm_pl.errors import ConfigurationError
 
 Bounds = tuple[float | None, float | None]
@@ -137,4 +138,5 @@ def plot(scores: Sequence[Score], path: Path) -> None:
     axes.set_xticks(range(len(columns)), labels)
     axes.set(ylabel="mean, 95 % interval", xlim=(-0.5, len(columns) - 0.5))
     axes.legend()
-    figure.savefig(path, format=path.suffix[1:])
+    with replacing(path) as draft:
+        figure.savefig(draft, format=path.suffix[1:])

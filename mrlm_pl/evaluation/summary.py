@@ -26,6 +26,9 @@ logger = logging.getLogger(__name__)
 Majority = Callable[[Task, Sequence[str]], "bool | None"]
 """See :meth:`mrlm_pl.environment.Environment.majority`."""
 
+MOST_EPISODES = 1_000_000
+"""Episodes of an evaluation or a collection, all of whose tasks are in memory."""
+
 Bounds = Callable[[Task], "tuple[float, float] | None"]
 """See :meth:`mrlm_pl.environment.Environment.bounds`."""
 
@@ -41,12 +44,16 @@ def evaluation_specs(
     """Return the episodes of an evaluation; see :func:`mrlm_pl.runs.evaluate`.
 
     Raises:
-        ConfigurationError: a number is below 1, or ``num_episodes`` is no multiple of ``samples_per_task``.
+        ConfigurationError: a number is below 1, ``num_episodes`` is no multiple of ``samples_per_task``, or they are
+            more than :data:`MOST_EPISODES`.
     """
     name = environment.name if name is None else name
     check_samples(num_episodes, samples_per_task)
     source = environment.tasks(split)
     count = num_episodes // samples_per_task
+    count = count if source.size is None else min(count, source.size)
+    if count * samples_per_task > MOST_EPISODES:
+        raise ConfigurationError(f"num_episodes is {num_episodes}; it must be {MOST_EPISODES} or below")
     if source.size is None:
         tasks = [source[index] for index in range(count)]
     else:

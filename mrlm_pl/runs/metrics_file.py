@@ -89,7 +89,10 @@ class MetricsFile(Logger):
     def _read(self) -> list[dict[str, str]]:
         try:
             with self.path.open(newline="", encoding="utf-8") as file:
-                return list(csv.DictReader(file))
+                table = csv.DictReader(file)
+                if "step" not in (table.fieldnames or ["step"]):
+                    raise ValueError("it has no column 'step'")
+                return list(table)
         except (ValueError, csv.Error) as error:
             remedy = "restore it from a copy, or move it elsewhere, then resume the run"
             raise DataError(f"{self.path} is no table of metrics: {error}; {remedy}") from error

@@ -81,8 +81,15 @@ def _import_exports(package: ModuleType | None, name: str | None) -> None:
 
 
 def use_working_folder() -> None:
-    """Make modules of the working folder importable, after all others."""
-    folder = os.getcwd()
+    """Make modules of the working folder importable, after all others.
+
+    Raises:
+        ConfigurationError: the folder was deleted.
+    """
+    try:
+        folder = os.getcwd()
+    except FileNotFoundError as error:
+        raise ConfigurationError("the current folder was deleted; change to another one with `cd`") from error
     if folder not in sys.path and "" not in sys.path:
         sys.path.append(folder)
 

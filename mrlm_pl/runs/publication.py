@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from mrlm_pl.durable_files import replacing
-from mrlm_pl.errors import ConfigurationError, RemoteError, did_you_mean
+from mrlm_pl.errors import ConfigurationError, RemoteError, did_you_mean, writing
 from mrlm_pl.model_folders import ADAPTER_FOLDER, exported_policies, policy_folder
 from mrlm_pl.runs.model_card import CARD, may_be_hub_id, model_card
 
@@ -29,7 +29,7 @@ def push_to_hub(
 
     Raises:
         ConfigurationError: there is no such policy, the repository's name is none, or it is public and ``private`` is
-            given.
+            given, or the card cannot be written.
         RemoteError: the hub refuses or does not answer.
     """
     from huggingface_hub import HfApi, ModelCard
@@ -45,7 +45,7 @@ def push_to_hub(
     card = ModelCard(path.read_text(encoding="utf-8") if path.is_file() else model_card(folder, {}))
     if license is not None:
         card.data["license"] = license
-    with replacing(path) as draft:
+    with writing("run", path), replacing(path) as draft:
         draft.write_text(str(card), encoding="utf-8")
     api = HfApi(library_name="mrlm")
     try:

@@ -100,6 +100,8 @@ class EpisodeFile:
             yield f"{name} is damaged ({lines.fault}); the episodes before the damage are shown"
         elif lines.truncated:
             yield f"{name} ends within an episode, as after a kill or while it is written"
+        elif not (self.rows or self.faults or lines.skipped):
+            yield f"{name} holds no episodes"
         if lines.skipped:
             yield f"{name}: {lines.skipped} lines are too long to show"
         if self.faults:

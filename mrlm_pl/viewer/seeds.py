@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from mrlm_pl.durable_files import replacing
 from mrlm_pl.errors import ConfigurationError, did_you_mean
 from mrlm_pl.evaluation.intervals import difference_interval, mean_interval
 from mrlm_pl.evaluation.score_table import new_figure
@@ -176,7 +177,8 @@ def plot(found: Sequence[SeedComparison], path: Path) -> None:
     figure = new_figure(path, 8, 5 * len(found))
     for one, axes in zip(found, figure.subplots(len(found), squeeze=False).flat, strict=True):
         one.draw(axes)
-    figure.savefig(path, format=path.suffix[1:])
+    with replacing(path) as draft:
+        figure.savefig(draft, format=path.suffix[1:])
 
 
 def compare_seeds(

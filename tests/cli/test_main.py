@@ -93,6 +93,14 @@ def test_a_closed_output_is_no_error(monkeypatch):
     assert main(["balance", "answers.jsonl", "--output", "out.jsonl", "--print_config"]) == 0
 
 
+def test_a_current_folder_that_was_deleted_is_named(mrlm, monkeypatch, tmp_path):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    expected = "mrlm: error: the current folder was deleted; change to another one with `cd`\n"
+    assert mrlm("view", "runs") == (2, "", expected)
+
+
 def test_a_path_whose_name_is_too_long_is_named(mrlm):
     status, _, err = mrlm("balance", "answers.jsonl", "--output", "x" * 300 + ".jsonl")
     assert (status, err[:20]) == (2, "mrlm: error: 'xxxxxx")

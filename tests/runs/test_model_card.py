@@ -221,3 +221,13 @@ def test_a_mistake_is_named_before_the_hub_is_asked(words: tuple[str, ...], mess
     recorded(Path("team"))
     status, _, err = mrlm("push", *words)
     assert (status, message in err) == (2, True), err
+
+
+def test_a_card_that_cannot_be_written_is_named(mrlm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    recorded(Path("team"))
+    monkeypatch.setattr("mrlm_pl.durable_files.os.replace", refuse)
+    status, _, err = mrlm("push", "team", "--repo", "me/a", "--policy", "solver")
+    assert (status, "README.md' cannot be written: Permission denied; name a place" in err) == (2, True), err

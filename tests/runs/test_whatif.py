@@ -280,6 +280,8 @@ def test_what_is_not_there_is_an_error(tmp_path: Path) -> None:
         whatif("builtin:tiny", Pair(), episode="e0", agent="c", turn=0, episodes=path)
     with pytest.raises(ConfigurationError, match="samples"):
         whatif("builtin:tiny", Pair(), episode="e0", agent="a", turn=0, samples=0, episodes=path)
+    with pytest.raises(ConfigurationError, match="samples is 1000000000"):
+        whatif("builtin:tiny", Pair(), episode="e0", agent="a", turn=0, samples=10**20, episodes=path)
 
 
 def test_the_command(mrlm: Callable[..., tuple[int, str, str]], unread: Callable[..., None], tmp_path: Path) -> None:

@@ -106,6 +106,17 @@ def held(page: str) -> dict[str, Any]:
     return json.loads(re.findall(r'id="data">(.*?)</script>', page, re.DOTALL)[0])
 
 
+def test_a_page_that_cannot_be_written_whole_leaves_the_former(
+    tmp_path: Path, mrlm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = tmp_path / "page.html"
+    page.write_text("former")
+    monkeypatch.setattr("mrlm_pl.cli.commands.view.exported", lambda *_: "half\ud800")
+    with pytest.raises(UnicodeEncodeError):
+        mrlm("view", "--demo", "--export", str(page))
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("page.html", "former")]
+
+
 def test_the_exported_episodes_can_be_chosen(tmp_path: Path, mrlm, monkeypatch: pytest.MonkeyPatch) -> None:
     iterations = [[episode(f"{n}{m // 2}-{m % 2}", iteration=n, task=m) for m in range(4)] for n in range(3)]
     folder, page = str(write_run(tmp_path / "run", iterations)), tmp_path / "page.html"

@@ -297,6 +297,11 @@ def test_lines_that_are_no_episodes_are_counted(folder: Path) -> None:
         run.record("8")
 
 
+def test_an_empty_file_is_told(folder: Path) -> None:
+    (folder / "episodes" / "iteration-000002.jsonl.zst").touch()
+    assert run_of(folder).index.table()["notes"] == ["iteration-000002.jsonl.zst holds no episodes"]
+
+
 def test_a_running_run_is_followed(folder: Path) -> None:
     run = run_of(folder)
     assert len(rows(run)) == 5

@@ -246,6 +246,21 @@ def test_the_command_writes_the_table_and_the_curves(folder: Path, tmp_path: Pat
     assert "<svg" in Path(files[4]).read_text()
 
 
+@pytest.mark.parametrize("name", ["curves.csv", "a.png"])
+def test_a_file_that_cannot_be_written_whole_leaves_the_former(
+    name: str, folder: Path, tmp_path: Path, mrlm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    (tmp_path / name).write_text("former")
+    monkeypatch.setattr("mrlm_pl.durable_files.os.replace", fail)
+    status, _, error = mrlm("report", str(folder), "--output", str(tmp_path / name))
+    assert (status, "No space left" in error) == (2, True)
+    assert (tmp_path / name).read_text() == "former"
+    assert not list(tmp_path.glob("*.part"))
+
+
 def test_several_metrics_have_a_table_a_picture_and_rows_each(folder: Path, tmp_path: Path, mrlm: Any) -> None:
     names = ["step", "rollout/reward"]
     files = [str(tmp_path / name) for name in ("table.md", "curves.csv", "a.svg")]

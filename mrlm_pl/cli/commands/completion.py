@@ -11,6 +11,7 @@ from typing import Any
 
 from mrlm_pl.cli.main import COMMANDS, TRAINING
 from mrlm_pl.cli.parsing.early_check import PACKAGE, class_names, environment_names, training_options
+from mrlm_pl.cli.parsing.parser import PlainParser
 from mrlm_pl.errors import ConfigurationError
 
 SHELLS = ("bash", "zsh")
@@ -26,14 +27,10 @@ def run(arguments: Sequence[str]) -> int:
     """Print the script and return exit status 0.
 
     Raises:
-        ConfigurationError: shtab is not installed.
+        ConfigurationError: there is no such shell, or shtab is not installed.
     """
-    parser = argparse.ArgumentParser(
-        prog="mrlm completion",
-        description="Print a script that completes commands, options and names in a shell.",
-        epilog='bash: eval "$(mrlm completion bash)"; zsh: mrlm completion zsh > FOLDER_OF_FPATH/_mrlm',
-        allow_abbrev=False,
-    )
+    parser = PlainParser("completion", "Print a script that completes commands, options and names in a shell.")
+    parser.epilog = 'bash: eval "$(mrlm completion bash)"; zsh: mrlm completion zsh > FOLDER_OF_FPATH/_mrlm'
     parser.add_argument("shell", choices=SHELLS, help="shell that reads the script")
     shell = parser.parse_args(arguments).shell
     try:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from mrlm_pl.cli.parsing.parser import PlainParser
-from mrlm_pl.durable_files import replacing
-from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.durable_files import check_writable, replacing
+from mrlm_pl.errors import ConfigurationError, writing
 
 METADATA = "meta.pt"
 
@@ -18,16 +18,23 @@ def run(arguments: Sequence[str]) -> int:
     """Write the file and return exit status 0.
 
     Raises:
-        ConfigurationError: there is no such checkpoint, it would run code when it is read, or the file exists.
+        ConfigurationError: there is no such checkpoint, it would run code when it is read, or the file exists or cannot
+            be written.
     """
     parser = PlainParser("consolidate", "Write a sharded checkpoint as one file.")
     parser.add_argument("checkpoint", type=Path, help="folder of a run with `save_distributed_checkpoint: true`")
     parser.add_argument("output", type=Path, help="file that a run with any strategy can resume from")
     options = parser.parse_args(arguments)
-    if not (options.checkpoint / METADATA).is_file():
-        raise ConfigurationError(f"{str(options.checkpoint)!r} is no sharded checkpoint: it has no file {METADATA!r}")
+    for name in (METADATA, ".metadata"):
+        if not (options.checkpoint / name).is_file():
+            remedy = "name a complete one, a folder in RUN/checkpoints"
+            raise ConfigurationError(
+                f"{str(options.checkpoint)!r} is no sharded checkpoint: it has no file {name!r}; {remedy}"
+            )
     if options.output.exists():
         raise ConfigurationError(f"{str(options.output)!r} exists; name another file, or remove it")
+    with writing("output", options.output):
+        check_writable(options.output)
     consolidate(options.checkpoint, options.output)
     print(f"whole checkpoint in {options.output}")
     return 0

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mrlm_pl.cli.parsing.parser import PlainParser
+from mrlm_pl.durable_files import replacing
 from mrlm_pl.errors import ConfigurationError, writing
 from mrlm_pl.viewer.runs import Run, find_runs
 from mrlm_pl.viewer.seeds import AXES, SeedComparison, compare_seeds, csv_text, plot
@@ -66,9 +67,9 @@ def write(found: Sequence[SeedComparison], files: Sequence[Path]) -> None:
     tables = "\n".join(one.markdown() for one in found)
     for file in files:
         with writing("output", file):
-            file.parent.mkdir(parents=True, exist_ok=True)
             if file.suffix in PICTURES:
                 plot(found, file)
-            else:
-                file.write_text(tables if file.suffix == ".md" else csv_text(found), encoding="utf-8")
+                continue
+            with replacing(file) as draft:
+                draft.write_text(tables if file.suffix == ".md" else csv_text(found), encoding="utf-8")
     print(tables, end="")

@@ -33,16 +33,18 @@ from mrlm_pl.serving.environments.hosted import Offer
 from mrlm_pl.serving.environments.service import Limits
 from mrlm_pl.serving.metrics import serve_metrics
 from mrlm_pl.serving.server import Endpoint, EnvironmentServer
-from mrlm_pl.serving.transport.connection import Address
+from mrlm_pl.serving.transport.connection import LARGEST_MESSAGE_MB, Address
 from mrlm_pl.serving.transport.security import Identity, read_token
 from mrlm_pl.serving.verifiers.service import VerifierService
-from mrlm_pl.settings import check_address
+from mrlm_pl.settings import between, check_address
 
 logger = logging.getLogger(__name__)
 
 YOUNG_OBJECTS, YOUNG_COLLECTIONS = 20_000, 20
 """Thresholds of the garbage collector. With lower ones it would promote the objects of a step and then scan those of
 thousands of sessions again and again, each time with a pause of a tenth of a second."""
+
+MOST_PROCESSES = 1024
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -57,6 +59,8 @@ def run(arguments: Sequence[str]) -> int:
     identity = Identity(options.tls_certificate, options.tls_key, options.tls_authority)
     endpoint = Endpoint(options.host, int(options.port), read_token(options.token_file), identity)
     limits = Limits(options.lease_seconds, options.step_seconds, options.max_sessions, options.message_mb)
+    between(0, MOST_PROCESSES, processes=options.processes)
+    between(1, LARGEST_MESSAGE_MB, message_mb=options.message_mb)
     _check_roles(options)
     _check_port(endpoint)
     server = (
@@ -216,9 +220,10 @@ def read_settings(path: str | None) -> dict[str, dict[str, Any]]:
     if path is None:
         return {}
     try:
-        content = yaml.safe_load(Path(path).read_text())
-    except (OSError, yaml.YAMLError) as error:
-        raise ConfigurationError(f"settings: {path!r} cannot be read: {error}") from error
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigurationError(f"settings: {path!r} cannot be read: {reason}; name a YAML file") from error
     if not isinstance(content, dict) or not all(isinstance(value, dict) or value is None for value in content.values()):
         raise ConfigurationError(f"settings: {path!r} must map names of environments to their arguments")
     return {str(name): value or {} for name, value in content.items()}

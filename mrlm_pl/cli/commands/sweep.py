@@ -29,7 +29,7 @@ from mrlm_pl.durable_files import write_json
 from mrlm_pl.errors import ConfigurationError, tell, writing
 from mrlm_pl.runs.state import Training, in_training, state_in
 from mrlm_pl.sandbox.wall.kernel import ending_with_parent
-from mrlm_pl.settings import at_least
+from mrlm_pl.settings import at_least, between
 from mrlm_pl.viewer.runs import find_runs
 
 COMMAND = (sys.executable, "-m", "mrlm_pl.cli.main", "train")
@@ -39,6 +39,7 @@ RESERVED = (
 )
 """Options of ``mrlm fit`` that a sweep sets."""
 
+MOST_SEEDS = 10_000
 FINISHED = "finished"
 POLL_SECONDS = 0.2
 LONGEST_NAME = 120
@@ -105,7 +106,8 @@ def run(arguments: Sequence[str]) -> int:
     add("--jobs", type=int, help="runs at once; default: one for each core, or 1 with a GPU")
     add_options(parser)
     options, words = parser.parse_known_args(arguments)
-    at_least(1, seeds=options.seeds, jobs=options.jobs)
+    between(1, MOST_SEEDS, seeds=options.seeds)
+    at_least(1, jobs=options.jobs)
     if not options.output:
         raise ConfigurationError("output is ''; name a folder, as in `--output runs/sweep`")
     options.output = Path(options.output)

@@ -6,12 +6,12 @@ import errno
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from aiohttp import web
 from rich.console import Console
 
 from mrlm_pl.cli.parsing.parser import PlainParser
+from mrlm_pl.durable_files import replacing
 from mrlm_pl.errors import ConfigurationError, RemoteError, writing
 from mrlm_pl.serving.transport.http_log import leave_out_malformed_requests
 from mrlm_pl.serving.transport.security import read_token
@@ -56,6 +56,9 @@ def run(arguments: Sequence[str]) -> int:
         raise ConfigurationError("failed: `--failed` goes with `--text`, without `--episode`")
     if options.text and options.export is not None:
         raise ConfigurationError("export: `--text` prints and `--export PAGE.html` writes a page; name one of them")
+    for name in () if served else ("port", "host", "token_file"):
+        if getattr(options, name) != parser.get_default(name):
+            raise ConfigurationError(f"{name}: it is for served pages; leave it out, or `--text` and `--export`")
     if not 0 <= options.port < 2**16:
         raise ConfigurationError(f"port: {options.port} is no port; name one of 0 to 65535")
     runs = demonstration() if options.demo else find_runs(options.runs)
@@ -64,9 +67,8 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     if options.export is not None:
         page = exported(runs, options.iteration, options.episode)
-        with writing("export", options.export):
-            Path(options.export).parent.mkdir(parents=True, exist_ok=True)
-            Path(options.export).write_text(page, encoding="utf-8")
+        with writing("export", options.export), replacing(options.export) as draft:
+            draft.write_text(page, encoding="utf-8")
         print(f"mrlm: {options.export} holds {len(runs)} run{'' if len(runs) == 1 else 's'}; open it in a browser")
         return 0
     token = read_token(options.token_file)

@@ -209,28 +209,31 @@ def _value_fault(value: Any, annotation: Any, key: str) -> MistakeError | None:
         parser.parse_object({"value": value})
     except ArgumentError as error:
         members = [member for member in members_of(annotation) if member is not type(None)]
+        numbers = len(members) == 1 and getattr(members[0], "__module__", "") == "jsonargparse.typing"
+        if numbers and members[0] is not annotation:  # optional
+            return _value_fault(value, members[0], key)
         choices = literal_values(members)
         kinds = [described_type(member) for member in members if get_origin(member) is not Literal]
-        if len(members) == 1 and getattr(annotation, "__module__", "") == "jsonargparse.typing":
-            reason = _misfit(str(error).strip().rpartition("\n")[2].partition(": ")[2], value)  # after the type's name
+        if numbers:
+            reason = misfit(str(error).strip().rpartition("\n")[2].partition(": ")[2], value)  # after the type's name
             near: object = nearest_path(Path(str(value))) if kinds[0].startswith("Path") else None
         else:
             wanted = " or ".join([*kinds, *([f"one of {', '.join(map(repr, choices))}"] if choices else [])])
             functions = map(_last, plugin_functions()) if takes_functions(members) else ()
             near = nearest(str(value), [*map(str, choices), *functions])
-            reason = f"expected {wanted}, but the value is {value}"
+            reason = f"expected {wanted}, but the value is {value!r}"
             if kinds == ["list"] and isinstance(value, str) and not value.startswith("["):
                 reason += f"; write a list, as in `[{value}]`"
         return MistakeError(key, reason + (f"; did you mean {str(near)!r}?" if near else ""))
     return None
 
 
-def _misfit(reason: str, value: Any) -> str:
+def misfit(reason: str, value: Any) -> str:
     """Return the parser library's reason against a number in plain words; another reason as it is.
 
-    >>> _misfit("-4 does not conform to restriction v>=0 and v<=9", -4)
+    >>> misfit("-4 does not conform to restriction v>=0 and v<=9", -4)
     'expected a number >= 0 and <= 9, but the value is -4'
-    >>> _misfit("invalid literal for int() with base 10: 'abc'", "abc"), _misfit("float() argument must be a ...", {})
+    >>> misfit("invalid literal for int() with base 10: 'abc'", "abc"), misfit("float() argument must be a ...", {})
     ("expected an integer, but the value is 'abc'", 'expected a number, but the value is {}')
     """
     number, restricted, bounds = reason.partition(" does not conform to restriction ")

@@ -15,7 +15,7 @@ from docstring_parser import parse
 from jsonargparse import ActionConfigFile, ArgumentParser, get_loader, set_loader
 from yaml import YAMLError
 
-from mrlm_pl.cli.parsing.classes import LOSS, accepted, checked, helped, resolved, unfit
+from mrlm_pl.cli.parsing.classes import LOSS, accepted, checked, helped, misfit, resolved, unfit
 from mrlm_pl.cli.parsing.config_files import MistakeError, check_files, file_of_key, option_values
 from mrlm_pl.cli.parsing.configuration import CLASS, leaves, loaded, merged
 from mrlm_pl.cli.parsing.early_check import training_options
@@ -26,6 +26,7 @@ _UNACCEPTED = re.compile(r"(?:Group '([^']+)' does not accept option|Option) '([
 _CHOICE = re.compile(r"argument (\S+): invalid choice: '(.*)' \(choose from (.+)\)$")
 _KIND = re.compile(r"argument (\S+): invalid (\w+) value: '(.*)'$")
 _OPTION_VALUE = re.compile(r'Parser key "([\w.]+)"(?: element \d+)?:')
+_ITEM = re.compile(r'Parser key "([\w.]+)" element \d+:\s+Not of type \w+:\s+(.+)')
 _ROLE = re.compile(r":[a-z]+:`(?:~(?:\w+\.)*)?([\w.]+)`")
 _CLASS_HELP = re.compile(r"^Help for --(\S+)\.help=(\S+)", re.MULTILINE)
 _SEE_CLASS = re.compile(r"see\s+:class:`~?([\w.]+\.\w+)`")
@@ -257,10 +258,14 @@ def explain(message: str, parser: Any) -> str:
         names = [name.strip("'") for name in choices.split(", ")]
         near = nearest(value, names)
         hint = f"; did you mean {near!r}?" if near else ""
-        return f"{option}: expected one of {', '.join(map(repr, names))}, but the value is {value}{hint}"
+        return f"{option}: expected one of {', '.join(map(repr, names))}, but the value is {value!r}{hint}"
     plain = isinstance(parser, PlainParser)
     if kind := _KIND.match(message):
-        return f"{kind[1]}: expected {kind[2]}, but the value is {kind[3]}"
+        return f"{kind[1]}: expected {kind[2]}, but the value is {kind[3]!r}"
+    if item := _ITEM.match(message):
+        key, reason = item.groups()
+        value = reason.rpartition(": ")[2].strip("'")
+        return f"{key}: {misfit(reason, value)}"
     if required := re.match(r"the following arguments are required: (.+)", message):
         keys = required[1].split(", ")
         given = " ".join(f"--{key} VALUE" for key in keys)

@@ -167,6 +167,7 @@ class RecordedRun:
             remedy = "give it as `--environment NAME`, in Python as `environment=NAME`"
             raise ConfigurationError(f"environment missing: {model!r} has none: it is a model, or {what}; {remedy}")
         if not found and self.environments:
+            find_environment(str(named))
             own = ", ".join(item.name or item.class_name for item in self.environments)
             fault = f"{named!r} is no environment of {model!r}, which was trained in {own}"
             tell(f"warning: {fault}; its settings are the defaults and its agents may be others")

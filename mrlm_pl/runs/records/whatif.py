@@ -12,11 +12,12 @@ from mrlm_pl.environment import Environment
 from mrlm_pl.episode import Episode, decided
 from mrlm_pl.errors import ConfigurationError, RolloutError
 from mrlm_pl.evaluation.intervals import difference_interval, mean_interval
+from mrlm_pl.evaluation.summary import MOST_EPISODES
 from mrlm_pl.rollout.branches import departure
 from mrlm_pl.rollout.replay import Rest, counterfactuals, script_of, written
 from mrlm_pl.runs.evaluation import Model, SeatedModel, sampling_from
 from mrlm_pl.runs.records.replay import chosen_episodes
-from mrlm_pl.settings import at_least, one_of
+from mrlm_pl.settings import between, one_of
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def whatif(
         DataError: the episodes cannot be read.
         RolloutError: the environment fails.
     """
-    at_least(1, samples=samples)
+    between(1, MOST_EPISODES, samples=samples)
     one_of(("play", "replay"), rest=rest)
     seated = SeatedModel(run, environment, None, name, weights=model is None)
     if model is not None:

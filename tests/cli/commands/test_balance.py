@@ -92,6 +92,7 @@ def test_references_are_right_answers_of_the_questions_that_were_answered(mrlm: 
         (("answers.jsonl", "--output", "b.jsonl", "--per-question", "0"), "per_question"),
         (("answers.jsonl", "--output", "b.jsonl", "--per-questions", "1"), "did you mean '--per_question'?"),
         (("bad.jsonl", "--output", "b.jsonl"), "bad.jsonl, row 2: 'correct' is 'yes'; it must be true or false"),
+        (("broken.jsonl.gz", "--output", "b.jsonl"), "incorrect header check; restore it from a copy"),
         (("away.jsonl", "--output", "b.jsonl"), "away.jsonl does not exist"),
         (("half.jsonl", "--output", "b.jsonl"), "'half.jsonl' is half of a collection"),
         (
@@ -104,6 +105,7 @@ def test_mistakes_are_told_in_one_message_and_nothing_is_written(mrlm: Any, opti
     write("answers.jsonl", answers(2))
     write("half.jsonl", answers(2))
     write("half.jsonl.progress", [])
+    Path("broken.jsonl.gz").write_bytes(b"no gzip")
     write("bad.jsonl", [answers(1)[0], {**answers(1)[0], "correct": "yes"}])
     write("numbers.jsonl", [{"question": "1?", "answer": 1}])
     before = {path.name: path.read_bytes() for path in Path().iterdir()}

@@ -79,7 +79,7 @@ def test_the_semantic_level_adds_its_checks_and_writes_a_report(mrlm, tmp_path):
 
 def test_a_misspelled_level_is_named(mrlm):
     status, _, error = mrlm("check-env", "math", "--level", "semantc")
-    expected = "level: expected one of 'contract', 'semantic', but the value is semantc; did you mean 'semantic'?"
+    expected = "level: expected one of 'contract', 'semantic', but the value is 'semantc'; did you mean 'semantic'?"
     assert (status, error) == (2, f"mrlm: error: {expected}\n")
 
 

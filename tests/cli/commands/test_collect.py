@@ -245,7 +245,10 @@ def test_temperatures_that_say_nothing_clear_are_refused(collect):
         "-n", "9", "--samples-per-task", "3", *both, status=2
     )
     assert "names one twice" in collect("-n", "2", "--temperatures", "1", "1", "--output", "a.jsonl", status=2)
-    assert "temperatures" in collect("-n", "2", "--temperatures", "1", "-1", "--output", "a.jsonl", status=2)
+    said = collect("-n", "2", "--temperatures", "1", "-1", "--output", "a.jsonl", status=2)
+    assert "error: temperatures: expected a number >= 0, but the value is -1\n" in said
+    said = collect("-n", "2", "--temperatures", "0.5", "x", "--output", "a.jsonl", status=2)
+    assert "error: temperatures: expected a number, but the value is 'x'\n" in said
 
 
 @pytest.mark.parametrize(("number", "status", "name"), [(2, 130, "Ctrl-C"), (15, 143, "SIGTERM")])

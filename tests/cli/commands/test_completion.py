@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,6 +33,11 @@ def script(shell: str) -> str:
         "assert 'torch' not in sys.modules"
     )
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300).stdout
+
+
+def test_an_unknown_shell_is_answered_in_one_line(mrlm: Any) -> None:
+    told = "mrlm: error: shell: expected one of 'bash', 'zsh', but the value is 'bas'; did you mean 'bash'?\n"
+    assert mrlm("completion", "bas") == (2, "", told)
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")

@@ -189,6 +189,12 @@ def test_policies_of_a_run_sample_each_in_its_own_way(mrlm, model_folder):
     assert "max_token" in errors
 
 
+def test_an_environment_that_does_not_exist_causes_no_warning_of_its_agents(mrlm, recorded):
+    recorded(({}, {"environment": parrot(1, 1)}))
+    status, _, error = mrlm("eval", "--model", "run", "--environment", "WRONG")
+    assert (status, "there is no environment 'WRONG'" in error, "warning" in error) == (2, True, False)
+
+
 def test_players_come_before_the_options(mrlm):
     status, _, error = mrlm("arena", "--environment", "debate", "a=builtin:tiny", "b=builtin:tiny")
     expected = "arena: name the players before the options, as in `mrlm arena NAME=MODEL NAME=MODEL`"
@@ -210,15 +216,16 @@ def test_agents_find_their_policy():
         (("--num-episode", "3"), "did you mean '--num_episodes'"),
         (
             ("--split", "trai"),
-            "--split: expected one of 'train', 'validation', 'test', but the value is trai; did you mean",
+            "--split: expected one of 'train', 'validation', 'test', but the value is 'trai'; did you mean",
         ),
         (("--temperature", "-1"), "temperature"),
-        (("--temperature", "hot"), "error: temperature: expected float, but the value is hot\n"),
+        (("--temperature", "hot"), "error: temperature: expected float, but the value is 'hot'\n"),
         (("-n", "-3"), "error: num_episodes: expected a number > 0, but the value is -3\n"),
         (("-n", "many"), "error: num_episodes: expected an integer, but the value is 'many'\n"),
         (("-n", ""), "error: num_episodes: expected an integer, but the value is ''\n"),
+        (("-n", "10" * 9), "num_episodes is 101010101010101010; it must be 1000000 or below"),
         (("-n", "{}"), "error: num_episodes: expected an integer, but the value is {}\n"),
-        (("--max-tokens=null", "--top-k="), "error: top_k: expected int, but the value is \n"),
+        (("--max-tokens=null", "--top-k="), "error: top_k: expected int, but the value is ''\n"),
         (("--environment=",), "error: environment: expected one name, but the value is null; give one, or"),
         (("--model=",), "error: model: expected one name, but the value is null; give one\n"),
         (("--config", "{model: 3}"), "error: model: expected one name, but the value is 3; give one\n"),

@@ -223,7 +223,11 @@ def test_what_clients_may_set_is_plain_and_names_no_place():
         (("--environments", "math", "--port", "-1"), "port"),
         (("--environments", "math", "--token_file", "/nowhere/token"), "token_file: '/nowhere/token' cannot be read"),
         (("--environments", "math", "--tls_key", "/nowhere/key"), "needs both tls_certificate and tls_key"),
+        (("--environments", "math", "--processes", "9" * 20), "processes is 99999999999999999999; it must be"),
         (("--settings", "/nowhere/settings.yaml"), "settings: '/nowhere/settings.yaml' cannot be read"),
+        (("--environments", "math", "--message_mb", "4096"), "message_mb is 4096; it must be from 1 to 2"),
+        (("--environments", "math", "--openenv_port", "-1"), "openenv_port: expected a number >= 0, but the"),
+        (("--settings", sys.executable), "codec can't decode byte"),
     ],
 )
 def test_mistakes_are_told_before_anything_is_served(mrlm, monkeypatch, arguments, text):

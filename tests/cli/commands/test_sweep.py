@@ -224,8 +224,9 @@ def test_a_signal_ends_all_runs_in_order(number: signal.Signals, status: int, tr
         (["--seed_everything", "3"], "seed_everything: `mrlm sweep` sets it for each run"),
         (["--output", ""], "output is ''; name a folder, as in `--output runs/sweep`"),
         (["--output=", "--jobs", "1"], "output is ''; name a folder, as in `--output runs/sweep`"),
+        (["--seeds", "9" * 20], "seeds is 99999999999999999999; it must be from 1 to 10000"),
         (["--jobs", "0"], "jobs is 0; it must be 1 or above"),
-        (["--jobs", "many"], "error: --jobs: expected int, but the value is many\n"),
+        (["--jobs", "many"], "error: --jobs: expected int, but the value is 'many'\n"),
     ],
 )
 def test_mistakes_are_named_before_anything_is_written(

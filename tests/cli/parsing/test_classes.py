@@ -40,15 +40,15 @@ def test_plain_values_stay_as_they_are(value: Any, annotation: Any) -> None:
     [
         ("rovs.jsonl", Path_fr, r"key: File does not exist: .*rovs\.jsonl'; did you mean 'rows\.jsonl'\?"),
         ("-1", PositiveInt, "key: expected a number > 0, but the value is -1"),
-        ("fast", float | None, "key: expected float, but the value is fast"),
-        (["a", "c"], list[Literal["ab", "a"]], "key: expected one of 'ab', 'a', but the value is c"),
-        ("a.b", list[int] | None, r"key: expected list, but the value is a\.b; write a list, as in `\[a\.b\]`"),
-        ("solver", Sequence[str], r"key: expected list, but the value is solver; write a list, as in `\[solver\]`"),
+        ("fast", float | None, "key: expected float, but the value is 'fast'"),
+        (["a", "c"], list[Literal["ab", "a"]], "key: expected one of 'ab', 'a', but the value is 'c'"),
+        ("a.b", list[int] | None, r"key: expected list, but the value is 'a\.b'; write a list, as in `\[a\.b\]`"),
+        ("solver", Sequence[str], r"key: expected list, but the value is 'solver'; write a list, as in `\[solver\]`"),
         ("many", PositiveInt, "key: expected an integer, but the value is 'many'"),
-        ("3", tuple[int, ...], "key: expected a list, but the value is 3"),
-        ("3", tuple[int, int], "key: expected a list of 2 values, but the value is 3"),
-        ("3", dict[str, int] | None, r"key: expected a mapping, as in `{NAME: VALUE}`, but the value is 3"),
-        ({"x": "y"}, dict[str, int], r"key\.x: expected int, but the value is y"),
+        ("3", tuple[int, ...], "key: expected a list, but the value is '3'"),
+        ("3", tuple[int, int], "key: expected a list of 2 values, but the value is '3'"),
+        ("3", dict[str, int] | None, r"key: expected a mapping, as in `{NAME: VALUE}`, but the value is '3'"),
+        ({"x": "y"}, dict[str, int], r"key\.x: expected int, but the value is 'y'"),
     ],
 )
 def test_a_value_of_another_type_is_named(value: Any, annotation: Any, text: str) -> None:
@@ -99,7 +99,7 @@ def test_a_function_without_its_package_is_asked_for_the_path() -> None:
     fault = unfit("rank", Literal["group_normalized"] | Callable[..., Any], "model.advantage")
     assert str(fault) == (
         "model.advantage: expected a function (its import path `package.function`, or its name in a plugin) or one of "
-        "'group_normalized', but the value is rank"
+        "'group_normalized', but the value is 'rank'"
     )
 
 
@@ -109,7 +109,7 @@ def test_a_dtype_is_a_value_and_no_class() -> None:
     assert (found, unfit(found, Engine, "engine")) == (engine | {"class_path": "mrlm_pl.InProcessEngine"}, None)
     found["init_args"]["dtype"] = "bfloat16"
     assert str(unfit(found, Engine, "engine")) == (
-        "engine.dtype: expected a dtype, as in `torch.bfloat16`, but the value is bfloat16"
+        "engine.dtype: expected a dtype, as in `torch.bfloat16`, but the value is 'bfloat16'"
     )
 
 

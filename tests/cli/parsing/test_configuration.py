@@ -165,7 +165,7 @@ def test_environment_variable_sets_a_default_below_files(parsed, monkeypatch):
 @pytest.mark.parametrize(
     ("variable", "value", "fault"),
     [
-        ("TRAINER__MAX_EPOCHS", "two", "MRLM_FIT__TRAINER__MAX_EPOCHS: expected int, but the value is two"),
+        ("TRAINER__MAX_EPOCHS", "two", "MRLM_FIT__TRAINER__MAX_EPOCHS: expected int, but the value is 'two'"),
         ("SEED_EVERYTHING", "two", "MRLM_FIT__SEED_EVERYTHING: expected an integer, but the value is 'two'"),
         ("CONFIG", "absent.yaml", "config: File does not exist"),
     ],

@@ -196,10 +196,10 @@ CONFIG = f"--config {ROOT / 'configs' / 'quickstart.yaml'}"
         ("--model some.where.Else --model.anything 1 --data Unknown --data.anything 1", "there is no module 'some'"),
         (f"{RUN} --data.environment parrot --data.environment.anything 1", "ParrotEnvironment has no 'anything'"),
         (f"--model.help GRPO {RUN} --model.nothing 1", "GRPO has no 'nothing'"),
-        (f"{CONFIG} --data.iterations many", "error: data.iterations: expected int, but the value is many\n"),
-        (f"{CONFIG} --trainer.max_epochs two", "error: trainer.max_epochs: expected int, but the value is two\n"),
-        (f"{CONFIG} --checkpoint.minutes soon", "error: checkpoint.minutes: expected float, but the value is soon\n"),
-        (f"{CONFIG} --model.policies.main.learning_rate fast", "rate: expected float, but the value is fast\n"),
+        (f"{CONFIG} --data.iterations many", "error: data.iterations: expected int, but the value is 'many'\n"),
+        (f"{CONFIG} --trainer.max_epochs two", "error: trainer.max_epochs: expected int, but the value is 'two'\n"),
+        (f"{CONFIG} --checkpoint.minutes soon", "error: checkpoint.minutes: expected float, but the value is 'soon'\n"),
+        (f"{CONFIG} --model.policies.main.learning_rate fast", "rate: expected float, but the value is 'fast'\n"),
     ],
 )
 def test_what_cannot_be_told_is_left_to_the_parser(
@@ -214,7 +214,7 @@ def test_a_wrong_value_of_the_checkpoint_in_a_file_has_its_line(
 ) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("checkpoint:\n  minutes: soon\n")
-    answer = f"mrlm: error: checkpoint.minutes: expected float, but the value is soon ({file}, line 2)\n"
+    answer = f"mrlm: error: checkpoint.minutes: expected float, but the value is 'soon' ({file}, line 2)\n"
     assert mrlm("fit", *CONFIG.split(), "--config", str(file)) == (2, "", answer)
 
 
