@@ -135,7 +135,12 @@ class McpTools(ToolSet):
         if self._connection is None:
             from mcp.client.stdio import StdioServerParameters
 
-            process = StdioServerParameters(command=self.command or "", args=self.args, env=self.env)
+            process = StdioServerParameters(
+                command=self.command or "",
+                args=self.args,
+                env=self.env,
+                encoding_error_handler="replace",  # one stray byte would end all later answers
+            )
             self._connection = _Connection(self.url or process, self._label, self.start_timeout)
             self._finalizer = weakref.finalize(self, self._connection.close)
         return self._connection
@@ -150,8 +155,11 @@ class McpTools(ToolSet):
         names = [schema.name for schema in schemas]
         for name in self.only or ():
             if name not in names:
-                raise McpError(f"{self._label} has no tool {name!r}; it has {', '.join(names) or 'none'}")
+                has = clipped(", ".join(names), MAX_REASON) or "none"
+                raise McpError(f"{self._label} has no tool {name!r}; it has {has}")
         offered = tuple(schema for schema in schemas if self.only is None or schema.name in self.only)
+        if len(offered) > MAX_TOOLS:
+            raise McpError(f"{self._label} has {len(offered)} tools, more than {MAX_TOOLS}; select some with `only`")
         for schema in offered:
             if fault := _fault(schema):
                 raise McpError(
@@ -194,8 +202,9 @@ class _Connection:
         try:
             self._client = entered.result(seconds + CLOSE_SECONDS)
         except Exception as error:
-            reason = f"no answer within {seconds:g} s" if isinstance(error, _LATE) else _text(error)
-            message = f"{label} cannot be used: {reason}; check the command or address{self._last_words()}"
+            message = (
+                f"{label} cannot be used: {_text(error, seconds)}; check the command or address{self._last_words()}"
+            )
             self.close()
             raise McpError(message) from error
 
@@ -203,7 +212,8 @@ class _Connection:
         try:
             return self._wait(self._listed(), seconds)
         except Exception as error:
-            raise McpError(f"{self.label} does not list its tools: {_text(error)}{self._last_words()}") from error
+            reason = f"{_text(error, seconds)}; check the command or address{self._last_words()}"
+            raise McpError(f"{self.label} does not list its tools: {reason}") from error
 
     def call(self, name: str, arguments: Mapping[str, Any], seconds: float) -> str:
         from mcp_types import CONNECTION_CLOSED
@@ -212,11 +222,13 @@ class _Connection:
             raise ToolError("the tool's server has ended")
         try:
             result = self._wait(self._client.call_tool(name, dict(arguments)), seconds)
-        except _LATE:
-            raise ToolError(f"no answer within {seconds:g} s") from None
+        except _LATE as error:
+            raise ToolError(_text(error, seconds)) from None
         except Exception as error:  # the protocol, the transport or the server's answer may fail in any way
-            self.lost = getattr(error, "code", None) == CONNECTION_CLOSED
-            raise ToolError("the tool's server has ended" if self.lost else f"it failed: {_text(error)}") from error
+            found = getattr(error, "code", None), getattr(error, "message", None)  # servers use the same code
+            self.lost = self.lost or found == (CONNECTION_CLOSED, "Connection closed")
+            why = "the tool's server has ended" if self.lost else f"it failed: {_text(error, seconds)}"
+            raise ToolError(why) from error
         text = _shown(result)
         if result.is_error:
             raise ToolError(text or "the tool failed")
@@ -252,8 +264,8 @@ class _Connection:
         page = await self._client.list_tools()
         while True:
             found += [ToolSchema(tool.name, tool.description or "", tool.input_schema) for tool in page.tools]
-            if page.next_cursor is None or len(found) >= MAX_TOOLS:
-                return found[:MAX_TOOLS]
+            if page.next_cursor is None:
+                return found
             page = await self._client.list_tools(cursor=page.next_cursor)
 
     def _wait(self, answer: Awaitable[T], seconds: float) -> T:
@@ -302,10 +314,12 @@ def _fault(schema: ToolSchema) -> str | None:
     return f"of its schema, {fault}" if fault else None
 
 
-def _text(error: BaseException) -> str:
-    """Return the error's name and text; of a group, those of its first error."""
+def _text(error: BaseException, seconds: float) -> str:
+    """Return the error's name and text, or the deadline of ``seconds``; of a group, those of its first error."""
+    if isinstance(error, _LATE):
+        return f"no answer within {seconds:g} s"
     inner = getattr(error, "exceptions", None)
-    return _text(inner[0]) if inner else clipped(f"{type(error).__name__}: {error}", MAX_REASON)
+    return _text(inner[0], seconds) if inner else clipped(f"{type(error).__name__}: {error}", MAX_REASON)
 
 
 def _shown(result: Any) -> str:

@@ -97,6 +97,8 @@ class Dialect(ABC):
         Raises:
             RemoteError: the update failed.
         """
+        if isinstance(reply, dict) and reply.get("error"):  # of a proxy that answers errors with status 200
+            raise RemoteError(f"the server did not load the weights: {_short(reply)}")
 
 
 def _drawing(request: SampleRequest) -> dict[str, Any]:

@@ -275,7 +275,7 @@ class OpenAICompatible(Engine):
         for attempt in range(self._replicas.terms.retries + 1):
             awake = [item for item in self._replicas.all if item.rests_until <= loop.time()] or self._replicas.all
             found = await asyncio.gather(*map(self._replicas.make_ready, awake), return_exceptions=True)
-            final = [item for item in found if isinstance(item, BaseException) and not isinstance(item, PassingError)]
+            final = [item for item in found if not isinstance(item, (PassingError, RemoteError, type(None)))]
             if final:
                 raise final[0]
             if None in found:
@@ -299,7 +299,7 @@ class OpenAICompatible(Engine):
                     reply = await self._replicas.once(replica, self.dialect.path, body, f"policy {policy!r}")
                     with naming(replica.url):
                         found[replica.url] = read_reply(self.dialect, reply, WEIGHT_PROBE)
-                except PassingError as error:  # a busy server; the next weights are compared again
+                except (PassingError, RemoteError) as error:  # a busy server; the next weights are compared again
                     logger.warning("the weights of %s were not compared: %s", replica.url, error)
         return found
 

@@ -173,7 +173,7 @@ class Replicas:
             path: of the POST.
             body: of the POST, as JSON.
             whom: names the policy in errors.
-            read: may raise :class:`PassingError`.
+            read: may raise :class:`PassingError`, or :class:`RemoteError` for a reply that cannot be used.
 
         Raises:
             EngineError: a server rejects the request.
@@ -198,11 +198,12 @@ class Replicas:
             try:
                 with naming(replica.url):
                     answer = read(await self._asked(replica, path, body, whom, deadline), replica)
-            except PassingError as error:
+            except (PassingError, RemoteError) as error:  # also a reply that is cut off; the next may be whole
                 problem = str(error)
                 logger.info("%s: %s", whom, problem)
                 replica.note_failure(loop.time(), gone=False)
                 continue
+            replica.note_answer()
             self.stats.requests += 1
             return answer
 
@@ -224,6 +225,7 @@ class Replicas:
                 with naming(replica.url):
                     await self._prepare(replica)
                 replica.ready = True
+                replica.note_answer()
 
     async def once(
         self, replica: Replica, path: str, body: dict[str, Any] | None, whom: str, seconds: float | None = None
@@ -254,7 +256,6 @@ class Replicas:
         if status >= 400:
             remedy = next((text for statuses, text in _REMEDIES.items() if status in statuses), "")
             raise RefusalError(f"{whom}: {verb} {url}: status {status}: {_message(text)}{remedy}")
-        replica.note_answer()
         try:
             return json.loads(text) if text else None
         except (ValueError, RecursionError) as error:  # also numbers of too many digits

@@ -80,3 +80,9 @@ def test_rounding_above_zero_is_no_fault_and_a_negative_log_likelihood_is_one() 
     assert read_reply(VllmDialect(), changed(VLLM, place, [1e-6, -0.25]), REQUEST).logprobs == (1e-6, -0.25)
     with pytest.raises(RemoteError, match=r"\[0.5, 0.25\]\.\.\.; .* of at most 0; check the server's .*-mode`"):
         read_reply(VllmDialect(), changed(VLLM, place, [0.5, 0.25]), REQUEST)
+
+
+@pytest.mark.parametrize("dialect", [VllmDialect(), SglangDialect()])
+def test_an_update_that_a_proxy_answers_with_an_error_has_failed(dialect: Dialect) -> None:
+    with pytest.raises(RemoteError, match=r"did not load the weights: .*no such host"):
+        dialect.updated({"error": {"message": "no such host"}})

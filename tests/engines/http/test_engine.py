@@ -30,6 +30,7 @@ from tests.engines.conftest import request as any_request
 from tests.support.servers.fake_servers import FakeServer, FakeSglang, FakeVllm
 
 QUICK = Terms(timeout_seconds=60, patience_seconds=60, retries=4)
+ONCE = Terms(timeout_seconds=60, patience_seconds=60, retries=0)
 CONTEXTS = [(5, 9, 2), (7,), (11, 3, 3, 20, 41)]
 
 
@@ -219,7 +220,10 @@ def test_processed_log_probabilities_hold_after_top_k(
     assert "before top-p and top-k" not in caplog.text
 
 
-@pytest.mark.parametrize("fault", [(429, {"error": {"message": "busy"}}), (503, {}), (500, {}), None])
+CUT, NO_SAMPLE = (200, b'{"choices": ['), (200, {"error": {"message": "the engine is dead"}})
+
+
+@pytest.mark.parametrize("fault", [(429, {"error": {"message": "busy"}}), (503, {}), (500, {}), None, CUT, NO_SAMPLE])
 def test_what_may_pass_is_tried_again_and_counted(
     fault: Any, serve: Callable[..., Any], engine: Callable[..., OpenAICompatible]
 ) -> None:
@@ -445,10 +449,11 @@ def test_a_server_that_is_busy_when_weights_are_compared_does_not_end_the_run(
     server.development = True
     remote = engine(server, weights_folder=str(tmp_path))
     remote.load("p", changed(model, 0.0), 0)
-    server.faults = [(429, {"error": {"message": "too much to do"}})]
-    remote.load("p", changed(model, 1.0), 1)
-    assert not server.faults
-    assert run(remote, request((5,)))[0].version == 1
+    for version, fault in enumerate([(429, {"error": {"message": "too much to do"}}), CUT, NO_SAMPLE], 1):
+        server.faults = [fault]
+        remote.load("p", changed(model, 1.0), version)
+        assert not server.faults
+        assert run(remote, request((5,)))[0].version == version
 
 
 def test_a_server_that_a_proxy_missed_gets_the_weights_again(
@@ -488,7 +493,7 @@ def test_a_reply_of_something_else_is_an_error_that_shows_it(
     reply: Any, text: str, serve: Callable[..., Any], engine: Callable[..., OpenAICompatible]
 ) -> None:
     server = serve()
-    remote = engine(server)
+    remote = engine(server, terms=ONCE)
     run(remote, request((5,)))
     server.faults = [(200, reply)]
     with pytest.raises(RemoteError, match=text):
@@ -499,7 +504,7 @@ def test_more_tokens_than_asked_for_are_refused(
     serve: Callable[..., Any], engine: Callable[..., OpenAICompatible]
 ) -> None:
     server = serve()
-    remote = engine(server)
+    remote = engine(server, terms=ONCE)
     run(remote, request((5,)))
     server.faults = [(server.sample(server.asked("/v1/completions")[-1] | {"max_tokens": 9}))]
     with pytest.raises(RemoteError, match="sampled 9 tokens, and 4 were asked for"):
@@ -650,7 +655,7 @@ def test_a_log_probability_that_is_none_is_refused(
     bad: Any, serve: Callable[..., Any], engine: Callable[..., OpenAICompatible]
 ) -> None:
     server = serve()
-    remote = engine(server)
+    remote = engine(server, terms=ONCE)
     run(remote, request((5,)))
     status, reply = server.sample(server.asked("/v1/completions")[-1])
     reply["choices"][0]["logprobs"]["token_logprobs"][0] = bad
@@ -662,7 +667,7 @@ def test_a_log_probability_that_is_none_is_refused(
 
 def test_a_changed_context_is_told(serve: Callable[..., Any], engine: Callable[..., OpenAICompatible]) -> None:
     server = serve()
-    remote = engine(server)
+    remote = engine(server, terms=ONCE)
     run(remote, request((5,)))
     status, reply = server.sample(server.asked("/v1/completions")[-1])
     reply["choices"][0]["prompt_token_ids"] = [0, 5]
@@ -675,7 +680,7 @@ def test_samples_of_sglang_without_their_log_probabilities_are_refused(
     serve: Callable[..., Any], engine: Callable[..., OpenAICompatible]
 ) -> None:
     server = serve(FakeSglang)
-    remote = engine(server)
+    remote = engine(server, terms=ONCE)
     run(remote, request((5,)))
     for key, value, error, text in (
         ("output_token_logprobs", None, ConfigurationError, "no log-probabilities of sampled tokens"),

@@ -332,6 +332,74 @@ def test_the_schema_of_a_result_holds_nothing_up(hostile: Any) -> None:
     assert "xxx" in named(tools, "odd").call({})
 
 
+RAW = """
+import json, sys
+
+mode = sys.argv[1]
+for line in sys.stdin:
+    asked = json.loads(line)
+    if "id" not in asked:
+        continue
+    answer = {"jsonrpc": "2.0", "id": asked["id"]}
+    if asked["method"] == "initialize":
+        version, info = asked["params"]["protocolVersion"], {"name": "raw", "version": "1"}
+        answer["result"] = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": info}
+    elif asked["method"] == "tools/list":
+        names = [f"t{number}" for number in range(200 if mode == "many" else 1)]
+        answer["result"] = {"tools": [{"name": name, "inputSchema": {"type": "object"}} for name in names]}
+        if mode == "unlisted":
+            continue
+    elif mode == "refuses":
+        answer["error"] = {"code": -32000, "message": "quota exceeded"}
+    else:
+        sys.stdout.buffer.write(b"\\xff\\xfe\\n")
+        answer["result"] = {"content": [{"type": "text", "text": "yes"}]}
+    print(json.dumps(answer), flush=True)
+"""
+
+
+@pytest.fixture
+def raw(tmp_path: Path) -> Iterator[Any]:
+    """Makes tools of a server without a library, which has a fault."""
+    path, made = tmp_path / "raw.py", []
+    path.write_text(RAW)
+
+    def make(mode: str, **options: Any) -> McpTools:
+        made.append(McpTools(sys.executable, [str(path), mode], **options))
+        return made[-1]
+
+    yield make
+    for tools in made:
+        tools.close()
+
+
+def test_bytes_that_are_no_text_cost_no_answer(raw: Any) -> None:
+    tools = raw("bytes", timeout=5, shared=True)
+    for _ in range(2):
+        tools.open(TASK)
+        assert named(tools, "t0").call({}) == "yes"
+
+
+def test_an_error_with_the_code_of_a_closed_connection_is_the_tools_own(raw: Any) -> None:
+    tools = raw("refuses", timeout=100, shared=True)
+    tools.open(TASK)
+    for _ in range(2):
+        with pytest.raises(ToolError, match="quota exceeded"):
+            named(tools, "t0").call({})
+
+
+def test_of_too_many_tools_some_are_to_be_selected(raw: Any) -> None:
+    with pytest.raises(McpError, match=r"has 200 tools, more than 128; select some with `only`"):
+        raw("many").tools()
+    assert [tool.schema.name for tool in raw("many", only=["t199"]).tools()] == ["t199"]
+
+
+@pytest.mark.long
+def test_a_server_that_does_not_list_its_tools_is_told_with_the_deadline(raw: Any) -> None:
+    with pytest.raises(McpError, match=r"raw\.py unlisted' does not list its tools: no answer within 2 s; check the"):
+        raw("unlisted", start_timeout=2).tools()
+
+
 @pytest.mark.parametrize(
     ("tool", "fault"),
     [
