@@ -48,7 +48,7 @@ class Policy(nn.Module):
     Args:
         model: a hub id, a model folder, the folder of a run that has exported one policy, or ``builtin:tiny``.
         learning_rate: step size of this policy's parameter group.
-        weight_decay: decoupled weight decay of this policy's parameter group.
+        weight_decay: decoupled weight decay of all trained weights, norms and biases too.
         trained: False freezes the weights.
         chat_template: Jinja template in place of the tokenizer's own.
         chat_template_kwargs: values of the template's own arguments, such as ``{enable_thinking: false}``. The exported
