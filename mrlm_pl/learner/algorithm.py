@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.plugins.precision import HalfPrecision
 from lightning.pytorch.strategies import ModelParallelStrategy, SingleDeviceStrategy
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -31,7 +32,6 @@ from mrlm_pl.policy.pretrained import write_policy
 from mrlm_pl.policy.sharding import clip_norm, gathered, parallelize, shard
 from mrlm_pl.settings import ChecksArguments, as_settings
 from mrlm_pl.trainer.bounds import ActAfterValidations, updates_in_all
-from mrlm_pl.trainer.precision import single_by_default
 from mrlm_pl.trainer.refusals import refuse_unsupported
 from mrlm_pl.trainer.resume import ExactResume, check_resumable
 
@@ -188,7 +188,12 @@ class Algorithm(ChecksArguments, LightningModule, RolloutLearner):
     def configure_model(self) -> None:
         """Read the weights, and shard them over the ranks if the strategy does so."""
         self.read_weights()
-        if self._trainer is None or not isinstance(self._trainer.strategy, ModelParallelStrategy):
+        if self._trainer is None:
+            return
+        if isinstance(self._trainer.precision_plugin, HalfPrecision):
+            # It would make all new tensors in half precision: rewards, advantages and discounts of 8 bits.
+            self._trainer.precision_plugin.forward_context = nullcontext  # type: ignore[method-assign, assignment]
+        if not isinstance(self._trainer.strategy, ModelParallelStrategy):
             return
         mesh: Any = self._trainer.strategy.device_mesh
         for network in self.networks():
@@ -228,7 +233,6 @@ class Algorithm(ChecksArguments, LightningModule, RolloutLearner):
         scaled = self.device.type != "cpu" and getattr(self.trainer.precision_plugin, "scaler", None) is not None
         return self.optimization.configured(self.parameter_groups(), scaled, lambda: int(updates_in_all(self.trainer)))
 
-    @single_by_default()
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         if not isinstance(batch, Batch):
             raise ConfigurationError(

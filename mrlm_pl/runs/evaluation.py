@@ -274,7 +274,7 @@ class SeatedModel:
 
 
 def _close(environment: Environment) -> None:
-    """Close an environment, and warn of an error: what was played is kept."""
+    """Close an environment, and warn of an error: the episodes are kept."""
     try:
         closing = cast(Any, environment).close()
         if inspect.iscoroutine(closing):

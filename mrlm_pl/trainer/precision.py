@@ -1,10 +1,9 @@
-"""The precision of a run that ``precision: auto`` chooses by measuring this machine, and that of new tensors."""
+"""The precision of a run that ``precision: auto`` chooses by measuring this machine."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -63,22 +62,6 @@ def set_precision(trainer: Any, precision: str) -> None:
     connector._precision_flag = precision
     connector.precision_plugin = connector._check_and_init_precision()
     trainer.strategy.precision_plugin = connector.precision_plugin
-
-
-@contextmanager
-def single_by_default() -> Iterator[None]:
-    """Make new tensors in at least float32: ``bf16-true`` would round rewards, advantages and discounts to 8 bits.
-
-    >>> with single_by_default():
-    ...     torch.ones(1).dtype
-    torch.float32
-    """
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.promote_types(before, torch.float32))
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def _products(x: torch.Tensor, w: torch.Tensor, dtype: torch.dtype, rows: int) -> Callable[[], None]:

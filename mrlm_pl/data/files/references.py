@@ -19,7 +19,6 @@ from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.ranks import all_reduce_sum, data_parallel_rank
 from mrlm_pl.losses import sequence_logp
 from mrlm_pl.policy import Policy
-from mrlm_pl.trainer.precision import single_by_default
 
 
 class ReferencedDataModule(FixedDataModule):
@@ -141,9 +140,9 @@ class ReferencedDataModule(FixedDataModule):
         trainer = algorithm.trainer
         rank, ranks = data_parallel_rank(trainer)
         starts = self._starts[split]
-        context = trainer.precision_plugin.forward_context()
-        with self._scoring(initial=initial) as copied, context, single_by_default():
-            sums = torch.zeros(starts[-1], device=algorithm.device)
+        with self._scoring(initial=initial) as copied, trainer.precision_plugin.forward_context():
+            wide = torch.promote_types(torch.get_default_dtype(), torch.float32)
+            sums = torch.zeros(starts[-1], dtype=wide, device=algorithm.device)
             for first in range(0, len(examples), self.batch_size * ranks):
                 start = min(first + rank * self.batch_size, len(examples))
                 own = examples[start : start + self.batch_size]

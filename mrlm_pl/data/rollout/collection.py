@@ -40,7 +40,6 @@ from mrlm_pl.learner.credit.records import credited
 from mrlm_pl.learner.ranks import data_parallel_rank, gather_at_first_rank, gather_ranks
 from mrlm_pl.learner.token_measures import TokenMeasures
 from mrlm_pl.rollout.rounds import RoundOptions
-from mrlm_pl.trainer.precision import single_by_default
 from mrlm_pl.trainer.termination import ended_by_sigterm
 
 logger = logging.getLogger(__name__)
@@ -203,7 +202,7 @@ class RolloutCollection:
         episodes, greedy = self.tasks.with_reward_scale(training), self.tasks.with_reward_scale(collected.greedy)
         context, before = self.trainer.precision_plugin.forward_context(), learner.progress()
         try:
-            with torch.no_grad(), context, single_by_default(), learner.gathered():
+            with torch.no_grad(), context, learner.gathered():
                 tables = learner.prepare(episodes, self.sampling, greedy)
         except BaseException:
             learner.load_progress(before)  # a resumed run prepares them again
