@@ -87,14 +87,14 @@ class EpisodeRetention:
         every = self.tokens
         return every is not None and iteration % every == 0 and self.keeps(iteration, iteration)
 
-    def remove_displaced(self, newest: Path) -> None:
-        """Remove the files that are kept no longer once the episodes of an iteration are written.
+    def remove_displaced(self, newest: Path, last: int) -> None:
+        """Remove the files that are kept no longer, beside the ``last``, once the newest is written.
 
         Those of all ranks: a run that is resumed with fewer has none that would remove the files of the others.
         """
         number, _ = _parts(newest)
-        displaced = number - (self.last or 0)
-        if 0 <= displaced < number and not self.keeps(displaced, number):
+        displaced = number - last
+        if displaced >= 0 and not self.keeps(displaced, number):
             for folder in (newest.parent, newest.parent.with_name("tokens")):
                 for path in folder.glob(f"iteration-{displaced:06d}*.jsonl.zst"):
                     path.unlink(missing_ok=True)
@@ -203,7 +203,8 @@ class EpisodeWriter:
         write_episodes(path, episodes)
         if path.suffix == ".zst":
             path.with_suffix(".gz").unlink(missing_ok=True)  # of an earlier version, whose run was resumed
-        self.retention.remove_displaced(path)
+        if self.retention.last is not None:
+            self.retention.remove_displaced(path, self.retention.last)
 
     def finish(self) -> None:
         """Wait until all files are written.
