@@ -273,7 +273,7 @@ MISTAKES = {
     "policy key": (("--model.policies.a.lerning_rate", "1"), ("lerning_rate", "'learning_rate'")),
     "policy value": (
         ("--model.policies.a.learning_rate", "1e-4x"),
-        ("model.policies.a.learning_rate: expected float, but the value is 1e-4x",),
+        ("model.policies.a.learning_rate: expected float, but the value is '1e-4x'",),
     ),
     "trainer value": (("--trainer.max_epochs", "many"), ("trainer.max_epochs", "int", "many")),
     "precision": (("--trainer.precision", "bf17"), ("trainer.precision", "bf17", "bf16-mixed")),

@@ -265,7 +265,7 @@ def test_a_policy_its_learner_and_its_sampler_take_no_other_product(seed: int | 
     assert (calls.onednn, calls.others) == (3 * layers + 4, 0)  # the head computes its logits twice
     layer, h = Affine(torch.randn(5, 5), None), torch.randn(2, 5)
     with Calls() as calls, torch.inference_mode():
-        torch.testing.assert_close(layer.added(h, layer.of(h)), h + h @ layer.weight.t() @ layer.weight.t())
+        torch.testing.assert_close(layer.add_to(h, layer.apply(h)), h + h @ layer.weight.t() @ layer.weight.t())
     assert calls.onednn == 2
 
 
