@@ -356,7 +356,7 @@ def test_one_of_several_processes_leaves_a_collection_and_tells_the_others(monke
     """The ranks exchange by the sum over them, which is infinite if one of them was interrupted."""
     told: list[float] = []
     together = EndTogether()
-    before = signal.signal(signal.SIGTERM, together._note)
+    before = signal.signal(signal.SIGTERM, together._note_sigterm)
     several: Any = Trainers()
     several.world_size, several.callbacks = 2, (together,)
     monkeypatch.setattr(collectors, "GroupDraft", lambda *key: SimpleNamespace(due=True))
