@@ -359,7 +359,7 @@ def test_one_of_several_processes_leaves_a_collection_and_tells_the_others(monke
     before = signal.signal(signal.SIGTERM, together._note_sigterm)
     several: Any = Trainers()
     several.world_size, several.callbacks = 2, (together,)
-    monkeypatch.setattr(collectors, "GroupDraft", lambda *key: SimpleNamespace(due=True))
+    monkeypatch.setattr(collectors, "UnfinishedGroup", lambda *key: SimpleNamespace(due=True))
     gathered: list[bool] = []
 
     def collect(interrupted: str | None, other: float) -> None:
@@ -381,7 +381,7 @@ def test_one_of_several_processes_leaves_a_collection_and_tells_the_others(monke
 
         class Collector(SyncCollector):
             def make_players(self, **options: Any) -> None:
-                self.greedy, self.training = None, SimpleNamespace(run_blocking=run_blocking)  # type: ignore[assignment]
+                self.play_greedy_specs, self.training = None, SimpleNamespace(run_blocking=run_blocking)  # type: ignore[assignment]
 
         monkeypatch.setattr(collectors, "all_reduce_sum", meet)
         players: Any = SimpleNamespace(published=published, learner=SimpleNamespace(trainer=several))
@@ -393,7 +393,7 @@ def test_one_of_several_processes_leaves_a_collection_and_tells_the_others(monke
         assert told == [2.0, 2.0], "the other has played its part"
         for moment in ("gathering", "playing", "before"):
             told.clear()
-            together._received = moment == "before"
+            together.received = moment == "before"
             gathered.clear()
             with pytest.raises(SIGTERMException):
                 collect(interrupted=moment, other=2.0)
