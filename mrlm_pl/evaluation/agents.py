@@ -16,7 +16,7 @@ Means = dict[str, tuple[float, float]]
 
 
 @dataclass(frozen=True)
-class _Played:
+class _AgentPlay:
     """An agent in an episode; one that never acted has no turns."""
 
     agent: str
@@ -37,13 +37,13 @@ class _Played:
         return summed(pair for turn in self.turns for pair in turn.components.items())
 
 
-def _played(episode: Episode) -> list[_Played]:
-    found = []
+def _agent_plays(episode: Episode) -> list[_AgentPlay]:
+    plays = []
     for agent in episode.agents or tuple(episode.trajectories):
         rows = episode.trajectories.get(agent, ())
         policies = tuple(dict.fromkeys(row.policy for row in rows))
-        found.append(_Played(agent, policies, tuple(turn for row in rows for turn in row.turns)))
-    return found
+        plays.append(_AgentPlay(agent, policies, tuple(turn for row in rows for turn in row.turns)))
+    return plays
 
 
 @dataclass
@@ -64,8 +64,8 @@ class Components:
     def of(cls, episodes: Iterable[tuple[Mapping[str, float], float]]) -> Components:
         """Return the sums over episodes, given by their components and weights."""
         weighed = list(episodes)
-        parts = ((name, value * weight) for components, weight in weighed for name, value in components.items())
-        return cls(sum((weight for _, weight in weighed), 0.0), summed(parts))
+        weighted = ((name, value * weight) for components, weight in weighed for name, value in components.items())
+        return cls(sum((weight for _, weight in weighed), 0.0), summed(weighted))
 
     def plus(self, other: Components) -> Components:
         """Return the sums of both."""
@@ -82,8 +82,10 @@ class Components:
 def components_by_agent(episodes: Sequence[Episode], weights: Sequence[float]) -> dict[str, Components]:
     """Return the components of each agent."""
     weighed = zip(episodes, weights, strict=True)
-    found = grouped((own.agent, (own.components, weight)) for episode, weight in weighed for own in _played(episode))
-    return {agent: Components.of(components) for agent, components in found.items()}
+    by_agent = grouped(
+        (play.agent, (play.components, weight)) for episode, weight in weighed for play in _agent_plays(episode)
+    )
+    return {agent: Components.of(components) for agent, components in by_agent.items()}
 
 
 def stop_reasons(episodes: Sequence[Episode], weights: Sequence[float]) -> Components:
@@ -109,25 +111,25 @@ def means_by_agent(
         weights: of each episode in a mean over episodes.
         turns: each distinct turn, with its trajectory; each counts once.
     """
-    found: Means = {}
+    means: Means = {}
 
     def add(name: str, value: float, weight: float = 1.0) -> None:
-        total, count = found.get(name, (0.0, 0.0))
-        found[name] = total + value * weight, count + weight
+        total, count = means.get(name, (0.0, 0.0))
+        means[name] = total + value * weight, count + weight
 
     for episode, weight in zip(episodes, weights, strict=True):
-        for own in _played(episode):
-            add(f"agent/{own.agent}/reward", own.reward, weight)
-            add(f"agent/{own.agent}/turns", float(len(own.turns)), weight)
-            if own.turns:
-                add(f"agent/{own.agent}/first_turn", float(own.first_turn), weight)
-            for policy in own.policies:
-                add(f"policy/{policy}/reward", own.reward, weight)
+        for play in _agent_plays(episode):
+            add(f"agent/{play.agent}/reward", play.reward, weight)
+            add(f"agent/{play.agent}/turns", float(len(play.turns)), weight)
+            if play.turns:
+                add(f"agent/{play.agent}/first_turn", float(play.first_turn), weight)
+            for policy in play.policies:
+                add(f"policy/{policy}/reward", play.reward, weight)
     for turn, row in turns:
         for owner in (f"agent/{turn.agent}", f"policy/{row.policy}"):
             add(f"{owner}/response_tokens", float(turn.stop - turn.start))
             add(f"{owner}/truncated_turns", float(turn.finish_reason == "length"))
-    return found
+    return means
 
 
 def without_sole_owners(metrics: Mapping[str, float], prefix: str = "") -> dict[str, float]:
@@ -136,12 +138,12 @@ def without_sole_owners(metrics: Mapping[str, float], prefix: str = "") -> dict[
     >>> without_sole_owners({"reward": 1.0, "agent/solver/reward": 1.0, "policy/main/reward": 1.0})
     {'reward': 1.0}
     """
-    found = dict(metrics)
+    kept = dict(metrics)
     for kind in (f"{prefix}agent/", f"{prefix}policy/"):
-        own = [name for name in found if name.startswith(kind)]
-        if len({name.removeprefix(kind).partition("/")[0] for name in own}) == 1:
-            found = {name: value for name, value in found.items() if name not in own}
-    return found
+        owner_metrics = [name for name in kept if name.startswith(kind)]
+        if len({name.removeprefix(kind).partition("/")[0] for name in owner_metrics}) == 1:
+            kept = {name: value for name, value in kept.items() if name not in owner_metrics}
+    return kept
 
 
 @dataclass(frozen=True)
@@ -179,13 +181,13 @@ def parts_by_agent(problems: Mapping[str, Sequence[Episode]]) -> dict[str, Part]
     Args:
         problems: the episodes that did not fail, by the problem that they pose.
     """
-    parts = _parts(problems, lambda own: (own.agent,))
+    parts = _parts_by_owner(problems, lambda play: (play.agent,))
     return dict(sorted(parts.items(), key=lambda item: (math.isnan(item[1].first_turn), item[1].first_turn)))
 
 
 def parts_by_policy(problems: Mapping[str, Sequence[Episode]]) -> dict[str, Part]:
     """Return the part of each policy, by name; see :func:`parts_by_agent`."""
-    return dict(sorted(_parts(problems, lambda own: own.policies).items()))
+    return dict(sorted(_parts_by_owner(problems, lambda play: play.policies).items()))
 
 
 def seats_of(episodes: Sequence[Episode]) -> dict[str, str]:
@@ -193,29 +195,31 @@ def seats_of(episodes: Sequence[Episode]) -> dict[str, str]:
     return {row.agent: row.policy for episode in episodes for row in episode.rows()}
 
 
-def _parts(problems: Mapping[str, Sequence[Episode]], owners: Callable[[_Played], Sequence[str]]) -> dict[str, Part]:
-    found = grouped(
-        (owner, (problem, episode, own))
+def _parts_by_owner(
+    problems: Mapping[str, Sequence[Episode]], owners: Callable[[_AgentPlay], Sequence[str]]
+) -> dict[str, Part]:
+    by_owner = grouped(
+        (owner, (problem, episode, play))
         for problem, episodes in problems.items()
         for episode in episodes
-        for own in _played(episode)
-        for owner in owners(own)
+        for play in _agent_plays(episode)
+        for owner in owners(play)
     )
-    return {owner: _part(played) for owner, played in found.items()}
+    return {owner: _summarize(plays) for owner, plays in by_owner.items()}
 
 
-def _part(played: Sequence[tuple[str, Episode, _Played]]) -> Part:
-    turns = [turn for _, _, own in played for turn in own.turns]
-    acted = [(episode, own) for _, episode, own in played if own.turns]
-    clusters = grouped((problem, own.reward) for problem, _, own in played)
-    opens = sum(own.first_turn == min(turn.index for turn in episode.turns()) for episode, own in acted)
+def _summarize(plays: Sequence[tuple[str, Episode, _AgentPlay]]) -> Part:
+    turns = [turn for _, _, play in plays for turn in play.turns]
+    acted = [(episode, play) for _, episode, play in plays if play.turns]
+    clusters = grouped((problem, play.reward) for problem, _, play in plays)
+    opens = sum(play.first_turn == min(turn.index for turn in episode.turns()) for episode, play in acted)
     return Part(
-        reward=_mean([own.reward for _, _, own in played]),
+        reward=_mean([play.reward for _, _, play in plays]),
         ci95=mean_interval(list(clusters.values())),
-        components=Components.of((own.components, 1.0) for _, _, own in played).means(),
-        turns=len(turns) / len(played),
-        first_turn=_mean([own.first_turn for _, own in acted]),
-        opens=opens / len(played),
+        components=Components.of((play.components, 1.0) for _, _, play in plays).means(),
+        turns=len(turns) / len(plays),
+        first_turn=_mean([play.first_turn for _, play in acted]),
+        opens=opens / len(plays),
         response_tokens=_mean([turn.stop - turn.start for turn in turns]),
         truncated_turns=_mean([float(turn.finish_reason == "length") for turn in turns]),
         finish_reasons=dict(Counter(turn.finish_reason for turn in turns)),

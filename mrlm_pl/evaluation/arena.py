@@ -108,50 +108,54 @@ def arena_report(
         bounds: the returns that the environment declares for a task, summed over the agents; None declares none.
     """
     games = defaultdict[tuple[str, str], dict[str, list[float]]](lambda: defaultdict(list))
-    seatings, unequal = [], False
+    seatings = []
+    unequal = False
     several = any(len(seated) > 1 for seated, _ in played)
     for seated, episodes in played:
-        whole = [episode for episode in episodes if not episode.failed]
+        complete = [episode for episode in episodes if not episode.failed]
         returns: dict[str, dict[str, list[float]]] = {agent: defaultdict(list) for agent in seated}
-        for episode in whole:
+        for episode in complete:
             rewards = {agent: episode.rewards().get(agent, 0.0) for agent in seated}
             unequal = unequal or len({*rewards.values()}) > 1
             for agent, reward in rewards.items():
                 returns[agent][problem_of(episode.task)].append(reward)
             means = {
-                player: fmean(rewards[agent] for agent, own in seated.items() if own == player)
+                player: fmean(rewards[agent] for agent, seated_player in seated.items() if seated_player == player)
                 for player in dict.fromkeys(seated.values())
             }
-            for one, other in itertools.permutations(means, 2):
-                score = 0.5 if means[one] == means[other] else float(means[one] > means[other])
-                games[one, other][problem_of(episode.task)].append(score)
-        found = {agent: _mean(list(groups.values())) for agent, groups in returns.items() if groups}
-        seatings.append(Seating(dict(seated), len(whole), len(episodes) - len(whole), found))
+            for player, other in itertools.permutations(means, 2):
+                score = 0.5 if means[player] == means[other] else float(means[player] > means[other])
+                games[player, other][problem_of(episode.task)].append(score)
+        mean_returns = {agent: _mean(list(groups.values())) for agent, groups in returns.items() if groups}
+        seatings.append(Seating(dict(seated), len(complete), len(episodes) - len(complete), mean_returns))
     if not unequal:  # the bounds are of all agents, and hold for each where all earn the same
-        seatings = [_bounded(one, episodes, bounds) for one, (_, episodes) in zip(seatings, played, strict=True)]
+        seatings = [
+            _limit_intervals(seating, episodes, bounds) for seating, (_, episodes) in zip(seatings, played, strict=True)
+        ]
     team = several and not unequal
     if team:
         games.clear()
-    scores, table = [], GameTable()
-    for (one, other), groups in sorted(games.items(), key=lambda item: [players.index(name) for name in item[0]]):
+    scores = []
+    table = GameTable()
+    for (player, other), groups in sorted(games.items(), key=lambda item: [players.index(name) for name in item[0]]):
         sums = [(math.fsum(group), float(len(group))) for group in groups.values()]
         count = int(sum(size for _, size in sums))
         won = math.fsum(value for value, _ in sums)
-        scores.append(Score(one, other, count, Mean(won / count, *share_interval(sums))))
-        if one < other:
-            table.add(one, other, won, count)
+        scores.append(Score(player, other, count, Mean(won / count, *share_interval(sums))))
+        if player < other:
+            table.add(player, other, won, count)
     ratings = {}
     if len(games) == len(players) * (len(players) - 1) > 0:
-        found_ratings = elo_ratings(table, zero=players[0])
-        sampled = any(len({episode.task.key for episode in found}) < len(found) for _, found in played)
-        for player in sorted(players, key=lambda name: -round(found_ratings[name].elo, 6)):
-            elo = found_ratings[player].elo
-            ratings[player] = Rating(elo, -math.inf, math.inf) if sampled else found_ratings[player]
+        all_ratings = elo_ratings(table, zero=players[0])
+        sampled = any(len({episode.task.key for episode in episodes}) < len(episodes) for _, episodes in played)
+        for player in sorted(players, key=lambda name: -round(all_ratings[name].elo, 6)):
+            elo = all_ratings[player].elo
+            ratings[player] = Rating(elo, -math.inf, math.inf) if sampled else all_ratings[player]
     differences = [] if several and not team else _differences(played)
     return ArenaReport(environment, split, seed, seatings, scores, differences, ratings)
 
 
-def _bounded(seating: Seating, episodes: Sequence[Episode], bounds: Bounds | None) -> Seating:
+def _limit_intervals(seating: Seating, episodes: Sequence[Episode], bounds: Bounds | None) -> Seating:
     """Return a seating whose intervals end at the declared bounds."""
     by_problem = grouped((problem_of(episode.task), episode) for episode in episodes if not episode.failed)
     rewards = {
@@ -163,21 +167,21 @@ def _bounded(seating: Seating, episodes: Sequence[Episode], bounds: Bounds | Non
 
 def _differences(played: Sequence[tuple[Mapping[str, str], Sequence[Episode]]]) -> list[Difference]:
     """Return the differences of players who play all agents, each pair in the order of ``played``."""
-    whole = {
+    played_alone = {
         player: {episode.id: episode for episode in episodes if not episode.failed}
         for seated, episodes in played
         for player in set(seated.values())
         if len(set(seated.values())) == 1
     }
-    found = []
-    for one, other in itertools.combinations(whole, 2):
+    differences = []
+    for player, other in itertools.combinations(played_alone, 2):
         groups = defaultdict[str, list[float]](list)
-        for name, episode in whole[one].items():
-            if name in whole[other]:
-                groups[problem_of(episode.task)].append(episode.reward - whole[other][name].reward)
+        for name, episode in played_alone[player].items():
+            if name in played_alone[other]:
+                groups[problem_of(episode.task)].append(episode.reward - played_alone[other][name].reward)
         if groups:
-            found.append(Difference(one, other, sum(map(len, groups.values())), _mean(list(groups.values()))))
-    return found
+            differences.append(Difference(player, other, sum(map(len, groups.values())), _mean(list(groups.values()))))
+    return differences
 
 
 def _mean(groups: Sequence[Sequence[float]]) -> Mean:

@@ -57,23 +57,23 @@ def compare(report: Mapping[str, Any], other: Mapping[str, Any], *, rewards: boo
     Raises:
         ConfigurationError: they have no task in common.
     """
-    fields = ["reward" if rewards else _field(side["tasks"]) for side in (report, other)]
+    fields = ["reward" if rewards else _common_field(side["tasks"]) for side in (report, other)]
     if "reward" in fields:
         fields = ["reward", "reward"]
-    own, theirs = (_values(side["tasks"], name) for side, name in zip((report, other), fields, strict=True))
-    common = common_tasks(own, report, other)
-    differences = grouped((key[1], own[key] - theirs[key]) for key in common)
+    results, other_results = (_values(side["tasks"], name) for side, name in zip((report, other), fields, strict=True))
+    common = common_tasks(results, report, other)
+    differences = grouped((key[1], results[key] - other_results[key]) for key in common)
     bounds = (-math.inf, math.inf) if "reward" in fields else (-1.0, 1.0)
     return Comparison(
         gain=math.fsum(value for group in differences.values() for value in group) / len(common),
         ci95=mean_interval(list(differences.values()), *bounds),
         tasks=len(common),
         problems=len(differences),
-        own=math.fsum(own[key] for key in common) / len(common),
-        own_measure=_measure(report["tasks"], fields[0]),
+        own=math.fsum(results[key] for key in common) / len(common),
+        own_measure=_measure_name(report["tasks"], fields[0]),
         own_decisions=report["decisions_per_task"],
-        other=math.fsum(theirs[key] for key in common) / len(common),
-        other_measure=_measure(other["tasks"], fields[1]),
+        other=math.fsum(other_results[key] for key in common) / len(common),
+        other_measure=_measure_name(other["tasks"], fields[1]),
         other_decisions=other["decisions_per_task"],
     )
 
@@ -94,15 +94,15 @@ def common_tasks(
     where = f"{other['environment']!r} ({other['split']} split, seed {other.get('seed')})"
     if not other["tasks"]:
         raise ConfigurationError(f"the report of {where} has no episodes; compare with another one, or play it again")
-    theirs = {(item["task"], item["problem"]) for item in other["tasks"]}
-    if common := [task for task in tasks if task in theirs]:
+    other_tasks = {(item["task"], item["problem"]) for item in other["tasks"]}
+    if common := [task for task in tasks if task in other_tasks]:
         return common
-    own, others = (
-        f"{len(held)} of {side['environment']!r} ({side['split']} split, seed {side.get('seed')})"
-        for held, side in ((tasks, about), (theirs, other))
+    tasks_text, other_text = (
+        f"{len(side_tasks)} of {side['environment']!r} ({side['split']} split, seed {side.get('seed')})"
+        for side_tasks, side in ((tasks, about), (other_tasks, other))
     )
     remedy = "play both with the same environment, data, split and seed, and with `--num-episodes` of as many tasks"
-    fault = f"the evaluations have no task in common: {own} and {others}"
+    fault = f"the evaluations have no task in common: {tasks_text} and {other_text}"
     raise ConfigurationError(f"{fault}; {remedy} (tasks times --samples-per-task)")
 
 
@@ -122,7 +122,7 @@ def read_report(path: str | Path, environment: str | None = None) -> dict[str, A
         ConfigurationError: the file cannot be read, or holds no such report.
     """
     if Path(path).is_dir():
-        reports = _named(Path(path), "evaluation_[ab]*.json")
+        reports = _name_report(Path(path), "evaluation_[ab]*.json")
         raise ConfigurationError(f"{str(path)!r} is a folder, not a report{reports}")
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -138,7 +138,7 @@ def read_report(path: str | Path, environment: str | None = None) -> dict[str, A
             raise ConfigurationError(f"report {str(path)!r} has no environment {environment!r}; {known}")
         data = data[environment] if environment in data else next(iter(data.values()))
     if isinstance(data, dict) and "scores" in data:
-        cells = _named(Path(path).with_suffix(""), "*.json")
+        cells = _name_report(Path(path).with_suffix(""), "*.json")
         raise ConfigurationError(f"{str(path)!r} is a table, not a report of one model and environment{cells}")
     if not _is_report(data):
         remedy = "write it again with this version"
@@ -146,10 +146,10 @@ def read_report(path: str | Path, environment: str | None = None) -> dict[str, A
     return data
 
 
-def _named(folder: Path, pattern: str) -> str:
+def _name_report(folder: Path, pattern: str) -> str:
     """Return the advice to name one of the reports in a folder."""
-    found = sorted(map(str, folder.glob(pattern))) or ["a file of `mrlm eval --output`"]
-    return f"; name {' or '.join(found)}"
+    paths = sorted(map(str, folder.glob(pattern))) or ["a file of `mrlm eval --output`"]
+    return f"; name {' or '.join(paths)}"
 
 
 class _Result(TypedDict):
@@ -176,7 +176,7 @@ def _is_report(data: Any) -> bool:
     return True
 
 
-def _field(tasks: Sequence[Mapping[str, Any]]) -> str:
+def _common_field(tasks: Sequence[Mapping[str, Any]]) -> str:
     """Return the result that every task of a report has: ``majority``, else ``accuracy``, else ``reward``."""
     judged = ("majority", "accuracy")
     return next((name for name in judged if all(item[name] is not None for item in tasks)), "reward")
@@ -186,7 +186,7 @@ def _values(tasks: Sequence[Mapping[str, Any]], field: str) -> dict[tuple[str, s
     return {(item["task"], item["problem"]): float(item[field]) for item in tasks}
 
 
-def _measure(tasks: Sequence[Mapping[str, Any]], field: str) -> str:
+def _measure_name(tasks: Sequence[Mapping[str, Any]], field: str) -> str:
     """Return the name of a result; a majority has its number of samples."""
     if field != "majority":
         return "mean reward" if field == "reward" else field

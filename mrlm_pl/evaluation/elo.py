@@ -66,19 +66,19 @@ def elo_ratings(table: GameTable, zero: str, virtual_draws: float = 1.0) -> dict
     players = sorted({player for pair in table for player in pair})
     if not players:
         return {zero: Rating(0.0, 0.0, 0.0)}
-    index = {player: place for place, player in enumerate(players)}
+    index = {player: position for position, player in enumerate(players)}
     scores = torch.zeros(len(players), len(players), dtype=torch.float64)
     for (player, other), (score, games) in table.items():
         row, column = index[player], index[other]
         scores[row, column] = score + virtual_draws / 2
         scores[column, row] = games - score + virtual_draws / 2
-    free = torch.tensor([place for player, place in index.items() if player != zero], dtype=torch.int64)
+    free = torch.tensor([position for player, position in index.items() if player != zero], dtype=torch.int64)
     strength, information = _most_likely(scores, free)
     errors = torch.zeros(len(players), dtype=torch.float64)
     errors[free] = torch.linalg.inv(information).diagonal().sqrt()
     ratings = {}
-    for player, place in index.items():
-        elo, half = ELO * float(strength[place]), ELO * Z95 * float(errors[place])
+    for player, position in index.items():
+        elo, half = ELO * float(strength[position]), ELO * Z95 * float(errors[position])
         ratings[player] = Rating(elo, elo - half, elo + half)
     return ratings
 

@@ -77,16 +77,16 @@ def ratio_interval(
     >>> [round(bound, 3) for bound in ratio_interval([(5, 5)] * 20, low=0.0, high=1.0)]
     [0.839, 1.0]
     """
-    held = [(value, count) for value, count in sums if count]
-    total = math.fsum(count for _, count in held)
-    mean = math.fsum(value for value, _ in held) / total
-    clusters = len(held)
+    clusters_with_values = [(value, count) for value, count in sums if count]
+    total = math.fsum(count for _, count in clusters_with_values)
+    mean = math.fsum(value for value, _ in clusters_with_values) / total
+    clusters = len(clusters_with_values)
     if clusters < 2:
         return (low, high)
-    if all(math.isclose(value, mean * count, rel_tol=1e-9, abs_tol=1e-12) for value, count in held):
+    if all(math.isclose(value, mean * count, rel_tol=1e-9, abs_tol=1e-12) for value, count in clusters_with_values):
         unseen = wilson_interval(0, clusters)[1]
         return (mean - unseen * (mean - low), mean + unseen * (high - mean))
-    squares = math.fsum((value - mean * count) ** 2 for value, count in held)
+    squares = math.fsum((value - mean * count) ** 2 for value, count in clusters_with_values)
     half = t_quantile(clusters - 1) * math.sqrt(clusters / (clusters - 1) * squares) / total
     return (max(low, mean - half), min(high, mean + half))
 
@@ -167,5 +167,5 @@ def with_interval(value: float | None, bounds: tuple[float | None, float | None]
     """
     if value is None:
         return "-"
-    known = [bound for bound in bounds or () if bound is not None and math.isfinite(bound)]
-    return f"{value:.3f} [{known[0]:.3f}, {known[1]:.3f}]" if len(known) == 2 else f"{value:.3f}"
+    finite = [bound for bound in bounds or () if bound is not None and math.isfinite(bound)]
+    return f"{value:.3f} [{finite[0]:.3f}, {finite[1]:.3f}]" if len(finite) == 2 else f"{value:.3f}"

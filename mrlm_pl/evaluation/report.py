@@ -121,8 +121,9 @@ def report_table(report: EvaluationReport, sampling: Sampling | None = None, set
         sampling: how its turns were sampled; None leaves the line out.
         settings: of the environment, likewise.
     """
-    accuracy, reward = report.accuracy, f"{report.mean_reward:.4f}{interval_text(report.ci95)}"
-    known: dict[str, str | None] = {
+    accuracy = report.accuracy
+    reward = f"{report.mean_reward:.4f}{interval_text(report.ci95)}"
+    texts: dict[str, str | None] = {
         "environment": f"{report.environment} ({report.split}, seed {report.seed})",
         "settings": settings,
         "model": report.model,
@@ -133,25 +134,25 @@ def report_table(report: EvaluationReport, sampling: Sampling | None = None, set
         "mean reward": reward if report.episodes else None,
         "accuracy": None if accuracy is None else f"{accuracy:.4f}{interval_text(report.accuracy_ci95)}",
     }
-    lines = [(name, text) for name, text in known.items() if text]
+    lines = [(name, text) for name, text in texts.items() if text]
     lines += [(f"pass@{k}", f"{value:.4f}") for k, value in report.pass_at_k.items()]
     lines += [(f"majority@{k}", f"{value:.4f}") for k, value in report.majority_at_k.items()]
     lines += [(f"  {name}", f"{value:.4f}") for name, value in report.components.items()]
-    lines += [(f"  {name}", _measured(measured, report.episodes)) for name, measured in report.metrics.items()]
+    lines += [(f"  {name}", _measured_text(measured, report.episodes)) for name, measured in report.metrics.items()]
     if report.episodes:
         reasons = ", ".join(f"{name} {count}" for name, count in sorted(report.stop_reasons.items()))
         lines.append(("stop reasons", f"{reasons}; {report.truncated:.4f} truncated by a limit"))
     if len(report.agents) == 1:
         (part,) = report.agents.values()
-        told = f"{_shown(part.turns, 2)} an episode, of {_shown(part.response_tokens, 1)} tokens"
-        lines.append(("turns", f"{told}; {_shown(part.truncated_turns, 4)} cut at max_tokens"))
+        turn_numbers = f"{_number_text(part.turns, 2)} an episode, of {_number_text(part.response_tokens, 1)} tokens"
+        lines.append(("turns", f"{turn_numbers}; {_number_text(part.truncated_turns, 4)} cut at max_tokens"))
     width = max(14, *(len(name) for name, _ in lines))
     text = "\n".join(f"{name:<{width}} {text}" for name, text in lines)
     if len(report.agents) < 2:
         return text
     seats = [(policy, agent) for agent, policy in report.seats.items()]
-    agents = _parts("agent", "policy", report.agents, report.seats.items())
-    return f"{text}\n\n{agents}\n\n{_parts('policy', 'agents', report.policies, seats)}"
+    agents = _parts_table("agent", "policy", report.agents, report.seats.items())
+    return f"{text}\n\n{agents}\n\n{_parts_table('policy', 'agents', report.policies, seats)}"
 
 
 def played_episodes(report: EvaluationReport) -> str:
@@ -178,35 +179,37 @@ def sampling_text(sampling: Sampling) -> str:
     def shown(settings: Mapping[str, float]) -> str:
         return ", ".join(f"{name} {value:g}" for name, value in settings.items())
 
-    of_all = {name: value for name, value in asdict(sampling).items() if name != "policies"}
-    return "; ".join([shown(of_all), *(f"{name}: {shown(own.given())}" for name, own in sampling.policies.items())])
+    for_all = {name: value for name, value in asdict(sampling).items() if name != "policies"}
+    return "; ".join(
+        [shown(for_all), *(f"{name}: {shown(settings.given())}" for name, settings in sampling.policies.items())]
+    )
 
 
-def _parts(kind: str, others: str, parts: Mapping[str, Part], seats: Collection[tuple[str, str]]) -> str:
+def _parts_table(kind: str, partners: str, parts: Mapping[str, Part], seats: Collection[tuple[str, str]]) -> str:
     """Return a table of the agents, in the order in which they act, with their policies; or the other way round."""
-    rows = [[kind, others, *_PART_COLUMNS]]
+    rows = [[kind, partners, *_PART_COLUMNS]]
     for name, part in parts.items():
-        seated = ", ".join(other for own, other in seats if own == name) or "-"
-        steps = [_shown(value, 2) for value in (part.turns, part.first_turn, part.opens)]
-        tokens = [_shown(part.response_tokens, 1), _shown(part.truncated_turns, 4)]
+        partner_names = ", ".join(partner for seat, partner in seats if seat == name) or "-"
+        steps = [_number_text(value, 2) for value in (part.turns, part.first_turn, part.opens)]
+        tokens = [_number_text(part.response_tokens, 1), _number_text(part.truncated_turns, 4)]
         components = ", ".join(f"{key} {value:.4f}" for key, value in part.components.items())
-        rows.append([name, seated, f"{part.reward:.4f}{interval_text(part.ci95)}", *steps, *tokens, components])
+        rows.append([name, partner_names, f"{part.reward:.4f}{interval_text(part.ci95)}", *steps, *tokens, components])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     )
 
 
-def _shown(value: float, digits: int) -> str:
+def _number_text(value: float, digits: int) -> str:
     return "-" if math.isnan(value) else f"{value:.{digits}f}"
 
 
-def _measured(measured: Measured, episodes: int) -> str:
+def _measured_text(measured: Measured, episodes: int) -> str:
     """Return the value, with the number of cases where it differs from that of the episodes."""
     if measured.value is None:
         return "-  of 0"
-    of = f"  of {measured.of}" if measured.of != episodes else ""
-    return f"{measured.value:.4f}{interval_text(measured.ci95)}{of}"
+    cases = f"  of {measured.of}" if measured.of != episodes else ""
+    return f"{measured.value:.4f}{interval_text(measured.ci95)}{cases}"
 
 
 def interval_text(bounds: tuple[float, float] | None) -> str:

@@ -56,13 +56,13 @@ class Score:
 
 def score_of(model: str, environment: str, report: Mapping[str, Any], file: str | None) -> Score:
     """Return the score in a report, as :meth:`EvaluationReport.to_dict` has it."""
-    kept = {item.name: report[item.name] for item in fields(Score) if item.name in report}
+    values = {item.name: report[item.name] for item in fields(Score) if item.name in report}
     error = None
     if not report["episodes"]:
         error = f"the split {report['split']} has no tasks"
         if report["transcripts"]:
             error = f"all {report['failed']} episodes failed; the first: {report['transcripts'][0]['error']}"
-    return Score(**{**kept, "model": model, "environment": environment, "report": file, "error": error})
+    return Score(**{**values, "model": model, "environment": environment, "report": file, "error": error})
 
 
 def measures(scores: Sequence[Score]) -> dict[str, str]:
@@ -71,23 +71,25 @@ def measures(scores: Sequence[Score]) -> dict[str, str]:
     >>> measures([Score("a", "math", accuracy=0.5), Score("b", "math", error="no room"), Score("a", "halves")])
     {'math': 'accuracy', 'halves': 'mean_reward'}
     """
-    found = dict.fromkeys((score.environment for score in scores), "accuracy")
+    by_environment = dict.fromkeys((score.environment for score in scores), "accuracy")
     for score in scores:
         if score.error is None and score.accuracy is None:
-            found[score.environment] = "mean_reward"
-    return found
+            by_environment[score.environment] = "mean_reward"
+    return by_environment
 
 
 def table(scores: Sequence[Score]) -> Table:
     """Return a row for each model and a column for each environment, with 95 % intervals."""
     columns = measures(scores)
     heads = ["model", *(f"{escape(name)}\n{measure.replace('_', ' ')}" for name, measure in columns.items())]
-    shown = Table(*(Column(head, overflow="fold") for head in heads))
+    result = Table(*(Column(head, overflow="fold") for head in heads))
     for model in dict.fromkeys(score.model for score in scores):
-        own = {score.environment: score for score in scores if score.model == model}
-        cells = (_cell(own[name], measure) if name in own else "-" for name, measure in columns.items())
-        shown.add_row(escape(model), *cells)
-    return shown
+        by_environment = {score.environment: score for score in scores if score.model == model}
+        cells = (
+            _cell(by_environment[name], measure) if name in by_environment else "-" for name, measure in columns.items()
+        )
+        result.add_row(escape(model), *cells)
+    return result
 
 
 def _cell(score: Score, measure: str) -> str:
@@ -123,17 +125,17 @@ def plot(scores: Sequence[Score], path: Path) -> None:
     figure = new_figure(path, max(5.0, 1.6 * len(columns) + 2), 4.5)
     axes = figure.subplots()
     for row, model in enumerate(models):
-        places, values, errors = list[float](), list[float](), list[tuple[float, float]]()
+        positions, values, errors = list[float](), list[float](), list[tuple[float, float]]()
         for score in scores:
             value, bounds = score.of(columns[score.environment])
             if score.model != model or value is None:
                 continue
-            places.append(list(columns).index(score.environment) + 0.6 * ((row + 0.5) / len(models) - 0.5))
+            positions.append(list(columns).index(score.environment) + 0.6 * ((row + 0.5) / len(models) - 0.5))
             values.append(value)
             low, high = bounds or (math.nan, math.nan)
             # Rounding may leave a bound on the wrong side of the value, which matplotlib refuses.
             errors.append((max(value - low, 0.0), max(high - value, 0.0)))
-        axes.errorbar(places, values, yerr=list(zip(*errors, strict=True)) or None, fmt="o", capsize=3, label=model)
+        axes.errorbar(positions, values, yerr=list(zip(*errors, strict=True)) or None, fmt="o", capsize=3, label=model)
     labels = [f"{name}\n{measure.replace('_', ' ')}" for name, measure in columns.items()]
     axes.set_xticks(range(len(columns)), labels)
     axes.set(ylabel="mean, 95 % interval", xlim=(-0.5, len(columns) - 0.5))

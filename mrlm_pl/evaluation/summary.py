@@ -108,7 +108,7 @@ def summarize(
         majority: tells whether the majority of replies to a task is right, where one agent replies.
         bounds: the returns that the environment declares for a task, summed over the agents; None declares none.
     """
-    majority = majority and answering(majority)
+    majority = majority and tolerate_errors(majority)
     played = [episode for episode in episodes if not episode.failed]
     requested = len(episodes) if requested is None else requested
     failures = [episode.error for episode in episodes if episode.failed]
@@ -124,10 +124,10 @@ def summarize(
     by_problem = grouped((problem_of(episode.task), episode) for episode in played)
     judged = any(episode.success is not None for episode in played)
     # A task whose other samples failed is still voted on: its one reply is the majority.
-    voting = max(map(len, by_task.values())) > 1
+    has_votes = max(map(len, by_task.values())) > 1
     successes = [[bool(episode.success) for episode in group] for group in by_problem.values()]
     spread = mean_interval([[episode.reward for episode in group] for group in by_problem.values()])
-    parts = Components.of((episode.components(), 1.0) for episode in played)
+    components = Components.of((episode.components(), 1.0) for episode in played)
     return EvaluationReport(
         environment=environment,
         model=model,
@@ -141,7 +141,7 @@ def summarize(
         accuracy=sum(map(sum, successes)) / len(played) if judged else None,
         accuracy_ci95=share_interval([(sum(group), len(group)) for group in successes]) if judged else None,
         pass_at_k=_pass_at_k(by_task) if judged else {},
-        components=dict(sorted(parts.means().items())),
+        components=dict(sorted(components.means().items())),
         metrics=measured_metrics(list(by_problem.values())),
         majority_at_k=_majority_at_k(by_task, majority) if majority else {},
         truncated=sum(episode.truncated for episode in played) / len(played),
@@ -150,7 +150,7 @@ def summarize(
         agents=parts_by_agent(by_problem),
         policies=parts_by_policy(by_problem),
         decisions_per_task=sum(len(episode.turns()) for episode in played) / len(by_task),
-        tasks=[_task_result(group, majority if voting else None) for group in by_task.values()],
+        tasks=[_task_result(group, majority if has_votes else None) for group in by_task.values()],
         transcripts=[_transcript(episode) for episode in episodes],
     )
 
@@ -169,23 +169,26 @@ def measured_metrics(groups: Sequence[Sequence[Episode]]) -> dict[str, Measured]
     """Return the metrics of episodes, given in groups of one problem each."""
     names = dict.fromkeys(name for group in groups for episode in group for name in episode.metrics)
     return {
-        name: _measured(groups, name, f"{name}_of" if f"{name}_of" in names else None)
+        name: _measure_metric(groups, name, f"{name}_of" if f"{name}_of" in names else None)
         for name in names
         if not (name.endswith("_of") and name.removesuffix("_of") in names)
     }
 
 
-def _measured(groups: Sequence[Sequence[Episode]], name: str, cases: str | None) -> Measured:
-    having = [[episode.metrics for episode in group if name in episode.metrics] for group in groups]
+def _measure_metric(groups: Sequence[Sequence[Episode]], name: str, cases: str | None) -> Measured:
+    group_metrics = [[episode.metrics for episode in group if name in episode.metrics] for group in groups]
     sums = [
-        (math.fsum(found[name] for found in group), math.fsum(found[cases] if cases else 1.0 for found in group))
-        for group in having
+        (
+            math.fsum(metrics[name] for metrics in group),
+            math.fsum(metrics[cases] if cases else 1.0 for metrics in group),
+        )
+        for group in group_metrics
         if group
     ]
     total = math.fsum(count for _, count in sums)
     if not total:
         return Measured(None, None, 0)
-    values = [found[name] for group in having for found in group]
+    values = [metrics[name] for group in group_metrics for metrics in group]
     if all(value in (0, 1) for value in values) if cases is None else all(0 <= value <= count for value, count in sums):
         interval = share_interval(sums)
     elif cases is None and all(0 <= value <= 1 for value in values):
@@ -195,7 +198,7 @@ def _measured(groups: Sequence[Sequence[Episode]], name: str, cases: str | None)
     return Measured(math.fsum(value for value, _ in sums) / total, interval, round(total))
 
 
-def answering(method: Callable[..., T | None]) -> Callable[..., T | None]:
+def tolerate_errors(method: Callable[..., T | None]) -> Callable[..., T | None]:
     """Return an environment's method that warns of its first error, and then returns None: episodes that were played
     keep their report.
     """
@@ -226,13 +229,15 @@ def within_bounds(
     """
     if bounds is None or not all(map(math.isfinite, interval)):
         return interval
-    bounds = answering(bounds)
+    bounds = tolerate_errors(bounds)
     declared = [(bounds(group[0].task), group[0].team_size) for group in by_task.values()]
-    known = [(found[0] / size, found[1] / size) for found, size in declared if found is not None]
-    if len(known) < len(declared):
+    team_bounds = [
+        (task_bounds[0] / size, task_bounds[1] / size) for task_bounds, size in declared if task_bounds is not None
+    ]
+    if len(team_bounds) < len(declared):
         return interval
     rewards = [episode.reward for group in by_task.values() for episode in group]
-    low, high = min(least for least, _ in known), max(most for _, most in known)
+    low, high = min(lowest for lowest, _ in team_bounds), max(highest for _, highest in team_bounds)
     return (
         max(interval[0], low) if min(rewards) >= low else interval[0],
         min(interval[1], high) if max(rewards) <= high else interval[1],
@@ -254,17 +259,17 @@ def _sizes(by_task: Mapping[str, Sequence[Episode]]) -> list[int]:
 
 def _majority_at_k(by_task: Mapping[str, Sequence[Episode]], majority: Majority) -> dict[str, float]:
     """Return the mean over tasks of the share of right majorities, for each number of samples."""
-    found: dict[str, float] = {}
+    shares: dict[str, float] = {}
     for k in _sizes(by_task)[1:]:
         votes = []
         for group in by_task.values():
             replies = [_reply(episode) for episode in group]
             blocks = [replies[start : start + k] for start in range(0, len(replies) - k + 1, k)]
             votes.append([majority(group[0].task, block) for block in blocks])
-        if any(vote is None for held in votes for vote in held):
+        if any(vote is None for task_votes in votes for vote in task_votes):
             return {}
-        found[str(k)] = math.fsum(sum(map(bool, held)) / len(held) for held in votes) / len(votes)
-    return found
+        shares[str(k)] = math.fsum(sum(map(bool, task_votes)) / len(task_votes) for task_votes in votes) / len(votes)
+    return shares
 
 
 def _task_result(group: Sequence[Episode], majority: Majority | None) -> dict[str, Any]:
@@ -284,8 +289,8 @@ def _task_result(group: Sequence[Episode], majority: Majority | None) -> dict[st
 
 def _reply(episode: Episode) -> str:
     """Return the last reply of the only agent of an episode; empty without one."""
-    said = [message.content for row in episode.rows() for message in row.messages if message.role == "assistant"]
-    return said[-1] if said else ""
+    replies = [message.content for row in episode.rows() for message in row.messages if message.role == "assistant"]
+    return replies[-1] if replies else ""
 
 
 def _transcript(episode: Episode) -> dict[str, Any]:

@@ -67,9 +67,9 @@ class DurableCheckpointIO(TorchCheckpointIO):
                 "from a copy, or name another"
             )
         # The base class unpickles everything that comes from a URL.
-        found = super().load_checkpoint(path, map_location, weights_only is not False)
-        check_checkpoint(found, path)
-        return found
+        checkpoint = super().load_checkpoint(path, map_location, weights_only is not False)
+        check_checkpoint(checkpoint, path)
+        return checkpoint
 
 
 def continue_best(callbacks: Iterable[Callback], resumed: Path, states: dict[str, dict[str, Any]]) -> None:
@@ -83,11 +83,16 @@ def continue_best(callbacks: Iterable[Callback], resumed: Path, states: dict[str
         resumed: the checkpoint that is resumed, beside the files.
         states: of the callbacks, in that checkpoint; paths in them become those of the folder.
     """
-    run, since = resumed.parent.parent.resolve(), resumed.stat().st_mtime_ns
-    savers = {item: Path(item.dirpath) for item in callbacks if isinstance(item, ModelCheckpoint) and item.dirpath}
-    savers = {item: folder for item, folder in savers.items() if run in folder.resolve().parents}
-    found = {path for folder in savers.values() for path in folder.rglob("*") if path != resumed}
-    later = {path for path in found if path.stat().st_mtime_ns >= since}
+    run = resumed.parent.parent.resolve()
+    since = resumed.stat().st_mtime_ns
+    savers = {
+        callback: Path(callback.dirpath)
+        for callback in callbacks
+        if isinstance(callback, ModelCheckpoint) and callback.dirpath
+    }
+    savers = {callback: folder for callback, folder in savers.items() if run in folder.resolve().parents}
+    files = {path for folder in savers.values() for path in folder.rglob("*") if path != resumed}
+    later = {path for path in files if path.stat().st_mtime_ns >= since}
 
     def file_exists(callback: ModelCheckpoint, path: str | Path, trainer: Trainer) -> bool:
         repeated = trainer.strategy.broadcast(Path(path) in later)
@@ -98,14 +103,14 @@ def continue_best(callbacks: Iterable[Callback], resumed: Path, states: dict[str
         vars(callback)["file_exists"] = partial(file_exists, callback)
         state = states.get(callback.state_key)
         if state and Path(state["dirpath"]).name == folder.name:
-            here = partial(_moved, state["dirpath"], str(folder))
-            state["best_k_models"] = {here(path): score for path, score in state["best_k_models"].items()}
+            in_folder = partial(_move_path, state["dirpath"], str(folder))
+            state["best_k_models"] = {in_folder(path): score for path, score in state["best_k_models"].items()}
             for key in ("dirpath", "best_model_path", "kth_best_model_path", "last_model_path"):
-                state[key] = here(state[key])
+                state[key] = in_folder(state[key])
             later -= {Path(path) for path in (*state["best_k_models"], state["best_model_path"])}
 
 
-def _moved(before: str, now: str, path: str) -> str:
+def _move_path(before: str, now: str, path: str) -> str:
     """Return a path in the folder ``now`` that was in ``before``; a metric in a file's name may make folders."""
     return path.replace(before, now, 1) if path.startswith(before) else path
 

@@ -27,7 +27,7 @@ from mrlm_pl.settings import as_settings, at_least, check_arguments, plain
 CHUNK = 64
 """Episodes of one temperature that are played together, and with those of the others written at once."""
 
-NOTED = ("fingerprint", "played", "kept", "failed", "size")
+NOTE_FIELDS = ("fingerprint", "played", "kept", "failed", "size")
 """Attributes of a :class:`CollectionFile` that its note holds."""
 
 TEMPERATURE = "temperature"
@@ -80,26 +80,40 @@ def collect(
         RolloutError: every episode failed.
         StorageError: the file cannot be written, for example because the disk is full.
     """
-    path = _path_of(output)
+    path = _check_output_path(output)
     seated = SeatedModel(model, environment, seats, name, precision=precision)
     sampling = as_settings(Sampling, sampling or sampling_from(seated.run.sampling, {}), "sampling")
-    distinct = _distinct(temperatures, num_episodes, samples_per_task)
-    each = samples_per_task * len(distinct)
-    specs = seated.specs(num_episodes, split, seed, each)
-    planned = [(spec, distinct[number % each // samples_per_task]) for number, spec in enumerate(specs)]
-    numbers = (num_episodes, samples_per_task, split, seed, filter_reward, max_turns, device, *_half(seated, device))
-    made_by = (seated.label, seated.run.seats, type(seated.environment).__qualname__, seated.name)
+    task_temperatures = _task_temperatures(temperatures, num_episodes, samples_per_task)
+    samples_each = samples_per_task * len(task_temperatures)
+    specs = seated.specs(num_episodes, split, seed, samples_each)
+    planned = [
+        (spec, task_temperatures[number % samples_each // samples_per_task]) for number, spec in enumerate(specs)
+    ]
+    numbers = (
+        num_episodes,
+        samples_per_task,
+        split,
+        seed,
+        filter_reward,
+        max_turns,
+        device,
+        *_half_precision(seated, device),
+    )
+    source = (seated.label, seated.run.seats, type(seated.environment).__qualname__, seated.name)
     arguments = settings or seated.arguments
-    file = CollectionFile(path, [*made_by, arguments, asdict(sampling), distinct, *numbers])
+    file = CollectionFile(path, [*source, arguments, asdict(sampling), task_temperatures, *numbers])
     with seated.player(sampling, max_turns, device) as player, EpisodeProgress() as progress:
         progress(0, len(planned))
-        chunk = CHUNK * len(distinct)
+        chunk = CHUNK * len(task_temperatures)
 
         async def play_all() -> None:
             for start in range(file.played, len(planned), chunk):
                 episodes = await _play(player, planned[start : start + chunk])
-                whole = [episode for episode in episodes if not episode.failed]
-                file.add(episodes, [item for item in whole if filter_reward is None or item.reward >= filter_reward])
+                complete = [episode for episode in episodes if not episode.failed]
+                file.add(
+                    episodes,
+                    [episode for episode in complete if filter_reward is None or episode.reward >= filter_reward],
+                )
                 progress(file.played, len(planned))
 
         player.run_blocking(play_all)  # once: at its end the engine frees copies of large weights
@@ -151,13 +165,13 @@ def serve_gateway(
         remedy = "use HarnessEnvironment with neither command nor function (`--environment.command null`)"
         raise ConfigurationError(f"{fault}; {remedy}")
     at_least(1, at_once=at_once)
-    path = _path_of(output)
+    path = _check_output_path(output)
     seated = SeatedModel(model, environment, seats, name, precision=precision)
     specs = seated.specs(num_episodes, split, seed, samples_per_task)
     sampling = as_settings(Sampling, sampling or sampling_from(seated.run.sampling, {}), "sampling")
-    numbers = (num_episodes, samples_per_task, split, seed, max_turns, device, *_half(seated, device))
-    made_by = (seated.label, seated.run.seats, seated.name, dict(settings or {}))
-    file = CollectionFile(path, [*made_by, asdict(sampling), *numbers])
+    numbers = (num_episodes, samples_per_task, split, seed, max_turns, device, *_half_precision(seated, device))
+    source = (seated.label, seated.run.seats, seated.name, dict(settings or {}))
+    file = CollectionFile(path, [*source, asdict(sampling), *numbers])
     with gateway.kept(), seated.player(sampling, max_turns, device) as player:
         player.retries, player.caller.timeout = 0, float("inf")  # a program asks when it likes; leases bound the rest
         if player.engine.takes_pieces:
@@ -182,7 +196,7 @@ def serve_gateway(
     return file
 
 
-def _path_of(output: str | Path) -> Path:
+def _check_output_path(output: str | Path) -> Path:
     path = Path(output)
     if path.is_dir() or not path.name.endswith((".jsonl", ".jsonl.zst", ".jsonl.gz")):
         raise ConfigurationError(f"output: {str(path)!r} must be a file that ends in .jsonl, .jsonl.zst or .jsonl.gz")
@@ -197,7 +211,7 @@ class CollectionFile:
 
     Args:
         path: the file.
-        given: everything that the episodes depend on.
+        dependencies: everything that the episodes depend on.
 
     Attributes:
         played: episodes that were played.
@@ -209,20 +223,20 @@ class CollectionFile:
         ConfigurationError: the file is there already, or belongs to a collection with other options.
     """
 
-    def __init__(self, path: Path, given: Sequence[Any]) -> None:
+    def __init__(self, path: Path, dependencies: Sequence[Any]) -> None:
         self.path = path
-        text = json.dumps(given, sort_keys=True, default=str)
+        text = json.dumps(dependencies, sort_keys=True, default=str)
         self.fingerprint = hashlib.sha256(text.encode()).hexdigest()[:16]
         self.played = self.kept = self.failed = self.size = 0
         self.reason = ""
         self._note = progress_note(path)
         if self._note.is_file():
-            found = json.loads(self._note.read_text(encoding="utf-8"))
-            if found["fingerprint"] != self.fingerprint:
+            note = json.loads(self._note.read_text(encoding="utf-8"))
+            if note["fingerprint"] != self.fingerprint:
                 remedy = f"repeat it with those, or remove {str(self._note)!r} and the file"
                 raise ConfigurationError(f"output: {str(path)!r} is half of a collection with other options; {remedy}")
-            for key in NOTED:
-                setattr(self, key, found[key])
+            for key in NOTE_FIELDS:
+                setattr(self, key, note[key])
             if self.size > (path.stat().st_size if path.is_file() else 0):
                 fault = f"output: {str(path)!r} is shorter than when {str(self._note)!r} was written"
                 raise ConfigurationError(f"{fault}; put it back, or remove both to start again")
@@ -262,33 +276,33 @@ class CollectionFile:
         self._write_note()
 
     def _write_note(self) -> None:
-        write_json(self._note, {key: getattr(self, key) for key in NOTED})
+        write_json(self._note, {key: getattr(self, key) for key in NOTE_FIELDS})
 
     def finish(self) -> None:
         """Mark the file as complete."""
         self._note.unlink(missing_ok=True)
 
 
-def _half(seated: SeatedModel, device: str) -> tuple[str, ...]:
+def _half_precision(seated: SeatedModel, device: str) -> tuple[str, ...]:
     """Return the precision of generation, if it is not single."""
     precision = generation_precision(seated.run, seated.precision, device)
     return () if precision == "32-true" else (precision,)
 
 
-def _distinct(temperatures: Sequence[float], num_episodes: int, samples_per_task: int) -> list[float | None]:
+def _task_temperatures(temperatures: Sequence[float], num_episodes: int, samples_per_task: int) -> list[float | None]:
     """Return the temperatures that each task is played at; None alone is that of the sampling.
 
     Raises:
         ConfigurationError: one is named twice, or the episodes do not come out even.
     """
-    given = [*map(plain, temperatures)]
-    distinct: list[float | None] = list(dict.fromkeys(given)) or [None]
-    if len(distinct) < len(given):
-        raise ConfigurationError(f"temperatures: {given} names one twice; raise --samples-per-task instead")
-    each = samples_per_task * len(distinct)
-    if given and num_episodes % each:
+    requested = [*map(plain, temperatures)]
+    distinct: list[float | None] = list(dict.fromkeys(requested)) or [None]
+    if len(distinct) < len(requested):
+        raise ConfigurationError(f"temperatures: {requested} names one twice; raise --samples-per-task instead")
+    samples_each = samples_per_task * len(distinct)
+    if requested and num_episodes % samples_each:
         factors = f"samples_per_task {samples_per_task} at each of {len(distinct)} temperatures"
-        raise ConfigurationError(f"num_episodes {num_episodes} must be a multiple of {each}: {factors}")
+        raise ConfigurationError(f"num_episodes {num_episodes} must be a multiple of {samples_each}: {factors}")
     return distinct
 
 
@@ -298,7 +312,7 @@ async def _play(player: EpisodePlayer, planned: Sequence[tuple[EpisodeSpec, floa
     Episodes whose policies sample at several temperatures do not have it. A planned temperature of None is that of the
     seats.
     """
-    found: dict[str, Episode] = {}
+    by_id: dict[str, Episode] = {}
     for temperature in dict.fromkeys(temperature for _, temperature in planned):
         if temperature is not None:
             player.seats = {
@@ -306,7 +320,9 @@ async def _play(player: EpisodePlayer, planned: Sequence[tuple[EpisodeSpec, floa
                 for agent, seat in player.seats.items()
             }
         sampled = {seat.sampling.temperature for seat in player.seats.values()}
-        noted = {TEMPERATURE: sampled.pop()} if len(sampled) == 1 else {}
-        for episode in await player.play([spec for spec, own in planned if own == temperature]):
-            found[episode.id] = replace(episode, metrics={**episode.metrics, **noted})
-    return [found[spec.id] for spec, _ in planned]
+        metrics = {TEMPERATURE: sampled.pop()} if len(sampled) == 1 else {}
+        for episode in await player.play(
+            [spec for spec, spec_temperature in planned if spec_temperature == temperature]
+        ):
+            by_id[episode.id] = replace(episode, metrics={**episode.metrics, **metrics})
+    return [by_id[spec.id] for spec, _ in planned]

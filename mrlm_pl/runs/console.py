@@ -88,9 +88,11 @@ def silence_noise() -> None:
         logging.getLogger(name).addFilter(_is_no_noise)
 
 
-def _warning_text(usual: Callable[..., str], message: object, kind: Any, filename: str, *at: Any, **by: Any) -> str:
-    own = Path(filename).is_relative_to(_PACKAGE)
-    return f"mrlm: warning: {message}\n" if own else usual(message, kind, filename, *at, **by)
+def _warning_text(
+    default_format: Callable[..., str], message: object, kind: Any, filename: str, *args: Any, **options: Any
+) -> str:
+    is_ours = Path(filename).is_relative_to(_PACKAGE)
+    return f"mrlm: warning: {message}\n" if is_ours else default_format(message, kind, filename, *args, **options)
 
 
 def _is_no_noise(record: logging.LogRecord) -> bool:
@@ -146,7 +148,7 @@ class RunProgress(ProgressBar):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the last metrics in their order, for the lines of a resumed run."""
-        return {"metrics": self._shown(self.trainer)}
+        return {"metrics": self._last_metrics(self.trainer)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
@@ -164,7 +166,7 @@ class RunProgress(ProgressBar):
         """Start the display at the position of a resumed run."""
         self._began, self._first = time.monotonic(), _done(trainer)
         if self._enabled and trainer.ckpt_path is not None:
-            tell(_continued(trainer, self._first, _total(trainer)))
+            tell(_resume_text(trainer, self._first, _total(trainer)))
         console = Console()
         live = self.live if self.live is not None else console.is_terminal and not console.is_jupyter
         if not self._enabled or not live:
@@ -185,7 +187,7 @@ class RunProgress(ProgressBar):
         if not self._enabled or (data is not None and data.stream.position):
             return
         done, total = _done(trainer), _total(trainer)
-        metrics = self._shown(trainer)
+        metrics = self._last_metrics(trainer)
         if self._display is not None and self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=done, total=total)
             self._display.update(Group(self._bar, Columns(map(Text, _metric_texts(metrics)), padding=(0, 2))))
@@ -210,12 +212,13 @@ class RunProgress(ProgressBar):
         if self._enabled:
             print(*values, file=sys.stdout, **{key: value for key, value in options.items() if key in ("sep", "end")})
 
-    def _shown(self, trainer: Trainer) -> dict[str, float]:
+    def _last_metrics(self, trainer: Trainer) -> dict[str, float]:
         """Return the last values of the progress bar's metrics, and behind them the components of the reward."""
-        data, known = _rollout(trainer), trainer.callback_metrics
+        data = _rollout(trainer)
+        metrics = trainer.callback_metrics
         components = data.collection.components if data is not None else ()
-        parts = {name: float(known[name]) for name in components if name in known}
-        self._metrics = {**self._metrics, **trainer.progress_bar_metrics, **parts}
+        reward_components = {name: float(metrics[name]) for name in components if name in metrics}
+        self._metrics = {**self._metrics, **trainer.progress_bar_metrics, **reward_components}
         return self._metrics
 
 
@@ -229,15 +232,15 @@ class _Outliving:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        self._unless_ended(self._stream.write, text)
+        self._forward(self._stream.write, text)
         return len(text)
 
     def flush(self) -> None:
-        self._unless_ended(self._stream.flush)
+        self._forward(self._stream.flush)
 
-    def _unless_ended(self, call: Callable[..., Any], *given: str) -> None:
+    def _forward(self, call: Callable[..., Any], *arguments: str) -> None:
         try:
-            call(*given)
+            call(*arguments)
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
             if self._name == "stdout":
@@ -262,7 +265,7 @@ class EpisodeProgress(AbstractContextManager["EpisodeProgress"]):
     """Shows on stderr how many episodes are played: a bar on a terminal, else about 20 lines."""
 
     def __init__(self) -> None:
-        self._began, self._shown = time.monotonic(), 0
+        self._began, self._twentieths = time.monotonic(), 0
         self._display: Progress | None = None
 
     def __exit__(self, *_: Any) -> None:
@@ -280,12 +283,12 @@ class EpisodeProgress(AbstractContextManager["EpisodeProgress"]):
                 self._display.start()
         elif self._display is not None:
             self._display.update(self._display.task_ids[0], completed=done)
-        elif done < total and 20 * done // total > self._shown:
-            self._shown = 20 * done // total
+        elif done < total and 20 * done // total > self._twentieths:
+            self._twentieths = 20 * done // total
             tell(_line("episodes", done, total, {}, time.monotonic() - self._began, done))
 
 
-def _continued(trainer: Trainer, done: int, total: int | None) -> str:
+def _resume_text(trainer: Trainer, done: int, total: int | None) -> str:
     """Return where a resumed run continues, and how many iterations of the earlier part it plays again."""
     data = _rollout(trainer)
     text = f"continuing at {'iteration' if data else 'batch'} {done}{f' of {total}' if total else ''}"
@@ -385,24 +388,24 @@ def run_summary(folder: str | Path, played: bool = True) -> str:
         played: whether the run played episodes, so that ``mrlm eval`` knows its environment.
     """
     folder = Path(folder)
-    found = {name: text for name, text in _FILES.items() if (folder / name).exists()}
+    files = {name: text for name, text in _FILES.items() if (folder / name).exists()}
     evaluations = sorted(path.name for path in folder.glob("evaluation_*.json"))
-    lines = [f"mrlm: the run is in {folder}", *(f"  {name:<12} {text}" for name, text in found.items())]
+    lines = [f"mrlm: the run is in {folder}", *(f"  {name:<12} {text}" for name, text in files.items())]
     lines += [f"  {name}" for name in evaluations]
     commands, quoted = [], shlex.quote(str(folder))
     if shutil.which("mrlm") is None and (activate := Path(sys.prefix) / "bin" / "activate").is_file():
         commands.append(f". {min(os.path.relpath(activate), str(activate), key=len)}")
-    if "policies" in found:
-        if played and "config.yaml" in found:
-            commands.append(" ".join(["mrlm eval --model", quoted, *read_run(str(folder)).to_name(folder)]))
+    if "policies" in files:
+        if played and "config.yaml" in files:
+            commands.append(" ".join(["mrlm eval --model", quoted, *read_run(str(folder)).eval_options(folder)]))
         elif not played and (heads := sorted(folder.glob("policies/*/value_head.safetensors"))):
             commands.append(f"mrlm serve --verifier {shlex.quote(str(heads[0].parent))}")
-        elif "config.yaml" in found:
+        elif "config.yaml" in files:
             commands.append(f"mrlm eval --model {quoted} --environment NAME")
         else:
             commands.append(f'mrlm_pl.evaluate("{folder}", environment)  # in Python')
     commands.append(f"mrlm view {quoted}  # {'runs, curves and episodes' if played else 'curves'} in a browser")
-    if "tensorboard" in found:
+    if "tensorboard" in files:
         commands.append(f"tensorboard --logdir {shlex.quote(str(folder / 'tensorboard'))}  # curves")
     lines += ["next:", *(f"  {command}" for command in commands)]
     return "\n".join(lines)

@@ -78,11 +78,11 @@ class SeatedModel:
     ) -> None:
         one_of(get_args(Precision), precision=precision)
         self.precision = precision
-        self.label, run = _named(model, weights) if recorded is None else (str(model), recorded)
+        self.label, run = _read_model(model, weights) if recorded is None else (str(model), recorded)
         self.run = replace(run, seats={**run.seats, **(seats or {})})
         check_seats(self.run.seats, run.policies, f"{self.label}: ")
         self.arguments: dict[str, Any] = {}
-        played = None
+        recorded_environment = None
         if not isinstance(environment, Environment | type | str | None):
             remedy = "give a short name, a class or an instance"
             raise ConfigurationError(f"environment is {environment!r:.80}; {remedy}")
@@ -90,12 +90,12 @@ class SeatedModel:
             self.environment = environment
         elif isinstance(environment, type):
             self.environment = environment()
-        elif (played := self.run.played(environment, self.label)) is not None:
-            self.environment = environment_from(played.config)
-            self.arguments = dict(played.config.get("init_args") or {})
+        elif (recorded_environment := self.run.environment_to_play(environment, self.label)) is not None:
+            self.environment = environment_from(recorded_environment.config)
+            self.arguments = dict(recorded_environment.config.get("init_args") or {})
         else:
             self.environment = find_environment(str(environment))()
-        self.name = name or (played.name if played else None) or self.environment.name
+        self.name = name or (recorded_environment.name if recorded_environment else None) or self.environment.name
         for agent in seats or {}:
             if agent not in (agents := self.environment.agents):
                 hint = did_you_mean(agent, agents, f"the agents are {', '.join(agents)}")
@@ -107,22 +107,22 @@ class SeatedModel:
         Raises:
             ConfigurationError: there is no such model.
         """
-        self.label, other = _named(model, weights=True)
+        self.label, other_run = _read_model(model, weights=True)
         sampling = {name: value for name, value in self.run.sampling.items() if name != "policies"}
-        self.run = replace(self.run, policies=other.policies, seats=other.seats, sampling=sampling)
+        self.run = replace(self.run, policies=other_run.policies, seats=other_run.seats, sampling=sampling)
 
-    def serve(self, places: Mapping[str, str]) -> None:
+    def serve(self, addresses: Mapping[str, str]) -> None:
         """Let servers play policies, by name; see ``served_by`` of :class:`~mrlm_pl.policy.Policy`.
 
         Raises:
-            ConfigurationError: a policy does not exist, or a place is not of the form of ``served_by``.
+            ConfigurationError: a policy does not exist, or an address is not of the form of ``served_by``.
         """
-        check_served(places, self.run.policies, self.label)
-        for name, place in places.items():
-            given = self.run.policies[name]
-            tokens = {key: given[key] for key in SETTINGS_OF_TOKENS if key in given}
-            served = Policy(**tokens, trained=False, served_by=place)
-            self.run = replace(self.run, policies={**self.run.policies, name: served})
+        check_served(addresses, self.run.policies, self.label)
+        for name, address in addresses.items():
+            settings = self.run.policies[name]
+            token_settings = {key: settings[key] for key in SETTINGS_OF_TOKENS if key in settings}
+            served_policy = Policy(**token_settings, trained=False, served_by=address)
+            self.run = replace(self.run, policies={**self.run.policies, name: served_policy})
 
     def specs(self, num_episodes: int, split: str, seed: int, samples_per_task: int) -> list[EpisodeSpec]:
         """Return the episodes to play; warn on stderr if the split has too few tasks.
@@ -134,11 +134,11 @@ class SeatedModel:
         if len(specs) < num_episodes:
             first = "play each task several times with `samples_per_task`"
             remedy = first if samples_per_task == 1 else "raise `samples_per_task`, or lower `num_episodes`"
-            found = f"the {split} split has tasks for {len(specs)}"
-            tell(f"warning: {num_episodes} episodes requested, but {found}; {remedy}")
+            available = f"the {split} split has tasks for {len(specs)}"
+            tell(f"warning: {num_episodes} episodes requested, but {available}; {remedy}")
         return specs
 
-    def seated(self) -> dict[str, str]:
+    def policy_by_agent(self) -> dict[str, str]:
         """Return the policy of each agent of the environment.
 
         Raises:
@@ -152,8 +152,8 @@ class SeatedModel:
         Raises:
             ConfigurationError: an agent has no policy, or a model cannot be found.
         """
-        given = {name: self.run.policies[name] for name in sorted(set(self.seated().values()))}
-        return {name: policy if isinstance(policy, Policy) else Policy(**policy) for name, policy in given.items()}
+        policies = {name: self.run.policies[name] for name in sorted(set(self.policy_by_agent().values()))}
+        return {name: policy if isinstance(policy, Policy) else Policy(**policy) for name, policy in policies.items()}
 
     def seats(self, policies: Mapping[str, Policy], sampling: Sampling) -> dict[str, Seat]:
         """Return the seat of each agent of the environment.
@@ -162,12 +162,12 @@ class SeatedModel:
             ConfigurationError: an agent has no policy.
         """
         return {
-            agent: Seat(name, own.chat, sampling.of(name), own.context_window, vocabulary=own.vocabulary)
-            for agent, name in self.seated().items()
-            for own in [policies[name]]
+            agent: Seat(name, policy.chat, sampling.of(name), policy.context_window, vocabulary=policy.vocabulary)
+            for agent, name in self.policy_by_agent().items()
+            for policy in [policies[name]]
         }
 
-    def evaluated(
+    def evaluate(
         self,
         num_episodes: int,
         split: str,
@@ -176,21 +176,21 @@ class SeatedModel:
         sampling: Sampling,
         max_turns: int | None,
         device: str,
-        held: dict[str, Policy] | None = None,
+        loaded: dict[str, Policy] | None = None,
     ) -> EvaluationReport:
         """Return the report of episodes; see :func:`evaluate`.
 
         Args:
             num_episodes, split, seed, samples_per_task, sampling, max_turns, device: see :func:`evaluate`.
-            held: policies of the model in memory, to which those that this environment needs are added.
+            loaded: policies of the model in memory, to which those that this environment needs are added.
 
         Raises:
             ConfigurationError: as :func:`evaluate`.
         """
         # Raises for wrong numbers before a model is loaded.
         specs = self.specs(num_episodes, split, seed, samples_per_task)
-        checkpoints = checkpoints_of(self.run.policies[name] for name in sorted(set(self.seated().values())))
-        with self.player(sampling, max_turns, device, held=held) as player:
+        checkpoints = checkpoints_of(self.run.policies[name] for name in sorted(set(self.policy_by_agent().values())))
+        with self.player(sampling, max_turns, device, loaded=loaded) as player:
             report = summarize(
                 player.play_blocking(specs),
                 environment=self.name,
@@ -215,7 +215,7 @@ class SeatedModel:
         device: str,
         *,
         warn: bool = True,
-        held: dict[str, Policy] | None = None,
+        loaded: dict[str, Policy] | None = None,
     ) -> Iterator[EpisodePlayer]:
         """Yield a player of the environment with the policies in their seats; close both at the end.
 
@@ -224,7 +224,7 @@ class SeatedModel:
             max_turns: decisions after which an episode is truncated; None is the run's limit.
             device: as torch names it; ``auto`` prefers an accelerator.
             warn: of turns that are longer than a policy's context window.
-            held: see :meth:`evaluated`.
+            loaded: see :meth:`evaluated`.
 
         Raises:
             ConfigurationError: an agent has no policy, the sampling names a policy that does not exist, or the device
@@ -232,7 +232,7 @@ class SeatedModel:
         """
         sampling.check_policies([*self.run.policies], "sampling")
         at_least(1, max_turns=max_turns)
-        playing = set(self.seated().values())
+        playing = set(self.policy_by_agent().values())
         self._warn_of_idle(playing)
         with ExitStack() as stack:
             stack.callback(_close, self.environment)
@@ -240,10 +240,10 @@ class SeatedModel:
             single = None if self.precision is None else torch.float32  # else the dtype of weights in memory
             engine: Engine = InProcessEngine(torch.bfloat16 if half else single)
             stack.callback(engine.close)
-            given = {**self.run.policies, **(held or {})}
-            policies = loaded_policies({name: given[name] for name in sorted(playing)}, device)
-            if held is not None:
-                held |= policies
+            configured = {**self.run.policies, **(loaded or {})}
+            policies = loaded_policies({name: configured[name] for name in sorted(playing)}, device)
+            if loaded is not None:
+                loaded |= policies
             if warn:
                 sampling.warn_of_windows({name: policy.context_window for name, policy in policies.items()}, "sampling")
             for name, policy in policies.items():
@@ -267,10 +267,10 @@ class SeatedModel:
         """Warn of the run's agents and policies that the environment has no use for."""
         agents = self.environment.agents
         idle = {"agents": {*self.run.seats}.difference(agents), "policies": {*self.run.policies}.difference(playing)}
-        for what, missing in idle.items():
-            if missing:
-                found = f"the {what} {', '.join(sorted(missing))} of {self.label!r} do not play"
-                tell(f"warning: {found}: {self.environment.name!r} has the agents {', '.join(agents)}")
+        for kind, names in idle.items():
+            if names:
+                fault = f"the {kind} {', '.join(sorted(names))} of {self.label!r} do not play"
+                tell(f"warning: {fault}: {self.environment.name!r} has the agents {', '.join(agents)}")
 
 
 def _close(environment: Environment) -> None:
@@ -283,20 +283,20 @@ def _close(environment: Environment) -> None:
         logger.warning("closing the %r environment: %s: %s", environment.name, type(error).__name__, error)
 
 
-def check_served(places: Mapping[str, str], policies: Mapping[str, Any], label: str) -> None:
+def check_served(addresses: Mapping[str, str], policies: Mapping[str, Any], label: str) -> None:
     """Validate the servers of a model's policies, by name.
 
     Raises:
-        ConfigurationError: a policy does not exist or is in memory, or a place is not of the form of ``served_by``.
+        ConfigurationError: a policy does not exist or is in memory, or an address is not of the form of ``served_by``.
     """
-    for name, place in places.items():
+    for name, address in addresses.items():
         if isinstance(policies.get(name), Policy | None):
             hint = did_you_mean(name, policies, f"the policies are {sorted(policies)}")
             raise ConfigurationError(f"served_by: {label!r} has no policy {name!r} to be served; {hint}")
-        check_served_by(place, f"policies.{name}: ")
+        check_served_by(address, f"policies.{name}: ")
 
 
-def _named(model: Model, weights: bool) -> tuple[str, RecordedRun]:
+def _read_model(model: Model, weights: bool) -> tuple[str, RecordedRun]:
     """Return the name of a model in messages, and its policies and settings."""
     if isinstance(model, (str, Path)):
         return str(model), read_run(str(model), weights=weights)
@@ -308,13 +308,13 @@ def _named(model: Model, weights: bool) -> tuple[str, RecordedRun]:
     return ", ".join(str(policy.name_or_path) for policy in run.policies.values()), run
 
 
-def generation_precision(run: RecordedRun, given: Precision | None, device: str) -> Precision:
+def generation_precision(run: RecordedRun, requested: Precision | None, device: str) -> Precision:
     """Return the precision of generation: the given one, else bf16 if the run trained in it and the device computes it.
 
     All others play in float32.
     """
-    half = given is None and "bf16" in run.precision and computes_bf16(usable_device(device))
-    return "bf16-mixed" if half else given or "32-true"
+    half = requested is None and "bf16" in run.precision and computes_bf16(usable_device(device))
+    return "bf16-mixed" if half else requested or "32-true"
 
 
 def sampling_from(run_sampling: Mapping[str, Any], given: Mapping[str, Any]) -> Sampling:
@@ -329,11 +329,15 @@ def sampling_from(run_sampling: Mapping[str, Any], given: Mapping[str, Any]) -> 
     77
     """
     names = [setting.name for setting in fields(Sampling)]
-    of_all = {name: value for name, value in given.items() if name != "policies"}
-    found = Sampling(**{name: run_sampling[name] for name in names if name in run_sampling}).for_all(**of_all)
-    own = Sampling(policies=given.get("policies") or {}).policies
-    changed = {name: replace(found.policies.get(name, change), **change.given()) for name, change in own.items()}
-    return replace(found, policies={**found.policies, **changed})
+    for_all_policies = {name: value for name, value in given.items() if name != "policies"}
+    sampling = Sampling(**{name: run_sampling[name] for name in names if name in run_sampling}).for_all(
+        **for_all_policies
+    )
+    policy_changes = Sampling(policies=given.get("policies") or {}).policies
+    changed = {
+        name: replace(sampling.policies.get(name, change), **change.given()) for name, change in policy_changes.items()
+    }
+    return replace(sampling, policies={**sampling.policies, **changed})
 
 
 def loaded_policy(
@@ -355,12 +359,12 @@ def loaded_policy(
     saved = settings.pop(SAVED, None)
     policy = given if isinstance(given, Policy) else Policy(**settings)
     if policy.model is None and policy.served_by is None:
-        place = usable_device(device)
+        target = usable_device(device)
         policy.load(name=name, bases=bases)
         if saved is not None:
-            checkpoint, own = saved
-            checkpoint.read(policy, own)
-        policy.network.to(place).train(policy is given)  # which its owner may train
+            checkpoint, saved_name = saved
+            checkpoint.read(policy, saved_name)
+        policy.network.to(target).train(policy is given)  # which its owner may train
     return policy
 
 
@@ -375,10 +379,10 @@ def loaded_policies(given: Mapping[str, Policy | Mapping[str, Any]], device: str
         ConfigurationError: as :func:`loaded_policy`.
     """
     bases: dict[Any, Any] = {}
-    found = {name: loaded_policy(policy, device, name, bases) for name, policy in given.items()}
+    policies = {name: loaded_policy(policy, device, name, bases) for name, policy in given.items()}
     for checkpoint in checkpoints_of(given.values()):
         checkpoint.tell()
-    return found
+    return policies
 
 
 @check_arguments
@@ -427,7 +431,7 @@ def evaluate(
     seated = SeatedModel(model, environment, seats, name, precision=precision)
     seated.serve(served_by or {})
     sampling = as_settings(Sampling, sampling or sampling_from(seated.run.validation_sampling, {}), "sampling")
-    report = seated.evaluated(num_episodes, split, seed, samples_per_task, sampling, max_turns, device)
+    report = seated.evaluate(num_episodes, split, seed, samples_per_task, sampling, max_turns, device)
     if not report.episodes:
         raise RolloutError(f"every episode of {seated.name!r} failed; the first: {report.transcripts[0]['error']}")
     return report
@@ -476,24 +480,33 @@ def arena(
             f"seatings of {num_episodes} episodes, and {max_seatings} are the most; give fewer players or raise it"
         )
     specs = first.specs(num_episodes, split, seed, samples_per_task)
-    runs = {leader: first.run, **{player: _named(models[player], weights=True)[1] for player in others}}
-    places = [(player, agent, run.policy_of(agent, player)) for player, run in runs.items() for agent in agents]
-    named = {(player, agent): f"{player}.{policy}" for player, agent, policy in places}
-    given = {named[player, agent]: runs[player].policies[policy] for player, agent, policy in places}
+    runs = {leader: first.run, **{player: _read_model(models[player], weights=True)[1] for player in others}}
+    bindings = [(player, agent, run.policy_of(agent, player)) for player, run in runs.items() for agent in agents]
+    policy_names = {(player, agent): f"{player}.{policy}" for player, agent, policy in bindings}
+    policies_given = {policy_names[player, agent]: runs[player].policies[policy] for player, agent, policy in bindings}
     sampling = as_settings(Sampling, sampling or sampling_from(first.run.validation_sampling, {}), "sampling")
     sampling.check_policies({name for run in runs.values() for name in run.policies}, "sampling")
-    policies, set_for = loaded_policies(given, device), sampling.policies
-    own = {named[player, agent]: set_for[policy] for player, agent, policy in places if policy in set_for}
+    policies = loaded_policies(policies_given, device)
+    policy_sampling = sampling.policies
+    arena_sampling = {
+        policy_names[player, agent]: policy_sampling[policy]
+        for player, agent, policy in bindings
+        if policy in policy_sampling
+    }
     windows = {name: policy.context_window for name, policy in policies.items()}
-    replace(sampling, policies=own).warn_of_windows(windows, "sampling")
+    replace(sampling, policies=arena_sampling).warn_of_windows(windows, "sampling")
     played = []
     for seating in itertools.product(models, repeat=len(agents)):
-        seats = {agent: named[player, agent] for agent, player in zip(agents, seating, strict=True)}
+        seats = {agent: policy_names[player, agent] for agent, player in zip(agents, seating, strict=True)}
         recorded = replace(first.run, policies={name: policies[name] for name in seats.values()}, seats=seats)
-        place = first.environment.copy()
-        table = SeatedModel(first.label, place, None, first.name, precision=precision, recorded=recorded)
-        seated = replace(sampling, policies={name: own[name] for name in seats.values() if name in own})
-        with table.player(seated, max_turns, device, warn=False) as player:
+        environment_copy = first.environment.copy()
+        seating_model = SeatedModel(
+            first.label, environment_copy, None, first.name, precision=precision, recorded=recorded
+        )
+        seating_sampling = replace(
+            sampling, policies={name: arena_sampling[name] for name in seats.values() if name in arena_sampling}
+        )
+        with seating_model.player(seating_sampling, max_turns, device, warn=False) as player:
             played.append((dict(zip(agents, seating, strict=True)), player.play_blocking(specs)))
     _close(first.environment)
     bounds = first.environment.bounds

@@ -175,8 +175,8 @@ def _exact(request: FolderRequest, base: Path, first: bool, checkpoint: str | No
 
 def _set_aside(folder: Path) -> None:
     """Move the files of a run without a checkpoint aside, for the run that starts again in its folder."""
-    places = (folder / f"without-checkpoint-{number}" for number in itertools.count(1))
-    aside = next(place for place in places if not place.exists())
+    candidates = (folder / f"without-checkpoint-{number}" for number in itertools.count(1))
+    aside = next(place for place in candidates if not place.exists())
     aside.mkdir()
     written = [folder / entry for entry in RUN_ENTRIES]
     for pattern in ("config-*.yaml", "evaluation_*.json", "self_play.json"):
@@ -193,10 +193,10 @@ def _checkpoint(request: FolderRequest, base: Path) -> str | None:
     path = _named_checkpoint(request, base)
     if path in (None, *_NOT_A_PATH):
         return path
-    parts = [Path(path) / name for name in SHARDED_CHECKPOINT_FILES]
+    files = [Path(path) / name for name in SHARDED_CHECKPOINT_FILES]
     # The table of contents of a zip file stands at its end.
-    whole = all(map(Path.is_file, parts)) if Path(path).is_dir() else zipfile.is_zipfile(path)
-    if Path(path).exists() and not whole:
+    complete = all(map(Path.is_file, files)) if Path(path).is_dir() else zipfile.is_zipfile(path)
+    if Path(path).exists() and not complete:
         raise ConfigurationError(f"ckpt_path: {path!r} is not a complete checkpoint; name another")
     return path
 
@@ -264,16 +264,16 @@ def _external_rank() -> int | None:
 
 def _agree_in_group(request: FolderRequest) -> RunFolder:
     """Return the folder that rank 0 decides on, through the process group."""
-    found: list[Any] = [None]
+    message: list[Any] = [None]
     if distributed.get_rank() == 0:
         try:
-            found = [asdict(_decide(request))]
+            message = [asdict(_decide(request))]
         except ConfigurationError as error:
-            found = [str(error)]
-    distributed.broadcast_object_list(found, src=0)
-    if isinstance(found[0], str):
-        raise ConfigurationError(found[0])
-    return RunFolder(**found[0])
+            message = [str(error)]
+    distributed.broadcast_object_list(message, src=0)
+    if isinstance(message[0], str):
+        raise ConfigurationError(message[0])
+    return RunFolder(**message[0])
 
 
 def _agree_by_store(request: FolderRequest, rank: int) -> RunFolder:

@@ -46,40 +46,40 @@ def ending_in_order(*, sigterm: bool) -> Iterator[Interruption]:
     Args:
         sigterm: also turn SIGTERM into a ``KeyboardInterrupt``; a trainer has a handler of its own.
     """
-    found = Interruption()
+    interruption = Interruption()
     if threading.current_thread() is not threading.main_thread():  # only there signals arrive
-        yield found
+        yield interruption
         return
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        found.received = found.received or number
-        again = signal.default_int_handler if in_session() else signal.SIG_DFL
-        signal.signal(number, again if number == signal.SIGINT else signal.SIG_IGN)
+        interruption.received = interruption.received or number
+        next_handler = signal.default_int_handler if in_session() else signal.SIG_DFL
+        signal.signal(number, next_handler if number == signal.SIGINT else signal.SIG_IGN)
         if number == signal.SIGHUP:
             _leave_terminal()
         else:
             print("\nmrlm: Ctrl-C: ending in order; press it again to end at once", file=sys.stderr, flush=True)
-        theirs = signal.getsignal(signal.SIGTERM)
-        if not callable(theirs) or theirs is terminate:
+        sigterm_handler = signal.getsignal(signal.SIGTERM)
+        if not callable(sigterm_handler) or sigterm_handler is terminate:
             raise KeyboardInterrupt
-        theirs(signal.SIGTERM, frame)
+        sigterm_handler(signal.SIGTERM, frame)
 
     def terminate(number: int, frame: FrameType | None) -> None:
-        found.received = found.received or number
+        interruption.received = interruption.received or number
         raise KeyboardInterrupt
 
-    before = {}
+    former_handlers = {}
     for number in (signal.SIGINT, signal.SIGHUP):  # a shell's background ignores the first, `nohup` the second
         if signal.getsignal(number) is not signal.SIG_IGN:
-            before[number] = signal.signal(number, interrupt)
+            former_handlers[number] = signal.signal(number, interrupt)
     if sigterm:
-        before[signal.SIGTERM] = signal.signal(signal.SIGTERM, terminate)
-    elif (theirs := signal.getsignal(signal.SIGTERM)) is not None:  # an interrupted Lightning leaves its own
-        before[signal.SIGTERM] = theirs
+        former_handlers[signal.SIGTERM] = signal.signal(signal.SIGTERM, terminate)
+    elif (sigterm_handler := signal.getsignal(signal.SIGTERM)) is not None:  # an interrupted Lightning leaves its own
+        former_handlers[signal.SIGTERM] = sigterm_handler
     try:
-        yield found
+        yield interruption
     finally:
-        for number, handler in before.items():
+        for number, handler in former_handlers.items():
             signal.signal(number, handler)
 
 

@@ -102,10 +102,10 @@ class MetricsFile(Logger):
             return []
         # A row that a kill has truncated lacks its step or its last columns.
         rows = [row for row in self._read() if (row.get("step") or "").isdigit() and None not in row.values()]
-        kept, later = rows[: self.rows], rows[self.rows :]
+        saved, later = rows[: self.rows], rows[self.rows :]
         later = [row for row in later if int(row["step"]) < max(new["step"], self._resumed_at)]
         again = new.keys() - {"step", "epoch"}  # a validation that had been logged
-        rows = [*kept, *(row for row in later if int(row["step"]) < new["step"] or not any(map(row.get, again)))]
+        rows = [*saved, *(row for row in later if int(row["step"]) < new["step"] or not any(map(row.get, again)))]
         self._columns = list(rows[0]) if rows else []
         return rows
 

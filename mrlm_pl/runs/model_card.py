@@ -60,35 +60,35 @@ def model_card(folder: Path, versions: Mapping[str, str]) -> str:
     algorithm = re.split("[.:]", str((config.get("model") or {}).get("class_path") or ""))[-1]
     model, data = ((config.get(key) or {}).get("init_args") or {} for key in ("model", "data"))
     policies: Mapping[str, Any] = model.get("policies") or {"main": {}}
-    acts = not (folder / CRITIC_FILE).exists()
-    kind = "policy" if acts else "critic"
-    base = str((policies.get(name) or {}).get("model") or "builtin:tiny") if acts else None
-    about = ModelCardData(
+    is_policy = not (folder / CRITIC_FILE).exists()
+    kind = "policy" if is_policy else "critic"
+    base = str((policies.get(name) or {}).get("model") or "builtin:tiny") if is_policy else None
+    metadata = ModelCardData(
         library_name="transformers",
-        pipeline_tag="text-generation" if acts else None,
+        pipeline_tag="text-generation" if is_policy else None,
         license="unknown",
         base_model=base if base is not None and may_be_hub_id(base) else None,
         tags=["mrlm", "reinforcement-learning", *([algorithm.lower()] if algorithm else [])],
     )
-    parts = [f"---\n{about.to_yaml()}\n---", f"# {name}"]
+    sections = [f"---\n{metadata.to_yaml()}\n---", f"# {name}"]
     if algorithm:
         rows = {
             "run": f"`{run.name}`, {recorded_iterations(run)} iterations",
-            **({"initial model": f"`{_shown(base)}`"} if base is not None else {}),
+            **({"initial model": f"`{_redact(base)}`"} if base is not None else {}),
             "algorithm": f"`{algorithm}`",
             "environment": ", ".join(f"`{item.class_name}`" for item in environments_of(data)) or "none: data files",
         }
         table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
         data = {key: value for key, value in data.items() if key not in MACHINE}
-        settings = yaml.safe_dump({"model": _shown(model), "data": _shown(data)}, sort_keys=False).strip()
-        parts.append(f"A {kind} trained with `mrlm`.\n\n| | |\n|---|---|\n{table}")
-        parts.append(f"## Settings\n\n```yaml\n{settings}\n```")
+        settings = yaml.safe_dump({"model": _redact(model), "data": _redact(data)}, sort_keys=False).strip()
+        sections.append(f"A {kind} trained with `mrlm`.\n\n| | |\n|---|---|\n{table}")
+        sections.append(f"## Settings\n\n```yaml\n{settings}\n```")
     else:
-        parts.append(f"A {kind} trained by a Python script with `mrlm`. The run recorded no settings.")
-    parts.append(f"## Evaluation\n\n{_evaluation(run)}")
+        sections.append(f"A {kind} trained by a Python script with `mrlm`. The run recorded no settings.")
+    sections.append(f"## Evaluation\n\n{_evaluation(run)}")
     if versions:
-        parts.append("## Versions\n\n" + ", ".join(f"{library} {number}" for library, number in versions.items()))
-    return "\n\n".join(parts) + "\n"
+        sections.append("## Versions\n\n" + ", ".join(f"{library} {number}" for library, number in versions.items()))
+    return "\n\n".join(sections) + "\n"
 
 
 def may_be_hub_id(model: str) -> bool:
@@ -142,20 +142,20 @@ def text_without_secrets(text: str) -> str:
     return _KEY.sub("...", shown + text[end:])
 
 
-def _shown(value: Any) -> Any:
+def _redact(value: Any) -> Any:
     """Return settings without secrets, unset ones, servers of policies, and the folders of absolute paths."""
     if isinstance(value, Mapping):
-        kept = {key: _shown(item) for key, item in without_secrets(value).items() if key != "served_by"}
-        return {key: item for key, item in kept.items() if item is not None and item != {}}
+        settings = {key: _redact(item) for key, item in without_secrets(value).items() if key != "served_by"}
+        return {key: item for key, item in settings.items() if item is not None and item != {}}
     if isinstance(value, list):
-        return [_shown(item) for item in value]
+        return [_redact(item) for item in value]
     return _FOLDERS.sub("", without_secrets(value)) if isinstance(value, str) else value
 
 
 def _evaluation(run: Path) -> str:
     """Return the table of the held-out evaluations before and after training."""
-    found = {moment: run / f"evaluation_{moment}.json" for moment in ("before", "after")}
-    reports = {moment: json.loads(path.read_text(encoding="utf-8")) for moment, path in found.items() if path.is_file()}
+    paths = {moment: run / f"evaluation_{moment}.json" for moment in ("before", "after")}
+    reports = {moment: json.loads(path.read_text(encoding="utf-8")) for moment, path in paths.items() if path.is_file()}
     if not reports:
         return "The run has no held-out evaluation."
     rows = []

@@ -108,13 +108,13 @@ def dotted_path(name: str) -> str:
         return name
     file = Path(match.group(1)).expanduser().resolve()
     if not file.is_file():
-        beside = [item.name for item in file.parent.glob("*.py")]
-        hint = did_you_mean(file.name, beside, f"it is looked for in {file.parent}")
+        neighbors = [item.name for item in file.parent.glob("*.py")]
+        hint = did_you_mean(file.name, neighbors, f"it is looked for in {file.parent}")
         raise ConfigurationError(f"{name!r}: there is no file {match.group(1)!r}; {hint}")
     if str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))
-    found = importlib.util.find_spec(file.stem)
-    if found is None or found.origin is None or Path(found.origin).resolve() != file:
+    spec = importlib.util.find_spec(file.stem)
+    if spec is None or spec.origin is None or Path(spec.origin).resolve() != file:
         raise ConfigurationError(f"{name!r}: another module is named {file.stem!r}; rename the file")
     return f"{file.stem}.{match.group(2)}"
 
@@ -135,28 +135,29 @@ def imported(name: str) -> Any:
     """
     module, _, attribute = name.rpartition(".")
     try:
-        found = importlib.import_module(module)
+        imported_module = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise ImportError(_import_fault(module, error)) from error
-        rest, beside = "its folder must be the working folder or on PYTHONPATH", Path.cwd().glob("*.py")
-        hint = did_you_mean(error.name, [item.stem for item in beside], rest)
+        where = "its folder must be the working folder or on PYTHONPATH"
+        files = Path.cwd().glob("*.py")
+        hint = did_you_mean(error.name, [file.stem for file in files], where)
         raise ImportError(f"there is no module {error.name!r}; {hint}") from error
     except Exception as error:  # a module may fail in any way while it is imported
         raise ImportError(_import_fault(module, error)) from error
-    if not hasattr(found, attribute):
-        public = [item for item in vars(found) if not item.startswith("_")]
-        hint = did_you_mean(attribute, public, "check its spelling")
+    if not hasattr(imported_module, attribute):
+        names = [key for key in vars(imported_module) if not key.startswith("_")]
+        hint = did_you_mean(attribute, names, "check its spelling")
         raise ImportError(f"module {module!r} has no {attribute!r}; {hint}")
-    return getattr(found, attribute)
+    return getattr(imported_module, attribute)
 
 
 def _import_fault(module: str, error: Exception) -> str:
     if isinstance(error, SyntaxError) and error.filename:
-        found = f"{error.filename}:{error.lineno}"
+        source = f"{error.filename}:{error.lineno}"
     else:
-        found = source_line_of_error(error)
-    return f"importing {module!r} failed: {type(error).__name__}: {error}{f' ({found})' if found else ''}"
+        source = source_line_of_error(error)
+    return f"importing {module!r} failed: {type(error).__name__}: {error}{f' ({source})' if source else ''}"
 
 
 def plugin_entry_points() -> list[EntryPoint]:
@@ -167,8 +168,11 @@ def plugin_entry_points() -> list[EntryPoint]:
 @cache
 def _entry_points(path: tuple[str, ...]) -> list[EntryPoint]:
     """Return the plugins of the distributions on a search path, all of whose files are read."""
-    found = entry_points(group=GROUP)
-    return sorted(found, key=lambda item: (not item.name.startswith(ENVIRONMENTS), item.name, item.value))
+    plugins = entry_points(group=GROUP)
+    return sorted(
+        plugins,
+        key=lambda entry_point: (not entry_point.name.startswith(ENVIRONMENTS), entry_point.name, entry_point.value),
+    )
 
 
 def subclasses(base: type) -> Iterator[type]:
@@ -189,14 +193,14 @@ def environments_by_name() -> dict[str, type[Environment]]:
     Raises:
         ConfigurationError: two classes have the same short name.
     """
-    named: dict[str, type[Environment]] = {}
+    by_name: dict[str, type[Environment]] = {}
     for _, cls in _exports():
         if not isinstance(cls, type) or not issubclass(cls, Environment) or inspect.isabstract(cls):
             continue
-        if (other := named.setdefault(cls.name, cls)) is not cls:
-            fault = f"the environments {class_path(other)} and {class_path(cls)} are both named {cls.name!r}"
+        if (first_class := by_name.setdefault(cls.name, cls)) is not cls:
+            fault = f"the environments {class_path(first_class)} and {class_path(cls)} are both named {cls.name!r}"
             raise ConfigurationError(f"{fault}; remove one of the packages or change its `name`")
-    return named
+    return by_name
 
 
 def import_environment(name: str) -> None:
@@ -226,17 +230,17 @@ def find_environment(name: str) -> type[Environment]:
     import_environment(name)
     if "." in name:
         try:
-            found = imported(dotted_path(name))
+            cls = imported(dotted_path(name))
         except ImportError as error:
             raise ConfigurationError(f"environment {name!r}: {error}") from error
-        if not (isinstance(found, type) and issubclass(found, Environment)):
+        if not (isinstance(cls, type) and issubclass(cls, Environment)):
             raise ConfigurationError(f"environment {name!r} is no subclass of mrlm_pl.environment.Environment")
-        return found
-    named = environments_by_name()
-    known = {cls.__name__: cls for cls in subclasses(Environment) if not inspect.isabstract(cls)} | named
-    if name in known:
-        return known[name]
-    hint = did_you_mean(name, known, f"they are {', '.join(named)}")
+        return cls
+    environments = environments_by_name()
+    classes = {cls.__name__: cls for cls in subclasses(Environment) if not inspect.isabstract(cls)} | environments
+    if name in classes:
+        return classes[name]
+    hint = did_you_mean(name, classes, f"they are {', '.join(environments)}")
     raise ConfigurationError(f"there is no environment {name!r}; {hint}, or a path such as my_file.MyEnvironment")
 
 
@@ -266,8 +270,8 @@ def _importable(value: Any) -> Any:
     >>> _importable("uvicorn app.py:main")
     'uvicorn app.py:main'
     """
-    found = _IN_FILE.match(value) if isinstance(value, str) else None
-    return dotted_path(value) if found and Path(found[1]).expanduser().is_file() else value
+    match = _IN_FILE.match(value) if isinstance(value, str) else None
+    return dotted_path(value) if match and Path(match[1]).expanduser().is_file() else value
 
 
 def class_path(cls: type) -> str:
@@ -276,9 +280,9 @@ def class_path(cls: type) -> str:
     >>> class_path(ConfigurationError)
     'mrlm_pl.ConfigurationError'
     """
-    parts = cls.__module__.split(".")
-    for length in range(1, len(parts)):
-        package = importlib.import_module(".".join(parts[:length]))
+    packages = cls.__module__.split(".")
+    for length in range(1, len(packages)):
+        package = importlib.import_module(".".join(packages[:length]))
         if cls.__name__ in getattr(package, "__all__", ()):
             return f"{package.__name__}.{cls.__name__}"
     return f"{cls.__module__}.{cls.__qualname__}"
@@ -302,12 +306,12 @@ def plugin_functions(name: str | None = None) -> dict[str, Any]:
         ConfigurationError: a plugin cannot be imported.
     """
     import_packages()
-    found: dict[int, tuple[str, Any]] = {}
-    for path, item in _exports(name):
-        is_alias = get_origin(item) is not None  # of a type, such as `Callable[[str], str]`, which can be called
-        if callable(item) and not isinstance(item, type) and not is_alias:
-            found.setdefault(id(item), (path, item))
-    return dict(found.values())
+    functions: dict[int, tuple[str, Any]] = {}
+    for path, export in _exports(name):
+        is_alias = get_origin(export) is not None  # of a type, such as `Callable[[str], str]`, which can be called
+        if callable(export) and not isinstance(export, type) and not is_alias:
+            functions.setdefault(id(export), (path, export))
+    return dict(functions.values())
 
 
 def _exports(name: str | None = None) -> Iterator[tuple[str, Any]]:
@@ -322,13 +326,16 @@ def _exports(name: str | None = None) -> Iterator[tuple[str, Any]]:
         package = sys.modules.get(entry_point.value)
         if package is None:
             continue
-        exports, own = getattr(package, "__all__", None), f"{entry_point.value}."
-        for export in exports if exports is not None else [item for item in vars(package) if not item.startswith("_")]:
+        exports = getattr(package, "__all__", None)
+        own_prefix = f"{entry_point.value}."
+        for export in (
+            exports if exports is not None else [value for value in vars(package) if not value.startswith("_")]
+        ):
             if name in (None, export):
                 with _naming_plugin(entry_point):
-                    item = getattr(package, export)
-                if exports is not None or f"{getattr(item, '__module__', '')}.".startswith(own):
-                    yield f"{entry_point.value}.{export}", item
+                    value = getattr(package, export)
+                if exports is not None or f"{getattr(value, '__module__', '')}.".startswith(own_prefix):
+                    yield f"{entry_point.value}.{export}", value
 
 
 @contextmanager

@@ -50,8 +50,8 @@ def push_to_hub(
     api = HfApi(library_name="mrlm")
     try:
         page = api.create_repo(repo, private=private, exist_ok=True)
-        shown = private and not api.model_info(page.repo_id).private
-        if not shown:
+        exposed = private and not api.model_info(page.repo_id).private
+        if not exposed:
             api.upload_folder(
                 repo_id=page.repo_id,
                 folder_path=folder,
@@ -64,7 +64,7 @@ def push_to_hub(
         token = "a token that may write comes from `hf auth login` or HF_TOKEN"
         remedy = token if answered else f"check the connection to {api.endpoint}, the hub of HF_ENDPOINT"
         raise RemoteError(f"the hub does not take {str(folder)!r} as {repo!r}: {reason}; {remedy}") from error
-    if shown:
+    if exposed:
         remedy = "nothing was uploaded; make it private there, or leave out `--private`"
         raise ConfigurationError(f"private: the repository {repo!r} exists and is public; {remedy}")
     return str(page)
@@ -92,8 +92,8 @@ def _folder(run: str, policy: str | None) -> Path:
         raise ConfigurationError(f"run: there is no folder {run!r}; name the folder of a run")
     if policy is None:
         return Path(os.path.abspath(policy_folder(run, "run")))
-    found = {path.name: path for path in exported_policies(folder)}
-    if policy not in found:
-        hint = did_you_mean(policy, found, f"it has {sorted(found) or 'no policies yet'}")
+    policies = {path.name: path for path in exported_policies(folder)}
+    if policy not in policies:
+        hint = did_you_mean(policy, policies, f"it has {sorted(policies) or 'no policies yet'}")
         raise ConfigurationError(f"policy: the run {run!r} has no exported policy {policy!r}; {hint}")
-    return found[policy]
+    return policies[policy]

@@ -51,12 +51,13 @@ class Training:
         with writing("output", folder):
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = (folder / LOCK).open("a")
-        if not _locked(self._lock.fileno()):
+        if not _try_lock(self._lock.fileno()):
             self._lock.close()
             raise in_use(folder)
         self._ended = threading.Event()
         self._signs: threading.Thread | None = None
-        self.precision, self.former = precision_in(folder), state_in(folder)[0]
+        self.precision = precision_in(folder)
+        self.former = state_in(folder)[0]
 
     def begin(self) -> None:
         """Write that this process trains the run, and a sign of life every :data:`SIGN_SECONDS` from now on."""
@@ -97,12 +98,12 @@ def in_training(folder: Path) -> bool:
     """Return whether a process holds the lock of a run."""
     try:
         with (folder / LOCK).open("a" if os.access(folder / LOCK, os.W_OK) else "r") as lock:
-            return not _locked(lock.fileno())
+            return not _try_lock(lock.fileno())
     except OSError:  # there is none
         return False
 
 
-def _locked(descriptor: int) -> bool:
+def _try_lock(descriptor: int) -> bool:
     """Lock a file for this process; return False if another one has it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -118,7 +119,7 @@ def running() -> dict[str, Any]:
         "host": socket.gethostname(),
         "namespace": _namespace(),
         "process": os.getpid(),
-        "began": _began(os.getpid()),
+        "began": _start_time(os.getpid()),
     }
 
 
@@ -155,23 +156,23 @@ def state_of(text: str) -> tuple[str, str]:
     process is gone, and ``unknown``.
     """
     try:
-        found = json.loads(text)
-        if found["state"] != "running":
-            return str(found["state"]), str(found.get("reason", ""))
-        return ("running" if _lives(found) else STOPPED), ""
+        record = json.loads(text)
+        if record["state"] != "running":
+            return str(record["state"]), str(record.get("reason", ""))
+        return ("running" if _is_alive(record) else STOPPED), ""
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError):
         return "unknown", f"the run has no {STATE} that can be read"
 
 
-def _lives(found: Mapping[str, Any]) -> bool:
-    if (found["host"], found["namespace"]) != (socket.gethostname(), _namespace()):
-        return time.time() - float(found["alive"]) < SILENT_SECONDS
+def _is_alive(record: Mapping[str, Any]) -> bool:
+    if (record["host"], record["namespace"]) != (socket.gethostname(), _namespace()):
+        return time.time() - float(record["alive"]) < SILENT_SECONDS
     with suppress(PermissionError):  # another user's process
         try:
-            os.kill(int(found["process"]), 0)
+            os.kill(int(record["process"]), 0)
         except ProcessLookupError:
             return False
-    return bool(found["began"] == _began(int(found["process"])))
+    return bool(record["began"] == _start_time(int(record["process"])))
 
 
 def _namespace() -> str:
@@ -182,7 +183,7 @@ def _namespace() -> str:
         return ""
 
 
-def _began(process: int) -> str:
+def _start_time(process: int) -> str:
     """Return the start of a process in ticks since boot, which differs for a later one of its number.
 
     Empty where the system does not say; ``dead`` for one that has ended but that its parent has not waited for.

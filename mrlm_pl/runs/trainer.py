@@ -114,16 +114,16 @@ class LoopResults(Callback):
         data: Any = trainer.datamodule
         if trainer.state.fn == TrainerFn.FITTING or not isinstance(data, RolloutDataModule):
             return
-        own, self._played = self._played, []
-        played = [episode for share in gather_ranks(trainer, own) for episode in share]
+        episodes, self._played = self._played, []
+        played = [episode for rank_episodes in gather_ranks(trainer, episodes) for episode in rank_episodes]
         policies: Any = getattr(pl_module, "policies", {})
         model = str(trainer.ckpt_path or ", ".join(str(policy.name_or_path) for policy in policies.values()))
         split = "test" if trainer.state.fn == TrainerFn.TESTING else "validation"
         about: dict[str, Any] = {"model": model, "split": split, "seed": data.seed}
-        by_environment = grouped((item.task.environment, item) for item in played)
+        by_environment = grouped((episode.task.environment, episode) for episode in played)
         self.reports = [
-            summarize(by_environment.get(name, []), environment=name, bounds=given.bounds, **about)
-            for name, given in data.environments.items()
+            summarize(by_environment.get(name, []), environment=name, bounds=settings.bounds, **about)
+            for name, settings in data.environments.items()
         ]
 
     on_test_batch_end = on_validation_batch_end
@@ -136,7 +136,7 @@ def _in_run_folder(stage: str) -> Any:
     signature = inspect.signature(method)
 
     @functools.wraps(method, assigned=("__name__", "__qualname__", "__annotations__"))
-    def run(self: Trainer, *given: Any, **options: Any) -> Any:
+    def run(self: Trainer, *args: Any, **options: Any) -> Any:
         """Run the stage in a run folder; the arguments are those of Lightning's method.
 
         Args:
@@ -154,7 +154,7 @@ def _in_run_folder(stage: str) -> Any:
         if stage == "fit" and start in ("spawn", "forkserver"):
             fault = f"trainer.strategy starts its processes by {start!r}, which cannot give them the open run folder"
             raise ConfigurationError(f"{fault}; set it to ddp, or in a notebook to ddp_notebook")
-        bound = signature.bind(self, *given, **options)
+        bound = signature.bind(self, *args, **options)
         arguments = bound.arguments
         with self._in_folder(stage, arguments.get("model"), arguments.get("ckpt_path")) as checkpoint:
             if stage == "fit" and checkpoint is None:
@@ -215,13 +215,15 @@ class Trainer(pl.Trainer):
         if output == "":
             raise ConfigurationError("output is ''; name a folder, or leave it out for `runs/NAME`")
         silence_noise()
-        self.output, self.resume = None if output is None else str(output), resume
+        self.output = None if output is None else str(output)
+        self.resume = resume
         self._root = options.get("default_root_dir")
-        logger, bare = options.get("logger"), bool(options.get("barebones"))
-        self._own_loggers = (logger is None or logger is True) and not bare and not options.get("fast_dev_run")
+        logger = options.get("logger")
+        barebones = bool(options.get("barebones"))
+        self._own_loggers = (logger is None or logger is True) and not barebones and not options.get("fast_dev_run")
         self._loops = LoopResults()
         check_known(options, inspect.signature(pl.Trainer.__init__).parameters, type(self))
-        options.update(self._completed(options, bare))
+        options.update(self._changed_options(options, barebones))
         super().__init__(precision=None if precision == "auto" else precision, **options)
         self._measures_precision = precision == "auto"
         processes = self.num_devices * self.num_nodes
@@ -231,43 +233,45 @@ class Trainer(pl.Trainer):
             raise ConfigurationError(f"{fault}; name one: {remedy}")
         self._given_loggers = [] if self.fast_dev_run else list(self.loggers)  # type: ignore[attr-defined]
         # The folder is known when the run begins.
-        given: list[Callback] = self.callbacks  # type: ignore[attr-defined]
-        self._without_folder = [item for item in given if isinstance(item, ModelCheckpoint) and item.dirpath is None]
-        for item in self._without_folder:
-            item.save_last = None  # which saves with another checkpoint alone, and would replace a later one
+        callbacks: list[Callback] = self.callbacks  # type: ignore[attr-defined]
+        self._without_folder = [
+            callback for callback in callbacks if isinstance(callback, ModelCheckpoint) and callback.dirpath is None
+        ]
+        for callback in self._without_folder:
+            callback.save_last = None  # which saves with another checkpoint alone, and would replace a later one
 
-    def _completed(self, options: dict[str, Any], bare: bool) -> dict[str, Any]:
+    def _changed_options(self, options: dict[str, Any], barebones: bool) -> dict[str, Any]:
         """Return the options that differ from the given ones."""
-        completed: dict[str, Any] = {}
+        changed: dict[str, Any] = {}
         if self._own_loggers:
-            completed["logger"] = False
+            changed["logger"] = False
         if options.get("max_epochs") is None and options.get("max_steps", -1) == -1 and not options.get("max_time"):
             # Lightning's default is 1000 epochs, each of which is a whole run of `iterations` collections here.
-            completed["max_epochs"] = 1
-        if options.get("log_every_n_steps") is None and not bare:
-            completed["log_every_n_steps"] = 1
+            changed["max_epochs"] = 1
+        if options.get("log_every_n_steps") is None and not barebones:
+            changed["log_every_n_steps"] = 1
         if options.get("strategy") == "fsdp":
-            completed["strategy"] = FSDP()
-        plugins = _listed(options.get("plugins"))
+            changed["strategy"] = FSDP()
+        plugins = _as_list(options.get("plugins"))
         if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
-            completed["plugins"] = [*plugins, DurableCheckpointIO()]
-        callbacks: list[Callback] = [*_listed(options.get("callbacks"))]
+            changed["plugins"] = [*plugins, DurableCheckpointIO()]
+        callbacks: list[Callback] = [*_as_list(options.get("callbacks"))]
         for item in callbacks:
             check_instance(Callback, item, "trainer.callbacks", "callback")
-        for item in _listed(options.get("logger")):
+        for item in _as_list(options.get("logger")):
             if not isinstance(item, bool):
                 check_instance(Logger, item, "trainer.logger", "logger")
         # Checkpoint callbacks come after all others, wherever they are.
         callbacks += [self._loops, EndTogether()]
-        if not bare and options.get("enable_progress_bar") is not False and not _has(callbacks, ProgressBar):
+        if not barebones and options.get("enable_progress_bar") is not False and not _has(callbacks, ProgressBar):
             callbacks.append(RunProgress())
-        if not bare and options.get("enable_model_summary") is not False and not _has(callbacks, ModelSummary):
+        if not barebones and options.get("enable_model_summary") is not False and not _has(callbacks, ModelSummary):
             callbacks.append(PolicySummary())
-        if options.get("enable_checkpointing") is False or bare:
+        if options.get("enable_checkpointing") is False or barebones:
             callbacks = [item for item in callbacks if not isinstance(item, LastCheckpoint)]
         elif not _has(callbacks, LastCheckpoint):
             callbacks.append(LastCheckpoint())
-        return {**completed, "callbacks": callbacks}
+        return {**changed, "callbacks": callbacks}
 
     @property
     def default_root_dir(self) -> str:
@@ -297,14 +301,14 @@ class Trainer(pl.Trainer):
         elif stage in ("validate", "test") and verbose:
             for report in self._loops.reports if played else ():
                 print(report_table(report, data.validation_sampling), end="\n\n")
-            for name, value in {key: value for found in result for key, value in found.items()}.items():
+            for name, value in {key: value for metrics in result for key, value in metrics.items()}.items():
                 print(f"{name} {value:.4f}")
 
     def _refuse_spent(self) -> None:
         """Raise a ConfigurationError if an earlier fit has used up the trainer's epochs or steps."""
         for name, done in (("max_epochs", self.current_epoch), ("max_steps", self.global_step)):
-            if done and 0 <= (most := getattr(self, name) or 0) <= done:
-                fault = f"this trainer has trained its trainer.{name}, {most}, in an earlier fit"
+            if done and 0 <= (limit := getattr(self, name) or 0) <= done:
+                fault = f"this trainer has trained its trainer.{name}, {limit}, in an earlier fit"
                 raise ConfigurationError(f"{fault}, so that another would train nothing; make a new Trainer")
 
     def _remedy(self, data: Any) -> str:
@@ -327,7 +331,8 @@ class Trainer(pl.Trainer):
         self, stage: str, model: LightningModule | None, ckpt_path: str | Path | None
     ) -> Iterator[str | None]:
         """Enter a run folder, yield the checkpoint to start from, and end in order."""
-        former, model = self.folder, model if model is not None else self.lightning_module
+        folder_before = self.folder
+        model = model if model is not None else self.lightning_module
         with ending_in_order(sigterm=False) as interruption:
             folder = training = None
             mistaken = False
@@ -342,24 +347,24 @@ class Trainer(pl.Trainer):
                 if training is not None:
                     training.end("finished")
                 self.strategy.barrier("end of the run")  # a script may read the folder next, on all ranks
-            except BaseException as end:
-                mistaken = isinstance(end, ConfigurationError)
-                exits = isinstance(end, (KeyboardInterrupt, SystemExit))  # Lightning exits on KeyboardInterrupt
-                failed = not exits or (interruption.received is None and not isinstance(end, SIGTERMException))
+            except BaseException as error:
+                mistaken = isinstance(error, ConfigurationError)
+                exits = isinstance(error, (KeyboardInterrupt, SystemExit))  # Lightning exits on KeyboardInterrupt
+                failed = not exits or (interruption.received is None and not isinstance(error, SIGTERMException))
                 if training is not None:
-                    reason = f"{type(end).__name__}: {end}" if failed else interruption.name
+                    reason = f"{type(error).__name__}: {error}" if failed else interruption.name
                     if training.former == "finished" and not self._loops.batches:  # a rejected resume changes nothing
                         training.end("finished")
                     else:
                         training.end("failed" if failed else "interrupted", reason)
-                if isinstance(end, ROLLOUT_ERRORS) and training is not None and self.folder is not None:
+                if isinstance(error, ROLLOUT_ERRORS) and training is not None and self.folder is not None:
                     tell(f"the rollout has failed{_how_to_continue(self.folder.path)}")
                 if failed:
                     raise
-                status = self._ended(stage, interruption)
+                status = self._report_end(stage, interruption)
                 if interruption.received == signal.SIGINT and in_session():
                     raise KeyboardInterrupt from None
-                raise SystemExit(status) from end
+                raise SystemExit(status) from error
             finally:
                 if folder is not None and self.fast_dev_run:  # type: ignore[attr-defined]
                     shutil.rmtree(folder.path, ignore_errors=True)
@@ -367,8 +372,8 @@ class Trainer(pl.Trainer):
                     discard_if_empty(folder, mistaken=mistaken)
                 if training is not None:
                     training.release()
-                if stage != "fit" and former is not None:
-                    self.folder = former
+                if stage != "fit" and folder_before is not None:
+                    self.folder = folder_before
 
     def _decide_folder(self, stage: str, algorithm: str, ckpt_path: str | Path | None) -> RunFolder:
         fitting = stage == "fit"
@@ -392,7 +397,7 @@ class Trainer(pl.Trainer):
         if owner is not None and (owner / PRECISION).is_file():
             set_precision(self, json.loads((owner / PRECISION).read_text())["precision"])
             return
-        policies = [item for item in ([] if model is None else model.modules()) if isinstance(item, Policy)]
+        policies = [module for module in ([] if model is None else model.modules()) if isinstance(module, Policy)]
         widths = [policy.widths for policy in policies if policy.served_by is None]
         if not widths:
             fault = f"{type(model).__name__} has no policy with weights in this process to measure"
@@ -426,12 +431,13 @@ class Trainer(pl.Trainer):
             self.loggers = [RunTensorBoard(folder.path), MetricsFile(folder.path)]
         elif self._given_loggers and not _has(self._given_loggers, MetricsFile):
             self.loggers = [*self._given_loggers, MetricsFile(folder.path)]
-        self._loops.batches, self._loops.training = 0, training
+        self._loops.batches = 0
+        self._loops.training = training
         if self.strategy.root_device.type == "cpu" and is_first_process():
             warn_of_emulated_bf16(self.precision)
             warn_of_busy_machine()
 
-    def _ended(self, stage: str, interruption: Interruption) -> int:
+    def _report_end(self, stage: str, interruption: Interruption) -> int:
         """Say that a signal has ended the run and how to continue; return the exit status.
 
         Of several processes the first returns the status of the signal, the others 0: for any other status the
@@ -452,7 +458,7 @@ def _how_to_continue(folder: str) -> str:
     return f"; continue with `Trainer(output={folder!r}, resume=True)`"
 
 
-def _listed(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     if value is None:
         return []
     return list(value) if isinstance(value, (list, tuple)) else [value]

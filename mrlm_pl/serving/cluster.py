@@ -68,7 +68,7 @@ class Worker:
     def hosts(self, environment: str) -> bool:
         """Return whether it has an environment."""
         silent = time.monotonic() - self.heard
-        return silent < SILENT_SECONDS and environment in {item.name for item in self.report.environments}
+        return silent < SILENT_SECONDS and environment in {description.name for description in self.report.environments}
 
     def offers(self, environment: str) -> bool:
         """Return whether it takes a new session of an environment."""
@@ -90,7 +90,7 @@ class ControllerService(EnvironmentService, environment_pb2_grpc.ControllerServi
         self._leaving: set[asyncio.Task[None]] = set()
         self._started = time.monotonic()
         self._forward_seconds = max(FORWARD_SECONDS, limits.step_seconds)
-        self._way = Address("worker:1", token_file, identity, limits.message_mb)
+        self._address_template = Address("worker:1", token_file, identity, limits.message_mb)
 
     async def open(self, request: pb.OpenRequest) -> pb.OpenReply:
         """Return a session on the least loaded worker that takes it."""
@@ -127,14 +127,15 @@ class ControllerService(EnvironmentService, environment_pb2_grpc.ControllerServi
     async def keep_alive(self, request: pb.KeepAliveRequest) -> pb.KeepAliveReply:
         """Forward a renewal of leases to each worker; one that is silent does not delay the others'."""
         by_worker = grouped((session.partition(SEPARATOR)[0], session) for session in request.sessions)
-        found = await asyncio.gather(*(self._renewed(name, sessions) for name, sessions in by_worker.items()))
-        return pb.KeepAliveReply(unknown=itertools.chain(*found))
+        unknown = await asyncio.gather(*(self._renew(name, sessions) for name, sessions in by_worker.items()))
+        return pb.KeepAliveReply(unknown=itertools.chain(*unknown))
 
-    async def _renewed(self, name: str, sessions: Sequence[str]) -> Sequence[str]:
+    async def _renew(self, name: str, sessions: Sequence[str]) -> Sequence[str]:
         """Renew leases at a worker; return the sessions that are gone."""
         try:
-            worker, renewed = await self._worker(name), pb.KeepAliveRequest(sessions=sessions)
-            reply = await worker.connection.call("KeepAlive", renewed, self._forward_seconds)
+            worker = await self._worker(name)
+            request = pb.KeepAliveRequest(sessions=sessions)
+            reply = await worker.connection.call("KeepAlive", request, self._forward_seconds)
         except StatusError as error:
             # A worker that is only out of reach for now keeps its sessions until their leases end.
             return [] if error.transient else sessions
@@ -151,10 +152,10 @@ class ControllerService(EnvironmentService, environment_pb2_grpc.ControllerServi
         try:
             async for report in request_iterator:
                 if worker is None:
-                    known = self.live.get(report.worker)
-                    if known is not None and time.monotonic() - known.heard < SILENT_SECONDS:
+                    live_worker = self.live.get(report.worker)
+                    if live_worker is not None and time.monotonic() - live_worker.heard < SILENT_SECONDS:
                         await refuse(context, Code.UNAVAILABLE, f"a worker {report.worker[:40]!r} is live already")
-                    worker = Worker(report, Connection(replace(self._way, target=report.address)))
+                    worker = Worker(report, Connection(replace(self._address_template, target=report.address)))
                     self.live[report.worker] = worker
                     logger.info("worker %r at %r joined", report.worker, report.address)
                 worker.report, worker.heard, worker.placed = report, time.monotonic(), 0
@@ -178,17 +179,21 @@ class ControllerService(EnvironmentService, environment_pb2_grpc.ControllerServi
     async def ListWorkers(self, request: pb.ListWorkersRequest, context: Any) -> pb.ListWorkersReply:  # noqa: N802
         """Return the workers and the seconds since the last report of each."""
         now = time.monotonic()
-        found = [
+        workers = [
             pb.WorkerDescription(report=worker.report, silent_seconds=now - worker.heard)
             for worker in self.live.values()
         ]
-        return pb.ListWorkersReply(workers=found)
+        return pb.ListWorkersReply(workers=workers)
 
     async def describe(self, request: pb.DescribeRequest) -> pb.DescribeReply:
         """Return the environments of all workers, or one worker's description of an environment."""
         if not request.environment:
-            found = {item.name: item for worker in self.live.values() for item in worker.report.environments}
-            return pb.DescribeReply(environments=[found[name] for name in sorted(found)])
+            by_name = {
+                description.name: description
+                for worker in self.live.values()
+                for description in worker.report.environments
+            }
+            return pb.DescribeReply(environments=[by_name[name] for name in sorted(by_name)])
         return await self._ask_any(request.environment, "Describe", request)
 
     async def _tasks(self, request: pb.TasksRequest) -> pb.TasksReply:
@@ -266,12 +271,12 @@ class Membership:
     def __init__(self, server: EnvironmentServer, controller: Address, address: str) -> None:
         self.server, self.address = server, address
         self._connection = Connection(controller)
-        self._described: list[pb.EnvironmentDescription] = []
+        self._descriptions: list[pb.EnvironmentDescription] = []
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Begin to join."""
-        self._described = list((await self.server.service.describe(pb.DescribeRequest())).environments)
+        self._descriptions = list((await self.server.service.describe(pb.DescribeRequest())).environments)
         self._task = asyncio.ensure_future(self._run())
 
     async def stop(self) -> None:
@@ -298,7 +303,7 @@ class Membership:
         return pb.WorkerReport(
             worker=service.sessions.prefix.removesuffix(SEPARATOR),
             address=self.address,
-            environments=self._described,
+            environments=self._descriptions,
             sessions=len(service.sessions),
             capacity=service.limits.sessions,
             waiting=self.server.workers.waiting,
@@ -306,23 +311,23 @@ class Membership:
         )
 
     async def _run(self) -> None:
-        backoff, told, joined = Backoff(longest=1.0), "", False
+        backoff, reported, joined = Backoff(longest=1.0), "", False
         while True:
             try:
                 async for order in self._connection.join(self._reports()):
-                    backoff, told, joined = Backoff(longest=1.0), "", True
+                    backoff, reported, joined = Backoff(longest=1.0), "", True
                     if order.drain:
                         logger.info("the controller is going down")
             except StatusError as error:
                 target = self._connection.address.target
                 problem = error.text.removeprefix(f"{target}: ") or error.code.name
                 if error.lasting and not joined:
-                    known = error.code is not Code.UNIMPLEMENTED
-                    why = problem if known else "it is no controller, which `--controller` makes of it"
-                    raise ConfigurationError(f"join: {target} does not take this worker: {why}") from error
-                if problem != told:
+                    speaks_protocol = error.code is not Code.UNIMPLEMENTED
+                    reason = problem if speaks_protocol else "it is no controller, which `--controller` makes of it"
+                    raise ConfigurationError(f"join: {target} does not take this worker: {reason}") from error
+                if problem != reported:
                     logger.warning("the controller at %s cannot be reached; retrying: %s", target, problem)
-                    told = problem
+                    reported = problem
             await backoff.pause()
 
     async def _reports(self) -> AsyncIterator[pb.WorkerReport]:

@@ -22,14 +22,14 @@ def serve_metrics(server: EnvironmentServer, port: int) -> None:
     except ImportError as error:
         raise ConfigurationError("metrics_port: install the extra, `pip install 'mrlm[metrics]'`") from error
     registry = CollectorRegistry()
-    registry.register(_Numbers(server))
+    registry.register(_ServerCollector(server))
     try:
         start_http_server(int(port), "127.0.0.1", registry)
     except (OSError, OverflowError) as error:
         raise ConfigurationError(f"metrics_port: cannot listen on port {port}: {error}; use another") from error
 
 
-class _Numbers:
+class _ServerCollector:
     def __init__(self, server: EnvironmentServer) -> None:
         self.server = server
 

@@ -93,21 +93,21 @@ class OpenEnvServer:
             raise web.HTTPForbidden(text=f"Origin {origin!r:.80} is a page of another machine; {remedy}")
         return await handler(request)
 
-    async def described(self, name: str) -> pb.EnvironmentDescription:
+    async def describe(self, name: str) -> pb.EnvironmentDescription:
         """Return the description of an environment."""
         return (await self.server.service.describe(pb.DescribeRequest(environment=name))).environments[0]
 
     async def _schema(self, name: str, request: web.Request) -> web.Response:
         message = {"type": "string", "description": "The agent's reply"}
         action: dict[str, Any] = {"type": "object", "properties": {"message": message}, "required": ["message"]}
-        if len((await self.described(name)).agents) > 1:
+        if len((await self.describe(name)).agents) > 1:
             messages = {"type": "object", "additionalProperties": message, "description": "Replies by agent"}
             action = {"type": "object", "properties": {"message": message, "messages": messages}, "required": []}
         anything = {"type": "object"}
         return web.json_response({"action": action, "observation": anything, "state": anything})
 
     async def _metadata(self, name: str, request: web.Request) -> web.Response:
-        return web.json_response({"name": name, "description": (await self.described(name)).summary})
+        return web.json_response({"name": name, "description": (await self.describe(name)).summary})
 
     async def _play(self, name: str, request: web.Request) -> web.WebSocketResponse:
         """Answer the messages of one connection."""
@@ -121,7 +121,7 @@ class OpenEnvServer:
         reading = asyncio.ensure_future(_read(socket, received))
         try:
             while (text := await received.get()) is not None:
-                answer = await _answered(episode, text)
+                answer = await _answer(episode, text)
                 if answer is None:
                     break
                 await socket.send_json(answer)
@@ -149,8 +149,8 @@ class OpenEnvServer:
             source: TaskSource = self.server.offer.source(name, {}, data.get("split", "train"))
             if data.get("index") is not None:
                 return source[data["index"]]
-            place = next(self._next_index) if data.get("seed") is None else data["seed"]
-            return source[place % source.size if source.size else place]
+            index = next(self._next_index) if data.get("seed") is None else data["seed"]
+            return source[index % source.size if source.size else index]
 
         return await self.server.service.run(CLIENT, read)
 
@@ -170,8 +170,8 @@ class _Episode:
         opened = await self.service.open(pb.OpenRequest(environment=self.name, task=to_json(task), client=CLIENT))
         self._session, self._turn = opened.session, 0
         self._id = str(data.get("episode_id") or task.key)
-        shown = from_json(opened.observations, dict[str, tuple[Message, ...]])
-        return {"observation": self._observation(shown), "reward": None, "done": False}
+        observations = from_json(opened.observations, dict[str, tuple[Message, ...]])
+        return {"observation": self._observation(observations), "reward": None, "done": False}
 
     async def step(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """Send the replies and return the next observation, the reward and whether the episode is done."""
@@ -189,7 +189,7 @@ class _Episode:
             "truncated": step.truncated,
             "metrics": dict(step.metrics),
         }
-        reward = math.fsum(step.rewards.values()) / len((await self.server.described(self.name)).agents)
+        reward = math.fsum(step.rewards.values()) / len((await self.server.describe(self.name)).agents)
         return {"observation": observation, "reward": reward, "done": step.done}
 
     def state(self) -> dict[str, Any]:
@@ -208,20 +208,24 @@ class _Episode:
             await asyncio.sleep(seconds)
             await self.service.keep_alive(pb.KeepAliveRequest(sessions=[self._session]))
 
-    def _observation(self, shown: Observations) -> dict[str, Any]:
-        self._due = tuple(shown)
-        messages = {agent: [message.to_chat() for message in given] for agent, given in shown.items()}
-        texts = [message.content for given in shown.values() for message in given]
-        return {"text": "\n\n".join(texts) if len(shown) == 1 else "", "messages": messages}
+    def _observation(self, observations: Observations) -> dict[str, Any]:
+        self._due = tuple(observations)
+        messages = {
+            agent: [message.to_chat() for message in agent_messages] for agent, agent_messages in observations.items()
+        }
+        texts = [message.content for agent_messages in observations.values() for message in agent_messages]
+        return {"text": "\n\n".join(texts) if len(observations) == 1 else "", "messages": messages}
 
     def _actions(self, data: Mapping[str, Any]) -> dict[str, Message]:
-        given = data.get("messages")
-        if given is None and len(self._due) == 1:
-            given = {self._due[0]: data.get("message")}
-        if not isinstance(given, dict) or not all(isinstance(text, str) for text in given.values()):
-            asked = '{"message": TEXT}' if len(self._due) == 1 else f'{{"messages": {{{", ".join(self._due)}: TEXT}}}}'
-            raise InvalidMessageError(f"the action is {json.dumps(data)[:200]}; give {asked}")
-        return {agent: Message("assistant", text) for agent, text in given.items()}
+        replies = data.get("messages")
+        if replies is None and len(self._due) == 1:
+            replies = {self._due[0]: data.get("message")}
+        if not isinstance(replies, dict) or not all(isinstance(text, str) for text in replies.values()):
+            expected = (
+                '{"message": TEXT}' if len(self._due) == 1 else f'{{"messages": {{{", ".join(self._due)}: TEXT}}}}'
+            )
+            raise InvalidMessageError(f"the action is {json.dumps(data)[:200]}; give {expected}")
+        return {agent: Message("assistant", text) for agent, text in replies.items()}
 
 
 class InvalidMessageError(Exception):
@@ -237,7 +241,7 @@ async def _read(socket: web.WebSocketResponse, received: asyncio.Queue[str | Non
     await received.put(None)
 
 
-async def _answered(episode: _Episode, text: str) -> dict[str, Any] | None:
+async def _answer(episode: _Episode, text: str) -> dict[str, Any] | None:
     """Return the answer to a message; None ends the connection."""
     try:
         message = json.loads(text)

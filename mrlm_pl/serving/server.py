@@ -130,7 +130,7 @@ class EnvironmentServer:
                 hint = "is it taken? Use another"
             raise ConfigurationError(f"port: cannot listen on {address} ({error}); {hint}") from error
         await server.start()
-        await self._tell_health(health_pb2.HealthCheckResponse.SERVING)
+        await self._set_health(health_pb2.HealthCheckResponse.SERVING)
         self._server = server
         self._sweeper = asyncio.ensure_future(self._sweep())
 
@@ -156,7 +156,7 @@ class EnvironmentServer:
         self.service.draining = True
         if self.verifier is not None:
             self.verifier.draining = True
-        await self._tell_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         await until(
             lambda: not (self.service.sessions or self.service.opening or (self.verifier and self.verifier.busy)),
             grace_seconds,
@@ -185,12 +185,12 @@ class EnvironmentServer:
         while True:
             started = loop.time()
             await asyncio.sleep(SWEEP_SECONDS)
-            late = loop.time() - started - SWEEP_SECONDS
-            if late > SWEEP_SECONDS:  # the process was suspended, and calls that renew leases are unread
+            delay = loop.time() - started - SWEEP_SECONDS
+            if delay > SWEEP_SECONDS:  # the process was suspended, and calls that renew leases are unread
                 for session in self.service.sessions.values():
-                    session.touched += late
+                    session.touched += delay
             await self.service.expire()
 
-    async def _tell_health(self, status: health_pb2.HealthCheckResponse.ServingStatus.ValueType) -> None:
+    async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus.ValueType) -> None:
         for name in ("", *self._names):
             await self._health.set(name, status)

@@ -59,10 +59,12 @@ class ActAfterValidations(Callback):
     """
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
-        monitoring = (item for item in callbacks if getattr(item, "monitor", None))
-        acting = ((item, name) for item in monitoring for kind, name in _ACTS_AT.items() if isinstance(item, kind))
+        monitors = (callback for callback in callbacks if getattr(callback, "monitor", None))
+        candidates = (
+            (callback, name) for callback in monitors for kind, name in _ACTS_AT.items() if isinstance(callback, kind)
+        )
         # Before Lightning decides in ``setup``, when it does not know whether there are validations.
-        self._undecided = [(item, name) for item, name in acting if getattr(item, name) is None]
+        self._undecided = [(callback, name) for callback, name in candidates if getattr(callback, name) is None]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Let them act after validations if there are any."""

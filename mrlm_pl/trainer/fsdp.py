@@ -68,12 +68,12 @@ class FSDP(ModelParallelStrategy):
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """Return the state of an optimizer; see :meth:`ModelParallelStrategy.optimizer_state`."""
-        fresh = not optimizer.state
-        found = super().optimizer_state(optimizer)
-        if fresh:  # torch makes one, as after an update of zeros
+        was_empty = not optimizer.state
+        state = super().optimizer_state(optimizer)
+        if was_empty:  # torch makes one, as after an update of zeros
             optimizer.state.clear()
-            found = {**found, "state": {}} if found else found
-        return found
+            state = {**state, "state": {}} if state else state
+        return state
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
         """Write a checkpoint; a folder of shards replaces an earlier one only when it is complete on disk.
@@ -100,7 +100,8 @@ class FSDP(ModelParallelStrategy):
             ConfigurationError: it is no checkpoint, its folder of shards would run code, or the weights are not those
                 of the module.
         """
-        path, module = Path(self.broadcast(checkpoint_path)), cast(Any, self.lightning_module)
+        path = Path(self.broadcast(checkpoint_path))
+        module = cast(Any, self.lightning_module)
         if path.is_dir():
             shapes = sharded_shapes(path)
         else:
@@ -111,15 +112,15 @@ class FSDP(ModelParallelStrategy):
             module.check_weights(shapes)
         optimizers, self._optimizers = self._optimizers, []
         try:
-            found = super().load_checkpoint(path, weights_only is not False)
+            checkpoint = super().load_checkpoint(path, weights_only is not False)
         finally:
             self._optimizers = optimizers
         for number, optimizer in enumerate(optimizers):
             if path.is_dir():
                 _load_shards(optimizer, f"optimizer_{number}", path, module)
             else:
-                _load_whole(optimizer, found["optimizer_states"][number])
-        return found
+                _load_whole(optimizer, checkpoint["optimizer_states"][number])
+        return checkpoint
 
 
 # Lightning's own loading gives weights that no update has changed a state, as after an update, or fails, and takes
@@ -129,7 +130,7 @@ class FSDP(ModelParallelStrategy):
 def _load_whole(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
     """Restore an optimizer from its whole state."""
     groups = zip(optimizer.param_groups, saved["param_groups"], strict=True)
-    pairs = [pair for own, group in groups for pair in zip(group["params"], own["params"], strict=True)]
+    pairs = [pair for saved_group, group in groups for pair in zip(group["params"], saved_group["params"], strict=True)]
     state = {
         number: {key: _as_weight(value, weight) for key, value in saved["state"][number].items()}
         for number, weight in pairs
@@ -142,19 +143,20 @@ def _as_weight(value: Any, weight: Tensor) -> Any:
     """Return this rank's part of a whole tensor that belongs to a weight, in memory of its own; others as they are."""
     if not isinstance(value, Tensor) or value.shape != weight.shape:
         return value
-    here = value.to(weight.device, copy=True)
+    local = value.to(weight.device, copy=True)
     if not isinstance(weight, DTensor):
-        return here
-    return distribute_tensor(here, weight.device_mesh, weight.placements, src_data_rank=None)
+        return local
+    return distribute_tensor(local, weight.device_mesh, weight.placements, src_data_rank=None)
 
 
 def _load_shards(optimizer: Optimizer, name: str, folder: Path, module: Any) -> None:
     """Restore an optimizer from a sharded checkpoint."""
-    saved, target = check_sharded_checkpoint(folder).state_dict_metadata, get_optimizer_state_dict(module, optimizer)
+    saved = check_sharded_checkpoint(folder).state_dict_metadata
+    target = get_optimizer_state_dict(module, optimizer)
     target["state"] = {
-        weight: parts
-        for weight, parts in cast(dict[str, Any], target["state"]).items()
-        if all(f"{name}.state.{weight}.{key}" in saved for key in parts)
+        weight: entries
+        for weight, entries in cast(dict[str, Any], target["state"]).items()
+        if all(f"{name}.state.{weight}.{key}" in saved for key in entries)
     }
     distributed_checkpoint.load({name: target}, checkpoint_id=folder)
     set_optimizer_state_dict(module, optimizer, target, options=StateDictOptions(cpu_offload=True, strict=False))

@@ -65,12 +65,12 @@ def set_precision(trainer: Any, precision: str) -> None:
 
 
 def _products(x: torch.Tensor, w: torch.Tensor, dtype: torch.dtype, rows: int) -> Callable[[], None]:
-    held, parts = w.to(dtype), x.to(dtype).split(rows)
+    cast_weights, chunks = w.to(dtype), x.to(dtype).split(rows)
 
     def compute() -> None:
         _ = x.to(dtype) @ w.to(dtype).t()
-        for few in parts:
-            _ = few @ held.t()
+        for chunk in chunks:
+            _ = chunk @ cast_weights.t()
 
     return compute
 

@@ -57,17 +57,17 @@ def refuse_unsupported(trainer: Trainer, module: LightningModule) -> None:
         "torch.inference_mode": torch.is_inference_mode_enabled(),
         "torch.set_default_device('meta')": torch.get_default_device().type == "meta",
     }
-    if found := [name for name, entered in outer.items() if entered]:
+    if modes := [name for name, entered in outer.items() if entered]:
         raise ConfigurationError(
-            f"trainer.fit is called under {', '.join(found)}; call it outside, and choose the precision by "
+            f"trainer.fit is called under {', '.join(modes)}; call it outside, and choose the precision by "
             "trainer.precision and the device by trainer.accelerator"
         )
-    read = next(module.parameters(), None) is not None
+    has_weights = next(module.parameters(), None) is not None
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        taken = isinstance(callback, ModelPruning | StochasticWeightAveraging) and read
-        taken |= isinstance(callback, BackboneFinetuning) and hasattr(module, "backbone")
-        taken |= isinstance(callback, WeightAveraging) and not isinstance(trainer.strategy, ModelParallelStrategy)
-        taken |= isinstance(callback, LearningRateFinder) and not callback._update_attr
+        supported = isinstance(callback, ModelPruning | StochasticWeightAveraging) and has_weights
+        supported |= isinstance(callback, BackboneFinetuning) and hasattr(module, "backbone")
+        supported |= isinstance(callback, WeightAveraging) and not isinstance(trainer.strategy, ModelParallelStrategy)
+        supported |= isinstance(callback, LearningRateFinder) and not callback._update_attr
         fault = next((fault for kind, fault in _REFUSED.items() if isinstance(callback, kind)), None)
-        if fault and not taken:
+        if fault and not supported:
             raise ConfigurationError(f"trainer.callbacks: {type(callback).__name__} {fault}")

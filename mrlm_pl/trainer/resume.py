@@ -49,13 +49,13 @@ WITHIN_BATCH = (
 )
 
 
-def check_checkpoint(found: Any, path: str | Path) -> None:
+def check_checkpoint(content: Any, path: str | Path) -> None:
     """Validate that the content of a file is a checkpoint.
 
     Raises:
         ConfigurationError: it is something else.
     """
-    if not isinstance(found, dict) or not isinstance(found.get("state_dict"), dict) or _VERSION not in found:
+    if not isinstance(content, dict) or not isinstance(content.get("state_dict"), dict) or _VERSION not in content:
         raise ConfigurationError(
             f"ckpt_path: {str(path)!r} is no checkpoint of Lightning, with `{_VERSION}` and `state_dict`; name "
             "another; a model's folder is given as `model` of a policy"
@@ -130,7 +130,7 @@ class ExactResume(Callback):
         loop = trainer.fit_loop
         if loop.is_resuming:
             trainer.callback_metrics.update({name: torch.tensor(value) for name, value in self._metrics.items()})
-            self._keep_settings(trainer)
+            self._restore_settings(trainer)
             self._stop_again(trainer)
             self._validate(trainer)
         if loop.restarted_mid_epoch and loop.epoch_loop.batch_progress.is_last_batch:
@@ -151,7 +151,8 @@ class ExactResume(Callback):
     def _stop_again(self, trainer: Trainer) -> None:
         """Stop where ``EarlyStopping`` has stopped the run before, unless it would not with its limits of now."""
         for callback, patience in self._patience.items():
-            callback.patience, reason = patience, callback.stopping_reason  # Lightning restores the former patience
+            callback.patience = patience  # Lightning restores the former one
+            reason = callback.stopping_reason
             stops = reason != EarlyStoppingReason.NOT_STOPPED
             if reason == EarlyStoppingReason.PATIENCE_EXHAUSTED:
                 stops = callback.wait_count >= patience
@@ -173,29 +174,29 @@ class ExactResume(Callback):
             trainer.training = True
         epochs.completed = completed
 
-    def _keep_settings(self, trainer: Trainer) -> None:
+    def _restore_settings(self, trainer: Trainer) -> None:
         scheduled = {id(item.scheduler.optimizer): item for item in trainer.lr_scheduler_configs}
-        decayed = trainer.global_step > 0 and bool(scheduled) and not any(_rates(trainer))
+        decayed = trainer.global_step > 0 and bool(scheduled) and not any(_learning_rates(trainer))
         configured, schedules = _init_optimizers_and_lr_schedulers(trainer.lightning_module)
-        renewed: dict[int, Any] = {id(item.scheduler.optimizer): item.scheduler for item in schedules}
-        for optimizer, new in zip(trainer.optimizers, configured, strict=True):
+        new_schedulers: dict[int, Any] = {id(item.scheduler.optimizer): item.scheduler for item in schedules}
+        for optimizer, new_optimizer in zip(trainer.optimizers, configured, strict=True):
             schedule = scheduled.get(id(optimizer))
             closed_form = schedule is not None and isinstance(schedule.scheduler, LambdaLR)
             # Another schedule has its rates in its state, and cannot be asked for them under other base rates.
-            kept = {"params"} if schedule is None or closed_form else {"params", "lr", "initial_lr"}
-            for group, settings in zip(optimizer.param_groups, new.param_groups, strict=True):
-                group.update({key: value for key, value in settings.items() if key not in kept})
+            kept_keys = {"params"} if schedule is None or closed_form else {"params", "lr", "initial_lr"}
+            for group, settings in zip(optimizer.param_groups, new_optimizer.param_groups, strict=True):
+                group.update({key: value for key, value in settings.items() if key not in kept_keys})
             if schedule is None or not isinstance(schedule.scheduler, LambdaLR):
                 continue
             scheduler = schedule.scheduler
             if schedule.interval == "step" and schedule.frequency == 1:
                 scheduler.last_epoch = updates_served(trainer)  # of these settings: the fraction of the run stays
-            scheduler.lr_lambdas = renewed[id(new)].lr_lambdas  # with the past updates, known only now
+            scheduler.lr_lambdas = new_schedulers[id(new_optimizer)].lr_lambdas  # with the past updates, known only now
             scheduler.base_lrs = [group["initial_lr"] for group in optimizer.param_groups]
             factors = [factor(scheduler.last_epoch) for factor in scheduler.lr_lambdas]
             for group, base, factor in zip(optimizer.param_groups, scheduler.base_lrs, factors, strict=True):
                 group["lr"] = base * factor
-        if decayed and trainer.is_global_zero and (rate := max(_rates(trainer))):
+        if decayed and trainer.is_global_zero and (rate := max(_learning_rates(trainer))):
             warnings.warn(RISES_AGAIN.format(rate), stacklevel=2)
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -224,12 +225,12 @@ def check_resumable(trainer: Any, checkpoint: Mapping[str, Any]) -> None:
     Raises:
         ConfigurationError: it is of a run with another data module, or lacks the optimizer's state.
     """
-    own = type(trainer.datamodule).__qualname__
-    other = next((key for key in checkpoint if key.endswith("DataModule")), None)
-    if other and own.endswith("DataModule") and own not in checkpoint:
+    data_module = type(trainer.datamodule).__qualname__
+    other_data_module = next((key for key in checkpoint if key.endswith("DataModule")), None)
+    if other_data_module and data_module.endswith("DataModule") and data_module not in checkpoint:
         raise ConfigurationError(
-            f"ckpt_path: the checkpoint is of a run with {other}, and this one has {own}; to begin with its "
-            "weights, leave ckpt_path out and give the run's folder as `model` of the policy"
+            f"ckpt_path: the checkpoint is of a run with {other_data_module}, and this one has {data_module}; to begin "
+            "with its weights, leave ckpt_path out and give the run's folder as `model` of the policy"
         )
     if trainer.strategy.lightning_restore_optimizer and not checkpoint.get("optimizer_states"):
         raise ConfigurationError(
@@ -239,11 +240,11 @@ def check_resumable(trainer: Any, checkpoint: Mapping[str, Any]) -> None:
 
 
 def _resumed_loggers(trainer: Trainer) -> list[ResumedLogger]:
-    found = [logger for logger in trainer.loggers if isinstance(logger, ResumedLogger)]
-    return [logger for logger in found if isinstance(logger.rows, int)]  # that of `fast_dev_run` has any attribute
+    loggers = [logger for logger in trainer.loggers if isinstance(logger, ResumedLogger)]
+    return [logger for logger in loggers if isinstance(logger.rows, int)]  # that of `fast_dev_run` has any attribute
 
 
-def _rates(trainer: Trainer) -> list[float]:
+def _learning_rates(trainer: Trainer) -> list[float]:
     return [group["lr"] for optimizer in trainer.optimizers for group in optimizer.param_groups]
 
 
@@ -260,9 +261,9 @@ class _EndingFitLoop(_FitLoop):
         if (before or left_out) and length == len(loader):  # other batches of a rollout are served than were counted
             counted = progress.total.ready
             for counts in (progress.total, progress.current):
-                more = counts.ready // before * (loader.batches - before) if before else left_out
-                counts.ready, counts.started = counts.ready + more, counts.started + more
-                counts.processed, counts.completed = counts.processed + more, counts.completed + more
+                extra = counts.ready // before * (loader.batches - before) if before else left_out
+                counts.ready, counts.started = counts.ready + extra, counts.started + extra
+                counts.processed, counts.completed = counts.processed + extra, counts.completed + extra
             for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
                 if isinstance(callback, ExactResume):
                     callback.validated += progress.total.ready - counted
@@ -281,40 +282,40 @@ def at_batch_end(state: dict[str, Any], epoch_batches: int, accumulation: int) -
         accumulation: batches in an update.
     """
     batches, epochs = state["epoch_loop.batch_progress"], state["epoch_progress"]
-    total, here = batches["total"]["processed"], batches["current"]["processed"]
+    total, current = batches["total"]["processed"], batches["current"]["processed"]
     if not total:
         return state
     begun, ended = epochs["current"]["started"], epochs["current"]["processed"]
-    over = here in (0, epoch_batches)
+    epoch_over = current in (0, epoch_batches)
     # The next epoch may have begun, and none of its batches has ended; the end of one may come before its last batch.
-    finished = ended - 1 if here == 0 or begun == ended else ended
-    here = epoch_batches if over else here
+    finished = ended - 1 if current == 0 or begun == ended else ended
+    current = epoch_batches if epoch_over else current
     optimizer = state["epoch_loop.automatic_optimization.optim_progress"]
     updates = optimizer["optimizer"]["step"]["total"]["completed"]
-    updated = over or here % accumulation == 0
-    found = dict(state)
-    found["epoch_progress"] = {name: _counted(finished + 1, finished, finished) for name in ("total", "current")}
-    found["epoch_loop.batch_progress"] = {
-        "total": _counted(total, total, total - 1),
-        "current": _counted(here, here, here - 1),
-        "is_last_batch": over,
+    updated = epoch_over or current % accumulation == 0
+    result = dict(state)
+    result["epoch_progress"] = {name: _counts(finished + 1, finished, finished) for name in ("total", "current")}
+    result["epoch_loop.batch_progress"] = {
+        "total": _counts(total, total, total - 1),
+        "current": _counts(current, current, current - 1),
+        "is_last_batch": epoch_over,
     }
-    found["epoch_loop.state_dict"] = {**state["epoch_loop.state_dict"], "_batches_that_stepped": updates - updated}
+    result["epoch_loop.state_dict"] = {**state["epoch_loop.state_dict"], "_batches_that_stepped": updates - updated}
     # A validation that was interrupted begins again.
-    nothing = _counted(0, 0, 0)
-    found["epoch_loop.val_loop.batch_progress"] = {"total": nothing, "current": dict(nothing), "is_last_batch": False}
-    if over:
+    nothing = _counts(0, 0, 0)
+    result["epoch_loop.val_loop.batch_progress"] = {"total": nothing, "current": dict(nothing), "is_last_batch": False}
+    if epoch_over:
         for key in ("epoch_loop.scheduler_progress", "epoch_loop.automatic_optimization.optim_progress"):
-            found[key] = _without_current(found[key])
-    return found
+            result[key] = _without_current(result[key])
+    return result
 
 
-def _counted(started: int, processed: int, completed: int) -> dict[str, int]:
+def _counts(started: int, processed: int, completed: int) -> dict[str, int]:
     return {"ready": started, "completed": completed, "started": started, "processed": processed}
 
 
 def _without_current(state: Any) -> Any:
-    """The progress with nothing done in the current epoch, as the next one begins."""
+    """Return the progress with nothing done in the current epoch, as the next one begins."""
     if not isinstance(state, dict):
         return state
     return {

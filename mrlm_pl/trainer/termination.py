@@ -28,7 +28,7 @@ class EndTogether(Callback):
         """Replace the trainer's handler before the trainer registers it."""
         self.received = False
         if trainer.world_size > 1 and stage == "fit":
-            trainer._signal_connector._sigterm_notifier_fn = self._note  # type: ignore[assignment]
+            trainer._signal_connector._sigterm_notifier_fn = self._note_sigterm  # type: ignore[assignment]
 
     def on_train_batch_end(self, trainer: Trainer, *arguments: Any, **options: Any) -> None:
         """End all processes, or none."""
@@ -40,7 +40,7 @@ class EndTogether(Callback):
 
     on_validation_end = on_train_epoch_end = on_train_batch_end
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _note_sigterm(self, number: int, frame: FrameType | None) -> None:
         self.received = True
 
 
@@ -90,19 +90,19 @@ def _interrupted_by_sigterm(received: Callable[[], bool]) -> Iterator[None]:
 
     Only the main thread has handlers.
     """
-    theirs: Any = signal.getsignal(signal.SIGTERM)
-    handled = threading.current_thread() is threading.main_thread() and callable(theirs)
+    former_handler: Any = signal.getsignal(signal.SIGTERM)
+    has_handler = threading.current_thread() is threading.main_thread() and callable(former_handler)
 
     def end(number: int, frame: FrameType | None) -> None:
-        theirs(number, frame)
+        former_handler(number, frame)
         raise SIGTERMException
 
-    if handled:
+    if has_handler:
         signal.signal(signal.SIGTERM, end)
     try:
         if received():
             raise SIGTERMException
         yield
     finally:
-        if handled:
-            signal.signal(signal.SIGTERM, theirs)
+        if has_handler:
+            signal.signal(signal.SIGTERM, former_handler)

@@ -118,7 +118,7 @@ def test_a_program_that_waits_at_the_end_is_refused() -> None:
     address = environment.gateway.start()
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(posted, f"{address}/episodes", {})
-        until(lambda: environment.gateway._asked.qsize() == 1)
+        until(lambda: environment.gateway._requests.qsize() == 1)
         environment.close()
         status, body = waiting.result(60)
     assert (status, body["error"]["code"]) == (503, "no_episode")
@@ -139,7 +139,7 @@ def test_a_program_that_is_gone_receives_no_episode() -> None:
     host, port = environment.gateway.start().removeprefix("http://").split(":")
     gone = socket.create_connection((host, int(port)))
     gone.sendall(b"POST /episodes HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
-    waiting = environment.gateway._asked
+    waiting = environment.gateway._requests
     until(lambda: waiting.qsize() == 1)
     gone.close()
     until(lambda: waiting._queue[0][0].transport is None)  # type: ignore[attr-defined]

@@ -23,14 +23,14 @@ from tests.support.servers.environment_servers import Scripted, Served, ServerPr
 @pytest.fixture(autouse=True)
 def unshared(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Hide what earlier tests of this process have learned about servers: a port may come again."""
-    silent = addresses._silent
+    silent = addresses._silent_since
     monkeypatch.setattr(addresses, "_gone", {})
-    monkeypatch.setattr(addresses, "_silent", {})
+    monkeypatch.setattr(addresses, "_silent_since", {})
     monkeypatch.setattr(addresses, "_full", {})
     monkeypatch.setattr(addresses, "_turns", defaultdict(itertools.count))
     monkeypatch.setattr(client, "_reached", {})
     yield
-    silent.update(addresses._silent)  # a request that still waits for them warns in no test of other packages
+    silent.update(addresses._silent_since)  # a request that still waits for them warns in no test of other packages
     for asking in addresses._gone.values():  # nor is anybody asked on, whose port another may have by then
         asking.get_loop().call_soon_threadsafe(asking.cancel)
 

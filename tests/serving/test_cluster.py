@@ -152,7 +152,7 @@ def test_sessions_are_spread_evenly_and_served_by_their_workers(cluster: Cluster
     workers = [cluster.add(), cluster.add()]
     episodes = begun(cluster, 20)
     assert [len(worker.service.sessions) for worker in workers] == [10, 10]
-    places = Counter(episode._place.target for episode in episodes if episode._place)
+    places = Counter(episode._address.target for episode in episodes if episode._address)
     assert places == {f"127.0.0.1:{worker.port}": 10 for worker in workers}, "clients reach them directly"
     assert all(asyncio.run(episode.step(BOTH)).rewards == {"row": 1.0, "column": 1.0} for episode in episodes)
     for episode in episodes:
@@ -179,7 +179,7 @@ def test_where_workers_cannot_be_reached_the_controller_forwards(
     monkeypatch.setattr(client, "_reaches", unreachable)
     worker = cluster.add()
     (episode,) = begun(cluster, 1)
-    assert episode._place == Address(cluster.target)
+    assert episode._address == Address(cluster.target)
     assert asyncio.run(episode.step(BOTH)).rewards == {"row": 1.0, "column": 1.0}
     episode.close()
     eventually(lambda: len(worker.service.sessions) == 0)

@@ -356,7 +356,7 @@ def test_one_of_several_processes_leaves_a_collection_and_tells_the_others(monke
     """The ranks exchange by the sum over them, which is infinite if one of them was interrupted."""
     told: list[float] = []
     together = EndTogether()
-    before = signal.signal(signal.SIGTERM, together._note)
+    before = signal.signal(signal.SIGTERM, together._note_sigterm)
     several: Any = Trainers()
     several.world_size, several.callbacks = 2, (together,)
     monkeypatch.setattr(collectors, "UnfinishedGroup", lambda *key: SimpleNamespace(due=True))
@@ -394,7 +394,7 @@ def test_one_of_several_processes_leaves_a_collection_and_tells_the_others(monke
         assert told == [2.0, 2.0], "the other has played its part"
         for moment in ("gathering", "playing", "before"):
             told.clear()
-            together._received = moment == "before"
+            together.received = moment == "before"
             gathered.clear()
             with pytest.raises(SIGTERMException):
                 collect(interrupted=moment, other=2.0)

@@ -110,7 +110,7 @@ def scored(
     )
     seated.serve(options.served_by)
     chosen = {key: options[key] for key in (*DRAWN, "max_turns", "device")}
-    report = seated.evaluated(sampling=sampling, held=held, **chosen)
+    report = seated.evaluate(sampling=sampling, loaded=held, **chosen)
     played = {"settings": read.environment_settings(), "sampling": asdict(sampling), "code": code}
     return report, {**report.to_dict(), **played}
 

@@ -277,7 +277,9 @@ def _named_columns(runs: Mapping[str, RecordedRun], entries: Sequence[Any], word
         if unknown := [key for key in given if key not in (CLASS, ARGUMENTS)]:
             known = ("name", CLASS, ARGUMENTS)
             raise ConfigurationError(f"environment: {entry!r}: {unknown_key('an environment', unknown[0], known)}")
-        owner = next((model for model, run in runs.items() if run.matching(given[CLASS])), next(iter(runs)))
+        owner = next(
+            (model for model, run in runs.items() if run.matching_environments(given[CLASS])), next(iter(runs))
+        )
         named = given[CLASS] if set(given) == {CLASS} else json.dumps(given)
         found = read_with_run(eval_parser(), [*words, "--model", owner, "--environment", named])
         name = name or found.name or find_environment(found.played[CLASS]).name

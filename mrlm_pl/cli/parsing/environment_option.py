@@ -110,7 +110,7 @@ def read_with_run(
     if model is None or "--help" in words or "-h" in words:
         return RunOptions(read(parser, words), RecordedRun({}))
     run = read_run(model, weights=weights, files=files)
-    recorded = run.played(named, model)
+    recorded = run.environment_to_play(named, model)
     if recorded is not None:
         if recorded.name is not None and named == recorded.name:
             words = _without(words, _OPTION)

@@ -73,27 +73,28 @@ def recredit(
             output exists, lies in the run or cannot be written.
         DataError: the episodes cannot be read.
     """
-    folder, learner = Path(run), _checked(algorithm)
-    place = None if output is None else Path(output)
-    if place is not None and (place.exists() or folder.resolve() in place.resolve().parents):
-        fault = "exists" if place.exists() else f"lies in the run {str(folder)!r}"
-        raise ConfigurationError(f"output: {str(place)!r} {fault}; name a new folder beside the run")
-    with _fresh(learner):
+    folder = Path(run)
+    learner = _check_algorithm(algorithm)
+    output_folder = None if output is None else Path(output)
+    if output_folder is not None and (output_folder.exists() or folder.resolve() in output_folder.resolve().parents):
+        fault = "exists" if output_folder.exists() else f"lies in the run {str(folder)!r}"
+        raise ConfigurationError(f"output: {str(output_folder)!r} {fault}; name a new folder beside the run")
+    with _restoring_progress(learner):
         crediting = _Crediting(folder, learner, iteration, sampling, task_settings)
         gradients = None
         if policies is not None:
             loaded = loaded_policies(read_run(str(policies)).policies, device)
             gradients = Gradients(loaded, {name: crediting.sampling.of(name).temperature or 1.0 for name in loaded})
-        if place is None:
-            return _compared(crediting, gradients, None)
-        with writing("output", place), replacing(place) as draft:
+        if output_folder is None:
+            return _compare(crediting, gradients, None)
+        with writing("output", output_folder), replacing(output_folder) as draft:
             draft.mkdir()
-            report = _compared(crediting, gradients, draft)
+            report = _compare(crediting, gradients, draft)
             write_json(draft / "recredit.json", {"run": str(folder), **asdict(report)})
         return report
 
 
-def _compared(crediting: _Crediting, gradients: Gradients | None, draft: Path | None) -> RecreditReport:
+def _compare(crediting: _Crediting, gradients: Gradients | None, draft: Path | None) -> RecreditReport:
     """Return the report on the new credit of a run; write its episodes to a folder.
 
     Raises:
@@ -113,13 +114,15 @@ def _compared(crediting: _Crediting, gradients: Gradients | None, draft: Path | 
         raise ConfigurationError(f"model: {fault}: {reason}; choose another algorithm or another iteration")
     if gradients is None:
         return report
-    of_agents = gradients.by_agent()
-    agents = {name: replace(change, gradient_cosine=of_agents.get(name)) for name, change in report.agents.items()}
+    cosine_by_agent = gradients.by_agent()
+    agents = {
+        name: replace(change, gradient_cosine=cosine_by_agent.get(name)) for name, change in report.agents.items()
+    }
     return replace(report, agents=agents, gradient_cosines=gradients.by_policy())
 
 
 @contextmanager
-def _fresh(learner: PolicyGradient) -> Iterator[None]:
+def _restoring_progress(learner: PolicyGradient) -> Iterator[None]:
     """Within the context the algorithm has no progress and a trainer of one process; afterwards it is as before."""
     progress, attributes = copy.deepcopy(learner.progress()), dict(vars(learner))
     try:
@@ -141,7 +144,7 @@ def _one_process() -> Trainer:
         notes.disabled = before
 
 
-def _checked(algorithm: Algorithm) -> PolicyGradient:
+def _check_algorithm(algorithm: Algorithm) -> PolicyGradient:
     """Return an algorithm whose credit needs no weights.
 
     Raises:
@@ -150,8 +153,8 @@ def _checked(algorithm: Algorithm) -> PolicyGradient:
     name, advice = type(algorithm).__name__, "choose an algorithm without it, such as GRPO or RLOO"
     if not isinstance(algorithm, PolicyGradient):
         raise ConfigurationError(f"model: {name} gives the turns of episodes no advantage; {advice}")
-    if (part := algorithm.weights_in_credit) is not None:
-        raise ConfigurationError(f"model: the credit of {name} needs weights for {part}; {advice}")
+    if (reason := algorithm.weights_in_credit) is not None:
+        raise ConfigurationError(f"model: the credit of {name} needs weights for {reason}; {advice}")
     return algorithm
 
 
@@ -162,12 +165,12 @@ class _Crediting:
         self,
         folder: Path,
         learner: PolicyGradient,
-        wanted: int | None,
+        iteration: int | None,
         sampling: Sampling | None,
         task_settings: Mapping[str, TaskSettings | Mapping[str, Any]] | None,
     ) -> None:
         recorded = read_run(str(folder), weights=False)
-        self.folder, self.learner, self.name, self.wanted = folder, learner, type(learner).__name__, wanted
+        self.folder, self.learner, self.name, self.iteration = folder, learner, type(learner).__name__, iteration
         if latest_configuration(folder) is None:
             if learner.overlong_buffer and sampling is None:
                 fault = f"model.overlong_buffer needs the limit on sampling, and {str(folder)!r} has no config.yaml"
@@ -179,8 +182,8 @@ class _Crediting:
         self.sampling = sampling or sampling_from(recorded.sampling, {})
         settings = recorded.task_settings if task_settings is None else task_settings
         self.scales = {
-            name: as_settings(TaskSettings, own or {}, f"task_settings.{name}").reward_scale
-            for name, own in settings.items()
+            name: as_settings(TaskSettings, values or {}, f"task_settings.{name}").reward_scale
+            for name, values in settings.items()
         }
         self.environments = list(recorded_settings(folder))
         trained = recorded_configuration(folder).get("model") or {}
@@ -193,73 +196,75 @@ class _Crediting:
         Raises:
             ConfigurationError: there is none, or the credit needs other episodes.
         """
-        found, folder = False, self.folder / "episodes"
-        for number, items in itertools.groupby(read_episodes(folder), lambda episode: episode.iteration):
-            if number == self.wanted or (self.wanted is None and number >= 0):
-                found, recorded = True, list(items)
-                yield number, recorded, self._credited(number, recorded)
-        if not found:
+        has_episodes = False
+        folder = self.folder / "episodes"
+        for number, episodes in itertools.groupby(read_episodes(folder), lambda episode: episode.iteration):
+            if number == self.iteration or (self.iteration is None and number >= 0):
+                has_episodes = True
+                recorded = list(episodes)
+                yield number, recorded, self._credit(number, recorded)
+        if not has_episodes:
             gone = not_kept(episode_files(folder), recorded_iterations(self.folder))
-            of = "of training" if self.wanted is None else f"of iteration {self.wanted}"
-            raise ConfigurationError(f"{str(self.folder)!r} has no episode {of}{f'; {gone}' if gone else ''}")
+            scope = "of training" if self.iteration is None else f"of iteration {self.iteration}"
+            raise ConfigurationError(f"{str(self.folder)!r} has no episode {scope}{f'; {gone}' if gone else ''}")
 
-    def _credited(self, number: int, episodes: Sequence[Episode]) -> list[Episode]:
+    def _credit(self, number: int, episodes: Sequence[Episode]) -> list[Episode]:
         """Return the episodes with new credit; those that are not trained on have none.
 
         Raises:
             ConfigurationError: the credit needs other episodes.
         """
         plain = [uncredited(episode) for episode in episodes]
-        kept = [item for item in plain if item.excluded is None]
-        groups = Counter(item.group for item in kept if not item.failed and item.origin is None)
+        included = [episode for episode in plain if episode.excluded is None]
+        groups = Counter(episode.group for episode in included if not episode.failed and episode.origin is None)
         training = [
-            item
-            for item in kept
-            if groups[item.group] >= self.learner.smallest_group
-            and (item.origin is None or self.learner.further is not None)
+            episode
+            for episode in included
+            if groups[episode.group] >= self.learner.smallest_group
+            and (episode.origin is None or self.learner.further is not None)
         ]
-        greedy = [item for item in plain if item.excluded == "greedy"]
+        greedy = [episode for episode in plain if episode.excluded == "greedy"]
         self._check(training, greedy)
-        agents = {*self.learner.seats, *itertools.chain.from_iterable(item.agents for item in plain)}
-        environments = self.environments or list({item.task.environment: 0 for item in plain})
+        agents = {*self.learner.seats, *itertools.chain.from_iterable(episode.agents for episode in plain)}
+        environments = self.environments or list({episode.task.environment: 0 for episode in plain})
         self.learner.meet_rollouts(RolloutFacts(agents, environments))
-        read, greedy = (
-            [scaled(item, self.scales.get(item.task.environment, 1.0)) for item in chosen]
+        scaled_training, greedy = (
+            [scaled(episode, self.scales.get(episode.task.environment, 1.0)) for episode in chosen]
             for chosen in (training, greedy)
         )
-        tables = self.learner.trained_rows(read, self.sampling, greedy)
-        of_policies = {name: tables[name] for name in self.learner.policies if name in tables}
-        new = {item.id: item for item in credited(training, read, of_policies)}
+        tables = self.learner.trained_rows(scaled_training, self.sampling, greedy)
+        policy_tables = {name: tables[name] for name in self.learner.policies if name in tables}
+        credited_by_id = {episode.id: episode for episode in credited(training, scaled_training, policy_tables)}
         self._check_history(number)
-        return [new.get(item.id, item) for item in plain]
+        return [credited_by_id.get(episode.id, episode) for episode in plain]
 
     def _check(self, training: Sequence[Episode], greedy: Sequence[Episode]) -> None:
-        learner, lacking = self.learner, ""
+        learner, missing = self.learner, ""
         if any(map(branches, training)) != (learner.tree is not None):
-            lacking = "turn trees" if learner.tree is not None else "separate episodes instead of turn trees"
+            missing = "turn trees" if learner.tree is not None else "separate episodes instead of turn trees"
         elif learner.further is not None and (
-            self.trained_by != self.name or all(item.origin is None for item in training)
+            self.trained_by != self.name or all(episode.origin is None for episode in training)
         ):
-            lacking = "the further episodes of each group that only its own runs play"
-            lacking += "" if self.trained_by else " (no config.yaml names the run's algorithm)"
+            missing = "the further episodes of each group that only its own runs play"
+            missing += "" if self.trained_by else " (no config.yaml names the run's algorithm)"
         elif learner.uses_greedy_baseline and not greedy:
-            lacking = "a greedy episode of each task"
-        if lacking and training:
-            fault = f"{self.name} compares with {lacking}, which {str(self.folder)!r} does not have"
+            missing = "a greedy episode of each task"
+        if missing and training:
+            fault = f"{self.name} compares with {missing}, which {str(self.folder)!r} does not have"
             raise ConfigurationError(f"model: {fault}; choose another algorithm, or train with this one")
-        unknown = {row.policy for item in training for row in item.rows()} - {*learner.policies}
+        unknown = {row.policy for episode in training for row in episode.rows()} - {*learner.policies}
         if unknown:
             fault = f"the episodes of {str(self.folder)!r} are of {sorted(unknown)}"
-            known = f"the policies are {sorted(learner.policies)}; give the policies and seats of the run"
-            raise ConfigurationError(f"model.policies: {fault}, and {known}")
+            choices = f"the policies are {sorted(learner.policies)}; give the policies and seats of the run"
+            raise ConfigurationError(f"model.policies: {fault}, and {choices}")
 
     def _check_history(self, number: int) -> None:
         """Refuse a baseline of earlier iterations that are not there."""
-        own = self.learner.progress().keys() - PolicyGradient.progress(self.learner).keys()
-        if number != self.done and any(self.learner.progress()[key] for key in own):
+        history_keys = self.learner.progress().keys() - PolicyGradient.progress(self.learner).keys()
+        if number != self.done and any(self.learner.progress()[key] for key in history_keys):
             fault = f"iteration {self.done} is not among the episodes; credit a run that keeps all iterations"
-            if self.wanted is not None:
-                fault = f"`--iteration {self.wanted}` leaves them out; credit all iterations"
+            if self.iteration is not None:
+                fault = f"`--iteration {self.iteration}` leaves them out; credit all iterations"
             fault = f"{self.name} compares with earlier iterations, and {fault}"
             raise ConfigurationError(f"model: {fault}, or choose another algorithm")
         self.done += 1

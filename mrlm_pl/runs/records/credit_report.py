@@ -97,15 +97,18 @@ class Comparison:
 
     def report(self, algorithm: str) -> RecreditReport:
         """Return the report."""
-        of_agents = grouped((decision[0], decision) for decision in self._decisions)
+        decisions_by_agent = grouped((decision[0], decision) for decision in self._decisions)
         turns = {
-            agent: {turn: _change(own) for turn, own in sorted(grouped((item[1], item) for item in found).items())}
-            for agent, found in sorted(of_agents.items())
+            agent: {
+                turn: _change(decisions)
+                for turn, decisions in sorted(grouped((decision[1], decision) for decision in agent_decisions).items())
+            }
+            for agent, agent_decisions in sorted(decisions_by_agent.items())
         }
         pairs = grouped((agent, both) for agent, _, _, both, _ in self._decisions if both is not None)
-        changes = (both for found in pairs.values() for both in found if both.new != both.recorded)
+        changes = (both for agent_decisions in pairs.values() for both in agent_decisions if both.new != both.recorded)
         largest = sorted(changes, key=lambda change: -abs(change.new - change.recorded))[:LARGEST]
-        agents = {agent: _change(of_agents[agent]) for agent in turns}
+        agents = {agent: _change(decisions_by_agent[agent]) for agent in turns}
         return RecreditReport(algorithm, self._episodes, agents, turns, tuple(largest))
 
 
@@ -114,8 +117,8 @@ def _change(decisions: Sequence[_Decision]) -> AgentChange:
     sides = [both.recorded for _, both in pairs], [both.new for _, both in pairs]
     varied = all(len(set(side)) > 1 for side in sides)
     groups = grouped(pairs).values()
-    old, new = (
-        sum(all(getattr(both, side) == 0 for both in found) for found in groups) / (len(groups) or 1)
+    recorded, new = (
+        sum(all(getattr(both, side) == 0 for both in changes) for changes in groups) / (len(groups) or 1)
         for side in ("recorded", "new")
     )
     return AgentChange(
@@ -123,5 +126,5 @@ def _change(decisions: Sequence[_Decision]) -> AgentChange:
         sum(one_sided for *_, one_sided in decisions),
         statistics.correlation(*sides) if varied else None,
         sum(both.recorded * both.new < 0 for _, both in pairs),
-        (old, new),
+        (recorded, new),
     )

@@ -23,21 +23,26 @@ def code_of(environment: Environment) -> dict[str, str]:
     its rules and lists of words, are code too.
     """
     plugins = {entry_point.value.partition(".")[0] for entry_point in plugin_entry_points()} - {"mrlm_pl"}
-    found, seen = dict[str, str](), set[str]()
-    waiting = {_module(part) for value in _held(environment, set()) for part in (value, *type(value).__mro__)}
+    hashes, seen = dict[str, str](), set[str]()
+    waiting = {
+        _module_name(holder) for value in _nested_values(environment, set()) for holder in (value, *type(value).__mro__)
+    }
     while waiting:
         seen.add(name := waiting.pop())
-        root, file = name.partition(".")[0], getattr(sys.modules.get(name), "__file__", None) or ""
-        own = file.endswith(".py") and (root in plugins or not (root in ("mrlm_pl", "__main__") or is_installed(root)))
-        if own:
+        root = name.partition(".")[0]
+        file = getattr(sys.modules.get(name), "__file__", None) or ""
+        is_own_code = file.endswith(".py") and (
+            root in plugins or not (root in ("mrlm_pl", "__main__") or is_installed(root))
+        )
+        if is_own_code:
             tables = Path(file).parent.glob("*.yaml") if root in plugins else ()
             files = {name: Path(file), **{f"{sys.modules[name].__package__}/{path.name}": path for path in tables}}
-            found |= {key: hashlib.sha256(path.read_bytes()).hexdigest()[:16] for key, path in files.items()}
-            waiting |= {*map(_module, vars(sys.modules[name]).values())} - seen
-    return dict(sorted(found.items()))
+            hashes |= {key: hashlib.sha256(path.read_bytes()).hexdigest()[:16] for key, path in files.items()}
+            waiting |= {*map(_module_name, vars(sys.modules[name]).values())} - seen
+    return dict(sorted(hashes.items()))
 
 
-def _held(value: Any, seen: set[int]) -> Iterator[Any]:
+def _nested_values(value: Any, seen: set[int]) -> Iterator[Any]:
     """Yield a value, and the values inside of an environment, a data class or a collection."""
     if id(value) in seen:
         return
@@ -47,10 +52,10 @@ def _held(value: Any, seen: set[int]) -> Iterator[Any]:
     inner = getattr(value, "__dict__", ()) if holds else value
     items = inner.values() if isinstance(inner, Mapping) else inner if isinstance(inner, list | tuple) else ()
     for item in items:
-        yield from _held(item, seen)
+        yield from _nested_values(item, seen)
 
 
-def _module(value: Any) -> str:
+def _module_name(value: Any) -> str:
     """Return the name of a module, or of the one that defines a class, a function, or the class of another value."""
     name = getattr(value, "__name__" if isinstance(value, ModuleType) else "__module__", None)
     return name if isinstance(name, str) else type(value).__module__

@@ -55,21 +55,22 @@ class Gradients:
                 )
                 if any(before) or any(after):
                     rows.append(((row.policy, person_of(row.agent)), (old.group, row, before, after)))
-        for (policy, agent), found in grouped(rows).items():
+        for (policy, agent), agent_rows in grouped(rows).items():
             if policy not in self.policies:
-                known = f"the policies are {sorted(self.policies)}; give those of the run"
-                raise ConfigurationError(f"policies: the episodes are of {policy!r}, and {known}")
-            for start in range(0, len(found), ROWS):
-                self._add(policy, agent, found[start : start + ROWS])
+                choices = f"the policies are {sorted(self.policies)}; give those of the run"
+                raise ConfigurationError(f"policies: the episodes are of {policy!r}, and {choices}")
+            for start in range(0, len(agent_rows), ROWS):
+                self._add(policy, agent, agent_rows[start : start + ROWS])
 
-    def _add(self, policy: str, agent: str, found: Sequence[Credited]) -> None:
+    def _add(self, policy: str, agent: str, rows: Sequence[Credited]) -> None:
         model = self.policies[policy]
-        trajectories, groups = [row for _, row, _, _ in found], labels(group for group, _, _, _ in found)
+        trajectories = [row for _, row, _, _ in rows]
+        groups = labels(group for group, _, _, _ in rows)
         batch = collate_rows(trajectories, groups, groups, groups, temperature=self.temperature.get(policy, 1.0))
         advantages = torch.zeros(2, *batch.action_mask.shape, dtype=torch.float32)
-        for place, (_, row, *sides) in enumerate(found):
+        for index, (_, row, *sides) in enumerate(rows):
             for turn, *values in zip(row.turns, *sides, strict=True):
-                advantages[:, place, turn.start : turn.stop] = torch.tensor(values)[:, None]
+                advantages[:, index, turn.start : turn.stop] = torch.tensor(values)[:, None]
         weights = [weight for weight in model.model.parameters() if weight.requires_grad]
         batch = batch.to(weights[0].device)
         sums = self._sums.setdefault(
@@ -89,18 +90,19 @@ class Gradients:
         """Return the cosine between the gradients of each agent; calls of one sub-agent count together."""
         return self._cosines(lambda policy, agent: agent)
 
-    def _cosines(self, of: Callable[[str, str], str]) -> dict[str, float | None]:
-        parts = grouped((of(*key), (key[0], sides)) for key, sides in self._sums.items())
-        return {name: _cosine(grouped(found).values()) for name, found in parts.items()}
+    def _cosines(self, name_of: Callable[[str, str], str]) -> dict[str, float | None]:
+        sums_by_name = grouped((name_of(*key), (key[0], sides)) for key, sides in self._sums.items())
+        return {name: _cosine(grouped(policy_sums).values()) for name, policy_sums in sums_by_name.items()}
 
 
 def _cosine(policies: Iterable[Sequence[list[list[Tensor]]]]) -> float | None:
-    """Return the cosine between two gradients, given by policy the parts that add up to them."""
-    product = squares = others = 0.0
-    for parts in policies:
-        for place in range(len(parts[0][0])):
-            one, other = (torch.stack([sides[side][place] for sides in parts]).sum(0).double() for side in (0, 1))
-            product += float((one * other).sum())
-            squares, others = squares + float(one.square().sum()), others + float(other.square().sum())
-    norm = math.sqrt(squares) * math.sqrt(others)
+    """Return the cosine between two gradients, given as pairs of summands of each policy."""
+    product = squares_first = squares_second = 0.0
+    for pairs in policies:
+        for index in range(len(pairs[0][0])):
+            first, second = (torch.stack([sides[side][index] for sides in pairs]).sum(0).double() for side in (0, 1))
+            product += float((first * second).sum())
+            squares_first += float(first.square().sum())
+            squares_second += float(second.square().sum())
+    norm = math.sqrt(squares_first) * math.sqrt(squares_second)
     return product / norm if norm else None

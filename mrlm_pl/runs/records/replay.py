@@ -107,8 +107,8 @@ def replay(
     for recorded, again in _pairs(run, environment, episodes, iteration, episode, name, progress):
         if again is None:
             failed += 1
-        elif found := differences(_as_played(recorded, again), again):
-            changed[recorded.id] = found
+        elif places := differences(_as_played(recorded, again), again):
+            changed[recorded.id] = places
         else:
             equal += 1
     return ReplayReport(equal, changed, failed)
@@ -165,13 +165,13 @@ def rescore(
 
 
 def chosen_episodes(
-    run: str | Path, place: str | Path | None, environment: str, iteration: int | None, id: str | None
+    run: str | Path, source: str | Path | None, environment: str, iteration: int | None, id: str | None
 ) -> Iterator[Episode]:
     """Yield the recorded episodes of an environment.
 
     Args:
         run: a run folder.
-        place: a file of episodes, or a folder of files; None is ``RUN/episodes``.
+        source: a file of episodes, or a folder of files; None is ``RUN/episodes``.
         environment: the name of the environment in the run.
         iteration: only the episodes of this iteration.
         id: only the episode of this id.
@@ -180,32 +180,32 @@ def chosen_episodes(
         DataError: the episodes cannot be read.
         ConfigurationError: there is no such episode.
     """
-    place = Path(run) / "episodes" if place is None else Path(place)
-    others: Counter[str] = Counter()
-    found, ids = 0, list[str]()
-    for episode in read_episodes(place):
+    source = Path(run) / "episodes" if source is None else Path(source)
+    other_environments: Counter[str] = Counter()
+    count, ids = 0, list[str]()
+    for episode in read_episodes(source):
         if iteration is not None and episode.iteration != iteration:
             continue
         if id is not None and episode.id != id:
             ids.append(episode.id)
             continue
         if episode.task.environment == environment:
-            found += 1
+            count += 1
             yield episode
         else:
-            others[episode.task.environment] += 1
-    if not found:
-        wanted = f" with id {id!r}" * (id is not None) + f" of iteration {iteration}" * (iteration is not None)
-        near = nearest(id, ids[-NEAREST:]) if id is not None else None
-        rest = f"; did you mean {near!r}?" if near else ""
-        rest += f"; there are {dict(others)} of other environments" if others else ""
-        rest += f"; {gone}" if (gone := not_kept(episode_files(place), recorded_iterations(place.parent))) else ""
-        raise ConfigurationError(f"{str(place)!r} has no episode{wanted} of {environment!r}{rest}")
+            other_environments[episode.task.environment] += 1
+    if not count:
+        criteria = f" with id {id!r}" * (id is not None) + f" of iteration {iteration}" * (iteration is not None)
+        similar = nearest(id, ids[-NEAREST:]) if id is not None else None
+        hint = f"; did you mean {similar!r}?" if similar else ""
+        hint += f"; there are {dict(other_environments)} of other environments" if other_environments else ""
+        hint += f"; {gone}" if (gone := not_kept(episode_files(source), recorded_iterations(source.parent))) else ""
+        raise ConfigurationError(f"{str(source)!r} has no episode{criteria} of {environment!r}{hint}")
 
 
-def _as_played(recorded: Episode, again: Episode) -> Episode:
+def _as_played(recorded: Episode, replayed: Episode) -> Episode:
     """Return the record without the temperature that a collection noted; one that the environment computes stays."""
-    if TEMPERATURE in again.metrics or TEMPERATURE not in recorded.metrics:
+    if TEMPERATURE in replayed.metrics or TEMPERATURE not in recorded.metrics:
         return recorded
     metrics = {name: value for name, value in recorded.metrics.items() if name != TEMPERATURE}
     return dataclasses.replace(recorded, metrics=metrics)
@@ -214,7 +214,7 @@ def _as_played(recorded: Episode, again: Episode) -> Episode:
 def _pairs(
     run: str | Path,
     environment: str | type[Environment] | Environment | None,
-    place: str | Path | None,
+    source: str | Path | None,
     iteration: int | None,
     id: str | None,
     name: str | None,
@@ -229,10 +229,10 @@ def _pairs(
         closing(InProcessEngine()) as engine,
         closing(RecordPlayer(played, seats, engine)) as player,
     ):
-        chosen = chosen_episodes(run, place, seated.name, iteration, id)
+        chosen = chosen_episodes(run, source, seated.name, iteration, id)
         done = total = 0
         if progress is not None:
-            total = sum(1 for _ in chosen_episodes(run, place, seated.name, iteration, id))
+            total = sum(1 for _ in chosen_episodes(run, source, seated.name, iteration, id))
             progress(done, total)
         while chunk := list(itertools.islice(chosen, CHUNK)):
             again = iter(player.play_again([episode for episode in chunk if not episode.failed]))

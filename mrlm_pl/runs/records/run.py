@@ -144,7 +144,7 @@ class RecordedRun:
             raise ConfigurationError(f"player {player!r}: {fault}; give one policy, as in `{player}=RUN/policies/NAME`")
         raise ConfigurationError(f'{fault}; bind it with `--seats \'{{"{agent}": "POLICY"}}\'`')
 
-    def played(self, named: str | None, model: str) -> RecordedEnvironment | None:
+    def environment_to_play(self, named: str | None, model: str) -> RecordedEnvironment | None:
         """Return the run's environment to play; None, with a warning if this is a run, for an environment of another.
 
         Args:
@@ -155,50 +155,52 @@ class RecordedRun:
             ConfigurationError: there is none to choose or there are several, or the run's environment would run a
                 program and is not named.
         """
-        found = list(self.environments) if named is None else self.matching(named)
-        if len(found) > 1:
-            names = [item.name or item.class_name for item in found]
+        candidates = list(self.environments) if named is None else self.matching_environments(named)
+        if len(candidates) > 1:
+            names = [environment.name or environment.class_name for environment in candidates]
             remedy = f"choose one with `--environment {names[0]}`"
             raise ConfigurationError(f"environment: the run {model!r} has {', '.join(names)}; {remedy}")
-        if found and named is None:
-            found[0].check_unnamed(model)
-        if not found and named is None:
-            what = "a script's run or a run on files" if Path(model).exists() else "no run folder here"
+        if candidates and named is None:
+            candidates[0].check_unnamed(model)
+        if not candidates and named is None:
+            kind = "a script's run or a run on files" if Path(model).exists() else "no run folder here"
             remedy = "give it as `--environment NAME`, in Python as `environment=NAME`"
-            raise ConfigurationError(f"environment missing: {model!r} has none: it is a model, or {what}; {remedy}")
-        if not found and self.environments:
+            raise ConfigurationError(f"environment missing: {model!r} has none: it is a model, or {kind}; {remedy}")
+        if not candidates and self.environments:
             find_environment(str(named))
-            own = ", ".join(item.name or item.class_name for item in self.environments)
-            fault = f"{named!r} is no environment of {model!r}, which was trained in {own}"
+            environment_names = ", ".join(
+                environment.name or environment.class_name for environment in self.environments
+            )
+            fault = f"{named!r} is no environment of {model!r}, which was trained in {environment_names}"
             tell(f"warning: {fault}; its settings are the defaults and its agents may be others")
-        return found[0] if found else None
+        return candidates[0] if candidates else None
 
-    def matching(self, named: str) -> list[RecordedEnvironment]:
+    def matching_environments(self, named: str) -> list[RecordedEnvironment]:
         """Return the run's environments of a name in the run, else of a short name, a class name or a path."""
         import_environment(named)
-        known = environments_by_name()
-        class_name = known[named].__name__ if named in known else re.split("[.:]", named)[-1]
-        by_name = [item for item in self.environments if item.name == named]
-        return by_name or [item for item in self.environments if item.class_name == class_name]
+        classes = environments_by_name()
+        class_name = classes[named].__name__ if named in classes else re.split("[.:]", named)[-1]
+        by_name = [environment for environment in self.environments if environment.name == named]
+        return by_name or [environment for environment in self.environments if environment.class_name == class_name]
 
-    def to_name(self, folder: Path) -> list[str]:
+    def eval_options(self, folder: Path) -> list[str]:
         """Return the options of ``mrlm eval`` that the run needs: its environment, a split of the data.
 
         The environment is one of several, or one that would run a program; the split is one of data without ``test``.
         """
         options: list[str] = []
-        for first in self.environments[:1]:
-            if len(self.environments) > 1 or first.risk(folder):
-                options += ["--environment", first.name or str(first.config["class_path"])]
-            data = (first.config.get("init_args") or {}).get("data")
+        for environment in self.environments[:1]:
+            if len(self.environments) > 1 or environment.risk(folder):
+                options += ["--environment", environment.name or str(environment.config["class_path"])]
+            data = (environment.config.get("init_args") or {}).get("data")
             if isinstance(data, Mapping) and "test" not in data:
                 options += ["--split", "validation" if "validation" in data else "train"]
         return options
 
     def turn_limit(self, environment: str) -> int | None:
         """Return the decisions after which the run truncated episodes of an environment, by its name in the run."""
-        own = self.task_settings.get(environment) or {}
-        return own.get("max_turns") or self.max_turns
+        settings = self.task_settings.get(environment) or {}
+        return settings.get("max_turns") or self.max_turns
 
 
 def read_run(name: str, *, weights: bool = True, files: bool = False) -> RecordedRun:
@@ -234,8 +236,10 @@ def read_run(name: str, *, weights: bool = True, files: bool = False) -> Recorde
     policies: dict[str, dict[str, Any]] = {}
     for policy, values in (configured or ({} if exported else {SINGLE: {}})).items():
         saved = checkpoint is not None and values.get("trained", True)
-        made = () if policy in exported else ("random_init_seed", *(("lora",) if saved else ()))
-        policies[policy] = {key: values[key] for key in (*SETTINGS_OF_TOKENS, *made) if values.get(key) is not None}
+        construction_settings = () if policy in exported else ("random_init_seed", *(("lora",) if saved else ()))
+        policies[policy] = {
+            key: values[key] for key in (*SETTINGS_OF_TOKENS, *construction_settings) if values.get(key) is not None
+        }
         if saved:
             policies[policy][SAVED] = checkpoint, policy
     for policy, path in exported.items():
@@ -256,12 +260,12 @@ def read_run(name: str, *, weights: bool = True, files: bool = False) -> Recorde
 def _run_of(checkpoint: Path) -> Path | None:
     """Return the run in whose folder ``checkpoints`` a checkpoint is; None of other files and folders."""
     run = checkpoint.absolute().parent.parent
-    found = checkpoint.suffix == ".ckpt" and run.is_dir() and latest_configuration(run) is not None
-    return run if found else None
+    is_checkpoint = checkpoint.suffix == ".ckpt" and run.is_dir() and latest_configuration(run) is not None
+    return run if is_checkpoint else None
 
 
 def _checkpoint(
-    folder: Path, exported: Mapping[str, Path], configured: Mapping[str, Any], kept: Path | None
+    folder: Path, exported: Mapping[str, Path], configured: Mapping[str, Any], named: Path | None
 ) -> SavedWeights | None:
     """Return the last checkpoint of a run that was not exported since, or not whole; None of one that has ended.
 
@@ -269,13 +273,13 @@ def _checkpoint(
         folder: of the run.
         exported: folders of its policies.
         configured: settings of its policies.
-        kept: the checkpoint that the user named in its place.
+        named: the checkpoint that the user named in its place.
     """
     from mrlm_pl.runs.folder import last_checkpoint  # torch
     from mrlm_pl.runs.records.saved_weights import SavedWeights
 
-    if kept is not None:
-        return SavedWeights(kept)
+    if named is not None:
+        return SavedWeights(named)
     last = last_checkpoint(folder)
     if last is None or latest_configuration(folder) is None:
         return None
@@ -313,12 +317,12 @@ def latest_configuration(folder: Path) -> Path | None:
 
 def recorded_settings(folder: Path) -> dict[str, dict[str, Any]]:
     """Return the arguments of each environment of a run by its name; empty without a configuration."""
-    found: dict[str, dict[str, Any]] = {}
-    for item in environments_of(_settings(folder)["data"]):
-        arguments = dict(item.config.get("init_args") or {})
-        own = getattr(find_environment(str(item.config["class_path"])), "name", None)
-        found[item.name or own or arguments["name"]] = arguments  # that of a server's is an argument
-    return found
+    settings: dict[str, dict[str, Any]] = {}
+    for environment in environments_of(_settings(folder)["data"]):
+        arguments = dict(environment.config.get("init_args") or {})
+        default_name = getattr(find_environment(str(environment.config["class_path"])), "name", None)
+        settings[environment.name or default_name or arguments["name"]] = arguments  # that of a server's is an argument
+    return settings
 
 
 def recorded_configuration(folder: Path) -> Mapping[str, Any]:
@@ -329,12 +333,12 @@ def recorded_configuration(folder: Path) -> Mapping[str, Any]:
     """
     path = latest_configuration(folder) if folder.exists() else None
     try:
-        found = (yaml.load(path.read_text(encoding="utf-8"), yaml.CSafeLoader) if path else None) or {}
+        configuration = (yaml.load(path.read_text(encoding="utf-8"), yaml.CSafeLoader) if path else None) or {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigurationError(f"model: {str(path)!r} cannot be read as YAML: {error}") from error
-    if not isinstance(found, Mapping):
+    if not isinstance(configuration, Mapping):
         raise ConfigurationError(f"model: {str(path)!r} is no configuration of a run")
-    return found
+    return configuration
 
 
 def recorded_iterations(folder: Path) -> int:
@@ -343,8 +347,8 @@ def recorded_iterations(folder: Path) -> int:
         suppress(FileNotFoundError, NotADirectoryError, ValueError, OverflowError, csv.Error),
         (folder / "metrics.csv").open(newline="", encoding="utf-8") as file,
     ):
-        found = (row.get("progress/iteration") for row in csv.DictReader(file))
-        return int(max((float(value) for value in found if value), default=0))
+        iterations = (row.get("progress/iteration") for row in csv.DictReader(file))
+        return int(max((float(value) for value in iterations if value), default=0))
     return 0
 
 
@@ -378,14 +382,16 @@ def _settings(folder: Path) -> dict[str, dict[str, Any]]:
         ConfigurationError: it cannot be read, or one that is read here has another form.
     """
     config = recorded_configuration(folder)
-    parts = {key: config.get(key) for key in ("model", "data")}
-    found = {key: part.get("init_args") or {} if isinstance(part, Mapping) else {} for key, part in parts.items()}
+    sections = {key: config.get(key) for key in ("model", "data")}
+    settings = {
+        key: section.get("init_args") or {} if isinstance(section, Mapping) else {} for key, section in sections.items()
+    }
     try:
-        msgspec.convert(found, _Settings)
+        msgspec.convert(settings, _Settings)
     except msgspec.ValidationError as error:
         path = latest_configuration(folder)
         raise ConfigurationError(f"model: {str(path)!r} is no configuration of a run: {error}") from error
-    return found
+    return settings
 
 
 def _values(value: Any) -> Iterator[Any]:
@@ -400,10 +406,10 @@ def _is_inside(name: str, folder: Path) -> bool:
     match = re.fullmatch(r"(.+\.py):\w+|([\w.]*\w)\.\w+", name)
     if not match:
         return False  # the short name of an installed class, or another value
-    place = Path(match[1]).expanduser() if match[1] else Path(*match[2].split(".")).with_suffix(".py")
+    file = Path(match[1]).expanduser() if match[1] else Path(*match[2].split(".")).with_suffix(".py")
     return any(
         os.path.exists(path) and path.resolve().is_relative_to(folder.resolve())  # False for too long a name
-        for path in (place, place.with_suffix(""))
+        for path in (file, file.with_suffix(""))
     )
 
 
@@ -422,12 +428,12 @@ def _is_installed_function(name: str) -> bool:
     if root not in {"__main__", *ours} and not is_installed(root):
         return False
     try:
-        found = pkgutil.resolve_name(name)
+        function = pkgutil.resolve_name(name)
     except Exception:  # it is no path, or a module fails in any way; then the parser says so
         return False
-    if not isinstance(found, type):
-        return callable(found)
-    return not issubclass(found, Environment) and found.__module__.partition(".")[0] not in ours
+    if not isinstance(function, type):
+        return callable(function)
+    return not issubclass(function, Environment) and function.__module__.partition(".")[0] not in ours
 
 
 def is_installed(module: str) -> bool:
@@ -444,8 +450,8 @@ def is_installed(module: str) -> bool:
 
 def environments_of(data: Mapping[str, Any]) -> tuple[RecordedEnvironment, ...]:
     """Return the environments in the settings of a run's data module."""
-    given = data.get("environment")
-    configs = given if isinstance(given, list) else [given]
-    configs = [{"class_path": item} if isinstance(item, str) else item for item in configs if item]
+    environment = data.get("environment")
+    configs = environment if isinstance(environment, list) else [environment]
+    configs = [{"class_path": config} if isinstance(config, str) else config for config in configs if config]
     names = data.get("names") or [None] * len(configs)
     return tuple(RecordedEnvironment(config, name) for config, name in zip(configs, names, strict=False))

@@ -63,9 +63,11 @@ class SavedWeights:
         Raises:
             PolicyError: the checkpoint cannot be read, has no weights of this shape, or is sharded and was replaced.
         """
-        own = {f"policies.{name}.{key}": weight for key, weight in policy.state_dict().items() if policy.is_saved(key)}
+        weights = {
+            f"policies.{name}.{key}": weight for key, weight in policy.state_dict().items() if policy.is_saved(key)
+        }
         opened = self._opened
-        for key, weight in own.items():
+        for key, weight in weights.items():
             if opened.shapes.get(key) != weight.shape:
                 fault = f"checkpoint {str(self)!r} has no weights {key!r} of shape {list(weight.shape)}"
                 other = f"it is of another configuration than {str(self.path.parent.parent)!r} has"
@@ -73,12 +75,12 @@ class SavedWeights:
         if self.path.is_dir():
             with self._reading(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # that this process reads it alone
-                sharded.load({"state_dict": own}, checkpoint_id=self.path, no_dist=True)
+                sharded.load({"state_dict": weights}, checkpoint_id=self.path, no_dist=True)
             if self._stamp() != opened.written:
                 fault = "was replaced by the run while its policies were read"
                 raise PolicyError(f"checkpoint {str(self)!r} {fault}; evaluate again")
-        for key in own.keys() & opened.weights.keys():
-            own[key].copy_(opened.weights[key])
+        for key in weights.keys() & opened.weights.keys():
+            weights[key].copy_(opened.weights[key])
 
     def tell(self) -> None:
         """Print which checkpoint the policies are from, once in a process."""
@@ -89,9 +91,9 @@ class SavedWeights:
         with self._reading():
             while True:
                 written = self._stamp()
-                found = _open(self.path, written)
+                opened = _open(self.path, written)
                 if self._stamp() == written:  # else the run has replaced it meanwhile
-                    return found
+                    return opened
 
     def _stamp(self) -> tuple[int, int]:
         path = self.path / SHARDED_CHECKPOINT_FILES[1] if self.path.is_dir() else self.path

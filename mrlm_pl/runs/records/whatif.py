@@ -117,46 +117,46 @@ def whatif(
         raise ConfigurationError(f"episode {episode!r} failed when it was played ({recorded.error}); choose another")
     counterfactuals(recorded, agent, turn, ())  # raises for a decision that is not there before models are read
     with seated.player(sampling or sampling_from(seated.run.sampling, {}), None, device) as player:
-        said = script_of(recorded)[agent, turn]
+        decision = script_of(recorded)[agent, turn]
         other = None if message is None else written(message, player.seats[agent].chat, player.seats[agent].policy)
-        specs = counterfactuals(recorded, agent, turn, [said] * samples + [other] * samples, rest)
+        specs = counterfactuals(recorded, agent, turn, [decision] * samples + [other] * samples, rest)
         played = player.play_blocking(specs)
-    for item in played:
-        if fault := departure(recorded, item):
+    for continuation in played:
+        if fault := departure(recorded, continuation):
             raise ConfigurationError(
                 f"episode {episode!r} cannot be continued, as its beginning does not replay: {fault}; the environment, "
                 "its settings, its code or the tokenizer are others than when it was recorded (see `mrlm replay`)"
             )
-        if item.failed:
-            raise RolloutError(f"episode {episode!r} cannot be continued: {item.error}")
+        if continuation.failed:
+            raise RolloutError(f"episode {episode!r} cannot be continued: {continuation.error}")
     return _report(recorded, agent, turn, played[:samples], played[samples:], own_reward)
 
 
 def _report(
-    recorded: Episode, agent: str, turn: int, same: Sequence[Episode], other: Sequence[Episode], own: bool
+    recorded: Episode, agent: str, turn: int, same: Sequence[Episode], other: Sequence[Episode], own_reward: bool
 ) -> WhatIfReport:
-    def value(item: Episode) -> float:
-        steps = item.step_rewards[turn:]
-        if own:
+    def value(episode: Episode) -> float:
+        steps = episode.step_rewards[turn:]
+        if own_reward:
             return math.fsum(step.get(agent, 0.0) for step in steps)
-        return math.fsum(math.fsum(step.values()) for step in steps) / item.team_size
+        return math.fsum(math.fsum(step.values()) for step in steps) / episode.team_size
 
-    returns = [[value(item) for item in items] for items in (same, other)]
+    returns = [[value(episode) for episode in items] for items in (same, other)]
     low, high = min(map(min, returns)), max(map(max, returns))
     if low == high:  # equal returns tell nothing of their range
         low, high = -math.inf, math.inf
-    found = [
+    outcomes = [
         Outcomes(
-            tuple(_text(item, agent, turn) for item in items),
+            tuple(_text(episode, agent, turn) for episode in items),
             tuple(values),
             math.fsum(values) / len(values),
             mean_interval([[value] for value in values], low, high),
         )
         for items, values in zip((same, other), returns, strict=True)
     ]
-    advantage = found[0].mean - found[1].mean
-    ends = [(item.mean, item.ci95) for item in found]
-    return WhatIfReport(recorded.id, agent, turn, found[0], found[1], advantage, difference_interval(*ends))
+    advantage = outcomes[0].mean - outcomes[1].mean
+    ends = [(outcome.mean, outcome.ci95) for outcome in outcomes]
+    return WhatIfReport(recorded.id, agent, turn, outcomes[0], outcomes[1], advantage, difference_interval(*ends))
 
 
 def _text(episode: Episode, agent: str, step: int) -> str:

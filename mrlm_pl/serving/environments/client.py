@@ -84,9 +84,9 @@ class RemoteEnvironment(Environment, proxy=True):
         self.addresses = addresses_of(address, token_file, identity, message_mb)
         self.name, self.settings, self._who = name, dict(settings or {}), f"environment {name!r}"
         self.open_seconds, self.step_seconds = open_seconds, step_seconds
-        self._described: tuple[str, ...] | None = None
+        self._agents: tuple[str, ...] | None = None
         self._tools: dict[str, tuple[ToolSchema, ...]] = {}
-        self._dropped: weakref.finalize[[Address, str, int], RemoteEnvironment] | None = None
+        self._finalizer: weakref.finalize[[Address, str, int], RemoteEnvironment] | None = None
 
     @property
     def agents(self) -> tuple[str, ...]:  # type: ignore[override] # requested at the first read
@@ -96,12 +96,12 @@ class RemoteEnvironment(Environment, proxy=True):
             RemoteTimeoutError: no server answers.
             ConfigurationError: there is no such environment, or its settings are wrong.
         """
-        if self._described is None:  # no cached_property: before Python 3.12 all instances would wait for one another
+        if self._agents is None:  # no cached_property: before Python 3.12 all instances would wait for one another
             request = pb.DescribeRequest(environment=self.name, settings=to_json(self.settings))
             reply = self._ask("Describe", request)
             with _protocol_of(self._servers.targets):
-                self._described = tuple(reply.environments[0].agents)
-        return self._described
+                self._agents = tuple(reply.environments[0].agents)
+        return self._agents
 
     def tasks(self, split: str) -> TaskSource:
         """Return the server's tasks, read in parts; see :meth:`Environment.tasks`."""
@@ -141,11 +141,11 @@ class RemoteEnvironment(Environment, proxy=True):
             opening.add_done_callback(_close_unwanted)
             answer.add_done_callback(mark_read)
             raise
-        opened, place = answer.result()
-        self._place, self._session, self._turn = place, opened.session, 0
+        opened, address = answer.result()
+        self._address, self._session, self._turn = address, opened.session, 0
         # An environment that is dropped without close() must not renew its lease.
-        self._dropped = weakref.finalize(self, _close_in_background, place, opened.session, os.getpid())
-        with _protocol_of(place.target):
+        self._finalizer = weakref.finalize(self, _close_in_background, address, opened.session, os.getpid())
+        with _protocol_of(address.target):
             self._tools = from_json(opened.tools, dict[str, tuple[ToolSchema, ...]])
             return from_json(opened.observations, dict[str, tuple[Message, ...]])
 
@@ -156,24 +156,25 @@ class RemoteEnvironment(Environment, proxy=True):
             RemoteTimeoutError: the server is silent.
             RemoteError: it is gone, or refuses.
         """
-        if self._dropped is None:
+        if self._finalizer is None:
             raise EnvironmentContractError(f"environment {self.name!r}: step was called before reset; call reset first")
         request = pb.StepRequest(session=self._session, turn=self._turn, actions=to_json(actions))
-        step = await asyncio.wrap_future(submit(self._step(self._place, request)))
+        step = await asyncio.wrap_future(submit(self._step(self._address, request)))
         self._turn += 1
         return step
 
     def close(self) -> None:
         """End the session, if there is one."""
-        if self._dropped is not None:
-            self._dropped()
-            self._dropped = None
+        if self._finalizer is not None:
+            self._finalizer()
+            self._finalizer = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RemoteEnvironment:
-        made = object.__new__(type(self))
-        made.__dict__.update(self.__dict__)
-        made._dropped, made._tools = None, {}  # a session has one owner
-        return made
+        copied = object.__new__(type(self))
+        copied.__dict__.update(self.__dict__)
+        copied._finalizer = None  # a session has one owner
+        copied._tools = {}
+        return copied
 
     async def _open(self, task: Task) -> tuple[pb.OpenReply, Address]:
         request = pb.OpenRequest(
@@ -200,31 +201,31 @@ class RemoteEnvironment(Environment, proxy=True):
         server.hold(reply.session, reply.lease_seconds)
         return reply, address
 
-    async def _step(self, place: Address, request: pb.StepRequest) -> Step:
-        server = await connection(place)
-        listed = place in self.addresses  # no session is opened at another, which is a controller's worker
+    async def _step(self, address: Address, request: pb.StepRequest) -> Step:
+        server = await connection(address)
+        listed = address in self.addresses  # no session is opened at another, which is a controller's worker
         backoff = Backoff(self.step_seconds)
         while True:
             try:
                 reply = await server.call("Step", request, self.step_seconds)
                 if (reply.session, reply.turn) != (request.session, request.turn):
                     raise RemoteError(
-                        f"{place.target} answered turn {reply.turn} of session {reply.session!r}, not turn "
+                        f"{address.target} answered turn {reply.turn} of session {reply.session!r}, not turn "
                         f"{request.turn} of {request.session!r}"
                     )
-                with _protocol_of(place.target):
+                with _protocol_of(address.target):
                     return step_from(reply.step)
             except RemoteError:
                 if listed:
-                    note_gone(place)
+                    note_gone(address)
                 raise
             except StatusError as error:
                 overloaded = error.code is grpc.StatusCode.RESOURCE_EXHAUSTED and not error.too_large
                 if listed and not overloaded and (error.transient or error.code in _GONE):
-                    note_gone(place)
+                    note_gone(address)
                 # An overloaded server refuses before anything is done.
                 if not overloaded or not await backoff.pause():
-                    raise _told(error, f"environment {self.name!r}, turn {request.turn}") from error
+                    raise _error_of(error, f"environment {self.name!r}, turn {request.turn}") from error
 
     def _ask(self, method: str, request: Any) -> Any:
         """Return the reply of the first server that gives one."""
@@ -243,7 +244,7 @@ class RemoteEnvironment(Environment, proxy=True):
 
     @property
     def _servers(self) -> Servers:
-        return Servers(self.addresses, self._who, lambda error, address: _told(error, self._who))
+        return Servers(self.addresses, self._who, lambda error, address: _error_of(error, self._who))
 
 
 class RemoteTasks(TaskSource):
@@ -265,10 +266,10 @@ class RemoteTasks(TaskSource):
 
     def __getitem__(self, index: int) -> Task:
         self._check_index(index)
-        part, place = divmod(index, TASKS_AT_ONCE)
+        part, offset = divmod(index, TASKS_AT_ONCE)
         if part not in self._parts:
             self._read(part)
-        return self._parts[part][place]
+        return self._parts[part][offset]
 
     def _read(self, part: int) -> pb.TasksReply:
         start = part * TASKS_AT_ONCE
@@ -299,18 +300,18 @@ _hashes: dict[tuple[tuple[Address, ...], str, bytes], dict[str, str]] = {}
 
 def _compare_settings(environment: tuple[tuple[Address, ...], str, bytes], server: str, settings: str) -> None:
     """Warn if a server hosts an environment with other settings than another one; without a hash it is not compared."""
-    known = _hashes.setdefault(environment, {})
-    if not settings or settings in known:
+    servers = _hashes.setdefault(environment, {})
+    if not settings or settings in servers:
         return
-    if known:
+    if servers:
         logger.warning(
             "%s hosts environment %r with other settings than %s: episodes of one run may differ in their rules; start "
             "both with the same settings",
             server,
             environment[1],
-            next(iter(known.values())),
+            next(iter(servers.values())),
         )
-    known[settings] = server
+    servers[settings] = server
 
 
 _reached: dict[Address, tuple[bool, float]] = {}
@@ -318,37 +319,37 @@ _reached: dict[Address, tuple[bool, float]] = {}
 
 async def _reaches(worker: Address, session: str) -> bool:
     """Return whether a worker and its session can be reached; a failure is remembered for a while."""
-    known, asked = _reached.get(worker, (False, -math.inf))
+    reachable, asked_at = _reached.get(worker, (False, -math.inf))
     now = asyncio.get_running_loop().time()
-    if not known and now - asked > ASK_AGAIN_SECONDS:
+    if not reachable and now - asked_at > ASK_AGAIN_SECONDS:
         server = await connection(worker)
         with suppress(StatusError):
             reply = await server.call("KeepAlive", pb.KeepAliveRequest(sessions=[session]), REACH_SECONDS)
-            known = not reply.unknown
-        _reached[worker] = known, now
-    return known
+            reachable = not reply.unknown
+        _reached[worker] = reachable, now
+    return reachable
 
 
-def _close_in_background(place: Address, session: str, owner: int) -> None:
+def _close_in_background(address: Address, session: str, owner: int) -> None:
     if os.getpid() == owner:  # a forked process has copies of its parent's environments, but not their sessions
-        submit(_close(place, session))
+        submit(_close(address, session))
 
 
 def _close_unwanted(opening: Future[tuple[pb.OpenReply, Address]]) -> None:
     """Close a session whose caller has been cancelled."""
     if not opening.cancelled() and opening.exception() is None:
-        opened, place = opening.result()
-        _close_in_background(place, opened.session, os.getpid())
+        opened, address = opening.result()
+        _close_in_background(address, opened.session, os.getpid())
 
 
-async def _close(place: Address, session: str) -> None:
-    server = await connection(place)
+async def _close(address: Address, session: str) -> None:
+    server = await connection(address)
     server.leases.pop(session, None)
     with suppress(StatusError):  # the session is gone with its server, or its lease will end it
         await server.call("Close", pb.CloseRequest(session=session), ASK_SECONDS)
 
 
-def _told(error: StatusError, what: str) -> Exception:
+def _error_of(error: StatusError, what: str) -> Exception:
     """Return the environment's own error if its class is known here, else one of the connection."""
     name, colon, text = error.text.partition(": ")
     cls = getattr(errors, name, None)

@@ -88,15 +88,15 @@ class Offer:
 
     def _variant(self, name: str, settings: Mapping[str, Any]) -> _Variant:
         if name not in self.factories:
-            there = ", ".join(sorted(self.factories)) or "none"
+            names = ", ".join(sorted(self.factories)) or "none"
             raise RefusalError(
-                grpc.StatusCode.NOT_FOUND, f"there is no environment {name[:100]!r} here; there are {there}"
+                grpc.StatusCode.NOT_FOUND, f"there is no environment {name[:100]!r} here; there are {names}"
             )
         key = (name, repr(sorted(settings.items())))
         with self._lock:
-            first = key not in self._variants
+            is_new = key not in self._variants
             making = self._variants.setdefault(key, Future())
-        if first:
+        if is_new:
             try:
                 variant = _Variant(self._make(name, settings))
             except BaseException as error:
@@ -119,8 +119,8 @@ class Offer:
             self._variants.pop(key, None)
             self._variants[key] = making
             making.set_result(variant)
-            made = [key for key, making in self._variants.items() if making.done()]
-            dropped = self._variants.pop(made[0]) if len(made) > self.MAX_VARIANTS else None
+            complete = [key for key, making in self._variants.items() if making.done()]
+            dropped = self._variants.pop(complete[0]) if len(complete) > self.MAX_VARIANTS else None
         if dropped is not None:
             _close(dropped.result().environment)
 

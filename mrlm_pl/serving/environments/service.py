@@ -53,7 +53,7 @@ class Limits:
 def _unary(method: str) -> Any:
     """Return an RPC handler that calls a method of the service and turns exceptions into statuses."""
 
-    async def answered(self: EnvironmentService, request: Any, context: Any) -> Any:
+    async def handler(self: EnvironmentService, request: Any, context: Any) -> Any:
         try:
             return await getattr(self, method)(request)
         except (Exception, asyncio.CancelledError) as error:  # an environment may raise anything
@@ -62,7 +62,7 @@ def _unary(method: str) -> Any:
             refusal = refusal_of(error)
             return await refuse(context, refusal.code, refusal.text)
 
-    return answered
+    return handler
 
 
 class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
@@ -114,9 +114,9 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
             actions = from_json(request.actions, dict[str, Message])
             if session.quick:
                 try:
-                    return self._made(session, session.environment.step(actions))
+                    return self._record_step(session, session.environment.step(actions))
                 except BaseException as raised:
-                    raise self._failed(session, as_error(raised)) from raised
+                    raise self._turn_error(session, as_error(raised)) from raised
             # A task of its own: if the caller disconnects, the turn is executed all the same, for its repetition.
             session.busy = asyncio.ensure_future(self._make_step(session, actions))
             session.busy.add_done_callback(mark_read)
@@ -192,26 +192,28 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
 
     async def _make_step(self, session: Session, actions: dict[str, Any]) -> pb.StepReply:
         try:
-            return self._made(session, await self.run(session.client, partial(session.environment.step, actions)))
+            return self._record_step(
+                session, await self.run(session.client, partial(session.environment.step, actions))
+            )
         except DeadlineError:
             self.failed_total += 1
             session.busy = None
             self.end(session, f"turn {session.turn} took longer than {self.limits.step_seconds:g} s")
             raise
         except Exception as error:
-            raise self._failed(session, error) from error
+            raise self._turn_error(session, error) from error
         finally:
             session.busy = None
             session.touch()
 
-    def _made(self, session: Session, step: Step) -> pb.StepReply:
+    def _record_step(self, session: Session, step: Step) -> pb.StepReply:
         reply = pb.StepReply(session=session.id, turn=session.turn, step=to_json(step))
         session.turn += 1
         session.reply = reply
         self.steps_total += 1
         return reply
 
-    def _failed(self, session: Session, error: Exception) -> Exception:
+    def _turn_error(self, session: Session, error: Exception) -> Exception:
         """Return the error of a failed turn, which must not be repeated if it may have had side effects."""
         if isinstance(error, (EnvironmentContractError, QueueFullError)):
             return error  # nothing was executed, so the turn may be repeated
@@ -263,12 +265,12 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
         """Return names, agents and summaries of environments."""
         names = [request.environment] if request.environment else sorted(self.offer.factories)
         settings = settings_of(request)
-        described = []
+        descriptions = []
         for name in names:
             template: Environment = await self.run("", lambda name=name: self.offer.template(name, settings))  # type: ignore[misc]
             summary = (inspect.getdoc(type(template)) or "").split("\n", 1)[0]
-            described.append(pb.EnvironmentDescription(name=name, agents=template.agents, summary=summary))
-        return pb.DescribeReply(environments=described)
+            descriptions.append(pb.EnvironmentDescription(name=name, agents=template.agents, summary=summary))
+        return pb.DescribeReply(environments=descriptions)
 
     async def _tasks(self, request: pb.TasksRequest) -> pb.TasksReply:
         if request.start < 0 or not 0 <= request.count <= MAX_TASKS:
@@ -283,20 +285,20 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
             stop = request.start + request.count
             stop = stop if source.size is None else min(stop, source.size)
             # A wrapper's tasks are those of the environment within; clients know them by the name here.
-            own = [source[index] for index in range(request.start, stop)]
-            tasks = [replace(task, environment=request.environment) for task in own]
+            tasks_inside = [source[index] for index in range(request.start, stop)]
+            tasks = [replace(task, environment=request.environment) for task in tasks_inside]
             reply = pb.TasksReply(tasks=to_json(tasks), size=source.size)
             if request.identities:
                 template = self.offer.template(request.environment, settings)
-                reply.identities = to_json([template.identity(task) for task in own])
+                reply.identities = to_json([template.identity(task) for task in tasks_inside])
             return reply
 
         return await self.run("", read)
 
     async def _list(self, request: pb.ListSessionsRequest) -> pb.ListSessionsReply:
-        found = [session for session in self.sessions.values() if request.environment in ("", session.name)]
-        shown = found[: request.limit] if request.limit > 0 else found
-        return pb.ListSessionsReply(sessions=[session.described() for session in shown], total=len(found))
+        sessions = [session for session in self.sessions.values() if request.environment in ("", session.name)]
+        listed = sessions[: request.limit] if request.limit > 0 else sessions
+        return pb.ListSessionsReply(sessions=[session.description() for session in listed], total=len(sessions))
 
 
 def settings_of(request: Any) -> dict[str, Any]:

@@ -60,7 +60,7 @@ class Session:
         """Return seconds until it expires; a session that is busy does not."""
         return self.lease_seconds if self.busy is not None else self.touched + self.lease_seconds - time.monotonic()
 
-    def described(self) -> pb.SessionDescription:
+    def description(self) -> pb.SessionDescription:
         """Return its description, with a digest in place of the id, which would let others step and close it."""
         return pb.SessionDescription(
             session=hashlib.sha256(self.id.encode()).hexdigest()[:DIGEST_DIGITS],

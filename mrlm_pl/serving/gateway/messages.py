@@ -20,10 +20,10 @@ def read_messages(body: Any, ignore: Sequence[str]) -> Call:
     """Return the call that a request's JSON makes; arguments and errors are those of :func:`read_call`."""
     if isinstance(body, Mapping):
         body = {name: value for name, value in body.items() if value not in _DEFAULTS.get(name, ())}
-        system, given, tools = body.pop("system", ""), body.get("messages"), body.get("tools")
-        if isinstance(given, list):
+        system, messages, tools = body.pop("system", ""), body.get("messages"), body.get("tools")
+        if isinstance(messages, list):
             prompt = [{"role": "system", "content": system}] if system else []
-            body["messages"] = [*prompt, *_chat_messages(given)]
+            body["messages"] = [*prompt, *_chat_messages(messages)]
         if isinstance(tools, list):
             body["tools"] = [_chat_tool(tool) for tool in tools]
     return read_call("messages", body, ignore)
@@ -32,8 +32,8 @@ def read_messages(body: Any, ignore: Sequence[str]) -> Call:
 def messages_body(call: Call, served: Sequence[Served], id: str) -> dict[str, Any]:
     """Return the reply to a request without a stream."""
     ((text, calls, reason),), (reply,) = served, call.replies
-    ends = [(place, stop) for stop in call.prompt.stop if (place := reply.content.find(stop)) >= 0]
-    stop = min(ends)[1] if ends else None
+    stops = [(position, stop) for stop in call.prompt.stop if (position := reply.content.find(stop)) >= 0]
+    stop = min(stops)[1] if stops else None
     content: list[dict[str, Any]] = [{"type": "text", "text": text}] if text else []
     content += [{"type": "tool_use", "id": c.id, "name": c.name, "input": dict(c.arguments)} for c in calls]
     return {
@@ -52,8 +52,8 @@ def messages_events(call: Call, served: Sequence[Served], id: str) -> Iterator[s
     """Yield the events of a stream, each block in one piece."""
     body = messages_body(call, served, id)
     ends = {name: body[name] for name in ("stop_reason", "stop_sequence")}
-    begun = body | dict.fromkeys(ends) | {"content": [], "usage": body["usage"] | {"output_tokens": 0}}
-    events: list[dict[str, Any]] = [{"type": "message_start", "message": begun}]
+    first_message = body | dict.fromkeys(ends) | {"content": [], "usage": body["usage"] | {"output_tokens": 0}}
+    events: list[dict[str, Any]] = [{"type": "message_start", "message": first_message}]
     for index, block in enumerate(body["content"]):
         empty: dict[str, Any]
         if block["type"] == "text":
@@ -77,12 +77,12 @@ def messages_error(error: ProtocolError) -> dict[str, Any]:
     return {"type": "error", "error": body}
 
 
-def _chat_messages(given: Sequence[Any]) -> Iterator[Any]:
+def _chat_messages(messages: Sequence[Any]) -> Iterator[Any]:
     """Yield the messages with their blocks as OpenAI's protocol has them; malformed ones are left for its errors."""
-    for item in given:
-        content = item.get("content") if isinstance(item, Mapping) else None
+    for message in messages:
+        content = message.get("content") if isinstance(message, Mapping) else None
         if not isinstance(content, list):
-            yield item
+            yield message
             continue
         results, uses = _blocks(content, "tool_result"), _blocks(content, "tool_use")
         for block in results:
@@ -93,7 +93,7 @@ def _chat_messages(given: Sequence[Any]) -> Iterator[Any]:
                 {"id": use.get("id"), "function": {"name": use.get("name"), "arguments": json.dumps(use.get("input"))}}
                 for use in uses
             ]
-            yield {"role": item.get("role"), "content": rest, "tool_calls": calls}
+            yield {"role": message.get("role"), "content": rest, "tool_calls": calls}
 
 
 def _blocks(content: Sequence[Any], kind: str) -> list[Mapping[str, Any]]:

@@ -83,14 +83,14 @@ async def run_command(command: Sequence[str], row: Mapping[str, Any], endpoint: 
     words = [word.format_map(row) for word in command]
     if shutil.which(words[0]) is None:
         raise ProgramError(f"there is no program {words[0]!r}; name one on PATH, or its whole path")
-    with tempfile.TemporaryFile() as given:
-        given.write(json.dumps(row).encode())
-        given.seek(0)
+    with tempfile.TemporaryFile() as stdin:
+        stdin.write(json.dumps(row).encode())
+        stdin.seek(0)
         transport, program = await asyncio.get_running_loop().subprocess_exec(
             _Program,
             *ending_with_parent(signal.SIGKILL),
             *words,
-            stdin=given,
+            stdin=stdin,
             env=os.environ | endpoint.variables(),
             start_new_session=True,
         )
@@ -107,9 +107,9 @@ async def run_command(command: Sequence[str], row: Mapping[str, Any], endpoint: 
     if program.flooded:
         raise ProgramError(f"the program {words[0]!r} printed more than {PRINTED_MB} MiB; print less, or into a file")
     if status := transport.get_returncode():
-        how = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
+        end = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
         errors = program.text(2, ERROR_BYTES).strip() or "no error output"
-        raise ProgramError(f"the program {words[0]!r} ended with {how}: {errors}")
+        raise ProgramError(f"the program {words[0]!r} ended with {end}: {errors}")
     return program.text(1, OUTPUT_BYTES)
 
 
@@ -163,10 +163,11 @@ async def run_function(function: Callable[..., Any], row: Mapping[str, Any], end
     Raises:
         ProgramError: it raises.
     """
-    call, name = partial(function, dict(row), endpoint), getattr(function, "__name__", repr(function))
+    call = partial(function, dict(row), endpoint)
+    name = getattr(function, "__name__", repr(function))
     try:
-        made = call() if inspect.iscoroutinefunction(function) else await _in_thread(call, name)
-        return await _awaited(made) if inspect.isawaitable(made) else made
+        value = call() if inspect.iscoroutinefunction(function) else await _in_thread(call, name)
+        return await _run_coroutine(value) if inspect.isawaitable(value) else value
     except Exception as error:  # of the user's
         raise ProgramError(f"the function {name!r} raised {type(error).__name__}: {error}") from error
 
@@ -180,17 +181,17 @@ async def _in_thread(call: Callable[[], Any], name: str) -> Any:
         raise
 
 
-async def _awaited(made: Awaitable[Any]) -> Any:
+async def _run_coroutine(coroutine: Awaitable[Any]) -> Any:
     """Return the value of a coroutine, which has an event loop of its own, since it may block."""
     loop = EventLoopThread()
     try:
-        return await asyncio.wrap_future(loop.submit(_guarded(made)))
+        return await asyncio.wrap_future(loop.submit(_without_exits(coroutine)))
     finally:
         in_daemon(loop.close)
 
 
-async def _guarded(made: Awaitable[Any]) -> Any:
+async def _without_exits(coroutine: Awaitable[Any]) -> Any:
     try:
-        return await made
+        return await coroutine
     except (SystemExit, KeyboardInterrupt) as raised:  # would end the event loop
         raise as_error(raised) from raised

@@ -153,15 +153,15 @@ def served_form(reply: Reply, prompt: Prompt, number: int) -> Served:
         prompt: that it answers: its stop texts are cut off, and without tools there are no calls.
         number: of the reply in its episode, which makes the ids of calls unique.
     """
-    ends = [place for stop in prompt.stop if (place := reply.content.find(stop)) >= 0]
-    text = reply.content[: min(ends)] if ends else reply.content
-    asked = requested_calls(reply.message) if prompt.tools else ()
+    stops = [offset for stop in prompt.stop if (offset := reply.content.find(stop)) >= 0]
+    text = reply.content[: min(stops)] if stops else reply.content
+    requested = requested_calls(reply.message) if prompt.tools else ()
     calls = tuple(
-        ToolCall(f"call_{number}_{place}", call.name, call.arguments)
-        for place, call in enumerate(asked)
+        ToolCall(f"call_{number}_{index}", call.name, call.arguments)
+        for index, call in enumerate(requested)
         if isinstance(call, ToolCall)
     )
-    if not calls or len(calls) < len(asked):  # a malformed call is left in the text
+    if not calls or len(calls) < len(requested):  # a malformed call is left in the text
         return text, (), reply.finish_reason
     return text.partition("<tool_call>")[0].strip() if "<tool_call>" in text else "", calls, "tool_calls"
 
@@ -169,8 +169,8 @@ def served_form(reply: Reply, prompt: Prompt, number: int) -> Served:
 def chat_body(call: Call, served: Sequence[Served], id: str) -> dict[str, Any]:
     """Return the reply to a request without a stream."""
     choices = [
-        {"index": place, "message": _chat_message(text, calls), "finish_reason": reason, "logprobs": None}
-        for place, (text, calls, reason) in enumerate(served)
+        {"index": index, "message": _chat_message(text, calls), "finish_reason": reason, "logprobs": None}
+        for index, (text, calls, reason) in enumerate(served)
     ]
     return _envelope(call, id, "chat.completion") | {"choices": choices, "usage": _usage(call)}
 
@@ -178,12 +178,12 @@ def chat_body(call: Call, served: Sequence[Served], id: str) -> dict[str, Any]:
 def chat_events(call: Call, served: Sequence[Served], id: str) -> Iterator[str]:
     """Yield the events of a stream, each reply in one piece."""
     head = _envelope(call, id, "chat.completion.chunk")
-    for place, (text, calls, reason) in enumerate(served):
+    for index, (text, calls, reason) in enumerate(served):
         delta = _chat_message(text, calls)
         for number, item in enumerate(delta.get("tool_calls", ())):
             item["index"] = number
-        for part, end in ((delta, None), ({}, reason)):
-            choice = {"index": place, "delta": part, "finish_reason": end, "logprobs": None}
+        for delta_part, end in ((delta, None), ({}, reason)):
+            choice = {"index": index, "delta": delta_part, "finish_reason": end, "logprobs": None}
             yield event_text(head | {"choices": [choice]})
     if call.usage:
         yield event_text(head | {"choices": [], "usage": _usage(call)})
@@ -198,25 +198,25 @@ def responses_body(call: Call, served: Sequence[Served], id: str) -> dict[str, A
         part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
         message = {"id": f"msg_{id}", "type": "message", "role": "assistant", "status": "completed", "content": [part]}
         output.append(message)
-    for made in calls:
+    for tool_call in calls:
         output.append(
             {
-                "id": f"fc_{made.id}",
+                "id": f"fc_{tool_call.id}",
                 "type": "function_call",
-                "call_id": made.id,
-                "name": made.name,
-                "arguments": json.dumps(made.arguments),
+                "call_id": tool_call.id,
+                "name": tool_call.name,
+                "arguments": json.dumps(tool_call.arguments),
                 "status": "completed",
             }
         )
     usage = _usage(call)
-    whole = reason != "length"
+    complete = reason != "length"
     return {
         "id": f"resp_{id}",
         "object": "response",
         "created_at": int(time.time()),
-        "status": "completed" if whole else "incomplete",
-        "incomplete_details": None if whole else {"reason": "max_output_tokens"},
+        "status": "completed" if complete else "incomplete",
+        "incomplete_details": None if complete else {"reason": "max_output_tokens"},
         "error": None,
         "model": call.model,
         "output": output,
@@ -243,25 +243,25 @@ def responses_events(call: Call, served: Sequence[Served], id: str) -> Iterator[
     events: list[dict[str, Any]] = [
         {"type": "response.created", "response": body | {"status": "in_progress", "output": [], "usage": None}}
     ]
-    for place, item in enumerate(body["output"]):
-        at = {"output_index": place, "item_id": item["id"]}
-        begun: dict[str, Any] = {"content": []} if item["type"] == "message" else {"arguments": ""}
-        events.append({"type": "response.output_item.added", "output_index": place, "item": item | begun})
+    for index, item in enumerate(body["output"]):
+        position = {"output_index": index, "item_id": item["id"]}
+        empty_item: dict[str, Any] = {"content": []} if item["type"] == "message" else {"arguments": ""}
+        events.append({"type": "response.output_item.added", "output_index": index, "item": item | empty_item})
         if item["type"] == "message":
             (part,) = item["content"]
-            at["content_index"] = 0
+            position["content_index"] = 0
             empty = part | {"text": ""}
-            events.append({"type": "response.content_part.added", "part": empty, **at})
+            events.append({"type": "response.content_part.added", "part": empty, **position})
             text = {"delta": part["text"], "logprobs": []}
-            events.append({"type": "response.output_text.delta", **text, **at})
-            events.append({"type": "response.output_text.done", "text": part["text"], "logprobs": [], **at})
-            events.append({"type": "response.content_part.done", "part": part, **at})
+            events.append({"type": "response.output_text.delta", **text, **position})
+            events.append({"type": "response.output_text.done", "text": part["text"], "logprobs": [], **position})
+            events.append({"type": "response.content_part.done", "part": part, **position})
         else:
             arguments = item["arguments"]
-            events.append({"type": "response.function_call_arguments.delta", "delta": arguments, **at})
+            events.append({"type": "response.function_call_arguments.delta", "delta": arguments, **position})
             done = {"arguments": arguments, "name": item["name"]}
-            events.append({"type": "response.function_call_arguments.done", **done, **at})
-        events.append({"type": "response.output_item.done", "output_index": place, "item": item})
+            events.append({"type": "response.function_call_arguments.done", **done, **position})
+        events.append({"type": "response.output_item.done", "output_index": index, "item": item})
     events.append({"type": f"response.{body['status']}", "response": body})
     for number, event in enumerate(events):
         yield f"event: {event['type']}\n" + event_text(event | {"sequence_number": number})
@@ -291,59 +291,59 @@ def _usage(call: Call) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
 
 
-def _chat_messages(given: Any) -> tuple[Message, ...]:
-    if not isinstance(given, list) or not given:
+def _chat_messages(messages: Any) -> tuple[Message, ...]:
+    if not isinstance(messages, list) or not messages:
         raise _fault("messages", "must be a list with at least one message")
-    return tuple(_message(item, f"messages[{place}]") for place, item in enumerate(given))
+    return tuple(_message(item, f"messages[{index}]") for index, item in enumerate(messages))
 
 
-def _message(item: Any, place: str) -> Message:
+def _message(item: Any, path: str) -> Message:
     if not isinstance(item, Mapping):
-        raise _fault(place, f"is {item!r:.60}; give an object with role and content")
+        raise _fault(path, f"is {item!r:.60}; give an object with role and content")
     role = _ROLES.get(str(item.get("role")), item.get("role"))
     if role not in ROLES:
-        raise _fault(f"{place}.role", f"is {role!r}; it must be one of {', '.join(ROLES)}, developer")
-    made = item.get("tool_calls") or []
-    if not isinstance(made, list) or not all(isinstance(call, Mapping) for call in made):
-        raise _fault(f"{place}.tool_calls", f"is {made!r:.60}; give a list of objects")
-    if item.get("content") is None and not (made or item.get("refusal")):
-        raise _fault(f"{place}.content", "is missing; give a text, or the tool calls of a reply")
-    calls = tuple(_tool_call(call.get("id"), call.get("function"), f"{place}.tool_calls") for call in made)
-    return Message(role, _text(item.get("content"), place), calls, _id(item.get("tool_call_id"), place))
+        raise _fault(f"{path}.role", f"is {role!r}; it must be one of {', '.join(ROLES)}, developer")
+    tool_calls = item.get("tool_calls") or []
+    if not isinstance(tool_calls, list) or not all(isinstance(call, Mapping) for call in tool_calls):
+        raise _fault(f"{path}.tool_calls", f"is {tool_calls!r:.60}; give a list of objects")
+    if item.get("content") is None and not (tool_calls or item.get("refusal")):
+        raise _fault(f"{path}.content", "is missing; give a text, or the tool calls of a reply")
+    calls = tuple(_tool_call(call.get("id"), call.get("function"), f"{path}.tool_calls") for call in tool_calls)
+    return Message(role, _text(item.get("content"), path), calls, _id(item.get("tool_call_id"), path))
 
 
-def _id(value: Any, place: str) -> str | None:
+def _id(value: Any, path: str) -> str | None:
     """Return the id of the call that a message answers; records hold texts."""
     if value is not None and not isinstance(value, str):
-        raise _fault(place, f"answers the call {value!r:.60}; the id of a call is a text")
+        raise _fault(path, f"answers the call {value!r:.60}; the id of a call is a text")
     return value
 
 
 def _response_messages(body: Mapping[str, Any]) -> tuple[Message, ...]:
-    given = body.get("input")
-    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    value = body.get("input")
+    items = [{"role": "user", "content": value}] if isinstance(value, str) else value
     if not isinstance(items, list) or not items:
         raise _fault("input", "must be a text or a list with at least one item")
     messages = [Message("system", str(body["instructions"]))] if body.get("instructions") else []
     for number, item in enumerate(items):
-        place = f"input[{number}]"
+        path = f"input[{number}]"
         kind = item.get("type", "message") if isinstance(item, Mapping) else None
         if kind == "function_call":
-            call = _tool_call(item.get("call_id"), item, place)
+            call = _tool_call(item.get("call_id"), item, path)
             begun = messages and messages[-1].role == "assistant"  # the text and the calls of one reply
             reply = messages.pop() if begun else Message("assistant", "")
             messages.append(replace(reply, tool_calls=(*reply.tool_calls, call)))
         elif kind == "function_call_output":
-            answered = _id(item.get("call_id"), place)
-            messages.append(Message("tool", _text(item.get("output"), place), tool_call_id=answered))
+            call_id = _id(item.get("call_id"), path)
+            messages.append(Message("tool", _text(item.get("output"), path), tool_call_id=call_id))
         elif kind == "message":
-            messages.append(_message(item, place))
+            messages.append(_message(item, path))
         else:
-            raise _fault(f"{place}.type", f"is {kind!r}; send messages, function calls and their outputs")
+            raise _fault(f"{path}.type", f"is {kind!r}; send messages, function calls and their outputs")
     return tuple(messages)
 
 
-def _tool_call(id: Any, function: Any, place: str) -> ToolCall:
+def _tool_call(id: Any, function: Any, path: str) -> ToolCall:
     try:
         arguments = json.loads(function["arguments"] or "{}")
         if not isinstance(arguments, dict):
@@ -352,34 +352,34 @@ def _tool_call(id: Any, function: Any, place: str) -> ToolCall:
         return ToolCall(str(id), str(function["name"]), arguments)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         text = f"holds a call without a name or with arguments that are no JSON object: {error}"
-        raise _fault(place, text) from None
+        raise _fault(path, text) from None
 
 
-def _text(content: Any, place: str) -> str:
+def _text(content: Any, path: str) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     parts = content if isinstance(content, list) else [content]
     for part in parts:
         if not isinstance(part, Mapping) or part.get("type") not in _TEXT:
-            raise _fault(f"{place}.content", f"holds {part!r:.60}; only text can be served")
+            raise _fault(f"{path}.content", f"holds {part!r:.60}; only text can be served")
     return "".join(str(part.get("text") or part.get("refusal") or "") for part in parts)
 
 
-def _tools(given: Any) -> tuple[ToolSchema, ...]:
-    if not isinstance(given, list | None):
-        raise _fault("tools", f"is {given!r:.80}; give a list")
-    found = []
-    for place, tool in enumerate(given or ()):
+def _tools(tools: Any) -> tuple[ToolSchema, ...]:
+    if not isinstance(tools, list | None):
+        raise _fault("tools", f"is {tools!r:.80}; give a list")
+    schemas = []
+    for index, tool in enumerate(tools or ()):
         kind, function = (tool.get("type"), tool.get("function", tool)) if isinstance(tool, Mapping) else ("", {})
         if not isinstance(function, Mapping) or kind != "function" or not function.get("name"):
-            raise _fault(f"tools[{place}]", f"is {tool!r:.80}; only functions with a name can be served")
+            raise _fault(f"tools[{index}]", f"is {tool!r:.80}; only functions with a name can be served")
         if not isinstance(function["name"], str):
-            raise _fault(f"tools[{place}].name", f"is {function['name']!r:.60}; give a text")
+            raise _fault(f"tools[{index}].name", f"is {function['name']!r:.60}; give a text")
         parameters = function.get("parameters") or {"type": "object", "properties": {}}
         if not isinstance(parameters, Mapping) or not isinstance(parameters.get("properties"), Mapping | None):
-            raise _fault(f"tools[{place}].parameters", f"is {parameters!r:.60}; give a JSON schema")
-        found.append(ToolSchema(function["name"], str(function.get("description") or ""), parameters))
-    return tuple(found)
+            raise _fault(f"tools[{index}].parameters", f"is {parameters!r:.60}; give a JSON schema")
+        schemas.append(ToolSchema(function["name"], str(function.get("description") or ""), parameters))
+    return tuple(schemas)
 
 
 def _whole(name: str, value: Any) -> int:

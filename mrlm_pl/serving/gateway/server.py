@@ -71,8 +71,8 @@ class Gateway(Shared):
         self.host, self.port, self.programs, self.patient = host, port, programs, False
         self.counts: Counter[str] = Counter()
         self._sessions: dict[str, Session] = {}
-        self._over: deque[str] = deque(maxlen=REMEMBERED)
-        self._asked: asyncio.Queue[tuple[web.Request, asyncio.Future[Session]]] = asyncio.Queue()
+        self._ended_ids: deque[str] = deque(maxlen=REMEMBERED)
+        self._requests: asyncio.Queue[tuple[web.Request, asyncio.Future[Session]]] = asyncio.Queue()
         self._loop: EventLoopThread | None = None
         self._runner: web.AppRunner | None = None
         self._address = ""
@@ -112,19 +112,19 @@ class Gateway(Shared):
     def add(self, make: Callable[[], Session]) -> Session:
         """Begin an episode; its calls are served until :meth:`remove`."""
 
-        async def made() -> Session:
+        async def make_on_loop() -> Session:
             return make()
 
         with self._lock:
             self.start()
-            session = self.submit(made()).result()
+            session = self.submit(make_on_loop()).result()
             self._sessions[session.id] = session
         return session
 
     async def remove(self, session: Session) -> None:
         """End an episode; on the gateway's event loop."""
         if self._sessions.pop(session.id, None) is not None:
-            self._over.append(session.id)
+            self._ended_ids.append(session.id)
         await session.end()
 
     def endpoint(self, session: Session, address: str = "") -> Endpoint:
@@ -139,13 +139,13 @@ class Gateway(Shared):
                 return
             runner, loop, self._loop, self._runner = self._runner, self._loop, None, None
             assert runner is not None
-            loop.submit(self._closed(runner)).result()
+            loop.submit(self._close(runner)).result()
             loop.close()
 
-    async def _closed(self, runner: web.AppRunner) -> None:
-        while not self._asked.empty():
-            _, asked = self._asked.get_nowait()
-            asked.set_exception(
+    async def _close(self, runner: web.AppRunner) -> None:
+        while not self._requests.empty():
+            _, future = self._requests.get_nowait()
+            future.set_exception(
                 ProtocolError(503, "no_episode", "the endpoint closes; end the program, or ask again in a later run")
             )
         await runner.cleanup()
@@ -168,19 +168,19 @@ class Gateway(Shared):
         """
         seconds = None if self.patient else session.limits.lease_seconds
         try:
-            request, asked = await asyncio.wait_for(self._asked.get(), seconds)
+            request, future = await asyncio.wait_for(self._requests.get(), seconds)
             while request.transport is None or request.transport.is_closing():  # its program is gone
-                request, asked = await asyncio.wait_for(self._asked.get(), seconds)
+                request, future = await asyncio.wait_for(self._requests.get(), seconds)
         except asyncio.TimeoutError:
             raise ProgramError(
                 f"no program opened the episode within {session.limits.lease_seconds:g} s; start one that posts to "
                 f"{self._address}/episodes, or raise `lease_seconds`"
             ) from None
-        asked.set_result(session)
+        future.set_result(session)
 
     async def _listen(self) -> None:
-        self._asked = asyncio.Queue()  # of this loop
-        app = web.Application(client_max_size=BODY_MB << 20, middlewares=[self._answered])
+        self._requests = asyncio.Queue()  # of this loop
+        app = web.Application(client_max_size=BODY_MB << 20, middlewares=[self._with_refusals])
         app.add_routes(
             [
                 *(web.post(path, self._call) for path in _FORMS),
@@ -197,7 +197,7 @@ class Gateway(Shared):
         self._address = f"http://{self.host}:{self._runner.addresses[0][1]}"
 
     @web.middleware
-    async def _answered(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+    async def _with_refusals(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
         """Answer a request; refusals are counted and have the protocol's form."""
         try:
             return await handler(request)
@@ -222,7 +222,7 @@ class Gateway(Shared):
         id = key.partition(".")[0].removeprefix(KEY)
         if (session := self._sessions.get(id)) is not None:
             return session
-        if id in self._over:
+        if id in self._ended_ids:
             raise ended()
         raise ProtocolError(
             401, "invalid_api_key", "the key is of no episode; use the OPENAI_API_KEY that the program was started with"
@@ -230,12 +230,12 @@ class Gateway(Shared):
 
     def _agent(self, key: str, session: Session, model: str) -> str:
         """Return the agent of a call: of its key, else of its model's name, else the only one."""
-        named = key.partition(".")[2] or model
-        if named in session.agents:
-            return named
-        if len(session.agents) == 1 and named == model:
+        agent = key.partition(".")[2] or model
+        if agent in session.agents:
+            return agent
+        if len(session.agents) == 1 and agent == model:
             return session.agents[0]
-        text = f"there is no agent {named!r:.60}; name one as the model or in the key: {', '.join(session.agents)}"
+        text = f"there is no agent {agent!r:.60}; name one as the model or in the key: {', '.join(session.agents)}"
         raise ProtocolError(404, "model_not_found", text, "model")
 
     async def _call(self, request: web.Request) -> web.StreamResponse:
@@ -273,9 +273,9 @@ class Gateway(Shared):
         if token is None and is_foreign(origin := request.headers.get("Origin")):
             fault = f"Origin {origin!r:.80} is a page of another machine; open it at localhost, or start the gateway"
             raise ProtocolError(403, "foreign_origin", f"{fault} with MRLM_TOKEN and send it as the key")
-        asked: asyncio.Future[Session] = asyncio.get_running_loop().create_future()
-        self._asked.put_nowait((request, asked))
-        session = await asked
+        future: asyncio.Future[Session] = asyncio.get_running_loop().create_future()
+        self._requests.put_nowait((request, future))
+        session = await future
         endpoint = self.endpoint(session, f"{request.scheme}://{request.host}")  # as the program reaches it
         return web.json_response(
             {
@@ -289,14 +289,16 @@ class Gateway(Shared):
         )
 
     async def _reward(self, request: web.Request) -> web.Response:
-        session, body = self._session(request.match_info["id"]), await _body(request)
+        session = self._session(request.match_info["id"])
+        body = await _body(request)
         if not isinstance(body, Mapping):
             raise ProtocolError(400, "invalid_reward", 'the body must be rewards by agent, as in {"planner": 1.0}')
         session.reward(body)
         return web.json_response({})
 
     async def _end(self, request: web.Request) -> web.Response:
-        session, body = self._session(request.match_info["id"]), await _body(request)
+        session = self._session(request.match_info["id"])
+        body = await _body(request)
         if not isinstance(body, Mapping) or session.started:
             text = "the body must be an object with `output` or `error`, and the episode of a program started elsewhere"
             raise ProtocolError(400, "invalid_request", text)
@@ -325,8 +327,8 @@ def _key(request: web.Request) -> str:
     """Return the key of a request; on pages of an episode that in its path."""
     if "id" in request.match_info:
         return request.match_info["id"]
-    given = request.headers.get("x-api-key", "") or request.headers.get("Authorization", "")
-    return given.removeprefix("Bearer ").strip()
+    header = request.headers.get("x-api-key", "") or request.headers.get("Authorization", "")
+    return header.removeprefix("Bearer ").strip()
 
 
 async def _body(request: web.Request) -> Any:

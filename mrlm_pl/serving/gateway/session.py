@@ -99,7 +99,7 @@ class Session:
             # Not 429, which clients repeat.
             raise ProtocolError(403, "budget_exhausted", f"{text}; end the program or raise the bound")
         self.counts["calls"] += call.count
-        call.prompt = self._restored(agent, call.prompt)
+        call.prompt = self._restore(agent, call.prompt)
         served: asyncio.Future[list[Served]] = asyncio.get_running_loop().create_future()
         self._queues[agent].append((call, served))
         self._arrived.set()
@@ -137,7 +137,7 @@ class Session:
             self._past[agent].append((*call.prompt.messages, reply.message))
             if len(call.replies) == call.count:
                 self._queues[agent].popleft()
-                replies = [self._served(reply, call.prompt) for reply in call.replies]
+                replies = [self._serve(reply, call.prompt) for reply in call.replies]
                 if not served.done():
                     served.set_result(replies)
         if not any(self._queues.values()):
@@ -152,30 +152,30 @@ class Session:
         """
         if self._ended:
             raise ended()
-        parts = {agent: reward_parts(value) for agent, value in values.items()}
-        for agent, found in parts.items():
-            if found is None:
+        by_agent = {agent: reward_parts(value) for agent, value in values.items()}
+        for agent, components in by_agent.items():
+            if components is None:
                 text = (
                     f"the reward of {agent!r} is {values[agent]!r:.60}; give a finite number, or numbers by component"
                 )
                 raise ProtocolError(400, "invalid_reward", text, agent)
-            if agent not in self.agents or (agent not in self.acted and any(found.values())):
-                known = ", ".join(sorted(self.acted)) or "none"
-                text = f"agent {agent!r} has made no call; reward those that have: {known}"
+            if agent not in self.agents or (agent not in self.acted and any(components.values())):
+                actors = ", ".join(sorted(self.acted)) or "none"
+                text = f"agent {agent!r} has made no call; reward those that have: {actors}"
                 raise ProtocolError(409, "unknown_agent", text, agent)
         self.rewarded = self.rewarded or any(value != {} for value in values.values())
-        for agent, found in parts.items():
+        for agent, components in by_agent.items():
             if agent not in self.acted:
                 continue
             sums = self.rewards.setdefault(agent, {})
-            for name, value in (found or {}).items():
+            for name, value in (components or {}).items():
                 sums[name] = sums.get(name, 0.0) + value
                 self.posted[agent] += value
 
     def take_rewards(self) -> dict[str, dict[str, float]]:
         """Return the rewards since the last time."""
-        taken, self.rewards = self.rewards, {}
-        return taken
+        rewards, self.rewards = self.rewards, {}
+        return rewards
 
     async def end(self) -> None:
         """Refuse all waiting and later calls, and stop the program."""
@@ -198,12 +198,12 @@ class Session:
         if self.program.done() and not self.program.cancelled():
             self.program.exception()  # likewise
 
-    def _restored(self, agent: str, prompt: Prompt) -> Prompt:
+    def _restore(self, agent: str, prompt: Prompt) -> Prompt:
         """Return a prompt in which replies and calls that were served are as they were sampled; count its kind."""
         messages = tuple(self._as_sampled(message) for message in prompt.messages)
         past = self._past[agent]
-        if not any(messages[: len(known)] == known for known in past):
-            if any(messages == known[:-1] for known in past):
+        if not any(messages[: len(conversation)] == conversation for conversation in past):
+            if any(messages == conversation[:-1] for conversation in past):
                 self.counts["retries"] += 1
             elif past:
                 replied = any(message.role == "assistant" for message in messages)
@@ -218,14 +218,14 @@ class Session:
             return replace(message, tool_call_id=call.id, name=call.name)
         return message
 
-    def _served(self, reply: Reply, prompt: Prompt) -> Served:
+    def _serve(self, reply: Reply, prompt: Prompt) -> Served:
         self._replies += 1
         served = served_form(reply, prompt, self._replies)
         text, calls, _ = served
         self._sampled[_served_key(text, calls)] = reply.message
-        for call, own in zip(calls, requested_calls(reply.message), strict=False):
-            if isinstance(own, ToolCall):
-                self._calls[call.id] = own
+        for call, sampled_call in zip(calls, requested_calls(reply.message), strict=False):
+            if isinstance(sampled_call, ToolCall):
+                self._calls[call.id] = sampled_call
         return served
 
 
@@ -235,9 +235,9 @@ def reward_parts(value: Any) -> dict[str, float] | None:
     >>> reward_parts(1), reward_parts(0), reward_parts({"style": 0.5}), reward_parts("1")
     ({'reward': 1.0}, {}, {'style': 0.5}, None)
     """
-    given = value if isinstance(value, Mapping) else {"reward": value} if value != 0 else {}
-    fine = all(isinstance(number, (int, float)) and abs(number) <= MOST_REWARD for number in given.values())
-    return {str(name): float(number) for name, number in given.items()} if fine else None
+    components = value if isinstance(value, Mapping) else {"reward": value} if value != 0 else {}
+    valid = all(isinstance(number, (int, float)) and abs(number) <= MOST_REWARD for number in components.values())
+    return {str(name): float(number) for name, number in components.items()} if valid else None
 
 
 def ended() -> ProtocolError:

@@ -56,14 +56,14 @@ class RemoteEngine(Engine):
             RemoteTimeoutError: the server does not answer.
             RemoteError: its answer is not of the protocol.
         """
-        found: list[Sample] = []
-        for part in in_parts(requests, _tokens, MAX_REQUESTS, MAX_TOKENS):
-            batch = pb.SampleBatch(requests=[_to_request(item) for item in part])
+        samples: list[Sample] = []
+        for chunk in in_parts(requests, _tokens, MAX_REQUESTS, MAX_TOKENS):
+            batch = pb.SampleBatch(requests=[_to_request(request) for request in chunk])
             reply = await asyncio.wrap_future(submit(self._ask("Sample", batch)))
-            found += [_from_sample(sample, self.address.target) for sample in reply.samples]
-        if len(found) != len(requests):
-            raise RemoteError(f"{self.address.target} answered {len(requests)} turns with {len(found)} samples")
-        return found
+            samples += [_from_sample(sample, self.address.target) for sample in reply.samples]
+        if len(samples) != len(requests):
+            raise RemoteError(f"{self.address.target} answered {len(requests)} turns with {len(samples)} samples")
+        return samples
 
     def load(self, policy: str, weights: Any, version: int) -> None:
         """Raise: the weights are the server's.
@@ -83,12 +83,12 @@ class RemoteEngine(Engine):
         Raises:
             RemoteTimeoutError: the server does not answer.
         """
-        asked = submit(self._ask("DescribePolicies", pb.DescribePoliciesRequest()))
-        if not wait([asked], NOTICE_SECONDS).done:
+        answer = submit(self._ask("DescribePolicies", pb.DescribePoliciesRequest()))
+        if not wait([answer], NOTICE_SECONDS).done:
             logger.warning(
                 "no policies are served at %s yet; waiting for at most %g s", self.address.target, self.seconds
             )
-        return {item.name: item for item in asked.result().policies}
+        return {description.name: description for description in answer.result().policies}
 
     def release(self, session_prefix: str) -> None:
         """Forget caches, in the background; see :meth:`Engine.release`."""

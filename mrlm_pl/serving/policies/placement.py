@@ -42,30 +42,30 @@ def with_served(engine: Engine, policies: Mapping[str, Policy]) -> Engine:
     if not served:
         return engine
     over_http: dict[str, Engine] = {
-        name: _over_http(name, place, policies[name]) for name, place in served.items() if "://" in place
+        name: _over_http(name, address, policies[name]) for name, address in served.items() if "://" in address
     }
-    places = {name: place for name, place in served.items() if name not in over_http}
+    addresses = {name: address for name, address in served.items() if name not in over_http}
     identity = identity_of_environment()
     by_address = {
         address: RemoteEngine(address, identity=identity, seconds=ANSWER_SECONDS)
-        for address in sorted(set(places.values()))
+        for address in sorted(set(addresses.values()))
     }
-    described = {address: remote.described() for address, remote in by_address.items()}
-    for name, address in places.items():
-        found = described[address].get(name)
-        if found is None:
-            there = ", ".join(described[address]) or "none"
+    descriptions = {address: remote.described() for address, remote in by_address.items()}
+    for name, address in addresses.items():
+        description = descriptions[address].get(name)
+        if description is None:
+            names = ", ".join(descriptions[address]) or "none"
             raise ConfigurationError(
-                f"policies.{name}.served_by: {address} has no policy {name!r}; there are: {there}; "
+                f"policies.{name}.served_by: {address} has no policy {name!r}; there are: {names}; "
                 f"start it with `mrlm serve --policies '{{{name}: MODEL}}'`"
             )
-        _check_vocabulary(name, policies[name], address, found.model, found.vocabulary)
-    return RoutingEngine(engine, over_http | {name: by_address[address] for name, address in places.items()})
+        _check_vocabulary(name, policies[name], address, description.model, description.vocabulary)
+    return RoutingEngine(engine, over_http | {name: by_address[address] for name, address in addresses.items()})
 
 
-def _over_http(name: str, place: str, policy: Policy) -> OpenAICompatible:
+def _over_http(name: str, address: str, policy: Policy) -> OpenAICompatible:
     """Return the engine of a policy that an OpenAI-compatible server has, which is checked."""
-    dialect, _, url = place.rpartition("+")
+    dialect, _, url = address.rpartition("+")
     engine = OpenAICompatible(
         url,
         dialect or "vllm",  # type: ignore[arg-type]

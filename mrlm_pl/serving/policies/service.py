@@ -46,9 +46,9 @@ class PolicyService(environment_pb2_grpc.PolicyServiceServicer):
             text = f"there is no policy {unknown[0][:100]!r} here; there are {', '.join(sorted(self.policies))}"
             return await refuse(context, grpc.StatusCode.NOT_FOUND, text)
         try:
-            asked = [_from_request(item) for item in request.requests]
+            requests = [_from_request(item) for item in request.requests]
             async with self._one_at_a_time:
-                samples = await self.engine.sample(asked)
+                samples = await self.engine.sample(requests)
         except (ConfigurationError, EngineError, ValueError) as error:
             return await refuse(context, grpc.StatusCode.INVALID_ARGUMENT, f"{type(error).__name__}: {error}")
         except Exception as error:  # clients repeat statuses that are no refusals
@@ -64,20 +64,20 @@ class PolicyService(environment_pb2_grpc.PolicyServiceServicer):
     async def DescribePolicies(  # noqa: N802
         self, request: pb.DescribePoliciesRequest, context: Any
     ) -> pb.DescribePoliciesReply:
-        described = [
+        descriptions = [
             pb.PolicyDescription(name=name, model=model, vocabulary=self.vocabularies.get(name, ""))
             for name, model in self.policies.items()
         ]
-        return pb.DescribePoliciesReply(policies=described)
+        return pb.DescribePoliciesReply(policies=descriptions)
 
 
 def _from_request(request: pb.SampleRequest) -> SampleRequest:
-    given = request.sampling
+    sampling = request.sampling
     return SampleRequest(
         token_ids=tuple(request.token_ids),
         policy=request.policy,
         seed=int(request.seed),
-        sampling=Sampling(given.temperature, given.top_p, given.top_k, given.max_tokens),
+        sampling=Sampling(sampling.temperature, sampling.top_p, sampling.top_k, sampling.max_tokens),
         stop_ids=tuple(request.stop_ids),
         session=request.session,
     )

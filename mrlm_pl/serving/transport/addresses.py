@@ -39,7 +39,7 @@ _turns: defaultdict[tuple[Address, ...], Iterator[int]] = defaultdict(itertools.
 """Requests that each set of servers has had, so that the clients of other servers do not change the rotation."""
 
 _gone: dict[Address, asyncio.Task[None]] = {}
-_silent: dict[str, tuple[float, float]] = {}
+_silent_since: dict[str, tuple[float, float]] = {}
 """Servers that do not answer, with the times since when, and of the last warning."""
 
 _full: dict[str, float] = {}
@@ -67,8 +67,8 @@ def addresses_of(
 def in_turn(addresses: Sequence[Address]) -> list[Address]:
     """Return all addresses, each time beginning with the next; those that are gone come last."""
     first = next(_turns[tuple(addresses)]) % len(addresses)
-    turned = [*addresses[first:], *addresses[:first]]
-    return sorted(turned, key=is_gone)
+    rotated = [*addresses[first:], *addresses[:first]]
+    return sorted(rotated, key=is_gone)
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Servers:
             RemoteTimeoutError: the time is over.
             Exception: what ``refusal`` returned.
         """
-        named = f"{self.who} at {self.targets}"
+        name = f"{self.who} at {self.targets}"
         backoff = Backoff(seconds)
         while True:
             for address in in_turn(self.addresses) if rotate else sorted(self.addresses, key=is_gone):
@@ -128,34 +128,34 @@ class Servers:
                         note_gone(address)
                     continue
                 note_back(address)
-                if _silent.pop(named, None):
-                    logger.warning("%s answers again", named)
+                if _silent_since.pop(name, None):
+                    logger.warning("%s answers again", name)
                 return answer, address
             if problem.code is not grpc.StatusCode.RESOURCE_EXHAUSTED:
-                _warn_silent(named, problem, seconds)
-            elif backoff.left < seconds / 2 and time.monotonic() - _full.get(named, -math.inf) >= WARNING_SECONDS:
-                _full[named] = time.monotonic()
-                logger.warning("%s is full (%s); retrying for %g s", named, problem, seconds / 2)
+                _warn_of_silence(name, problem, seconds)
+            elif backoff.left < seconds / 2 and time.monotonic() - _full.get(name, -math.inf) >= WARNING_SECONDS:
+                _full[name] = time.monotonic()
+                logger.warning("%s is full (%s); retrying for %g s", name, problem, seconds / 2)
             if not await backoff.pause():
                 raise RemoteTimeoutError(f"{late} ({problem})") from problem
 
 
-def _warn_silent(named: str, problem: StatusError, seconds: float) -> None:
+def _warn_of_silence(name: str, problem: StatusError, seconds: float) -> None:
     now = time.monotonic()
-    since, warned = _silent.get(named, (now, -math.inf))
+    since, warned = _silent_since.get(name, (now, -math.inf))
     if now - warned < WARNING_SECONDS:
         return
     if since == now:
-        logger.warning("%s does not answer (%s); retrying for %g s", named, problem, seconds)
+        logger.warning("%s does not answer (%s); retrying for %g s", name, problem, seconds)
     else:
-        logger.warning("%s has not answered for %.0f s (%s)", named, now - since, problem)
-    _silent[named] = since, now
+        logger.warning("%s has not answered for %.0f s (%s)", name, now - since, problem)
+    _silent_since[name] = since, now
 
 
 def is_gone(address: Address) -> bool:
     """Return whether a server was gone when it was last asked."""
-    asking = _gone.get(address)
-    return asking is not None and not asking.done()
+    probe = _gone.get(address)
+    return probe is not None and not probe.done()
 
 
 def note_gone(address: Address) -> None:
@@ -166,9 +166,9 @@ def note_gone(address: Address) -> None:
 
 def note_back(address: Address) -> None:
     """Stop skipping a server that has answered."""
-    asking = _gone.pop(address, None)
-    if asking is not None:
-        asking.cancel()
+    probe = _gone.pop(address, None)
+    if probe is not None:
+        probe.cancel()
 
 
 async def _until_back(address: Address) -> None:

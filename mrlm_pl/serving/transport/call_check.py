@@ -37,9 +37,9 @@ class CallCheck(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler:
         """Return the handler with a check of its request, or one that refuses; see ``grpc.aio.ServerInterceptor``."""
-        given = str(dict(handler_call_details.invocation_metadata).get(HEADER, ""))
+        header = str(dict(handler_call_details.invocation_metadata).get(HEADER, ""))
         method: str = handler_call_details.method
-        if not (self._token is None or method.startswith(_OPEN_TO_ALL) or carries_token(given, self._token)):
+        if not (self._token is None or method.startswith(_OPEN_TO_ALL) or carries_token(header, self._token)):
             return grpc.stream_stream_rpc_method_handler(_refuse)
         handler: Any = await continuation(handler_call_details)
         if handler is None or (handler.unary_unary is None and handler.stream_stream is None):

@@ -75,12 +75,12 @@ def from_json(content: bytes, kind: type[T]) -> T:
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return an object of JSON, whose keys must differ."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    unique = dict(pairs)
+    if len(unique) < len(pairs):
         keys = [key for key, _ in pairs]
-        twice = next(key for key in found if keys.count(key) > 1)
+        twice = next(key for key in unique if keys.count(key) > 1)
         raise ValueError(f"the key {twice[:100]!r} comes twice")
-    return found
+    return unique
 
 
 _Amounts: TypeAlias = dict[str, bool | int | float]

@@ -195,8 +195,10 @@ class Connection:
         """
         if service not in self._stubs:
             self._stubs[service] = service(self._channel)
-        call, loop = getattr(self._stubs[service], method), asyncio.get_running_loop()
-        patience, deadline = self.patience if patience is None else patience, loop.time() + timeout
+        call = getattr(self._stubs[service], method)
+        loop = asyncio.get_running_loop()
+        patience = self.patience if patience is None else patience
+        deadline = loop.time() + timeout
         backoff: Backoff | None = None
         while True:
             if self._closed:
@@ -206,7 +208,7 @@ class Connection:
             try:
                 return await call(request, timeout=max(deadline - started, 0.001), metadata=self._metadata)
             except grpc.aio.AioRpcError as error:
-                problem = await self._problem(error, timeout)
+                problem = await self._status_error(error, timeout)
                 if not problem.transient or problem.code is grpc.StatusCode.DEADLINE_EXCEEDED:
                     raise problem from error
             except DecodeError as error:
@@ -223,7 +225,7 @@ class Connection:
             if not await backoff.pause():
                 raise problem
 
-    async def _problem(self, error: grpc.aio.AioRpcError, timeout: float) -> StatusError:
+    async def _status_error(self, error: grpc.aio.AioRpcError, timeout: float) -> StatusError:
         code, text = error.code(), f"{self.address.target}: {error.details()}"
         if any(key == _REFUSAL for key, _ in error.trailing_metadata() or ()):
             return RefusalError(code, error.details() or "")
@@ -259,7 +261,7 @@ class Connection:
             async for order in controller.Join(reports, metadata=self._metadata):
                 yield order
         except grpc.aio.AioRpcError as error:
-            raise await self._problem(error, math.inf) from error
+            raise await self._status_error(error, math.inf) from error
 
     def hold(self, session: str, lease_seconds: float) -> None:
         """Keep a session's lease alive until it is released."""
@@ -313,7 +315,7 @@ _process: _Process | None = None
 """In a forked process that of its parent: freeing it would end this process."""
 
 
-def _shared() -> _Process:
+def _shared_process() -> _Process:
     global _process
     with _lock:
         if _process is None:
@@ -333,7 +335,7 @@ def submit(coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         RemoteError: this process was forked after its parent had called this.
     """
     try:
-        return _shared().loop.submit(coroutine)
+        return _shared_process().loop.submit(coroutine)
     except RemoteError:
         coroutine.close()
         raise
@@ -341,7 +343,7 @@ def submit(coroutine: Coroutine[Any, Any, T]) -> Future[T]:
 
 async def connection(address: Address) -> Connection:
     """Return the connection to an address; to be awaited on the loop of :func:`submit`."""
-    connections = _shared().connections
+    connections = _shared_process().connections
     if address not in connections:
         connections[address] = Connection(address)
     return connections[address]

@@ -83,13 +83,13 @@ def read_token(path: str | None) -> str | None:
         ConfigurationError: the file is missing or empty, or the token has other characters than printable ASCII.
     """
     if path is None:
-        place, token = TOKEN_VARIABLE, os.environ.get(TOKEN_VARIABLE, "")
+        source, token = TOKEN_VARIABLE, os.environ.get(TOKEN_VARIABLE, "")
     else:
-        place, token = f"token_file: {path!r}", _file(path, "token_file").decode(errors="replace").strip()
+        source, token = f"token_file: {path!r}", _file(path, "token_file").decode(errors="replace").strip()
         if not token:
-            raise ConfigurationError(f"{place} is empty")
+            raise ConfigurationError(f"{source} is empty")
     if not (token.isascii() and token.isprintable()):  # gRPC sends no others as metadata
-        raise ConfigurationError(f"{place}: the token may have printable ASCII characters only; use another")
+        raise ConfigurationError(f"{source}: the token may have printable ASCII characters only; use another")
     return token or None
 
 
@@ -122,7 +122,7 @@ def _pem(path: str | None, name: str) -> bytes | None:
     if not path:
         return None
     content = _file(path, name)
-    wanted = "PRIVATE KEY" if name == "tls_key" else "CERTIFICATE"
-    if f"{wanted}-----".encode() not in content:
-        raise ConfigurationError(f"{name}: {path!r} is no PEM file with a {wanted.lower()}")
+    label = "PRIVATE KEY" if name == "tls_key" else "CERTIFICATE"
+    if f"{label}-----".encode() not in content:
+        raise ConfigurationError(f"{name}: {path!r} is no PEM file with a {label.lower()}")
     return content

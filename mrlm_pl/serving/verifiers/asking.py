@@ -54,7 +54,7 @@ class Terms:
     batch_size: int
 
 
-async def asked(terms: Terms, conversations: Sequence[Conversation]) -> list[TextScore]:
+async def request_scores(terms: Terms, conversations: Sequence[Conversation]) -> list[TextScore]:
     """Return the scores of all conversations, in order; runs on the loop of all connections.
 
     Raises:
@@ -62,11 +62,11 @@ async def asked(terms: Terms, conversations: Sequence[Conversation]) -> list[Tex
         RemoteError: one refused, or gave no proper answer.
         DataError: a conversation is empty or too long.
     """
-    allowed = asyncio.Semaphore(AT_ONCE)
+    slots = asyncio.Semaphore(AT_ONCE)
 
-    async def one(part: list[Conversation]) -> list[TextScore]:
-        async with allowed:
-            return await _scores(terms, part)
+    async def score_chunk(chunk: list[Conversation]) -> list[TextScore]:
+        async with slots:
+            return await _scores(terms, chunk)
 
     for number, messages in enumerate(conversations):
         if not messages or _characters(messages) > MAX_CHARACTERS:
@@ -74,8 +74,8 @@ async def asked(terms: Terms, conversations: Sequence[Conversation]) -> list[Tex
                 f"conversation {number} has {len(messages)} messages with {_characters(messages)} characters; a "
                 f"verifier takes one message or more, and up to {MAX_CHARACTERS} characters"
             )
-    parts = in_parts(conversations, _characters, terms.batch_size, REQUEST_CHARACTERS)
-    return [score for scores in await together(map(one, parts)) for score in scores]
+    chunks = in_parts(conversations, _characters, terms.batch_size, REQUEST_CHARACTERS)
+    return [score for scores in await together(map(score_chunk, chunks)) for score in scores]
 
 
 def _characters(messages: Conversation) -> int:
@@ -87,16 +87,16 @@ async def _scores(terms: Terms, conversations: Sequence[Conversation]) -> list[T
     request = pb.ScoreRequest(
         conversations=[pb.Conversation(id=next(_ids), messages=to_json(messages)) for messages in conversations]
     )
-    allowed = terms.timeout_seconds
+    attempt_seconds = terms.timeout_seconds
 
     async def ask(server: Connection, left: float) -> pb.ScoreReply:
-        nonlocal allowed
-        seconds = min(allowed, max(left, 0.05))
+        nonlocal attempt_seconds
+        seconds = min(attempt_seconds, max(left, 0.05))
         try:
             return await server.call("Score", request, seconds, verifier_pb2_grpc.VerifierServiceStub, patience=0)
         except StatusError as error:
             if error.code is Code.DEADLINE_EXCEEDED:
-                allowed *= 2  # an overloaded server may need longer
+                attempt_seconds *= 2  # an overloaded server may need longer
             raise
 
     def refusal(error: StatusError, address: Address) -> Exception:
@@ -108,10 +108,10 @@ async def _scores(terms: Terms, conversations: Sequence[Conversation]) -> list[T
         "with `mrlm serve --verifier ...`, or check the address and whether both sides use TLS"
     )
     reply, address = await servers.first_answer(ask, terms.patience_seconds, _AGAIN, late)
-    return _checked(reply, request, address.target)
+    return _check_scores(reply, request, address.target)
 
 
-def _checked(reply: pb.ScoreReply, request: pb.ScoreRequest, target: str) -> list[TextScore]:
+def _check_scores(reply: pb.ScoreReply, request: pb.ScoreRequest, target: str) -> list[TextScore]:
     """Return the scores of a reply that has one in [0, 1] for each conversation, in order.
 
     Raises:
@@ -121,10 +121,10 @@ def _checked(reply: pb.ScoreReply, request: pb.ScoreRequest, target: str) -> lis
         raise RemoteError(
             f"the verifier at {target} gave {len(reply.scores)} scores for {len(request.conversations)} conversations"
         )
-    for place, (score, conversation) in enumerate(zip(reply.scores, request.conversations, strict=True)):
+    for index, (score, conversation) in enumerate(zip(reply.scores, request.conversations, strict=True)):
         if score.id != conversation.id:
             raise RemoteError(
-                f"the verifier at {target} gave score {place} to conversation {score.id}, not to {conversation.id}; "
+                f"the verifier at {target} gave score {index} to conversation {score.id}, not to {conversation.id}; "
                 "the order of its answers cannot be trusted"
             )
         if not (math.isfinite(score.probability) and 0 <= score.probability <= 1):

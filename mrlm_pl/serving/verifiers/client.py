@@ -69,6 +69,6 @@ class VerifierClient(TextScorer):
             DataError: a conversation is empty or longer than servers take.
         """
         from mrlm_pl.serving.transport.connection import submit
-        from mrlm_pl.serving.verifiers.asking import asked
+        from mrlm_pl.serving.verifiers.asking import request_scores
 
-        return submit(asked(self.terms, list(conversations))).result() if conversations else []
+        return submit(request_scores(self.terms, list(conversations))).result() if conversations else []

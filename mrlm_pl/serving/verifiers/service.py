@@ -87,19 +87,19 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         if not self.busy:
             self._runner = asyncio.ensure_future(self._run())
         try:
-            found: list[pb.Score] = await asyncio.gather(*scores)
+            results: list[pb.Score] = await asyncio.gather(*scores)
         except ConfigurationError as error:
-            return await self._refuse(context, Code.INVALID_ARGUMENT, _told(error))
+            return await self._refuse(context, Code.INVALID_ARGUMENT, _error_text(error))
         except Exception as error:
             logger.exception("conversations could not be scored")
-            return await self._refuse(context, Code.INTERNAL, _told(error))
+            return await self._refuse(context, Code.INTERNAL, _error_text(error))
         finally:
             items.clear()  # of a request that failed, or whose caller has gone or is late
             for score in scores:
                 score.cancel()
-        for reply, item in zip(found, request.conversations, strict=True):
+        for reply, item in zip(results, request.conversations, strict=True):
             reply.id = item.id
-        return pb.ScoreReply(scores=found)
+        return pb.ScoreReply(scores=results)
 
     def close(self) -> None:
         """Stop scoring; may be called twice."""
@@ -143,20 +143,20 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
                     item[1].set_exception(error)
             return
         self.scored_total += len(batch)
-        for (_, score), found in zip(batch, scores, strict=True):
+        for (_, score), result in zip(batch, scores, strict=True):
             if not score.done():
-                score.set_result(found)
+                score.set_result(result)
 
     def _scores(self, conversations: Sequence[Conversation]) -> list[pb.Score]:
         """Return the scores; runs on the thread of the model."""
-        found = self.scorer.score_batch(conversations)
-        if len(found) != len(conversations):
-            raise RemoteError(f"the scorer gave {len(found)} scores for {len(conversations)} conversations")
+        scores = self.scorer.score_batch(conversations)
+        if len(scores) != len(conversations):
+            raise RemoteError(f"the scorer gave {len(scores)} scores for {len(conversations)} conversations")
         return [
             pb.Score(
                 probability=round(as_probability(score, self.scorer.probability), DECIMALS), truncated=score.truncated
             )
-            for score in found
+            for score in scores
         ]
 
 
@@ -171,17 +171,17 @@ def _conversations(request: pb.ScoreRequest) -> list[Conversation]:
         raise RemoteError(f"{count} conversations in one request; at most {MAX_BATCH} are taken")
     if len({item.id for item in request.conversations}) < count:
         raise RemoteError("two conversations of the request have the same id; number them")
-    found: list[Conversation] = []
-    for place, item in enumerate(request.conversations):
+    conversations: list[Conversation] = []
+    for index, item in enumerate(request.conversations):
         messages = from_json(item.messages, tuple[Message, ...])
         size = sum(len(message.content) for message in messages)
         if not messages:
-            raise RemoteError(f"conversation {place} has no messages")
+            raise RemoteError(f"conversation {index} has no messages")
         if size > MAX_CHARACTERS:
-            raise RemoteError(f"conversation {place} has {size} characters; at most {MAX_CHARACTERS} are taken")
-        found.append(messages)
-    return found
+            raise RemoteError(f"conversation {index} has {size} characters; at most {MAX_CHARACTERS} are taken")
+        conversations.append(messages)
+    return conversations
 
 
-def _told(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"

@@ -261,7 +261,7 @@ def test_an_environment_that_is_dropped_ends_its_session(served: Served) -> None
 
 def test_a_forked_process_does_not_end_its_parents_sessions(served: Served) -> None:
     playing: Any = begun(remote(served))
-    client._close_in_background(playing._place, playing._session, os.getpid() + 1)
+    client._close_in_background(playing._address, playing._session, os.getpid() + 1)
     time.sleep(0.2)
     assert say(playing).rewards == {"agent": 1.0}
     playing.close()

@@ -289,7 +289,7 @@ def test_a_server_that_is_silent_is_late_at_a_reset_as_at_a_step(served: Served)
 def test_a_late_answer_of_a_server_behind_a_server_is_late() -> None:
     found = refusal_of(RemoteTimeoutError("the verifier was silent"))
     assert found.code is grpc.StatusCode.DEADLINE_EXCEEDED
-    told = client._told(RefusalError(found.code, found.text), "environment 'x'")
+    told = client._error_of(RefusalError(found.code, found.text), "environment 'x'")
     assert (type(told), str(told)) == (RemoteTimeoutError, "the verifier was silent")
 
 

@@ -140,7 +140,7 @@ def test_a_server_whose_death_a_step_noticed_is_passed_over(serve: Server, openi
     servers = [serve(), serve()]
     environment = remote(*(served.target for served in servers))
     playing = [opened(environment)]
-    while playing[-1]._place != environment.addresses[0]:  # a busy server may be passed over for a while
+    while playing[-1]._address != environment.addresses[0]:  # a busy server may be passed over for a while
         playing.append(opened(environment))
     lost = playing[-1]
     servers[0].run(servers[0].server.stop())

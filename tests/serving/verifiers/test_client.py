@@ -88,7 +88,7 @@ def test_copies_share_one_connection(serve: Any) -> None:
     scorer = client(server.target)
     copies = [pickle.loads(pickle.dumps(scorer)), copy.deepcopy(scorer), copy.copy(scorer), client(server.target)]
     assert [scored(copied, "0.5") for copied in copies] == [[0.5]] * 4
-    ours = [address for address in connection._shared().connections if address.target == server.target]
+    ours = [address for address in connection._shared_process().connections if address.target == server.target]
     assert len(ours) == 1
 
 
