@@ -20,7 +20,7 @@ from rich.console import Console
 
 from mrlm_pl.cli.commands.evaluate import DRAWN, eval_parser, report_run, sampling_of, scored
 from mrlm_pl.cli.parsing.config_files import check_files, unknown_key, with_first_as
-from mrlm_pl.cli.parsing.configuration import ARGUMENTS, CLASS, loaded, merged
+from mrlm_pl.cli.parsing.configuration import ARGUMENTS, CLASS, load_value, merge_arguments
 from mrlm_pl.cli.parsing.environment_option import RunOptions, environment_config, read, read_with_run, shown_settings
 from mrlm_pl.cli.parsing.output import output_file
 from mrlm_pl.durable_files import write_json
@@ -142,7 +142,7 @@ def eval_run(arguments: Sequence[str]) -> int:
     words = with_first_as("--model", arguments)
     lists = [*_as_lists(words)]
     check_files(lists)
-    config, others = merged(lists, ("model", "environment"), get_loader("yaml"))
+    config, others = merge_arguments(lists, ("model", "environment"), get_loader("yaml"))
     several = any(isinstance(config.get(name), list) for name in ("model", "environment"))
     return table_run(config, others) if several and not {"-h", "--help"} & {*words} else report_run(words)
 
@@ -159,7 +159,7 @@ def _as_lists(arguments: Sequence[str]) -> Iterator[str]:
         values = [*itertools.takewhile(lambda word: not word.startswith("-"), words)]
         if option in ("--model", "--environment") and len(values) > 1:
             del words[: len(values)]
-            yield f"{option}={json.dumps([loaded(value, get_loader('yaml')) for value in values])}"
+            yield f"{option}={json.dumps([load_value(value, get_loader('yaml')) for value in values])}"
         else:
             yield option
 

@@ -11,7 +11,7 @@ from jsonargparse.typing import NonNegativeInt
 
 from mrlm_pl.cli.parsing.classes import LOSS
 from mrlm_pl.cli.parsing.config_files import with_first_as
-from mrlm_pl.cli.parsing.configuration import ARGUMENTS, CLASS, merged
+from mrlm_pl.cli.parsing.configuration import ARGUMENTS, CLASS, merge_arguments
 from mrlm_pl.cli.parsing.parser import command_parser
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.algorithm import Algorithm
@@ -87,7 +87,7 @@ def _with_recorded_model(arguments: Sequence[str]) -> list[str]:
         ConfigurationError: there is no such run, or its algorithm is unknown and none is given.
     """
     words = with_first_as("--run", arguments)
-    config, _ = merged(words, ("model", "run"))
+    config, _ = merge_arguments(words, ("model", "run"))
     run, chosen = config.get("run"), config.get("model")
     if run is None or "--help" in words or "-h" in words:
         return words
