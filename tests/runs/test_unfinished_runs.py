@@ -169,7 +169,7 @@ def test_reports_and_comparisons_name_the_checkpoint(mrlm: Callable[..., Any]) -
 def test_the_cells_of_a_run_are_of_one_checkpoint(mrlm: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     write_run(RUN, {"main": {}}, "MathEnvironment")
     write_checkpoint(RUN, {"main": 11}, 100)
-    finished, later = evaluation_table._finished, iter(range(200, 1000, 100))
+    finished, later = evaluation_table._finished_report, iter(range(200, 1000, 100))
     cells = [Path("table") / f"run--{name}.json" for name in ("math", "hard")]
 
     def table() -> tuple[list[str], str]:
