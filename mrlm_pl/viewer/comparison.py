@@ -81,12 +81,12 @@ def by_number(name: str) -> list[str | int]:
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
 
-def _differing_settings(own: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[list[Any]]:
-    names = sorted({*own, *theirs})
+def _differing_settings(own: Mapping[str, Any], other: Mapping[str, Any]) -> list[list[Any]]:
+    names = sorted({*own, *other})
     return [
-        [name, _plain_value(own.get(name)), _plain_value(theirs.get(name))]
+        [name, _plain_value(own.get(name)), _plain_value(other.get(name))]
         for name in names
-        if str(own.get(name)) != str(theirs.get(name))
+        if str(own.get(name)) != str(other.get(name))
     ][:MOST]
 
 
@@ -94,12 +94,12 @@ def _plain_value(value: Any) -> Any:
     return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)[:200]
 
 
-def _evaluations(own: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _evaluations(own: Mapping[str, Any], other: Mapping[str, Any]) -> list[dict[str, Any]]:
     comparisons = []
     for name in own:
-        if name in theirs:
+        if name in other:
             try:
-                comparisons.append({"environment": name, **asdict(compare(own[name], theirs[name]))})
+                comparisons.append({"environment": name, **asdict(compare(own[name], other[name]))})
             except (ConfigurationError, KeyError, TypeError) as error:
                 comparisons.append({"environment": name, "reason": str(error)})
     return comparisons

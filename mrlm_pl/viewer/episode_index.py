@@ -157,8 +157,8 @@ class EpisodeIndex:
     def _notes(self) -> Iterator[str]:
         """Yield a note on the iterations of a folder that have no file."""
         collected = self._collected()
-        if collected is not None and (gone := not_kept(self._files(), collected)):
-            yield gone
+        if collected is not None and (missing := not_kept(self._files(), collected)):
+            yield missing
 
     def newest_first(self) -> Iterator[EpisodeFile | ReportFile]:
         """Yield the files, up to date, from the last back."""

@@ -139,12 +139,12 @@ def whole_record(line: bytes, episode: str) -> dict[str, Any]:
         ValueError: the line is not an episode record, or holds no such episode.
     """
     data = msgspec.json.decode(line)
-    stored = data.get("paths", [data])
-    number = next((number for number, path in enumerate(stored) if path.get("id") == episode), None)
+    records = data.get("paths", [data])
+    number = next((number for number, path in enumerate(records) if path.get("id") == episode), None)
     if number is None:
         raise ValueError(f"the record has no episode {episode!r}")
     parsed = _episodes(line)[number]
-    record = {**stored[number], "tree": "paths" in data, "reward": parsed.reward}
+    record = {**records[number], "tree": "paths" in data, "reward": parsed.reward}
     for row, trajectory in zip(stored_rows(record), parsed.rows(), strict=True):
         # A turn tree holds the tokens by decision.
         row.update({name: [*getattr(trajectory, name)] for name in ("token_ids", "action_mask", "logprobs")})

@@ -109,9 +109,9 @@ def print_episodes(run: Run, console: Console, iteration: int | None = None, fai
     for row in rows[: ROWS if iteration is None else None]:
         texts = (row.id, _iteration(row.iteration), row.task, "" if row.group == row.task else row.group)
         numbers = (None if row.error else row.reward, row.turns, row.tokens, row.signed_advantage)
-        ended = " ".join((row.error or row.excluded or row.stop).split())
-        said = _prompt_and_replies(run.index.record(row.id))
-        cells.append([*map(visible, texts), *map(Text, map(_number, numbers)), *map(visible, (ended, *said))])
+        ending = " ".join((row.error or row.excluded or row.stop).split())
+        long_texts = _prompt_and_replies(run.index.record(row.id))
+        cells.append([*map(visible, texts), *map(Text, map(_number, numbers)), *map(visible, (ending, *long_texts))])
     filled = [(head, column) for head, column in zip(heads, zip(*cells, strict=True), strict=False) if any(column)]
     table = Table(*(head for head, _ in filled))
     for line in zip(*(column for _, column in filled), strict=True):
@@ -181,8 +181,8 @@ def _print_whole(table: Table, console: Console) -> None:
         if column.max_width and longest[column.header] > (LEAST if narrow else column.max_width)
     ]
     free = -excess() // max(1, len(cut))
-    for column, most in cut:
-        column.max_width = most + (free if narrow else max(0, free))
+    for column, width in cut:
+        column.max_width = width + (free if narrow else max(0, free))
         if column.max_width < LEAST:
             table.columns.remove(column)
     for column in table.columns if narrow else ():
@@ -203,14 +203,14 @@ def print_episode(record: Mapping[str, Any], console: Console) -> None:
     iteration = _iteration(record["iteration"])
     console.print(visible(f"episode {record['id']}  group {record['group']}  iteration {iteration}"))
     console.print(visible(f"task {task['environment']}/{task['split']}/{task['index']}  seed {record['seed']}"))
-    ended = f"failed: {record['error']}" if record["error"] else f"ended: {record['stop_reason']}"
-    console.print(visible(ended if record["error"] else f"reward {_number(record['reward'])}  {ended}"))
+    ending = f"failed: {record['error']}" if record["error"] else f"ended: {record['stop_reason']}"
+    console.print(visible(ending if record["error"] else f"reward {_number(record['reward'])}  {ending}"))
     if record.get("excluded"):
         console.print(visible(f"not trained on: {record['excluded']}"))
     for rows in record["trajectories"].values():
         for number, row in enumerate(rows, 1):
-            part = f"  (trajectory {number} of {len(rows)})" if len(rows) > 1 else ""
-            console.rule(visible(f"{row['agent']}  policy {row['policy']}{part}"), align="left")
+            position = f"  (trajectory {number} of {len(rows)})" if len(rows) > 1 else ""
+            console.rule(visible(f"{row['agent']}  policy {row['policy']}{position}"), align="left")
             for message in row["messages"]:
                 body = Text()
                 if "turn" in message:

@@ -278,12 +278,12 @@ def warn_of_other_settings(kind: str, own: Mapping[str, Any], other: Mapping[str
 
 
 def _comparison_line(comparison: Comparison, tasks: int, path: str) -> str:
-    common = f"{comparison.tasks} of {tasks} tasks" if comparison.tasks < tasks else f"{tasks} tasks"
-    common += f" of {different_problems(comparison.problems)}" if comparison.problems < comparison.tasks else ""
-    own, theirs = comparison.own_measure, comparison.other_measure
-    measure = f"in {own}" if own == theirs else f"of {own} against {theirs}"
+    task_text = f"{comparison.tasks} of {tasks} tasks" if comparison.tasks < tasks else f"{tasks} tasks"
+    task_text += f" of {different_problems(comparison.problems)}" if comparison.problems < comparison.tasks else ""
+    own_measure, other_measure = comparison.own_measure, comparison.other_measure
+    measure = f"in {own_measure}" if own_measure == other_measure else f"of {own_measure} against {other_measure}"
     return (
-        f"paired gain {measure} {comparison.gain:+.4f}{interval_text(comparison.ci95)} over {path}, in {common}: "
+        f"paired gain {measure} {comparison.gain:+.4f}{interval_text(comparison.ci95)} over {path}, in {task_text}: "
         f"{comparison.own_measure} {comparison.own:.4f} ({_decisions(comparison.own_decisions)}) against "
         f"{comparison.other_measure} {comparison.other:.4f} ({_decisions(comparison.other_decisions)})"
     )

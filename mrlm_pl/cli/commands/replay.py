@@ -62,9 +62,9 @@ def rescore_run(arguments: Sequence[str]) -> int:
     """
     text = "Play the episodes of a run again in an environment with other rewards, without generation."
     report = _play_again(rescore, record_parser("rescore", text), arguments)
-    gain = f"{report.new - report.old:+.4f}{interval_text(report.ci95)}"
+    gain_text = f"{report.new - report.old:+.4f}{interval_text(report.ci95)}"
     episodes = f"{report.episodes} episode{'' if report.episodes == 1 else 's'}"
-    print(f"reward {report.old:.4f} -> {report.new:.4f} ({gain}) over {episodes}")
+    print(f"reward {report.old:.4f} -> {report.new:.4f} ({gain_text}) over {episodes}")
     for count, description in (
         (report.cut, "ended early: the environment asks for decisions that the record does not have"),
         (report.failed, "had failed and were left out"),

@@ -106,12 +106,12 @@ def _check_beside(value: Mapping[str, Any], key: str) -> None:
     Raises:
         MistakeError: of the first one.
     """
-    beside = next((name for name in value if name not in (CLASS, ARGUMENTS, "dict_kwargs", EARLIER, DROPPED)), None)
-    if beside is not None and isinstance(value[beside], Mapping) and nearest(beside, [ARGUMENTS]):
-        raise MistakeError(f"{key}.{beside}", f"a class has no {beside!r}; did you mean {ARGUMENTS!r}?")
-    if beside is not None:
-        whole = f"{{{CLASS}: {value[CLASS]}, {ARGUMENTS}: {{{beside}: VALUE}}}}"
-        raise MistakeError(f"{key}.{beside}", f"put `{beside}` under `{ARGUMENTS}`, as in `{whole}`")
+    misplaced = next((name for name in value if name not in (CLASS, ARGUMENTS, "dict_kwargs", EARLIER, DROPPED)), None)
+    if misplaced is not None and isinstance(value[misplaced], Mapping) and nearest(misplaced, [ARGUMENTS]):
+        raise MistakeError(f"{key}.{misplaced}", f"a class has no {misplaced!r}; did you mean {ARGUMENTS!r}?")
+    if misplaced is not None:
+        example = f"{{{CLASS}: {value[CLASS]}, {ARGUMENTS}: {{{misplaced}: VALUE}}}}"
+        raise MistakeError(f"{key}.{misplaced}", f"put `{misplaced}` under `{ARGUMENTS}`, as in `{example}`")
 
 
 def _function_path(name: str, members: Sequence[Any], key: str) -> str | None:
@@ -187,9 +187,9 @@ def find_mistake(value: Any, annotation: Any, key: str) -> MistakeError | None:
             for name, item in arguments.items()
             if name in type_hints
         ]
-        own = inspect.signature(cls).parameters.values()
-        passed_on = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-        required = [item.name for item in own if item.default is item.empty and item.kind not in passed_on]
+        signature = inspect.signature(cls).parameters.values()
+        variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        required = [item.name for item in signature if item.default is item.empty and item.kind not in variadic]
         missing = [name for name in required if name not in arguments]
         if missing and not any(mistakes):
             remedy = f"give it as `--{key}.{missing[0]} VALUE`"

@@ -71,8 +71,8 @@ def check_files(arguments: Sequence[str]) -> None:
     for path in _named_files(arguments):
         if path.suffix in _SUFFIXES and not path.exists():  # other values may be the configuration itself
             near = nearest(path.name, [file.name for suffix in _SUFFIXES for file in path.parent.glob(f"*{suffix}")])
-            place = f"it is looked for in {path.parent.resolve()}"
-            hint = f"did you mean {str(path.parent / near)!r}?" if near else place
+            location = f"it is looked for in {path.parent.resolve()}"
+            hint = f"did you mean {str(path.parent / near)!r}?" if near else location
             raise ConfigurationError(f"config: File does not exist: {str(path)!r}; {hint}")
         if path.is_dir():
             files = sorted(str(file) for file in path.iterdir() if file.suffix in _SUFFIXES)
@@ -90,12 +90,14 @@ def check_files(arguments: Sequence[str]) -> None:
         for node in _mappings(top):
             seen: dict[str, int] = {}
             for key, value in node.value:
-                place, name = f"{file}, line {_line(key)}", key.value
+                location = f"{file}, line {_line(key)}"
+                name = key.value
                 is_mapping = isinstance(value, yaml.MappingNode) or value.tag == "tag:yaml.org,2002:null"
                 if name == "init_args" and not is_mapping:
-                    raise ConfigurationError(f"{place}: init_args are a mapping, as in `{{NAME: VALUE}}`")
+                    raise ConfigurationError(f"{location}: init_args are a mapping, as in `{{NAME: VALUE}}`")
                 if name in seen:
-                    raise ConfigurationError(f"{place}: the key {name!r} is in line {seen[name]} already; remove one")
+                    fault = f"the key {name!r} is in line {seen[name]} already"
+                    raise ConfigurationError(f"{location}: {fault}; remove one")
                 seen[name] = _line(key)
 
 

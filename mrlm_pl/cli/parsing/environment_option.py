@@ -60,9 +60,9 @@ def read(parser: CommandParser, arguments: Sequence[str]) -> Any:
     Raises:
         ConfigurationError: an option, a file or the environment's arguments hold a mistake.
     """
-    named = [argument for option, argument in option_values(arguments) if option in (_OPTION, f"{_OPTION}.class_path")]
-    everything = any(option in ("--config", f"{_OPTION}.help") for option, _ in option_values(arguments))
-    for name in ["*"] if everything or not named else named:
+    names = [argument for option, argument in option_values(arguments) if option in (_OPTION, f"{_OPTION}.class_path")]
+    imports_all = any(option in ("--config", f"{_OPTION}.help") for option, _ in option_values(arguments))
+    for name in ["*"] if imports_all or not names else names:
         import_environment(name)
     return parser.read(arguments, {"environment": Environment})
 
