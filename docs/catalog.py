@@ -19,7 +19,7 @@ from mrlm_pl.environment import Environment
 from mrlm_pl.environment.tasks import SPLITS
 from mrlm_pl.episode import Message, Task
 from mrlm_pl.episode_files import write_episodes
-from mrlm_pl.viewer.export import exported
+from mrlm_pl.viewer.export import export_page
 from mrlm_pl.viewer.runs import find_runs
 from tests.support.runs.recorded_episodes import recorded
 
@@ -151,7 +151,7 @@ def episodes(environment: Environment) -> str:
         played = recorded(environment, 2, max_turns=20, context_window=1 << 16)
         write_episodes(run / "episodes" / "iteration-000000.jsonl.zst", played)
         (shown,) = find_runs([str(run)]).values()
-        return exported({environment.name: shown})
+        return export_page({environment.name: shown})
 
 
 def write_pages_of_episodes(folder: Path) -> None:

@@ -115,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        status = _dispatched(arguments[0] if arguments else "--help", arguments[1:])
+        status = _dispatch(arguments[0] if arguments else "--help", arguments[1:])
         sys.stdout.flush()  # here, because an error at the interpreter's end is no message
         return status
     except BrokenPipeError:  # the reader of the output, such as `head`, has ended
@@ -142,7 +142,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(f"{text} ({line}); for the traceback set {DEBUG_VARIABLE}=1", 1)
 
 
-def _dispatched(command: str, arguments: list[str]) -> int:
+def _dispatch(command: str, arguments: list[str]) -> int:
     """Run a command, or print the help or the version, and return the exit status."""
     if command in ("-h", "--help"):
         print(USAGE.format(commands="\n".join(f"  {name:<11} {text}" for name, (_, text) in COMMANDS.items())), end="")
@@ -169,7 +169,7 @@ def _dispatched(command: str, arguments: list[str]) -> int:
             from mrlm_pl.cli.parsing.early_check import check_environment_names
 
             check_environment_names(arguments)
-        return _interruptible(command, arguments)
+        return _run_until_interrupted(command, arguments)
     except SystemExit as end:  # argparse ends the process after --help and after a wrong option
         if isinstance(end.code, str):
             return _fail(end.code, 1)
@@ -189,7 +189,7 @@ def _run(command: str, arguments: Sequence[str]) -> int:
     return int(run(arguments))
 
 
-def _interruptible(command: str, arguments: Sequence[str]) -> int:
+def _run_until_interrupted(command: str, arguments: Sequence[str]) -> int:
     """Run a command and return its exit status: 130 after Ctrl-C, 143 after SIGTERM."""
     with ending_in_order(sigterm=command not in TRAINING) as interruption:
         try:

@@ -21,29 +21,31 @@ MOST = 500
 """Rows of a table."""
 
 
-def compare_runs(one: Run, other: Run, held: Sequence[Container[str]] | None = None) -> dict[str, Any]:
+def compare_runs(one: Run, other: Run, shown_ids: Sequence[Container[str]] | None = None) -> dict[str, Any]:
     """Return the settings, evaluations, tasks, and episodes of the same task and seed in which two runs differ.
 
     Args:
         one: a run.
         other: the run to compare it with.
-        held: ids of the episodes of each that a page can show as a pair; None for all. Tasks are compared over all.
+        shown_ids: ids of the episodes of each that a page can show as a pair; None for all. Tasks are compared over all
+            episodes.
     """
     tables = [run.index.table() for run in (one, other)]
-    own, theirs = map(_episodes, tables)
-    others = _by_task(theirs)
-    rows = [(task, reward, others[task]) for task, reward in _by_task(own).items() if task in others]
+    own_episodes, other_episodes = map(_episodes, tables)
+    other_rewards = _task_rewards(other_episodes)
+    own_rewards = _task_rewards(own_episodes).items()
+    rows = [(task, reward, other_rewards[task]) for task, reward in own_rewards if task in other_rewards]
     differences = [[first - second] for _, first, second in rows]
-    played = {(row.task, row.seed): row for row in theirs}
+    other_by_seed = {(row.task, row.seed): row for row in other_episodes}
     pairs = [
-        {"task": row.task, "ids": [row.id, found.id], "rewards": [row.reward, found.reward]}
-        for row in own
-        if (found := played.get((row.task, row.seed))) is not None
+        {"task": row.task, "ids": [row.id, match.id], "rewards": [row.reward, match.reward]}
+        for row in own_episodes
+        if (match := other_by_seed.get((row.task, row.seed))) is not None
     ]
-    shown = [pair for pair in pairs if held is None or all(map(operator.contains, held, pair["ids"]))]
+    shown = [pair for pair in pairs if shown_ids is None or all(map(operator.contains, shown_ids, pair["ids"]))]
     count = len(rows) or 1
     return {
-        "settings": _differing(dict(one.settings()), dict(other.settings())),
+        "settings": _differing_settings(dict(one.settings()), dict(other.settings())),
         "evaluations": _evaluations(one.reports(), other.reports()),
         "tasks": len(rows),
         "own": math.fsum(row[1] for row in rows) / count,
@@ -65,7 +67,7 @@ def _episodes(table: Mapping[str, Any]) -> list[Summary]:
     return [row for row in table["rows"] if row.error is None and not row.branch and row.excluded != "greedy"]
 
 
-def _by_task(episodes: list[Summary]) -> dict[str, float]:
+def _task_rewards(episodes: list[Summary]) -> dict[str, float]:
     rewards = grouped((row.task, row.reward) for row in episodes)
     return {task: math.fsum(rewards[task]) / len(rewards[task]) for task in sorted(rewards, key=by_number)}
 
@@ -79,25 +81,25 @@ def by_number(name: str) -> list[str | int]:
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
 
-def _differing(own: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[list[Any]]:
-    names = sorted({*own, *theirs})
+def _differing_settings(own: Mapping[str, Any], other: Mapping[str, Any]) -> list[list[Any]]:
+    names = sorted({*own, *other})
     return [
-        [name, _plain(own.get(name)), _plain(theirs.get(name))]
+        [name, _plain_value(own.get(name)), _plain_value(other.get(name))]
         for name in names
-        if str(own.get(name)) != str(theirs.get(name))
+        if str(own.get(name)) != str(other.get(name))
     ][:MOST]
 
 
-def _plain(value: Any) -> Any:
+def _plain_value(value: Any) -> Any:
     return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)[:200]
 
 
-def _evaluations(own: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[dict[str, Any]]:
-    found = []
+def _evaluations(own: Mapping[str, Any], other: Mapping[str, Any]) -> list[dict[str, Any]]:
+    comparisons = []
     for name in own:
-        if name in theirs:
+        if name in other:
             try:
-                found.append({"environment": name, **asdict(compare(own[name], theirs[name]))})
+                comparisons.append({"environment": name, **asdict(compare(own[name], other[name]))})
             except (ConfigurationError, KeyError, TypeError) as error:
-                found.append({"environment": name, "reason": str(error)})
-    return found
+                comparisons.append({"environment": name, "reason": str(error)})
+    return comparisons

@@ -18,11 +18,11 @@ from mrlm_pl.viewer.records import (
     EpisodeHead,
     Summary,
     branches_of,
-    heads,
+    episode_heads,
     report_records,
     report_summary,
-    summary,
-    whole,
+    summarize,
+    whole_record,
 )
 
 NEWEST = 20_000
@@ -54,12 +54,12 @@ class EpisodeFile:
                 continue
             offset, line = item
             try:
-                found = heads(line)
+                episodes = episode_heads(line)
             except (ValueError, RecursionError):
                 self.faults += 1
                 continue
-            for head in found:
-                self.rows.append(summary(head, len(found) > 1))
+            for head in episodes:
+                self.rows.append(summarize(head, len(episodes) > 1))
                 self._offsets[head.id] = offset
 
     def newest_heads(self, count: int) -> Iterator[EpisodeHead]:
@@ -71,7 +71,7 @@ class EpisodeFile:
             for item in LineFile(self.lines.path).new_lines():
                 if item and item[0] >= first:
                     with suppress(ValueError, RecursionError):  # counted in ``faults``
-                        yield from heads(item[1])
+                        yield from episode_heads(item[1])
 
     def line(self, episode: str) -> bytes | None:
         """Return the line that holds an episode; None if the file has no such one or was removed."""
@@ -89,7 +89,7 @@ class EpisodeFile:
         if line is None:
             return None
         try:
-            return whole(line, episode)
+            return whole_record(line, episode)
         except (ValueError, RecursionError) as error:
             raise DataError(f"episode {episode!r} of {self.lines.path.name} cannot be read: {error}") from error
 
@@ -157,23 +157,23 @@ class EpisodeIndex:
     def _notes(self) -> Iterator[str]:
         """Yield a note on the iterations of a folder that have no file."""
         collected = self._collected()
-        if collected is not None and (gone := not_kept(self._files(), collected)):
-            yield gone
+        if collected is not None and (missing := not_kept(self._files(), collected)):
+            yield missing
 
     def newest_first(self) -> Iterator[EpisodeFile | ReportFile]:
         """Yield the files, up to date, from the last back."""
-        files, held = self._files(), 0
-        known = {path: self._read[path] for path in reversed(files) if path in self._read}
-        newer = itertools.accumulate((len(file.rows) for file in known.values()), initial=0)
+        files, rows_read = self._files(), 0
+        cached = {path: self._read[path] for path in reversed(files) if path in self._read}
+        newer = itertools.accumulate((len(file.rows) for file in cached.values()), initial=0)
         # Those of a table; with all that a viewer has read, its memory would grow as long as the run.
-        self._read = {path: known[path] for path, count in zip(known, newer, strict=False) if count <= NEWEST}
+        self._read = {path: cached[path] for path, count in zip(cached, newer, strict=False) if count <= NEWEST}
         for path in reversed(files):
             file = self._read.get(path) or (ReportFile(path) if path.suffix == ".json" else EpisodeFile(path))
-            if held <= NEWEST:
+            if rows_read <= NEWEST:
                 self._read[path] = file
             with suppress(OSError):  # replaced or removed meanwhile
                 file.update()
-                held += len(file.rows)
+                rows_read += len(file.rows)
                 yield file
 
     def table(self, last: int | None = None) -> dict[str, Any]:
@@ -193,8 +193,8 @@ class EpisodeIndex:
                 break
         if len(rows) > NEWEST and rows[NEWEST].iteration == rows[0].iteration:
             notes.append(f"iteration {rows[0].iteration} has more episodes; its newest {NEWEST} are shown")
-        shown, more = rows[:NEWEST], len(rows) > NEWEST
-        return {"columns": Summary._fields, "rows": shown, "more": more, "older": older, "notes": notes}
+        newest, more = rows[:NEWEST], len(rows) > NEWEST
+        return {"columns": Summary._fields, "rows": newest, "more": more, "older": older, "notes": notes}
 
     def iteration(self, number: int) -> tuple[dict[str, Any], list[Summary]]:
         """Return the table from an iteration back, and its rows of the iteration.
@@ -217,8 +217,8 @@ class EpisodeIndex:
         """
         notes = [*self._notes()]
         for file in self.newest_first():
-            if (found := file.record(episode)) is not None:
-                return found
+            if (record := file.record(episode)) is not None:
+                return record
             notes += file.notes()
         listed = "; ".join(["`mrlm view RUN` lists them", *notes])
         ids = itertools.islice((row.id for file in self.newest_first() for row in reversed(file.rows)), NEWEST)
@@ -241,9 +241,9 @@ class EpisodeIndex:
     def newest_heads(self, count: int) -> Iterator[EpisodeHead]:
         """Yield the newest episodes, file by file, up to a number; a turn tree is whole."""
         for file in self.newest_first():
-            found = list(file.newest_heads(count)) if isinstance(file, EpisodeFile) else []
-            yield from found
-            count -= len(found)
+            heads = list(file.newest_heads(count)) if isinstance(file, EpisodeFile) else []
+            yield from heads
+            count -= len(heads)
             if count <= 0:
                 return
 

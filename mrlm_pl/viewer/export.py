@@ -25,7 +25,7 @@ COMPARED = 4
 _IMPORT = re.compile(r'^import \{.*\} from "\./(\w+\.js)";\n', re.MULTILINE)
 
 
-def exported(runs: Mapping[str, Run], iteration: int | None = None, episode: str | None = None) -> str:
+def export_page(runs: Mapping[str, Run], iteration: int | None = None, episode: str | None = None) -> str:
     """Return an HTML page with episodes of the runs, their curves, configurations and health.
 
     Args:
@@ -42,7 +42,7 @@ def exported(runs: Mapping[str, Run], iteration: int | None = None, episode: str
     policy = f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; base-uri 'none'"
     data = msgspec.json.encode(dict(_answers(runs, iteration, episode))).decode().replace("<", "\\u003c")
     charset = '<meta charset="utf-8">'
-    parts = {
+    replacements = {
         charset: f'{charset}\n<meta http-equiv="Content-Security-Policy" content="{policy}">',
         '<link rel="icon" href="favicon.svg">\n': "",
         '<link rel="stylesheet" href="style.css">': f"<style>{style}</style>",
@@ -51,7 +51,7 @@ def exported(runs: Mapping[str, Run], iteration: int | None = None, episode: str
         f'<script type="module">{script}</script>\n</body>',
     }
     page = files["index.html"]
-    for old, new in parts.items():
+    for old, new in replacements.items():
         page = page.replace(old, new)
     return page
 
@@ -59,13 +59,13 @@ def exported(runs: Mapping[str, Run], iteration: int | None = None, episode: str
 def _answers(runs: Mapping[str, Run], iteration: int | None, episode: str | None) -> Iterator[tuple[str, Any]]:
     """Yield the addresses that the page may ask for, each with its data, or with the address that has the same data."""
     yield "runs", answer(runs, "runs", {})
-    held: dict[str, set[str]] = {}
+    shown_ids: dict[str, set[str]] = {}
     for run in runs:
         for path in ("run", "metrics", "health"):
             yield f"{path}?run={run}", answer(runs, path, {"run": run})
         table = _table(runs[run], iteration, episode)
         yield f"episodes?run={run}", table
-        held[run] = {row.id for row in table["rows"]}
+        shown_ids[run] = {row.id for row in table["rows"]}
         trees: dict[str, str] = {}  # the address of its tree, by path
         for row in table["rows"]:
             query = {"run": run, "id": row.id}
@@ -77,7 +77,8 @@ def _answers(runs: Mapping[str, Run], iteration: int | None, episode: str | None
                     trees |= {action["path"]: address for action in tree["actions"]}
                 yield address, first or tree
     for run, other in permutations(list(runs)[:COMPARED], 2):
-        yield f"compare?run={run}&other={other}", compare_runs(runs[run], runs[other], (held[run], held[other]))
+        both_ids = (shown_ids[run], shown_ids[other])
+        yield f"compare?run={run}&other={other}", compare_runs(runs[run], runs[other], both_ids)
 
 
 def _table(run: Run, iteration: int | None, episode: str | None) -> dict[str, Any]:
@@ -85,9 +86,10 @@ def _table(run: Run, iteration: int | None, episode: str | None) -> dict[str, An
     if episode is not None:
         record = run.index.record(episode)
         table = run.index.table(record["iteration"])
-        of = (record["iteration"], record["group"])
-        files = (reversed(file.rows) for file in run.index.newest_first())  # the table is bounded
-        rows = next(filter(None, ([row for row in own if (row.iteration, row.group) == of] for own in files)), [])
+        group_key = (record["iteration"], record["group"])
+        rows_by_file = (reversed(file.rows) for file in run.index.newest_first())  # the table is bounded
+        groups = ([row for row in rows if (row.iteration, row.group) == group_key] for rows in rows_by_file)
+        rows = next(filter(None, groups), [])
         note = f"the exported page holds episode {episode} and its group"
     elif iteration is not None:
         table, rows = run.index.iteration(iteration)

@@ -30,8 +30,8 @@ def health(index: EpisodeIndex) -> dict[str, Any]:
             stale, tokens = newest[head.iteration] - turn.version, turn.stop - turn.start
             cells[-turn.version, turn.agent, turn.index].append((stale, tokens, turn.finish_reason == "length"))
     turns = [
-        [agent, index, -version, len(found), *(math.fsum(values) / len(found) for values in zip(*found, strict=True))]
-        for (version, agent, index), found in sorted(cells.items())
+        [agent, index, -version, len(cell), *(math.fsum(values) / len(cell) for values in zip(*cell, strict=True))]
+        for (version, agent, index), cell in sorted(cells.items())
     ]
     seconds = grouped(phase for head in episodes for phase in head.timings.items())
     return {

@@ -62,22 +62,22 @@ class LineFile:
             while self.fault is None and (data := file.read(CHUNK)):
                 self._read += len(data)
                 try:
-                    for piece in self._decoder.feed(data):
-                        self._text += len(piece)
-                        yield from self._split(piece)
+                    for chunk in self._decoder.feed(data):
+                        self._text += len(chunk)
+                        yield from self._split(chunk)
                         if self._decoder.whole and self._text - self._points[-1][0] >= POINTS_APART:
                             self._points.append((self._text, self._read - self._decoder.pending))
                 except ValueError as error:
                     self.fault = str(error)
 
-    def _split(self, piece: bytes) -> Iterator[tuple[int, bytes]]:
-        *ended, rest = piece.split(b"\n")
-        for part in ended:
+    def _split(self, chunk: bytes) -> Iterator[tuple[int, bytes]]:
+        *complete, rest = chunk.split(b"\n")
+        for text in complete:
             if self._too_long:
                 self.skipped += 1
-            elif line := bytes(self._line + part):
+            elif line := bytes(self._line + text):
                 yield self._start, line
-            self._start += self._length + len(part) + 1
+            self._start += self._length + len(text) + 1
             self._line, self._too_long, self._length = bytearray(), False, 0
         self._length += len(rest)
         if not self._too_long:
@@ -87,16 +87,17 @@ class LineFile:
 
     def line(self, offset: int) -> bytes:
         """Return the line at an offset that :meth:`new_lines` gave."""
-        text, position = self._points[bisect.bisect(self._points, offset, key=lambda point: point[0]) - 1]
-        decoder, found = decoder_of(self.path), bytearray()
+        text_offset, file_offset = self._points[bisect.bisect(self._points, offset, key=lambda point: point[0]) - 1]
+        decoder = decoder_of(self.path)
+        line = bytearray()
         with self.path.open("rb") as file:
-            file.seek(position)
+            file.seek(file_offset)
             while data := file.read(CHUNK):
-                for piece in decoder.feed(data):
-                    part = piece[max(0, offset - text) :]
-                    text += len(piece)
-                    head, end, _ = part.partition(b"\n")
-                    found += head
+                for chunk in decoder.feed(data):
+                    remainder = chunk[max(0, offset - text_offset) :]
+                    text_offset += len(chunk)
+                    head, end, _ = remainder.partition(b"\n")
+                    line += head
                     if end:
-                        return bytes(found)
-        return bytes(found)
+                        return bytes(line)
+        return bytes(line)

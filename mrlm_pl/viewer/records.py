@@ -95,7 +95,7 @@ stored. ``branch`` is True for an episode that branches from another one.
 """
 
 
-def heads(line: bytes) -> list[EpisodeHead]:
+def episode_heads(line: bytes) -> list[EpisodeHead]:
     """Return the episodes in a line of a file: one, or the paths of a turn tree.
 
     Raises:
@@ -107,7 +107,7 @@ def heads(line: bytes) -> list[EpisodeHead]:
     return [record] if record.paths is None else record.paths
 
 
-def summary(head: EpisodeHead, tree: bool) -> Summary:
+def summarize(head: EpisodeHead, tree: bool) -> Summary:
     """Return the summary of an episode."""
     turns = head.turns()
     rewards = {
@@ -130,7 +130,7 @@ def summary(head: EpisodeHead, tree: bool) -> Summary:
     )  # fmt: skip
 
 
-def whole(line: bytes, episode: str) -> dict[str, Any]:
+def whole_record(line: bytes, episode: str) -> dict[str, Any]:
     """Return the record of an episode in a line with every stored field, of newer versions too, and its ``reward``.
 
     The messages that the agent sampled have the number of their ``turn``.
@@ -138,22 +138,22 @@ def whole(line: bytes, episode: str) -> dict[str, Any]:
     Raises:
         ValueError: the line is not an episode record, or holds no such episode.
     """
-    record = msgspec.json.decode(line)
-    stored = record.get("paths", [record])
-    number = next((number for number, path in enumerate(stored) if path.get("id") == episode), None)
+    data = msgspec.json.decode(line)
+    records = data.get("paths", [data])
+    number = next((number for number, path in enumerate(records) if path.get("id") == episode), None)
     if number is None:
         raise ValueError(f"the record has no episode {episode!r}")
-    read = _episodes(line)[number]
-    found = {**stored[number], "tree": "paths" in record, "reward": read.reward}
-    for row, own in zip(stored_rows(found), read.rows(), strict=True):
+    parsed = _episodes(line)[number]
+    record = {**records[number], "tree": "paths" in data, "reward": parsed.reward}
+    for row, trajectory in zip(stored_rows(record), parsed.rows(), strict=True):
         # A turn tree holds the tokens by decision.
-        row.update({name: [*getattr(own, name)] for name in ("token_ids", "action_mask", "logprobs")})
+        row.update({name: [*getattr(trajectory, name)] for name in ("token_ids", "action_mask", "logprobs")})
         messages = row.setdefault("messages", [])
-        for turn, place in zip(reversed(range(len(own.turns))), reversed(own.replies), strict=False):
-            messages[place]["turn"] = turn
+        for turn, index in zip(reversed(range(len(trajectory.turns))), reversed(trajectory.replies), strict=False):
+            messages[index]["turn"] = turn
         for turn in row["turns"]:
             turn["return"] = turn.pop("return_", None)
-    return found
+    return record
 
 
 @lru_cache(maxsize=1)
@@ -182,8 +182,9 @@ def branches_of(line: bytes) -> dict[str, Any]:
     ]
     decisions = []
     for turn, row in tree.decisions.values():
-        behind = len(row.turns) - row.turns.index(turn)
-        text = row.messages[row.replies[-behind]].content if behind <= len(row.replies) else ""  # records may lack them
+        from_end = len(row.turns) - row.turns.index(turn)
+        has_reply = from_end <= len(row.replies)  # records may lack them
+        text = row.messages[row.replies[-from_end]].content if has_reply else ""
         decisions.append({**vars(turn), "return": turn.return_, "text": text[:TEXT]})
     return {"actions": actions, "decisions": decisions}
 
@@ -192,11 +193,11 @@ MEASURES = ("ratio", "entropy", "kl")
 """The learner's measures of single tokens, in the files of ``RUN/tokens``."""
 
 
-class _Measured(msgspec.Struct):
+class _TokenMeasures(msgspec.Struct):
     turns: dict[str, dict[str, list[float | None]]]
 
 
-_MEASURED = msgspec.json.Decoder(_Measured)
+_MEASURED = msgspec.json.Decoder(_TokenMeasures)
 
 
 def add_measures(record: dict[str, Any], lines: Iterable[bytes]) -> None:
@@ -206,18 +207,18 @@ def add_measures(record: dict[str, Any], lines: Iterable[bytes]) -> None:
         record: of the episode, whole.
         lines: of a file of ``RUN/tokens``; those of other episodes and broken ones are skipped.
     """
-    of = [b'{"of":%b,' % msgspec.json.encode(record[name]) for name in ("id", "group")]
+    prefixes = [b'{"of":%b,' % msgspec.json.encode(record[name]) for name in ("id", "group")]
     for line in lines:
-        if not line.startswith(tuple(of)):
+        if not line.startswith(tuple(prefixes)):
             continue
         with suppress(ValueError, RecursionError):
             measured = _MEASURED.decode(line).turns
             for row in stored_rows(record):
                 for turn in row["turns"]:
                     number = turn.get("sample", 0) if turn.get("node") else turn["index"]
-                    found = measured.get(f"{turn.get('node', '')}/{turn['agent']}/{number}", {})
+                    token_measures = measured.get(f"{turn.get('node', '')}/{turn['agent']}/{number}", {})
                     for name in MEASURES:
-                        if len(values := found.get(name, ())) == turn["stop"] - turn["start"]:
+                        if len(values := token_measures.get(name, ())) == turn["stop"] - turn["start"]:
                             table = row.setdefault(name, [None] * len(row["token_ids"]))
                             table[turn["start"] : turn["stop"]] = values
 
@@ -254,15 +255,15 @@ def report_records(text: bytes) -> Iterator[dict[str, Any]]:
 
 def report_summary(record: Mapping[str, Any]) -> Summary:
     """Return the summary of a transcript; each message of an agent is a turn."""
-    said = [message for row in stored_rows(record) for message in row["messages"] if message["role"] == "assistant"]
+    replies = [message for row in stored_rows(record) for message in row["messages"] if message["role"] == "assistant"]
     agents = list(record["trajectories"])
-    known = {
+    values = {
         **{name: record[name] for name in ("id", "iteration", "group", "reward", "success", "error")},
         "task": record["group"], "agents": agents, "policies": sorted({row["policy"] for row in stored_rows(record)}),
-        "rewards": [None] * len(agents), "turns": len(said), "truncated": False, "length": False,
+        "rewards": [None] * len(agents), "turns": len(replies), "truncated": False, "length": False,
         "tool_failure": False, "stop": record["stop_reason"], "seed": "", "branch": False, "tree": False,
     }  # fmt: skip
-    return Summary(*map(known.get, Summary._fields))
+    return Summary(*map(values.get, Summary._fields))
 
 
 def stored_rows(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

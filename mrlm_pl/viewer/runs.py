@@ -105,9 +105,9 @@ class Run:
         values = [value for group in rewards for value in group]
         stored = math.fsum(values) / len(values) if values else None
         curve = self.logged()
-        logged = _last(curve, "rollout/reward")
+        logged = _last_value(curve, "rollout/reward")
         reward = stored if logged is None else logged
-        same = stored is not None and reward is not None and math.isclose(stored, reward, rel_tol=1e-5, abs_tol=1e-6)
+        is_same = stored is not None and reward is not None and math.isclose(stored, reward, rel_tol=1e-5, abs_tol=1e-6)
         return {
             "key": self.key,
             "state": self.state()[0],
@@ -121,17 +121,17 @@ class Run:
                 }
             ),
             "policies": {
-                found[1]: value
+                match[1]: value
                 for name, value in settings.items()
-                if (found := re.fullmatch(r"model\.policies\.([^.]+)\.model", name))
+                if (match := re.fullmatch(r"model\.policies\.([^.]+)\.model", name))
             },
             "seed": settings.get("seed_everything"),
             "family": self.family(),
-            "iterations": _last(curve, "progress/iteration"),
-            "episodes": _last(curve, "progress/episodes"),
-            "failed": _last(curve, "progress/failed_episodes"),
+            "iterations": _last_value(curve, "progress/iteration"),
+            "episodes": _last_value(curve, "progress/episodes"),
+            "failed": _last_value(curve, "progress/failed_episodes"),
             "reward": reward,
-            "ci95": mean_interval(rewards) if same else None,
+            "ci95": mean_interval(rewards) if is_same else None,
         }
 
     def episodes(self, last: int | None) -> dict[str, Any]:
@@ -146,14 +146,14 @@ class Run:
             table: of its newest episodes; where it lacks older ones, the metrics count them, and without metrics its
                 length is a bound.
         """
-        held = len(table["rows"])
-        counted = int(_last(self.logged(), "progress/episodes") or 0)
-        return str(held) if not table["more"] else str(counted) if counted > held else f"more than {held}"
+        shown = len(table["rows"])
+        counted = int(_last_value(self.logged(), "progress/episodes") or 0)
+        return str(shown) if not table["more"] else str(counted) if counted > shown else f"more than {shown}"
 
     def family(self) -> str:
         """Return as JSON the settings that runs share which differ in their seed alone; without any, the key."""
-        found = sorted((name, str(value)) for name, value in self.settings() if not _NOT_COMPARED.match(name))
-        return json.dumps(found or self.key)
+        compared = sorted((name, str(value)) for name, value in self.settings() if not _NOT_COMPARED.match(name))
+        return json.dumps(compared or self.key)
 
     def detail(self) -> dict[str, Any]:
         """Return the state, the configuration, its versions, the resumptions and the evaluations."""
@@ -193,18 +193,20 @@ class Run:
 
         Of a column with more than :data:`MOST_POINTS` numbers every n-th and the last are kept; all columns share rows.
         """
-        columns, kept, every = self.curves(), set[int](), 1
+        columns = self.curves()
+        kept_rows: set[int] = set()
+        every = 1
         for values in columns.values():
             rows = [row for row, value in enumerate(values) if value is not None]
             step = -(-len(rows) // MOST_POINTS) or 1
-            kept.update(rows[step - 1 :: step], rows[-1:])
+            kept_rows.update(rows[step - 1 :: step], rows[-1:])
             every = max(every, step)
         for name in (name for name in columns if name.startswith("progress/")):
             last: float | None = None  # a count is logged by the first update after a rollout, and holds for the others
             for row, value in enumerate(columns[name]):
                 last = columns[name][row] = last if value is None else value
         return {
-            "columns": {name: [values[row] for row in sorted(kept)] for name, values in columns.items()},
+            "columns": {name: [values[row] for row in sorted(kept_rows)] for name, values in columns.items()},
             "every": every,
             "not_finite": {name: count for name, count in self._numbers.not_finite.items() if count},
             "resumed": self._resumed(),
@@ -220,8 +222,8 @@ class Run:
             DataError: there is no such episode.
         """
         played = self.named if self.path.is_dir() and latest_configuration(self.path) is not None else None
-        given = {"named": self.named, "played": played, "whatif": list(self._whatif(episode))}
-        record = {**self.index.record(episode), **given}
+        commands = {"named": self.named, "played": played, "whatif": list(self._whatif(episode))}
+        record = {**self.index.record(episode), **commands}
         for path in sorted((self.path / "tokens").glob(f"iteration-{record['iteration']:06d}*.jsonl.*")):
             if self._inside(path) is not None:
                 with suppress(OSError):  # removed meanwhile
@@ -252,7 +254,7 @@ class Run:
             columns = {name: [first[name], *values] for name, values in columns.items()}
         steps = [-1 if step is None else int(step) for step in columns.get("step", ())]
         for step, reports in self._held_out() if steps else ():
-            row = next((row for row, at in enumerate(steps) if at + 1 >= step), len(steps) - 1)
+            row = next((row for row, logged_step in enumerate(steps) if logged_step + 1 >= step), len(steps) - 1)
             for environment, report in reports.items():
                 for key, name in (("mean_reward", "reward"), ("accuracy", "accuracy")):
                     if isinstance(value := report.get(key), (int, float)):
@@ -269,28 +271,29 @@ class Run:
                     points = msgspec.json.decode(content, type=_Curve)["points"]
                     yield from ((point["step"], point["environments"]) for point in points)
                     continue
-                found = msgspec.json.decode(content, type=_Reports)
+                reports = msgspec.json.decode(content, type=_Reports)
                 if moment == "before" or self.state()[0] in ("finished", "unknown"):  # else of an end it went beyond
-                    yield step, found
+                    yield step, reports
 
     def _collected(self) -> int | None:
         """Return the iterations that the metrics count, 0 without any; None for a file of episodes."""
-        return int(_last(self.logged(), "progress/iteration") or 0) if self.path.is_dir() else None
+        return int(_last_value(self.logged(), "progress/iteration") or 0) if self.path.is_dir() else None
 
     def _episode_files(self) -> list[Path]:
         if not self.path.is_dir():
             return [self.path]
-        folder, found = self.path / "episodes", list[str]()
+        folder = self.path / "episodes"
+        names: list[str] = []
         with suppress(OSError), os.scandir(folder) as entries:  # there is none, or it cannot be read
             inside = folder.resolve().is_relative_to(self._root)  # once: a long run has many files
-            found = sorted(
+            names = sorted(
                 entry.name
                 for entry in entries
                 if ".jsonl" in entry.name
                 and entry.name.endswith(_EPISODES)
                 and ((inside and entry.is_file(follow_symlinks=False)) or self._inside(Path(entry)) is not None)
             )
-        return [folder / name for name in found]
+        return [folder / name for name in names]
 
     def reports(self) -> dict[str, Mapping[str, Any]]:
         """Return the last evaluation of each environment."""
@@ -304,8 +307,8 @@ class Run:
         for path in filter(None, map(self._inside, files)):
             try:
                 report = msgspec.json.decode(_text(path))
-                parts = [report] if "mean_reward" in report else report.values()
-                yield from ((path.name, part) for part in parts if isinstance(part, dict))
+                reports = [report] if "mean_reward" in report else report.values()
+                yield from ((path.name, entry) for entry in reports if isinstance(entry, dict))
             except (ValueError, TypeError, AttributeError, RecursionError):
                 yield path.name, {}
 
@@ -313,9 +316,9 @@ class Run:
         """Yield the reports of ``mrlm whatif`` on an episode, from ``RUN/whatif``."""
         for path in filter(None, map(self._inside, sorted((self.path / "whatif").glob("*.json"))[:MOST_REPORTS])):
             with suppress(ValueError, RecursionError):
-                found = _WHATIF.decode(_text(path))
-                if found["episode"] == episode:
-                    yield found
+                report = _WHATIF.decode(_text(path))
+                if report["episode"] == episode:
+                    yield report
 
     def _resumed(self) -> list[int]:
         """Return the iterations at which the run was resumed, by the times of its files."""
@@ -325,12 +328,12 @@ class Run:
         for path in self._episode_files() if configs else ():
             with suppress(FileNotFoundError):  # removed meanwhile
                 times.append((path.stat().st_mtime, path.name))
-        found = []
+        iterations = []
         for config in configs:
-            later = [name for at, name in times if at > config.stat().st_mtime]
+            later = [name for modified, name in times if modified > config.stat().st_mtime]
             if later and (number := re.search(r"\d+", min(later))):
-                found.append(int(number[0]))
-        return sorted(set(found))
+                iterations.append(int(number[0]))
+        return sorted(set(iterations))
 
     def _changed(self) -> float:
         """Return the time of the last change; 0 for a run that was deleted."""
@@ -345,11 +348,11 @@ class Run:
 
     def _content(self, path: Path | None) -> str:
         """Return the text of a file in the given folder; empty for any other."""
-        return "" if (found := self._inside(path)) is None else _text(found)
+        return "" if (file := self._inside(path)) is None else _text(file)
 
     def _configuration(self) -> str:
-        found = latest_configuration(self.path) if self.path.is_dir() else None
-        return text_without_secrets(self._content(found))  # an exported page is made to be shown to others
+        path = latest_configuration(self.path) if self.path.is_dir() else None
+        return text_without_secrets(self._content(path))  # an exported page is made to be shown to others
 
     def _token_texts(self, policy: str, ids: Sequence[int]) -> list[str] | None:
         """Return the text of each token; None without a tokenizer, which a run that still trains may write later."""
@@ -363,7 +366,7 @@ class Run:
     def _tokenizer(self, policy: str) -> Tokenizer | None:
         """Return a policy's tokenizer: exported by the run, else of the built-in model, else from the hub's cache."""
         if Path(policy).name == policy and (path := self._inside(self.path / "policies" / policy / "tokenizer.json")):
-            return _loaded(path)
+            return _load_tokenizer(path)
         model = dict(self.settings()).get(f"model.policies.{policy}.model")
         if model == "builtin:tiny":
             return Tokenizer.from_str((resources.files("mrlm_pl") / "policy/tiny_model/tokenizer.json").read_text())
@@ -371,7 +374,7 @@ class Run:
             from huggingface_hub import try_to_load_from_cache
 
             cached = try_to_load_from_cache(model, "tokenizer.json")
-            return _loaded(Path(cached)) if isinstance(cached, str) else None
+            return _load_tokenizer(Path(cached)) if isinstance(cached, str) else None
         return None
 
 
@@ -381,30 +384,30 @@ def demonstration() -> dict[str, Run]:
     return {path.name: Run(path, path.name, folder, None) for path in sorted(folder.iterdir())}
 
 
-def find_runs(given: Sequence[str]) -> dict[str, Run]:
+def find_runs(names: Sequence[str]) -> dict[str, Run]:
     """Return the runs in the given run folders, folders of runs and files of episodes, by their names.
 
     Raises:
         ConfigurationError: a path does not exist or holds no run.
     """
     runs: dict[str, Run] = {}
-    for name in given:
+    for name in names:
         path = Path(name).expanduser()
         if not path.exists():
             near = nearest_path(path, folders=True) or nearest_path(path)
             hint = f"did you mean {str(near)!r}?" if near else "check the path"
             raise ConfigurationError(f"there is no run {name!r}; {hint}")
-        found = runs_below(name)
-        if not found and path.is_dir() and any(file.name.endswith(_EPISODES) for file in path.iterdir()):
+        found_runs = runs_below(name)
+        if not found_runs and path.is_dir() and any(file.name.endswith(_EPISODES) for file in path.iterdir()):
             raise ConfigurationError(
                 f"{name!r} is a folder of episodes; name its run, {str(path.parent)!r}, or single files of it"
             )
-        if not found:
+        if not found_runs:
             raise ConfigurationError(
                 f"{name!r} holds no run: no config.yaml, metrics.csv or episodes; name a run folder, a folder of runs, "
                 "a file of episodes (.jsonl, .jsonl.zst, .jsonl.gz) or a report of `mrlm eval --output`"
             )
-        for key, run in found.items():
+        for key, run in found_runs.items():
             runs.setdefault(key, run)
     return runs
 
@@ -413,9 +416,9 @@ def runs_below(name: str) -> dict[str, Run]:
     """Return the runs at and below a path, by their names; empty without any."""
     path = Path(name).expanduser()
     runs = {}
-    for place in _runs_below(path, DEPTH):
-        key = name.rstrip("/") if place == path else os.path.join(name, place.relative_to(path))
-        runs[key] = Run(place, key, path if path.is_dir() else path.parent, key)
+    for run_path in _runs_below(path, DEPTH):
+        key = name.rstrip("/") if run_path == path else os.path.join(name, run_path.relative_to(path))
+        runs[key] = Run(run_path, key, path if path.is_dir() else path.parent, key)
     return runs
 
 
@@ -450,11 +453,11 @@ def _text(path: Path) -> str:
         return file.read(LARGEST_TEXT).decode(errors="replace")
 
 
-def _last(columns: Mapping[str, Sequence[float | None]], name: str) -> float | None:
+def _last_value(columns: Mapping[str, Sequence[float | None]], name: str) -> float | None:
     return next((value for value in reversed(columns.get(name, ())) if value is not None), None)
 
 
-def _loaded(path: Path) -> Tokenizer | None:
+def _load_tokenizer(path: Path) -> Tokenizer | None:
     """Return the tokenizer of a file; None for a broken or half-written one."""
     with suppress(Exception):  # the library raises no narrower class
         return Tokenizer.from_file(str(path))

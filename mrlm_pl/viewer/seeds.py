@@ -114,17 +114,17 @@ class SeedComparison:
     def markdown(self) -> str:
         """Return the comparison as a table."""
         cost, (last, whole) = f"{self.points[-1]:,.0f} {self.axis}", (slice(-LAST, None), slice(None))
-        head = ["runs", "seeds", f"`{self.metric}`, last tenth of {cost}", "mean over all", "last value of each run"]
+        header = ["runs", "seeds", f"`{self.metric}`, last tenth of {cost}", "mean over all", "last value of each run"]
         rows = []
         for family in self.families:
             estimates = (family.estimate(last), family.estimate(whole), _estimate(list(family.last.values())))
             rows.append([family.label, str(len(family.curves)), *map(_text, estimates)])
         if len(rows) > 1:
-            head.append("last tenth less the first row's")
+            header.append("last tenth less the first row's")
             for family, row in zip(self.families, rows, strict=True):
                 difference, seeds = self.difference(family, last)
                 row.append("" if family is self.families[0] else f"{_text(difference)}, {self._pairs(family, seeds)}")
-        lines = [head, ["---"] * len(head), *rows]
+        lines = [header, ["---"] * len(header), *rows]
         table = "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
         return "\n".join([table, "", "Means over seeds with 95 % intervals (Student's t).", *self.notes]) + "\n"
 
@@ -140,43 +140,43 @@ class SeedComparison:
         """Yield the curves: metric, runs, seeds, cost, mean, and the bounds of its interval, for a file."""
         for family in self.families:
             for point, (mean, bounds) in zip(self.points, family.points(), strict=True):
-                known = [bound if math.isfinite(bound) else "" for bound in bounds]
-                yield self.metric, family.label, len(family.curves), float(point), mean, *known
+                finite_bounds = [bound if math.isfinite(bound) else "" for bound in bounds]
+                yield self.metric, family.label, len(family.curves), float(point), mean, *finite_bounds
 
     def draw(self, axes: Any) -> None:
         """Draw the curves: means with bands, and a thin line for each seed."""
         for family in self.families:
-            found = family.points()
+            estimates = family.points()
             (line,) = axes.plot(
-                self.points, [mean for mean, _ in found], label=f"{family.label} ({len(family.curves)})"
+                self.points, [mean for mean, _ in estimates], label=f"{family.label} ({len(family.curves)})"
             )
-            low, high = np.array([interval for _, interval in found]).T
-            known = np.isfinite(low) & np.isfinite(high)
-            axes.fill_between(self.points, low, high, where=known, color=line.get_color(), alpha=0.2)
+            low, high = np.array([interval for _, interval in estimates]).T
+            finite = np.isfinite(low) & np.isfinite(high)
+            axes.fill_between(self.points, low, high, where=finite, color=line.get_color(), alpha=0.2)
             for curve in family.curves.values():
                 axes.plot(self.points, curve, color=line.get_color(), alpha=0.3, linewidth=0.7)
         axes.set(xlabel=self.axis, ylabel=self.metric)
         axes.legend(title="runs (seeds)")
 
 
-def csv_text(found: Sequence[SeedComparison]) -> str:
+def csv_text(comparisons: Sequence[SeedComparison]) -> str:
     """Return the curves of comparisons at one cost, a row for each metric, family and point."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["metric", "runs", "seeds", found[0].axis, "mean", "low", "high"])
-    writer.writerows(row for one in found for row in one.rows())
+    writer.writerow(["metric", "runs", "seeds", comparisons[0].axis, "mean", "low", "high"])
+    writer.writerows(row for comparison in comparisons for row in comparison.rows())
     return text.getvalue()
 
 
-def plot(found: Sequence[SeedComparison], path: Path) -> None:
+def plot(comparisons: Sequence[SeedComparison], path: Path) -> None:
     """Write the curves of comparisons as a picture, one below the other.
 
     Raises:
         ConfigurationError: matplotlib is missing.
     """
-    figure = new_figure(path, 8, 5 * len(found))
-    for one, axes in zip(found, figure.subplots(len(found), squeeze=False).flat, strict=True):
-        one.draw(axes)
+    figure = new_figure(path, 8, 5 * len(comparisons))
+    for comparison, axes in zip(comparisons, figure.subplots(len(comparisons), squeeze=False).flat, strict=True):
+        comparison.draw(axes)
     with replacing(path) as draft:
         figure.savefig(draft, format=path.suffix[1:])
 
@@ -203,8 +203,8 @@ def compare_seeds(
         ConfigurationError: no run has the metric.
     """
     curves = {name: run.curves(from_start=True) for name, run in runs.items()}
-    by_axis = {cost: {name: _rows(columns, cost, metric) for name, columns in curves.items()} for cost in AXES}
-    usable = [cost for cost, rows in by_axis.items() if any(found.size for found in rows.values())]
+    by_axis = {cost: {name: _metric_values(columns, cost, metric) for name, columns in curves.items()} for cost in AXES}
+    usable = [cost for cost, rows in by_axis.items() if any(values.size for values in rows.values())]
     axis = axis or next(iter(usable), "episodes")
     logged = {name: rows for name, rows in by_axis[axis].items() if rows.size}
     notes = [
@@ -213,24 +213,24 @@ def compare_seeds(
         if name not in logged
     ]
     if not logged:
-        known = {name for columns in curves.values() for name in columns if not name.startswith("progress/")}
-        hint = did_you_mean(metric, known, f"they have {', '.join(sorted(known)) or 'no metrics.csv'}")
+        metrics = {name for columns in curves.values() for name in columns if not name.startswith("progress/")}
+        hint = did_you_mean(metric, metrics, f"they have {', '.join(sorted(metrics)) or 'no metrics.csv'}")
         if usable:
             hint = f"compare it with `--at {usable[0]}`"
         states = "".join(f"; {name}{_state(run)}" for name, run in runs.items() if _state(run))
         raise ConfigurationError(f"metric: no run has {metric!r} by {axis}; {hint}{states}")
     reached = {name: float(rows[0, -1]) for name, rows in logged.items()}
-    grouped: dict[str, dict[Any, str]] = {}
+    families_by_key: dict[str, dict[Any, str]] = {}
     for name in logged:
         family, seed = runs[name].family(), dict(runs[name].settings()).get("seed_everything")
-        members = grouped.setdefault(family, {})
-        own = name if seed is None else seed
-        kept = max(members.setdefault(own, name), name, key=reached.__getitem__)
-        if (other := members[own]) != name:
-            left = name if kept == other else other
-            notes.append(f"{left} is left out: its settings and its seed are those of {kept}.")
-        members[own] = kept
-    reached = {name: reached[name] for members in grouped.values() for name in members.values()}
+        members = families_by_key.setdefault(family, {})
+        member = name if seed is None else seed
+        longer = max(members.setdefault(member, name), name, key=reached.__getitem__)
+        if (other := members[member]) != name:
+            dropped = name if longer == other else other
+            notes.append(f"{dropped} is left out: its settings and its seed are those of {longer}.")
+        members[member] = longer
+    reached = {name: reached[name] for members in families_by_key.values() for name in members.values()}
     longest = max(reached.values())
     notes += [
         f"{name} ends at {end:,.0f} {axis}{_state(runs[name])}; others reached {longest:,.0f}."
@@ -243,10 +243,10 @@ def compare_seeds(
         for name in reached
         if (start := float(logged[name][0, 0])) > LATE * points[-1]
     ]
-    first = [next(iter(members.values())) for members in grouped.values()]
-    notes = [*_other_tasks([runs[name] for name in first], metric), *notes]
-    folders = _folders([list(members.values()) for members in grouped.values()])
-    named = [labels.get(name, name) for name in first] if labels else _labels(list(grouped), folders)
+    first = [next(iter(members.values())) for members in families_by_key.values()]
+    notes = [*_task_warning([runs[name] for name in first], metric), *notes]
+    folders = _folder_names([list(members.values()) for members in families_by_key.values()])
+    family_labels = [labels.get(name, name) for name in first] if labels else _labels(list(families_by_key), folders)
     families = [
         Family(
             label,
@@ -254,61 +254,63 @@ def compare_seeds(
             {seed: np.interp(points - points[0] / 2, *logged[name]) for seed, name in members.items()},
             {seed: float(logged[name][1, -1]) for seed, name in members.items()},
         )
-        for label, members in zip(named, grouped.values(), strict=True)
+        for label, members in zip(family_labels, families_by_key.values(), strict=True)
     ]
     return SeedComparison(metric, axis, points, families, notes)
 
 
-def _rows(columns: Mapping[str, Sequence[float | None]], axis: str, metric: str) -> np.ndarray:
+def _metric_values(columns: Mapping[str, Sequence[float | None]], axis: str, metric: str) -> np.ndarray:
     """Return the costs and the values [2, n] of a metric; a cost holds until the next one is logged."""
-    found, cost = [], None
+    points, cost = [], None
     for logged, value in zip(columns.get(AXES[axis], ()), columns.get(metric, ()), strict=False):
         cost = cost if logged is None else logged + (axis == "updates")  # steps count from 0
         if cost is not None and value is not None:
-            found.append((cost, value))
-    return np.array(found, dtype=float).T
+            points.append((cost, value))
+    return np.array(points, dtype=float).T
 
 
-def _other_tasks(runs: Sequence[Run], metric: str) -> list[str]:
+def _task_warning(runs: Sequence[Run], metric: str) -> list[str]:
     """Return a warning if the runs record different tasks; runs of scripts record none."""
     recorded = [{key: str(value) for key, value in run.settings()} for run in runs]
-    tasks = [{key: value for key, value in own.items() if TASKS.match(key)} for own in recorded if own]
-    differing = sorted({key for own in tasks for key in own if any(other.get(key) != own[key] for other in tasks)})
+    tasks = [{key: value for key, value in settings.items() if TASKS.match(key)} for settings in recorded if settings]
+    differing = sorted(
+        {key for settings in tasks for key in settings if any(other.get(key) != settings[key] for other in tasks)}
+    )
     if not differing:
         return []
     shown = ", ".join(differing[:LABELED]) + (", ..." if len(differing) > LABELED else "")
     return [f"Warning: the rows were trained on different tasks ({shown}); their `{metric}` may not be comparable."]
 
 
-def _folders(families: Sequence[Sequence[str]]) -> list[str]:
+def _folder_names(families: Sequence[Sequence[str]]) -> list[str]:
     """Return a name for each family: the folder that holds its runs and no other family's, else its first run.
 
-    >>> _folders([["a/seed-0", "a/seed-1"], ["b/one", "b/two"], ["b/three"]])
+    >>> _folder_names([["a/seed-0", "a/seed-1"], ["b/one", "b/two"], ["b/three"]])
     ['a', 'b/one', 'b/three']
     """
     parents = [{os.path.dirname(name) for name in names} for names in families]
-    held = Counter(parent for own in parents for parent in own)
+    family_counts = Counter(parent for folders in parents for parent in folders)
     return [
-        parent if len(names) > 1 and len(own) == 1 and held[parent] == 1 and parent else names[0]
-        for names, own in zip(families, parents, strict=True)
-        for parent in [min(own)]
+        parent if len(names) > 1 and len(folders) == 1 and family_counts[parent] == 1 and parent else names[0]
+        for names, folders in zip(families, parents, strict=True)
+        for parent in [min(folders)]
     ]
 
 
 def _labels(families: Sequence[str], names: Sequence[str]) -> list[str]:
     """Return what tells families apart: the settings in which they differ, else their names."""
-    known = [json.loads(family) for family in families]
-    settings = [dict(found) if isinstance(found, list) else {} for found in known]
+    decoded = [json.loads(family) for family in families]
+    settings = [dict(values) if isinstance(values, list) else {} for values in decoded]
     differing = [
         key
-        for key in sorted({key for found in settings for key in found})
-        if len({found.get(key) for found in settings}) > 1
+        for key in sorted({key for values in settings for key in values})
+        if len({values.get(key) for values in settings}) > 1
     ]
     if not 0 < len(differing) <= LABELED or not all(settings):
         return list(names)
     short = distinct_tails([key.removesuffix(".class_path") for key in differing], ".")
     named = list(zip(short, differing, strict=True))
-    labels = [", ".join(f"{name}={_value(key, str(found.get(key)))}" for name, key in named) for found in settings]
+    labels = [", ".join(f"{name}={_value(key, str(values.get(key)))}" for name, key in named) for values in settings]
     return labels if len(set(labels)) == len(labels) else list(names)
 
 
@@ -324,8 +326,8 @@ def _value(key: str, value: str) -> str:
 def _state(run: Run) -> str:
     """Return in parentheses the state of a run, with its reason; empty for one that finished or has none."""
     state, reason = run.state()
-    told = f"{state}: {' '.join(reason.split())}" if reason else state
-    return "" if state in ("unknown", "file", "finished") else f" ({told})"
+    description = f"{state}: {' '.join(reason.split())}" if reason else state
+    return "" if state in ("unknown", "file", "finished") else f" ({description})"
 
 
 def _estimate(values: Sequence[float]) -> Estimate:

@@ -49,10 +49,10 @@ def answer(runs: Mapping[str, Run], path: str, query: Mapping[str, str]) -> Any:
     """
     if path == "runs":
         quantiles = [t_quantile(degrees) for degrees in range(1, QUANTILES + 1)]
-        return {"runs": [_locked(run, run.head) for run in runs.values()], "t": quantiles}
+        return {"runs": [_call_locked(run, run.head) for run in runs.values()], "t": quantiles}
     run = runs[query["run"]]
     last = int(query["last"]) if query.get("last", "").lstrip("-").isdecimal() else None
-    found: dict[str, Callable[[], Any]] = {
+    readers: dict[str, Callable[[], Any]] = {
         "run": run.detail,
         "metrics": run.metrics,
         "episodes": lambda: run.episodes(last),
@@ -62,24 +62,25 @@ def answer(runs: Mapping[str, Run], path: str, query: Mapping[str, str]) -> Any:
     }
     if path == "compare":
         other = runs[query["other"]]
-        first, second = sorted((run, other), key=lambda one: one.key)  # in one order: the swapped pair may be asked too
+        # In one order, because another request may compare the swapped pair.
+        first, second = sorted((run, other), key=lambda each: each.key)
         with first.lock, second.lock:
             return compare_runs(run, other)
-    return _locked(run, found[path])
+    return _call_locked(run, readers[path])
 
 
-def _locked(run: Run, function: Callable[[], Any]) -> Any:
+def _call_locked(run: Run, function: Callable[[], Any]) -> Any:
     with run.lock:
         return function()
 
 
-def application(runs: Mapping[str, Run], token: str | None = None, given: Sequence[str] = ()) -> web.Application:
+def application(runs: Mapping[str, Run], token: str | None = None, paths: Sequence[str] = ()) -> web.Application:
     """Return the server.
 
     Args:
         runs: by name; no other files can be read.
         token: secret that a browser must present; None answers only requests to a name of this machine.
-        given: paths in which each load of the page looks for further runs.
+        paths: paths in which each load of the page looks for further runs.
     """
     files = pages()
 
@@ -87,7 +88,7 @@ def application(runs: Mapping[str, Run], token: str | None = None, given: Sequen
     async def guard(request: web.Request, handler: _Handler) -> web.StreamResponse:
         if token is None and not is_this_machine(request.host):
             response: web.StreamResponse = web.Response(status=421, text="this viewer answers to 127.0.0.1 alone")
-        elif token is not None and not _holds(request, token):
+        elif token is not None and not _has_token(request, token):
             response = web.Response(status=401, text="open /?token=TOKEN with the viewer's token")
         elif "token" in request.query:
             response = web.Response(status=303, headers={"Location": "/"})
@@ -106,20 +107,20 @@ def application(runs: Mapping[str, Run], token: str | None = None, given: Sequen
             raise web.HTTPNotFound
         if name == "index.html":
             nonlocal runs
-            for place in given:
+            for path in paths:
                 with suppress(OSError):  # it was removed meanwhile
-                    found = await asyncio.to_thread(runs_below, place)
-                    runs = {**runs, **{key: run for key, run in found.items() if key not in runs}}
+                    new_runs = await asyncio.to_thread(runs_below, path)
+                    runs = {**runs, **{key: run for key, run in new_runs.items() if key not in runs}}
         return web.Response(body=files[name], content_type=TYPES[name.rpartition(".")[2]], charset="utf-8")
 
     async def data(request: web.Request) -> web.Response:
         try:
-            found = await asyncio.to_thread(answer, runs, request.match_info["path"], request.query)
+            result = await asyncio.to_thread(answer, runs, request.match_info["path"], request.query)
         except KeyError as error:
             return web.json_response({"error": f"the viewer has no {error}; choose a run under Runs"}, status=404)
         except (MRLMError, OSError) as error:
             return web.json_response({"error": str(error)}, status=422)
-        response = web.Response(body=msgspec.json.encode(found), content_type="application/json")
+        response = web.Response(body=msgspec.json.encode(result), content_type="application/json")
         response.enable_compression()
         return response
 
@@ -137,6 +138,6 @@ def is_this_machine(host: str) -> bool:
     return is_loopback(host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host)
 
 
-def _holds(request: web.Request, token: str) -> bool:
-    given = request.query.get("token") or request.cookies.get(COOKIE, "")
-    return hmac.compare_digest(given.encode(errors="replace"), token.encode())
+def _has_token(request: web.Request, token: str) -> bool:
+    presented = request.query.get("token") or request.cookies.get(COOKIE, "")
+    return hmac.compare_digest(presented.encode(errors="replace"), token.encode())

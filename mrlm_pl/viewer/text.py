@@ -45,11 +45,11 @@ def visible(text: str) -> Text:
     >>> visible("a\\x1b[31mb\\u202ec").plain
     'a␛[31mb<U+202E>c'
     """
-    return Text(_HIDDEN.sub(_name, text))
+    return Text(_HIDDEN.sub(_visible_form, text))
 
 
-def _name(found: re.Match[str]) -> str:
-    code = ord(found[0])
+def _visible_form(match: re.Match[str]) -> str:
+    code = ord(match[0])
     return chr(0x2400 + code) if code < 32 else f"<U+{code:04X}>"
 
 
@@ -87,11 +87,11 @@ def print_episodes(run: Run, console: Console, iteration: int | None = None, fai
         ConfigurationError: the iteration has no episodes.
     """
     if iteration is None:
-        found = run.index.table()
-        values = found["rows"]
+        listing = run.index.table()
+        summaries = listing["rows"]
     else:
-        found, values = run.index.iteration(iteration)
-    rows = [row for row in values if row.error or not failed]
+        listing, summaries = run.index.iteration(iteration)
+    rows = [row for row in summaries if row.error or not failed]
     rows.sort(key=lambda row: -1.0 if row.advantage is None else row.advantage, reverse=True)
     state = ": ".join(filter(None, run.state()))
     if state != "file":
@@ -99,7 +99,7 @@ def print_episodes(run: Run, console: Console, iteration: int | None = None, fai
     if iteration is None and (course := _course(run)):
         console.print(course, highlight=False, soft_wrap=True)
     if failed and not rows:
-        console.print("no episode failed" + (" among the newest" if found["more"] else ""))
+        console.print("no episode failed" + (" among the newest" if listing["more"] else ""))
         return
     heads: list[str | Column] = ["episode", "iteration", "task", "group"]
     heads += [Column(head, justify="right", no_wrap=True) for head in ("reward", "turns", "tokens", "advantage")]
@@ -109,9 +109,9 @@ def print_episodes(run: Run, console: Console, iteration: int | None = None, fai
     for row in rows[: ROWS if iteration is None else None]:
         texts = (row.id, _iteration(row.iteration), row.task, "" if row.group == row.task else row.group)
         numbers = (None if row.error else row.reward, row.turns, row.tokens, row.signed_advantage)
-        ended = " ".join((row.error or row.excluded or row.stop).split())
-        said = _said(run.index.record(row.id))
-        cells.append([*map(visible, texts), *map(Text, map(_number, numbers)), *map(visible, (ended, *said))])
+        ending = " ".join((row.error or row.excluded or row.stop).split())
+        long_texts = _prompt_and_replies(run.index.record(row.id))
+        cells.append([*map(visible, texts), *map(Text, map(_number, numbers)), *map(visible, (ending, *long_texts))])
     filled = [(head, column) for head, column in zip(heads, zip(*cells, strict=True), strict=False) if any(column)]
     table = Table(*(head for head, _ in filled))
     for line in zip(*(column for _, column in filled), strict=True):
@@ -123,13 +123,13 @@ def print_episodes(run: Run, console: Console, iteration: int | None = None, fai
         if failed:
             more = f"{len(rows)} of them failed; {more}"
         shown = f"the {ROWS} largest advantages" if ordered else f"the newest {ROWS}"
-        among = f"the newest {len(rows)} of " if ordered and found["more"] else ""
-        console.print(f"{shown} of {among}{run.total(found)} episodes; {more}", highlight=False)
-    for note in found["notes"]:
+        among = f"the newest {len(rows)} of " if ordered and listing["more"] else ""
+        console.print(f"{shown} of {among}{run.total(listing)} episodes; {more}", highlight=False)
+    for note in listing["notes"]:
         console.print(visible(note), style="yellow")
 
 
-def _said(record: Mapping[str, Any]) -> tuple[str, str]:
+def _prompt_and_replies(record: Mapping[str, Any]) -> tuple[str, str]:
     """Return the first prompt of an episode and all replies, each on one line."""
     messages = [message for row in stored_rows(record) for message in row["messages"]]
     prompt = next((message["content"] for message in messages if message["role"] == "user"), "")
@@ -145,15 +145,18 @@ def _course(run: Run) -> str:
     curves = run.curves()
     column = next((name for name in ("rollout/reward", "train/loss") if name in curves), "")
     logged = [value for value in curves.get(column, ()) if value is not None]
-    part = min(ENDS, len(logged) // 2)
-    if not part:
+    count = min(ENDS, len(logged) // 2)
+    if not count:
         return ""
-    first, last = (math.fsum(values) / part for values in (logged[:part], logged[-part:]))
-    ends = f"{_number(first)} in the first {part}, {_number(last)} in the last {part}"
+    first, last = (math.fsum(values) / count for values in (logged[:count], logged[-count:]))
+    ends = f"{_number(first)} in the first {count}, {_number(last)} in the last {count}"
     kind, unit = ("reward", "iterations") if column == "rollout/reward" else ("loss", "logged updates")
     final = {name: [value for value in curves[name] if value is not None] for name in sorted(curves)}
-    shown = [f"{name} {_number(values[-1])}" for name, values in final.items() if values and SUMMARY.fullmatch(name)]
-    return "\n".join([f"mean {kind} {ends} of {len(logged)} {unit}", *(["last " + ", ".join(shown)] if shown else [])])
+    last_values = [
+        f"{name} {_number(values[-1])}" for name, values in final.items() if values and SUMMARY.fullmatch(name)
+    ]
+    last_line = ["last " + ", ".join(last_values)] if last_values else []
+    return "\n".join([f"mean {kind} {ends} of {len(logged)} {unit}", *last_line])
 
 
 def _print_whole(table: Table, console: Console) -> None:
@@ -178,8 +181,8 @@ def _print_whole(table: Table, console: Console) -> None:
         if column.max_width and longest[column.header] > (LEAST if narrow else column.max_width)
     ]
     free = -excess() // max(1, len(cut))
-    for column, most in cut:
-        column.max_width = most + (free if narrow else max(0, free))
+    for column, width in cut:
+        column.max_width = width + (free if narrow else max(0, free))
         if column.max_width < LEAST:
             table.columns.remove(column)
     for column in table.columns if narrow else ():
@@ -200,14 +203,14 @@ def print_episode(record: Mapping[str, Any], console: Console) -> None:
     iteration = _iteration(record["iteration"])
     console.print(visible(f"episode {record['id']}  group {record['group']}  iteration {iteration}"))
     console.print(visible(f"task {task['environment']}/{task['split']}/{task['index']}  seed {record['seed']}"))
-    ended = f"failed: {record['error']}" if record["error"] else f"ended: {record['stop_reason']}"
-    console.print(visible(ended if record["error"] else f"reward {_number(record['reward'])}  {ended}"))
+    ending = f"failed: {record['error']}" if record["error"] else f"ended: {record['stop_reason']}"
+    console.print(visible(ending if record["error"] else f"reward {_number(record['reward'])}  {ending}"))
     if record.get("excluded"):
         console.print(visible(f"not trained on: {record['excluded']}"))
     for rows in record["trajectories"].values():
         for number, row in enumerate(rows, 1):
-            part = f"  (trajectory {number} of {len(rows)})" if len(rows) > 1 else ""
-            console.rule(visible(f"{row['agent']}  policy {row['policy']}{part}"), align="left")
+            position = f"  (trajectory {number} of {len(rows)})" if len(rows) > 1 else ""
+            console.rule(visible(f"{row['agent']}  policy {row['policy']}{position}"), align="left")
             for message in row["messages"]:
                 body = Text()
                 if "turn" in message:
@@ -229,9 +232,9 @@ def _turn(turn: Mapping[str, Any]) -> str:
         factor = turn["advantage"] / difference if difference else 1.0
         credit += "" if math.isclose(factor, 1.0, rel_tol=1e-3) else f" (x {_number(factor)})"
     tokens = turn["stop"] - turn["start"]
-    parts = visible(", ".join(f"{name} {_number(value)}" for name, value in turn["components"].items())).plain
+    components = visible(", ".join(f"{name} {_number(value)}" for name, value in turn["components"].items())).plain
     return (
-        f"turn {turn['index']}  reward {_number(turn['reward'])}{f' ({parts})' if parts else ''}{credit}"
+        f"turn {turn['index']}  reward {_number(turn['reward'])}{f' ({components})' if components else ''}{credit}"
         f"  {tokens} token{'' if tokens == 1 else 's'}  version {turn['version']}  {visible(turn['finish_reason'])}"
     )
 

@@ -80,7 +80,7 @@ def test_output_that_cannot_be_written_ends_a_command_with_status_1_and_no_trace
 def test_characters_that_a_terminal_lacks_are_escaped():
     code = (
         "import sys; from mrlm_pl.cli import main\n"
-        "main._dispatched = lambda *_: print('caf\\xe9 \\u2026') or 0\n"
+        "main._dispatch = lambda *_: print('caf\\xe9 \\u2026') or 0\n"
         "sys.argv = ['mrlm', 'info']; sys.exit(main.main())"
     )
     environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}

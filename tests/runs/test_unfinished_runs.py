@@ -169,7 +169,7 @@ def test_reports_and_comparisons_name_the_checkpoint(mrlm: Callable[..., Any]) -
 def test_the_cells_of_a_run_are_of_one_checkpoint(mrlm: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     write_run(RUN, {"main": {}}, "MathEnvironment")
     write_checkpoint(RUN, {"main": 11}, 100)
-    finished, later = evaluation_table._finished, iter(range(200, 1000, 100))
+    finished, later = evaluation_table._finished_report, iter(range(200, 1000, 100))
     cells = [Path("table") / f"run--{name}.json" for name in ("math", "hard")]
 
     def table() -> tuple[list[str], str]:
@@ -184,13 +184,13 @@ def test_the_cells_of_a_run_are_of_one_checkpoint(mrlm: Callable[..., Any], monk
 
     assert table()[0] == ["update 100"] * 2
     cells[1].unlink()
-    monkeypatch.setattr(evaluation_table, "_finished", replaced)
+    monkeypatch.setattr(evaluation_table, "_finished_report", replaced)
     found, out = table()
     assert found == ["update 100"] * 2, "the kept cell, and the one that is played beside it"
     assert "table/run--math.json is kept" in out
     assert "run: checkpoint of update 100\n" in out
     weights = json.loads(cells[1].read_text())["asked"]["weights"]
-    monkeypatch.setattr(evaluation_table, "_finished", finished)
+    monkeypatch.setattr(evaluation_table, "_finished_report", finished)
     found, out = table()
     assert found == ["update 300"] * 2, "the kept cell of an earlier checkpoint is played again"
     assert weights != json.loads(cells[1].read_text())["asked"]["weights"]
@@ -205,7 +205,7 @@ def test_the_cells_of_a_model_record_the_weights_that_were_read_for_all_of_them(
     def rewritten(*_: Any) -> None:
         os.utime("model/config.json", (1, 1))
 
-    monkeypatch.setattr(evaluation_table, "_finished", rewritten)
+    monkeypatch.setattr(evaluation_table, "_finished_report", rewritten)
     options = ("-n", "2", "--max-tokens", "2", "--device", "cpu", "--output", "table.json")
     assert mrlm("eval", "--model", "model", "--environment", "math", HARD, *options)[0] == 0
     math, hard = (json.loads(Path(f"table/model--{name}.json").read_text()) for name in ("math", "hard"))

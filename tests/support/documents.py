@@ -156,7 +156,7 @@ def stopped_before_work() -> Iterator[None]:
         mock.patch.object(CommandParser, "parse_args", parse_short),
         mock.patch.object(argparse.ArgumentParser, "parse_args", parse_plain),
         mock.patch.object(LightningCLI, "instantiate_classes", side_effect=WorkBegins),
-        mock.patch("mrlm_pl.cli.commands.sweep.played", side_effect=WorkBegins),
+        mock.patch("mrlm_pl.cli.commands.sweep.train_members", side_effect=WorkBegins),
     ):
         yield
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from mrlm_pl.episode_files import read_episodes
-from mrlm_pl.viewer.export import exported
+from mrlm_pl.viewer.export import export_page
 from mrlm_pl.viewer.records import Summary
 from mrlm_pl.viewer.runs import demonstration, find_runs
 from tests.support.runs.recorded_runs import HOSTILE, episode, write_run
@@ -45,7 +45,7 @@ def test_the_command_shows_the_demonstration(mrlm, tmp_path: Path) -> None:
 
 
 def test_an_exported_page_holds_a_turn_tree_once() -> None:
-    data = held(exported({"a": demonstration()["debate-turn-tree"]}))
+    data = held(export_page({"a": demonstration()["debate-turn-tree"]}))
     trees = {address: found for address, found in data.items() if address.startswith("tree?")}
     kept = {address for address, found in trees.items() if not isinstance(found, str)}
     assert len(trees) == sum(row[Summary._fields.index("tree")] for row in data["episodes?run=a"]["rows"]) > len(kept)
@@ -60,7 +60,7 @@ def test_an_exported_page_holds_both_trees_of_a_group_that_was_played_again(tmp_
     first, other = ([path for path in paths if path.group == group] for group in ("0-0", "0-1"))
     again = [replace(path, id=path.id.replace("0-0", "0-0+1", 1)) for path in first]
     run = write_run(tmp_path / "run", [[*again, *other, *first]])
-    data = held(exported({"a": next(iter(find_runs([str(run)]).values()))}))
+    data = held(export_page({"a": next(iter(find_runs([str(run)]).values()))}))
     for path in (first[1], again[1]):
         tree = data[f"tree?run=a&id={path.id}"]
         tree = data[tree] if isinstance(tree, str) else tree
@@ -80,7 +80,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     texts = [text.replace("\ud800", "") for text in HOSTILE]
     folder = tmp_path_factory.mktemp("runs") / "a"
     episodes = [episode(f"{n // 4}-{n}", text) for n, text in enumerate(texts * 4)]
-    return exported(find_runs([str(write_run(folder, [episodes]))]))
+    return export_page(find_runs([str(write_run(folder, [episodes]))]))
 
 
 def test_an_exported_page_runs_only_its_own_code(page: str) -> None:
@@ -111,7 +111,7 @@ def test_a_page_that_cannot_be_written_whole_leaves_the_former(
 ) -> None:
     page = tmp_path / "page.html"
     page.write_text("former")
-    monkeypatch.setattr("mrlm_pl.cli.commands.view.exported", lambda *_: "half\ud800")
+    monkeypatch.setattr("mrlm_pl.cli.commands.view.export_page", lambda *_: "half\ud800")
     with pytest.raises(UnicodeEncodeError):
         mrlm("view", "--demo", "--export", str(page))
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("page.html", "former")]
@@ -141,12 +141,12 @@ def test_an_exported_page_counts_the_run_and_compares_all_of_it(
     own = [[episode(f"{n}-0", iteration=n, task=n)] for n in range(3)]
     folders = [str(write_run(tmp_path / name, own, rewards=[0.5] * 3)) for name in "ab"]
     monkeypatch.setattr("mrlm_pl.viewer.export.EPISODES", 1)
-    data = held(exported(find_runs(folders)))
+    data = held(export_page(find_runs(folders)))
     found = data[f"compare?run={folders[0]}&other={folders[1]}"]
     assert (found["tasks"], len(found["pairs"]), found["pairs_left_out"], found["newest"]) == (3, 1, 2, None)
     monkeypatch.setattr("mrlm_pl.viewer.episode_index.NEWEST", 2)
     monkeypatch.setattr("mrlm_pl.viewer.comparison.NEWEST", 2)
-    data = held(exported(find_runs(folders)))
+    data = held(export_page(find_runs(folders)))
     assert data[f"episodes?run={folders[0]}"]["notes"] == ["the exported page holds the newest 1 of 12 episodes"]
     assert data[f"compare?run={folders[0]}&other={folders[1]}"]["newest"] == 2
 

@@ -20,7 +20,7 @@ from mrlm_pl.durable_files import write_json
 from mrlm_pl.episode import Origin
 from mrlm_pl.episode_files import iteration_file, write_lines
 from mrlm_pl.runs.state import write_state
-from mrlm_pl.viewer.export import exported
+from mrlm_pl.viewer.export import export_page
 from mrlm_pl.viewer.runs import Run, demonstration, find_runs
 from mrlm_pl.viewer.server import application
 from tests.support.runs.recorded_runs import CONFIGURATION, HOSTILE, episode, with_credit, write_run
@@ -658,7 +658,7 @@ def test_a_running_run_is_followed(browser: Any, served: Any, tmp_path: Path) ->
 @pytest.mark.parametrize("view", VIEWS)
 def test_an_exported_page_opens_without_a_server(view: str, browser: Any, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    page.write_text(exported(demonstration()))
+    page.write_text(export_page(demonstration()))
     text = show(browser, page.as_uri() + VIEWS[view])
     assert browser.execute_script("return document.querySelector('[role=alert]')") is None, text
 
@@ -667,7 +667,7 @@ def test_an_exported_page_keeps_hostile_text(browser: Any, tmp_path: Path) -> No
     texts = [text.replace("\ud800", "") for text in HOSTILE]
     folder = write_run(tmp_path / "run", [[episode(f"0-{n}", text) for n, text in enumerate(texts)]])
     page = tmp_path / "page.html"
-    page.write_text(exported(find_runs([str(folder)])))
+    page.write_text(export_page(find_runs([str(folder)])))
     for number, text in enumerate(texts):
         shown = show(browser, f"{page.as_uri()}#episode?run={folder}&id=0-{number}")
         assert "pwned" not in browser.title

@@ -106,7 +106,7 @@ def test_a_run_that_starts_later_is_there_when_the_page_is_loaded_again(folder: 
         return [run["key"].removeprefix(f"{given}/") for run in runs]
 
     async def exchange() -> None:
-        app = application(find_runs([given]), given=["gone", given])
+        app = application(find_runs([given]), paths=["gone", given])
         async with TestClient(TestServer(app, host="127.0.0.1")) as client:
             write_run(folder.parent / "0", [[episode("0-0")]])
             assert await names(client, "/main.js") == ["a"]

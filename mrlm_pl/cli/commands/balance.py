@@ -29,21 +29,26 @@ def run(arguments: Sequence[str]) -> int:
         DataError: a row cannot be read, or nothing can be balanced.
     """
     options = balance_parser().read(arguments, {})
-    output, report = Path(options.output), Path(options.report) if options.report else None
+    output = Path(options.output)
+    report = Path(options.report) if options.report else None
     pairs = Path(options.pairs) if options.pairs else None
-    wanted = [path for path in (output, pairs) if path is not None]
-    for path in wanted:
+    outputs = [path for path in (output, pairs) if path is not None]
+    for path in outputs:
         if path.is_dir() or not path.name.endswith((".jsonl", ".jsonl.zst", ".jsonl.gz")):
             raise ConfigurationError(f"{str(path)!r} must be a file that ends in .jsonl, .jsonl.zst or .jsonl.gz")
-    written = [*wanted, *map(held_out_path, wanted if options.validation_share else []), *([report] if report else [])]
-    if len(set(written)) < len(written):
-        raise ConfigurationError(f"output, pairs and report name one file twice: {', '.join(map(str, written))}")
-    for path in written:
+    targets = [
+        *outputs,
+        *map(held_out_path, outputs if options.validation_share else []),
+        *([report] if report else []),
+    ]
+    if len(set(targets)) < len(targets):
+        raise ConfigurationError(f"output, pairs and report name one file twice: {', '.join(map(str, targets))}")
+    for path in targets:
         if path.exists():
             raise ConfigurationError(f"{str(path)!r} exists; name another file, or remove it")
         with writing("report" if path == report else "output", path):
             check_writable(path)
-    answers, failed = _read(options.answers, options.references)
+    answers, failed = _read_answers(options.answers, options.references)
     balanced = balance(
         answers,
         per_question=options.per_question,
@@ -88,7 +93,7 @@ def held_out_path(path: Path) -> Path:
     return path.with_name(f"{stem}{HELD_OUT}{dot}{suffix}")
 
 
-def pairs_of(answers: Sequence[Answer]) -> list[dict[str, Any]]:
+def answer_pairs(answers: Sequence[Answer]) -> list[dict[str, Any]]:
     """Return the right and wrong answers to each question as rows of pairs, in their order."""
     sides: dict[str, tuple[list[Answer], list[Answer]]] = {}
     for answer in answers:
@@ -104,22 +109,22 @@ def pairs_of(answers: Sequence[Answer]) -> list[dict[str, Any]]:
     ]
 
 
-def _read(sources: Sequence[str], references: Sequence[str]) -> tuple[list[Answer], int]:
+def _read_answers(sources: Sequence[str], references: Sequence[str]) -> tuple[list[Answer], int]:
     """Return the answers of all files and the number of failed episodes among them."""
     for source in sources:
         if unfinished(Path(source)):
             raise ConfigurationError(f"answers: {source!r} is half of a collection; complete it with `mrlm collect`")
-    found = [read_answers(source) for source in sources]
-    answers = [answer for some, _ in found for answer in some]
+    readings = [read_answers(source) for source in sources]
+    answers = [answer for file_answers, _ in readings for answer in file_answers]
     tasks = {answer.question: answer.task for answer in answers}
     for source in references:
         for number, row in numbered_rows(source, "train", ("question", "answer")):
             # Other columns of a data set are its own, whatever their names.
-            own = {"question": row["question"], "answer": row["answer"], "correct": True}
-            right = answer_of_row(own, f"{source}, row {number}")
+            reference = {"question": row["question"], "answer": row["answer"], "correct": True}
+            right = answer_of_row(reference, f"{source}, row {number}")
             if right.question in tasks:
                 answers.append(Answer(right.question, right.answer, 1.0, tasks[right.question]))
-    return answers, sum(failed for _, failed in found)
+    return answers, sum(failed for _, failed in readings)
 
 
 def _write_splits(balanced: BalancedAnswers, output: Path, pairs: Path | None) -> dict[str, Path]:
@@ -130,7 +135,7 @@ def _write_splits(balanced: BalancedAnswers, output: Path, pairs: Path | None) -
             files[split] = output if split == "train" else held_out_path(output)
             write_lines(files[split], map(_line, (answer.to_row() for answer in answers)))
             if pairs is not None:
-                write_lines(pairs if split == "train" else held_out_path(pairs), map(_line, pairs_of(answers)))
+                write_lines(pairs if split == "train" else held_out_path(pairs), map(_line, answer_pairs(answers)))
     return files
 
 
@@ -140,11 +145,11 @@ def _line(row: dict[str, Any]) -> str:
 
 def _table(balanced: BalancedAnswers, files: dict[str, Path]) -> str:
     report = balanced.report
-    questions, answers, share = report["questions"], report["answers"], report["right_share"]
+    questions, answers, right_share = report["questions"], report["answers"], report["right_share"]
     dropped = "".join(f", {count} with {why}" for why, count in questions["dropped"].items() if count)
     counts = ", ".join(
-        f"{answers[name]} {told}"
-        for name, told in (
+        f"{answers[name]} {meaning}"
+        for name, meaning in (
             ("failed_episodes", "failed episodes left out"),
             ("duplicates", "duplicates"),
             ("contradicted", "called both right and wrong"),
@@ -156,10 +161,10 @@ def _table(balanced: BalancedAnswers, files: dict[str, Path]) -> str:
     lines = [
         ("questions", f"{questions['kept']} of {questions['read']} kept{dropped and '; dropped' + dropped[1:]}"),
         ("answers", f"{answers['kept']} kept of {answers['read']} read" + (f"; {counts}" if counts else "")),
-        ("right", f"{share['before']:.4f} before, {share['after']:.4f} after"),
+        ("right", f"{right_share['before']:.4f} before, {right_share['after']:.4f} after"),
         ("balance", f"right and wrong differ by at most {report['balance']['max_difference']} in a question"),
     ]
     for split, path in files.items():
-        part = report["splits"][split]
-        lines.append((split, f"{part['questions']} questions, {part['answers']} answers in {path}"))
+        split_counts = report["splits"][split]
+        lines.append((split, f"{split_counts['questions']} questions, {split_counts['answers']} answers in {path}"))
     return "\n".join(f"{name:<11} {text}" for name, text in lines)

@@ -61,8 +61,8 @@ def run(arguments: Sequence[str]) -> int:
     print(f"{environment.name}: {report.summary}")
     if report.passed and (sizes := _sizes(environment)):
         print(f"{environment.name}: {sizes}")
-    found = next((result.measures for result in report.checks if result.name == "splits are disjoint"), {})
-    if few := [f"{count:g} in {split}" for split, count in found.items() if count < FEW_PROBLEMS]:
+    problem_counts = next((result.measures for result in report.checks if result.name == "splits are disjoint"), {})
+    if few := [f"{count:g} in {split}" for split, count in problem_counts.items() if count < FEW_PROBLEMS]:
         tell(
             f"warning: {environment.name} has few different problems ({', '.join(few)}, in up to {MOST_DRAWN} tasks "
             "of a split): a score over them says little about others"
@@ -80,8 +80,8 @@ def _check_data(environment: Environment, data: str, output: Path | None) -> int
     report = check_data(environment, SPLIT)
     rows = all_rows(data, SPLIT)
     if output is not None:
-        kept = set(report.usable)
-        lines = [json.dumps(row) for number, row in rows if number in kept]
+        usable = set(report.usable)
+        lines = [json.dumps(row) for number, row in rows if number in usable]
         write_lines(output, lines)
     for number, reason in report.failed.items():
         print(f"FAIL {data}, row {number}: {' '.join(reason.split())[:500]}")

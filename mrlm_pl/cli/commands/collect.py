@@ -8,7 +8,7 @@ from typing import Any
 
 from jsonargparse.typing import NonNegativeFloat, PositiveInt
 
-from mrlm_pl.cli.commands.evaluate import PLAYED, playing_parser, sampling_of
+from mrlm_pl.cli.commands.evaluate import PLAY_OPTIONS, playing_parser, sampling_of
 from mrlm_pl.cli.parsing.config_files import with_first_as
 from mrlm_pl.cli.parsing.environment_option import RunOptions, read_with_run, shown_settings
 from mrlm_pl.cli.parsing.parser import CommandParser
@@ -23,15 +23,15 @@ def run(arguments: Sequence[str]) -> int:
         ConfigurationError: a mistake in the options, or the file holds something else.
         RolloutError: every episode failed.
     """
-    options, read, shared = _read(collect_parser(), arguments)
+    options, run_options, shared = _read_options(collect_parser(), arguments)
     if options.temperatures and options.temperature is not None:
         raise ConfigurationError("temperatures and temperature are both given; leave one of them out")
-    tell(f"collecting in {shared['name']} ({shown_settings(read.played)})")
+    tell(f"collecting in {shared['name']} ({shown_settings(run_options.played)})")
     chosen = {key: options[key] for key in ("filter_reward", "temperatures")}
     file = collect(options.model, options.environment, **chosen, **shared)
     if not file.kept:
         tell(f"warning: no episode has a reward of {options.filter_reward:g} or more, so {file.path} is empty")
-    return _told(file)
+    return _print_result(file)
 
 
 def collect_parser() -> CommandParser:
@@ -51,13 +51,13 @@ def gateway_run(arguments: Sequence[str]) -> int:
         ConfigurationError: a mistake in the options, or the file holds something else.
         RemoteError: the address cannot be used.
     """
-    options, _, shared = _read(gateway_parser(), arguments)
+    options, _, shared = _read_options(gateway_parser(), arguments)
 
     def listening(address: str) -> None:
         tell(f"the gateway is at {address}/v1; a program opens an episode by POST {address}/episodes (Ctrl-C ends it)")
 
     shared |= {"at_once": options.at_once, "listening": listening}
-    return _told(serve_gateway(options.model, options.environment, **shared))
+    return _print_result(serve_gateway(options.model, options.environment, **shared))
 
 
 def gateway_parser() -> CommandParser:
@@ -74,20 +74,20 @@ def _writing_parser(command: str, text: str) -> CommandParser:
     return parser
 
 
-def _read(parser: CommandParser, arguments: Sequence[str]) -> tuple[Any, RunOptions, dict[str, Any]]:
+def _read_options(parser: CommandParser, arguments: Sequence[str]) -> tuple[Any, RunOptions, dict[str, Any]]:
     """Return the options, the recorded run, and the arguments of ``collect`` and ``serve_gateway`` alike."""
-    read = read_with_run(parser, with_first_as("--model", arguments))
-    options = parser.instantiate(read.config)
+    run_options = read_with_run(parser, with_first_as("--model", arguments))
+    options = parser.instantiate(run_options.config)
     shared = {
-        "sampling": sampling_of(options, read.run.sampling),
-        "name": read.name_of(options.environment),
-        "settings": read.environment_settings(),
-        **{key: options[key] for key in ("output", *PLAYED)},
+        "sampling": sampling_of(options, run_options.run.sampling),
+        "name": run_options.name_of(options.environment),
+        "settings": run_options.environment_settings(),
+        **{key: options[key] for key in ("output", *PLAY_OPTIONS)},
     }
-    return options, read, shared
+    return options, run_options, shared
 
 
-def _told(file: CollectionFile) -> int:
+def _print_result(file: CollectionFile) -> int:
     failed = f", {file.failed} failed" if file.failed else ""
     failed += f" (the first: {file.reason})" if file.reason else ""
     view = shlex.join(["mrlm", "view", str(file.path)])

@@ -51,13 +51,13 @@ def whole_parser(files: Mapping[str, Any]) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="store_true")
     children = parser.add_subparsers(dest="command")
     (_, environments), algorithms = environment_names(), class_names("algorithms")
-    training = declared(FIT) | {*LIGHTNING_OPTIONS, *training_options()}
+    training = declared_options(FIT) | {*LIGHTNING_OPTIONS, *training_options()}
     firsts = {"check_env": environments, "completion": SHELLS}
-    for command, (place, summary) in COMMANDS.items():
+    for command, (target, summary) in COMMANDS.items():
         child = children.add_parser(command, help=summary, allow_abbrev=False)
         trains = command in (*TRAINING, "sweep")
-        own = declared(place) if command != "completion" else set()
-        options = own | (training if trains else set())
+        command_options = declared_options(target) if command != "completion" else set()
+        options = command_options | (training if trains else set())
         for option in sorted(options - {"--help"}):
             choices = algorithms if option == "--model" and (trains or command == "recredit") else None
             choices = environments if option.endswith(("-environment", "-environments", ".environment")) else choices
@@ -74,35 +74,38 @@ def _add(parser: argparse.ArgumentParser, name: str, choices: Sequence[str] | No
         argument.complete = files
 
 
-def declared(place: str) -> set[str]:
+def declared_options(target: str) -> set[str]:
     """Return the options in the source of a function and of the functions of this package that it calls.
 
-    >>> sorted(declared("mrlm_pl.cli.commands.report:run"))
+    >>> sorted(declared_options("mrlm_pl.cli.commands.report:run"))
     ['--at', '--metric', '--output']
     """
-    module, _, function = place.partition(":")
+    module, _, function = target.partition(":")
     seen: set[tuple[str, str]] = set()
-    waiting, found = [(module, function)], set[str]()
-    while waiting:
-        seen.add(current := waiting.pop())
+    pending = [(module, function)]
+    options: set[str] = set()
+    while pending:
+        seen.add(current := pending.pop())
         functions, imported = _source(current[0])
         if current[1] in functions:
             for node in ast.walk(functions[current[1]]):
                 match node:
                     case ast.Constant(str(text)) if _OPTION.fullmatch(text):
-                        found.add(text)
+                        options.add(text)
                     case ast.Call(ast.Attribute(attr="add_subclass_arguments"), [_, ast.Constant(str(group)), *_]):
-                        found.add(f"--{group}")
+                        options.add(f"--{group}")
                     case ast.Name(name):
                         called = (imported.get(name, current[0]), name)
-                        waiting += [called] if called not in seen and called[0].startswith("mrlm_pl.cli.") else []
-    return found
+                        pending += [called] if called not in seen and called[0].startswith("mrlm_pl.cli.") else []
+    return options
 
 
 @cache
 def _source(module: str) -> tuple[dict[str, ast.AST], dict[str, str]]:
     """Return the functions and classes of a module by name, and the module of each name that it imports."""
     tree = ast.parse(PACKAGE.parent.joinpath(*module.split(".")).with_suffix(".py").read_text(encoding="utf-8"))
-    named = (node for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef)))
+    definitions = (node for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef)))
     imports = (node for node in tree.body if isinstance(node, ast.ImportFrom))
-    return {node.name: node for node in named}, {name.name: str(node.module) for node in imports for name in node.names}
+    return {node.name: node for node in definitions}, {
+        name.name: str(node.module) for node in imports for name in node.names
+    }

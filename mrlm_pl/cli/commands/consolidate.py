@@ -59,25 +59,25 @@ def consolidate(folder: Path, output: Path) -> None:
         state = torch.load(parts, weights_only=True)
         whole: dict[str, Any] = torch.load(folder / METADATA, weights_only=True)
         whole["state_dict"] = state.pop("state_dict")
-        whole["optimizer_states"] = [numbered(state[f"optimizer_{index}"]) for index in range(len(state))]
+        whole["optimizer_states"] = [number_parameters(state[f"optimizer_{index}"]) for index in range(len(state))]
     with replacing(output, durable=True) as draft:
         torch.save(whole, draft)
 
 
-def numbered(optimizer: Mapping[str, Any]) -> dict[str, Any]:
+def number_parameters(optimizer: Mapping[str, Any]) -> dict[str, Any]:
     """Return an optimizer's state with numbers in place of its parameters' names, as an unsharded optimizer has it.
 
     A sharded checkpoint before the first update has no state.
 
     >>> groups = [{"lr": 0.1, "params": ["b"]}, {"lr": 0.2, "params": ["a"]}]
-    >>> numbered({"state": {"a": {"step": 1}, "b": {"step": 2}}, "param_groups": groups})["state"]
+    >>> number_parameters({"state": {"a": {"step": 1}, "b": {"step": 2}}, "param_groups": groups})["state"]
     {0: {'step': 2}, 1: {'step': 1}}
-    >>> numbered({"param_groups": groups})["state"]
+    >>> number_parameters({"param_groups": groups})["state"]
     {}
     """
     names = [name for group in optimizer["param_groups"] for name in group["params"]]
     numbers = {name: index for index, name in enumerate(names)}
-    own = optimizer.get("state", {})
-    state = {numbers[name]: own[name] for name in numbers if name in own}
+    by_name = optimizer.get("state", {})
+    state = {numbers[name]: by_name[name] for name in numbers if name in by_name}
     groups = [{**group, "params": [numbers[name] for name in group["params"]]} for group in optimizer["param_groups"]]
     return {"state": state, "param_groups": groups}

@@ -31,10 +31,10 @@ from mrlm_pl.policy import Policy
 from mrlm_pl.runs.evaluation import MAX_TURNS, Precision, SeatedModel, arena, sampling_from
 from mrlm_pl.runs.records.environment_code import code_of
 
-DRAWN = ("num_episodes", "split", "seed", "samples_per_task")
+TASK_OPTIONS = ("num_episodes", "split", "seed", "samples_per_task")
 """Options that choose the tasks."""
 
-PLAYED = (*DRAWN, "max_turns", "seats", "device", "precision")
+PLAY_OPTIONS = (*TASK_OPTIONS, "max_turns", "seats", "device", "precision")
 """Options that are arguments of ``evaluate`` and ``collect`` alike."""
 
 
@@ -45,31 +45,36 @@ def report_run(arguments: Sequence[str]) -> int:
         ConfigurationError: a mistake in the options, or the model cannot be used.
     """
     parser = eval_parser()
-    read = read_with_run(parser, arguments)
-    options = parser.instantiate(read.config)
+    run_options = read_with_run(parser, arguments)
+    options = parser.instantiate(run_options.config)
     environment: Environment = options.environment
-    name = read.name_of(environment)
+    name = run_options.name_of(environment)
     output = output_file(options.output)
     other = read_report(options.compare, name) if options.compare else None
-    sampling = sampling_of(options, read.run.validation_sampling)
+    sampling = sampling_of(options, run_options.run.validation_sampling)
     if other is not None:
         code = code_of(environment)
-        tell_of_other_settings("environment", read.environment_settings(), other.get("settings"), options.compare)
-        tell_of_other_settings("sampling", asdict(sampling), other.get("sampling"), options.compare)
-        before = other.get("code") or {}
-        if changed := [module for module, own in code.items() if before.get(module, own) != own]:
+        warn_of_other_settings(
+            "environment", run_options.environment_settings(), other.get("settings"), options.compare
+        )
+        warn_of_other_settings("sampling", asdict(sampling), other.get("sampling"), options.compare)
+        other_code = other.get("code") or {}
+        if changed := [module for module, digest in code.items() if other_code.get(module, digest) != digest]:
             tell(f"warning: {options.compare} was played with other code of {', '.join(changed)}; rewards may differ")
-        drawn = {key: options[key] for key in DRAWN}
-        tasks = {task_identity(spec.task) for spec in evaluation_specs(environment, **drawn, name=name)}
-        common = len(common_tasks(tasks, {"environment": name, **drawn}, other))
-        if 2 * common < len(tasks):
+        task_options = {key: options[key] for key in TASK_OPTIONS}
+        tasks = {task_identity(spec.task) for spec in evaluation_specs(environment, **task_options, name=name)}
+        shared = len(common_tasks(tasks, {"environment": name, **task_options}, other))
+        if 2 * shared < len(tasks):
             tell(
-                f"warning: {options.compare} has only {common} of the {len(tasks)} tasks of this evaluation; the "
+                f"warning: {options.compare} has only {shared} of the {len(tasks)} tasks of this evaluation; the "
                 "comparison is of these alone"
             )
-    report, written = scored(options.model, read, environment)
-    if other is not None and (theirs := other.get("precision", "32-true") or report.precision) != report.precision:
-        tell(f"warning: {options.compare} was generated in {theirs}, and this evaluation in {report.precision}")
+    report, written = evaluate_model(options.model, run_options, environment)
+    other_precision = None if other is None else other.get("precision", "32-true") or report.precision
+    if other is not None and other_precision != report.precision:
+        tell(
+            f"warning: {options.compare} was generated in {other_precision}, and this evaluation in {report.precision}"
+        )
     comparisons: dict[str, Comparison] = {}
     try:
         if other is not None and report.episodes:
@@ -79,39 +84,49 @@ def report_run(arguments: Sequence[str]) -> int:
     finally:  # a report that cannot be compared is written and shown too
         try:
             if output is not None:  # first: the reader of the output may end
-                write_json(output, {**written, **{key: asdict(found) for key, found in comparisons.items()}})
+                write_json(
+                    output,
+                    {**written, **{key: asdict(paired) for key, paired in comparisons.items()}},
+                )
         finally:
-            print(report_table(report, sampling, shown_settings(read.played)))
-    for found in comparisons.values():
-        of = f" (checkpoint of {other['checkpoint']})" if other and other.get("checkpoint") else ""
-        print(_comparison(found, len(written["tasks"]), f"{options.compare}{of}"))
+            print(report_table(report, sampling, shown_settings(run_options.played)))
+    for paired in comparisons.values():
+        source = f" (checkpoint of {other['checkpoint']})" if other and other.get("checkpoint") else ""
+        print(_comparison_line(paired, len(written["tasks"]), f"{options.compare}{source}"))
     if output is not None:
         print(f"report in {output}; look at its episodes with `mrlm view {shlex.quote(str(output))}`")
     return 0 if report.episodes else 1
 
 
-def scored(
-    model: str, read: RunOptions, environment: Environment, held: dict[str, Policy] | None = None
+def evaluate_model(
+    model: str, run_options: RunOptions, environment: Environment, policies: dict[str, Policy] | None = None
 ) -> tuple[EvaluationReport, dict[str, Any]]:
     """Return the report of a model on an environment, and its data with the settings, sampling and code.
 
     Args:
         model: its name.
-        read: the options, the model as its run records it, and the environment as a configuration file has it.
+        run_options: the options, the model as its run records it, and the environment as a configuration file has it.
         environment: to play; it is closed at the end.
-        held: policies of the model in memory, to which those of this environment are added.
+        policies: those of the model in memory, to which those of this environment are added.
 
     Raises:
         ConfigurationError: the model cannot be used, or a number is wrong.
     """
-    options, sampling, code = read.config, sampling_of(read.config, read.run.validation_sampling), code_of(environment)
+    options = run_options.config
+    sampling = sampling_of(options, run_options.run.validation_sampling)
+    code = code_of(environment)
     seated = SeatedModel(
-        model, environment, options.seats, read.name_of(environment), precision=options.precision, recorded=read.run
+        model,
+        environment,
+        options.seats,
+        run_options.name_of(environment),
+        precision=options.precision,
+        recorded=run_options.run,
     )
     seated.serve(options.served_by)
-    chosen = {key: options[key] for key in (*DRAWN, "max_turns", "device")}
-    report = seated.evaluate(sampling=sampling, loaded=held, **chosen)
-    played = {"settings": read.environment_settings(), "sampling": asdict(sampling), "code": code}
+    chosen = {key: options[key] for key in (*TASK_OPTIONS, "max_turns", "device")}
+    report = seated.evaluate(sampling=sampling, loaded=policies, **chosen)
+    played = {"settings": run_options.environment_settings(), "sampling": asdict(sampling), "code": code}
     return report, {**report.to_dict(), **played}
 
 
@@ -134,18 +149,18 @@ def arena_run(arguments: Sequence[str]) -> int:
         fault = "must be NAME=MODEL for each player, each with its own name"
         raise ConfigurationError(f"arena: {' '.join(words)!r} {fault}")
     models = ["--model", next(iter(players.values()))] if players else []
-    read = read_with_run(parser, [*models, *arguments[len(words) :]])
-    options = parser.instantiate(read.config)
+    run_options = read_with_run(parser, [*models, *arguments[len(words) :]])
+    options = parser.instantiate(run_options.config)
     if options.seats:
         raise ConfigurationError("seats: `mrlm arena` seats the players in every way; leave it out")
     output = output_file(options.output)
     report = arena(
         players,
         options.environment,
-        sampling=sampling_of(options, read.run.validation_sampling),
-        name=read.name_of(options.environment),
+        sampling=sampling_of(options, run_options.run.validation_sampling),
+        name=run_options.name_of(options.environment),
         max_seatings=options.max_seatings,
-        **{key: options[key] for key in PLAYED if key != "seats"},
+        **{key: options[key] for key in PLAY_OPTIONS if key != "seats"},
     )
     if output is not None:
         write_json(output, asdict(report))
@@ -160,28 +175,28 @@ def arena_table(report: ArenaReport) -> str:
         failed = f", {seating.failed} failed" if seating.failed else ""
         lines.append(f"\n{', '.join(f'{agent}: {player}' for agent, player in seating.players.items())}")
         lines.append(f"  {seating.episodes} episodes{failed}")
-        lines += [f"  {agent} {mean.value:.4f}{_bounds(mean)}" for agent, mean in seating.rewards.items()]
+        lines += [f"  {agent} {mean.value:.4f}{_interval(mean)}" for agent, mean in seating.rewards.items()]
     lines.append("")
     if report.differences and any(len(seating.players) > 1 for seating in report.seatings):
         lines.append(
             "All agents earn the same in every episode, as a team, so no player wins. Whole teams of one player:"
         )
-    for item in report.scores:
-        score = f"{item.score.value:.4f}{_bounds(item.score)}"
-        lines.append(f"{item.player} against {item.other} {score}  {item.games} games")
+    for pairing in report.scores:
+        score = f"{pairing.score.value:.4f}{_interval(pairing.score)}"
+        lines.append(f"{pairing.player} against {pairing.other} {score}  {pairing.games} games")
     for pair in report.differences:
-        difference = f"{pair.difference.value:+.4f}{_bounds(pair.difference)}"
+        difference = f"{pair.difference.value:+.4f}{_interval(pair.difference)}"
         lines.append(f"{pair.player} minus {pair.other} {difference}  {pair.episodes} pairs of episodes")
     lines.append("")
     for name, rating in report.ratings.items():
-        known = _bounds(rating) if math.isfinite(rating.high) else ""
-        lines.append(f"Elo {name} {round(rating.elo)}{'  the reference' if rating.low == rating.high else known}")
+        interval = _interval(rating) if math.isfinite(rating.high) else ""
+        lines.append(f"Elo {name} {round(rating.elo)}{'  the reference' if rating.low == rating.high else interval}")
     if any(math.isinf(rating.high) for rating in report.ratings.values()):
         lines.append("Elo has no intervals with several samples per task: they depend on each other.")
     return "\n".join(lines).rstrip()
 
 
-def _bounds(mean: Mean | Rating) -> str:
+def _interval(mean: Mean | Rating) -> str:
     return interval_text((mean.low, mean.high))
 
 
@@ -228,19 +243,21 @@ def playing_parser(command: str, text: str, *, episodes: int, split: str, source
     return parser
 
 
-def sampling_of(options: Any, of_run: Mapping[str, Any]) -> Sampling:
+def sampling_of(options: Any, recorded: Mapping[str, Any]) -> Sampling:
     """Return the sampling: of the options, else of the run, else the default.
 
     Raises:
         ConfigurationError: a value is out of its range.
     """
-    given = {setting.name: getattr(options, setting.name) for setting in fields(PolicySampling)}
+    chosen = {setting.name: getattr(options, setting.name) for setting in fields(PolicySampling)}
     policies = options.policy_sampling.items()  # namespaces as long as the classes are not built
-    given["policies"] = {name: vars(own) if isinstance(own, Namespace) else own for name, own in policies}
-    return sampling_from(of_run, {name: value for name, value in given.items() if value is not None})
+    chosen["policies"] = {
+        name: vars(settings) if isinstance(settings, Namespace) else settings for name, settings in policies
+    }
+    return sampling_from(recorded, {name: value for name, value in chosen.items() if value is not None})
 
 
-def tell_of_other_settings(kind: str, own: Mapping[str, Any], other: Mapping[str, Any] | None, path: str) -> None:
+def warn_of_other_settings(kind: str, own: Mapping[str, Any], other: Mapping[str, Any] | None, path: str) -> None:
     """Warn on stderr if an evaluation to compare with was played with other settings.
 
     Args:
@@ -260,15 +277,15 @@ def tell_of_other_settings(kind: str, own: Mapping[str, Any], other: Mapping[str
         tell(f"warning: {path} has other {kind} settings: {'; '.join(changed)}")
 
 
-def _comparison(found: Comparison, tasks: int, path: str) -> str:
-    common = f"{found.tasks} of {tasks} tasks" if found.tasks < tasks else f"{tasks} tasks"
-    common += f" of {different_problems(found.problems)}" if found.problems < found.tasks else ""
-    own, theirs = found.own_measure, found.other_measure
-    measure = f"in {own}" if own == theirs else f"of {own} against {theirs}"
+def _comparison_line(comparison: Comparison, tasks: int, path: str) -> str:
+    task_text = f"{comparison.tasks} of {tasks} tasks" if comparison.tasks < tasks else f"{tasks} tasks"
+    task_text += f" of {different_problems(comparison.problems)}" if comparison.problems < comparison.tasks else ""
+    own_measure, other_measure = comparison.own_measure, comparison.other_measure
+    measure = f"in {own_measure}" if own_measure == other_measure else f"of {own_measure} against {other_measure}"
     return (
-        f"paired gain {measure} {found.gain:+.4f}{interval_text(found.ci95)} over {path}, in {common}: "
-        f"{found.own_measure} {found.own:.4f} ({_decisions(found.own_decisions)}) against "
-        f"{found.other_measure} {found.other:.4f} ({_decisions(found.other_decisions)})"
+        f"paired gain {measure} {comparison.gain:+.4f}{interval_text(comparison.ci95)} over {path}, in {task_text}: "
+        f"{comparison.own_measure} {comparison.own:.4f} ({_decisions(comparison.own_decisions)}) against "
+        f"{comparison.other_measure} {comparison.other:.4f} ({_decisions(comparison.other_decisions)})"
     )
 
 

@@ -18,9 +18,9 @@ from typing import Any
 from jsonargparse import get_loader
 from rich.console import Console
 
-from mrlm_pl.cli.commands.evaluate import DRAWN, eval_parser, report_run, sampling_of, scored
+from mrlm_pl.cli.commands.evaluate import TASK_OPTIONS, eval_parser, evaluate_model, report_run, sampling_of
 from mrlm_pl.cli.parsing.config_files import check_files, unknown_key, with_first_as
-from mrlm_pl.cli.parsing.configuration import ARGUMENTS, CLASS, loaded, merged
+from mrlm_pl.cli.parsing.configuration import ARGUMENTS, CLASS, load_value, merge_arguments
 from mrlm_pl.cli.parsing.environment_option import RunOptions, environment_config, read, read_with_run, shown_settings
 from mrlm_pl.cli.parsing.output import output_file
 from mrlm_pl.durable_files import write_json
@@ -48,12 +48,13 @@ class Column:
 
     Args:
         name: head of the column.
-        read: the options of the command with the environment, its name in runs and in its tasks, and the first run.
+        run_options: the options of the command with the environment, its name in runs and in its tasks, and the first
+            run.
         models: those that play it.
     """
 
     name: str
-    read: RunOptions
+    run_options: RunOptions
     models: tuple[str, ...]
 
 
@@ -64,14 +65,14 @@ class Cell:
     Args:
         model: its name.
         column: name of the environment.
-        read: the options with the environment, and the run or model of that name.
+        run_options: the options with the environment, and the run or model of that name.
         output: file of the table; None writes none, and no reports.
-        weights: tells the weights of the model, for all of its cells at once; see :func:`_weights`.
+        weights: returns the files of the model's weights, read once for all of its cells; see :func:`_weight_files`.
     """
 
     model: str
     column: str
-    read: RunOptions
+    run_options: RunOptions
     output: Path | None
     weights: Callable[[], Mapping[str, Any]]
 
@@ -84,17 +85,17 @@ class Cell:
     @property
     def precision(self) -> Precision:
         """The precision of generation."""
-        options = self.read.config
-        return generation_precision(self.read.run, options.precision, options.device)
+        options = self.run_options.config
+        return generation_precision(self.run_options.run, options.precision, options.device)
 
-    def score(self, held: dict[str, Policy]) -> Score:
+    def score(self, policies: dict[str, Policy]) -> Score:
         """Return the score: of the file if it was finished with the same options, else of episodes played now.
 
         Args:
-            held: policies of the model in memory, to which those of this cell are added.
+            policies: those of the model in memory, to which those of this cell are added.
         """
         try:
-            report = self._report(held)
+            report = self._report(policies)
         except Exception as error:  # an environment and a model may fail in any way; the other cells are kept
             if DEBUG_VARIABLE in os.environ:
                 traceback.print_exception(error)
@@ -103,13 +104,14 @@ class Cell:
         file = None if self.file is None else f"{self.file.parent.name}/{self.file.name}"
         return score_of(self.model, self.column, report, file)
 
-    def _report(self, held: dict[str, Policy]) -> Mapping[str, Any]:
-        run, options = self.read.run, self.read.config
-        asked: dict[str, Any] = {
-            **{name: options[name] for name in DRAWN},
-            "max_turns": options.max_turns or run.turn_limit(self.read.name or "") or MAX_TURNS,
+    def _report(self, policies: dict[str, Policy]) -> Mapping[str, Any]:
+        run = self.run_options.run
+        options = self.run_options.config
+        request: dict[str, Any] = {
+            **{name: options[name] for name in TASK_OPTIONS},
+            "max_turns": options.max_turns or run.turn_limit(self.run_options.name or "") or MAX_TURNS,
             "seats": {**run.seats, **options.seats},
-            "environment": self.read.played,
+            "environment": self.run_options.played,
             "served_by": options.served_by,
             "sampling": asdict(sampling_of(options, run.validation_sampling)),
             "model": self.model,
@@ -117,17 +119,17 @@ class Cell:
             "weights": self.weights(),
         }
         if (precision := self.precision) != "32-true":
-            asked["precision"] = precision
-        asked = json.loads(json.dumps(asked, default=str))
-        if self.file is not None and (kept := _finished(self.file, asked)):
+            request["precision"] = precision
+        request = json.loads(json.dumps(request, default=str))
+        if self.file is not None and (finished := _finished_report(self.file, request)):
             print(f"mrlm: {self.file} is kept; remove it to play its episodes again")
-            return kept
+            return finished
         with closing(eval_parser().instantiate(options).environment) as environment:
             config = options.clone()
             seats = options.seats.items()
             config.seats = {agent: own for agent, own in seats if agent in environment.agents and own in run.policies}
-            _, written = scored(self.model, replace(self.read, config=config), environment, held)
-        written["asked"] = asked
+            _, written = evaluate_model(self.model, replace(self.run_options, config=config), environment, policies)
+        written["asked"] = request
         if self.file is not None:
             write_json(self.file, written)
         return written
@@ -140,17 +142,17 @@ def eval_run(arguments: Sequence[str]) -> int:
         ConfigurationError: see :func:`mrlm_pl.cli.commands.evaluate.report_run` and :func:`table_run`.
     """
     words = with_first_as("--model", arguments)
-    lists = [*_as_lists(words)]
+    lists = [*_join_values(words)]
     check_files(lists)
-    config, others = merged(lists, ("model", "environment"), get_loader("yaml"))
+    config, others = merge_arguments(lists, ("model", "environment"), get_loader("yaml"))
     several = any(isinstance(config.get(name), list) for name in ("model", "environment"))
     return table_run(config, others) if several and not {"-h", "--help"} & {*words} else report_run(words)
 
 
-def _as_lists(arguments: Sequence[str]) -> Iterator[str]:
+def _join_values(arguments: Sequence[str]) -> Iterator[str]:
     """Yield the arguments, several values of ``--model`` and ``--environment`` as a list.
 
-    >>> [*_as_lists(["--model", "a", "b", "-n", "3", "--environment", "math"])]
+    >>> [*_join_values(["--model", "a", "b", "-n", "3", "--environment", "math"])]
     ['--model=["a", "b"]', '-n', '3', '--environment', 'math']
     """
     words = [*arguments]
@@ -159,7 +161,7 @@ def _as_lists(arguments: Sequence[str]) -> Iterator[str]:
         values = [*itertools.takewhile(lambda word: not word.startswith("-"), words)]
         if option in ("--model", "--environment") and len(values) > 1:
             del words[: len(values)]
-            yield f"{option}={json.dumps([loaded(value, get_loader('yaml')) for value in values])}"
+            yield f"{option}={json.dumps([load_value(value, get_loader('yaml')) for value in values])}"
         else:
             yield option
 
@@ -174,7 +176,7 @@ def table_run(config: Mapping[str, Any], words: Sequence[str]) -> int:
     Raises:
         ConfigurationError: a mistake in the options, there is no such model, or two columns have the same name.
     """
-    models = tuple(map(str, _listed(config.get("model"))))
+    models = tuple(map(str, _as_list(config.get("model"))))
     if not models:
         raise ConfigurationError("model missing; give it as `--model MODEL [MODEL ...]`")
     if len(set(models)) < len(models):
@@ -183,9 +185,9 @@ def table_run(config: Mapping[str, Any], words: Sequence[str]) -> int:
     # The line break tells the parser that this is no path.
     others = {name: value for name, value in config.items() if name not in ("model", "environment")}
     words = [f"--config={json.dumps(others, indent=1)}", *words] if others else list(words)
-    entries = _listed(config.get("environment"))
+    entries = _as_list(config.get("environment"))
     columns = list(_named_columns(runs, entries, words) if entries else _recorded_columns(runs, words))
-    options = columns[0].read.config
+    options = columns[0].run_options.config
     check_samples(options.num_episodes, options.samples_per_task)
     all_policies = {name for run in runs.values() for name in run.policies}
     for model, run in runs.items():  # the only policy of a model needs no seat
@@ -198,9 +200,9 @@ def table_run(config: Mapping[str, Any], words: Sequence[str]) -> int:
     output = output_file(options.output)
     if output is not None and output.suffix != ".json":
         raise ConfigurationError(f"output: {str(output)!r} must end in .json; reports and picture are named after it")
-    weights = {model: functools.cache(functools.partial(_weights, run)) for model, run in runs.items()}
+    weights = {model: functools.cache(functools.partial(_weight_files, run)) for model, run in runs.items()}
     cells = [
-        Cell(model, column.name, replace(column.read, run=runs[model]), output, weights[model])
+        Cell(model, column.name, replace(column.run_options, run=runs[model]), output, weights[model])
         for model in models
         for column in columns
         if model in column.models
@@ -212,21 +214,21 @@ def table_run(config: Mapping[str, Any], words: Sequence[str]) -> int:
         folder = output.with_suffix("")
         with writing("output", folder):
             folder.mkdir(parents=True, exist_ok=True)
-    held: dict[str, Policy] = {}
+    loaded_policies: dict[str, Policy] = {}
     scores: list[Score] = []
     for number, cell in enumerate(cells, start=1):
         if scores and scores[-1].model != cell.model:
-            held.clear()
+            loaded_policies.clear()
             gc.collect()  # engines and models refer to each other, and two models may not fit side by side
-        scores.append(cell.score(held))
-        print(f"mrlm: {number} of {len(cells)}: {_told(scores[-1])}", flush=True)
-    written = _write(output, columns, scores) if output is not None else None
+        scores.append(cell.score(loaded_policies))
+        print(f"mrlm: {number} of {len(cells)}: {_score_line(scores[-1])}", flush=True)
+    written = _write_table(output, columns, scores) if output is not None else None
     console = Console()
     console = console if console.is_terminal else Console(width=NARROWEST)
     console.print(table(scores))
     print(f"{options.split} split, seed {options.seed}, {options.num_episodes} episodes; 95 % intervals in brackets")
     for column in columns:
-        print(f"{column.name}: {shown_settings(column.read.played)}")
+        print(f"{column.name}: {shown_settings(column.run_options.played)}")
     precisions = {cell.model: cell.precision for cell in cells}
     if len(set(precisions.values())) > 1:
         print("generated in " + ", ".join(f"{precision} ({model})" for model, precision in precisions.items()))
@@ -251,7 +253,7 @@ def _check_agents(seats: Mapping[str, str], columns: Sequence[Column]) -> None:
     agents: list[str] = []
     for column in columns if seats else ():
         try:
-            with closing(eval_parser().instantiate(column.read.config).environment) as environment:
+            with closing(eval_parser().instantiate(column.run_options.config).environment) as environment:
                 agents += environment.agents
         except Exception:  # as in Cell.score, whose cells name it
             return
@@ -261,7 +263,7 @@ def _check_agents(seats: Mapping[str, str], columns: Sequence[Column]) -> None:
             raise ConfigurationError(f"seats: no environment of the table has an agent {agent!r}; {hint}")
 
 
-def _listed(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [] if value is None else [value]
 
 
@@ -269,25 +271,25 @@ def _named_columns(runs: Mapping[str, RecordedRun], entries: Sequence[Any], word
     """Yield a column for each environment that is named, with the settings of the first run that has it."""
     seen = set[str]()
     for entry in entries:
-        given = dict(entry) if isinstance(entry, Mapping) else {CLASS: entry}
-        name = given.pop("name", None)
-        if not isinstance(given.get(CLASS), str) or not isinstance(name, str | None):
+        environment = dict(entry) if isinstance(entry, Mapping) else {CLASS: entry}
+        name = environment.pop("name", None)
+        if not isinstance(environment.get(CLASS), str) or not isinstance(name, str | None):
             remedy = "give a name, or `{class_path: NAME, init_args: {...}}`"
             raise ConfigurationError(f"environment: {entry!r} has no text as class or name; {remedy}")
-        if unknown := [key for key in given if key not in (CLASS, ARGUMENTS)]:
-            known = ("name", CLASS, ARGUMENTS)
-            raise ConfigurationError(f"environment: {entry!r}: {unknown_key('an environment', unknown[0], known)}")
+        if unknown := [key for key in environment if key not in (CLASS, ARGUMENTS)]:
+            allowed = ("name", CLASS, ARGUMENTS)
+            raise ConfigurationError(f"environment: {entry!r}: {unknown_key('an environment', unknown[0], allowed)}")
         owner = next(
-            (model for model, run in runs.items() if run.matching_environments(given[CLASS])), next(iter(runs))
+            (model for model, run in runs.items() if run.matching_environments(environment[CLASS])), next(iter(runs))
         )
-        named = given[CLASS] if set(given) == {CLASS} else json.dumps(given)
-        found = read_with_run(eval_parser(), [*words, "--model", owner, "--environment", named])
-        name = name or found.name or find_environment(found.played[CLASS]).name
+        named = environment[CLASS] if set(environment) == {CLASS} else json.dumps(environment)
+        run_options = read_with_run(eval_parser(), [*words, "--model", owner, "--environment", named])
+        name = name or run_options.name or find_environment(run_options.played[CLASS]).name
         if name in seen:
             remedy = f"name one, as in `{{name: hard, class_path: {name}, ...}}`"
             raise ConfigurationError(f"environment: two are named {name!r}; {remedy}")
         seen.add(name)
-        yield Column(name, replace(found, name=name), tuple(runs))
+        yield Column(name, replace(run_options, name=name), tuple(runs))
 
 
 def _recorded_columns(runs: Mapping[str, RecordedRun], words: Sequence[str]) -> Iterator[Column]:
@@ -297,52 +299,52 @@ def _recorded_columns(runs: Mapping[str, RecordedRun], words: Sequence[str]) -> 
         ConfigurationError: no model is a run with an environment, or one would run a program.
     """
     parser = eval_parser()
-    found: dict[str, Column] = {}
+    columns: dict[str, Column] = {}
     for model, run in runs.items():
-        for item in run.environments:
-            item.check_unnamed(model)
-            options = read(parser, [*words, "--model", model, f"--environment={json.dumps(item.config)}"])
+        for recorded in run.environments:
+            recorded.check_unnamed(model)
+            options = read(parser, [*words, "--model", model, f"--environment={json.dumps(recorded.config)}"])
             config = environment_config(parser, options)
-            name = known = item.name or find_environment(config[CLASS]).name
-            if name in found and found[name].read.played != config:
+            name = recorded_name = recorded.name or find_environment(config[CLASS]).name
+            if name in columns and columns[name].run_options.played != config:
                 name = f"{name} of {model}"
-            column = found.setdefault(name, Column(name, RunOptions(options, run, known, config), ()))
-            found[name] = replace(column, models=(*column.models, model))
-    if not found:
+            column = columns.setdefault(name, Column(name, RunOptions(options, run, recorded_name, config), ()))
+            columns[name] = replace(column, models=(*column.models, model))
+    if not columns:
         raise ConfigurationError(f"environment missing, and {', '.join(runs)} have none; give `--environment NAME`")
     plain = tuple(model for model, run in runs.items() if not run.environments)
-    yield from (replace(column, models=(*column.models, *plain)) for column in found.values())
+    yield from (replace(column, models=(*column.models, *plain)) for column in columns.values())
 
 
-def _finished(file: Path, asked: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _finished_report(file: Path, request: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the report in a file if all of its episodes were played and asked for alike, else None."""
     if not file.is_file():
         return None
     report = read_report(file)
-    return report if report.get("asked") == asked and report["episodes"] and not report["failed"] else None
+    return report if report.get("asked") == request and report["episodes"] and not report["failed"] else None
 
 
-def _weights(run: RecordedRun) -> dict[str, dict[str, tuple[int, int]]]:
+def _weight_files(run: RecordedRun) -> dict[str, dict[str, tuple[int, int]]]:
     """Return size and time of each file of each policy's folder, or of its checkpoint; no files of a model of the hub.
 
     Raises:
         PolicyError: a checkpoint cannot be read.
     """
-    found: dict[str, dict[str, tuple[int, int]]] = {}
+    files: dict[str, dict[str, tuple[int, int]]] = {}
     for name, settings in run.policies.items():
         if checkpoints := checkpoints_of([settings]):
-            found[name] = {str(checkpoint): checkpoint.written for checkpoint in checkpoints}
+            files[name] = {str(checkpoint): checkpoint.written for checkpoint in checkpoints}
             continue
-        place = Path(settings.get("model", BUILTIN_TINY)).expanduser()
-        found[name] = {
-            path.relative_to(place).as_posix(): (path.stat().st_size, path.stat().st_mtime_ns)
-            for path in sorted((place, *place.rglob("*")))
+        folder = Path(settings.get("model", BUILTIN_TINY)).expanduser()
+        files[name] = {
+            path.relative_to(folder).as_posix(): (path.stat().st_size, path.stat().st_mtime_ns)
+            for path in sorted((folder, *folder.rglob("*")))
             if path.is_file()
         }
-    return found
+    return files
 
 
-def _told(score: Score) -> str:
+def _score_line(score: Score) -> str:
     (measure,) = measures([score]).values()
     value, bounds = score.of(measure)
     if score.error is not None or value is None:
@@ -350,15 +352,15 @@ def _told(score: Score) -> str:
     return f"{score.model} on {score.environment}: {measure.replace('_', ' ')} {value:.4f}{interval_text(bounds)}"
 
 
-def _write(output: Path, columns: Sequence[Column], scores: Sequence[Score]) -> str:
+def _write_table(output: Path, columns: Sequence[Column], scores: Sequence[Score]) -> str:
     """Write the table and its picture, without which all else is kept; return where they are."""
-    options = columns[0].read.config
+    options = columns[0].run_options.config
     write_json(
         output,
         {
             "schema": SCHEMA,
             **{name: options[name] for name in ("split", "seed", "num_episodes", "samples_per_task")},
-            "environments": {column.name: dict(column.read.played) for column in columns},
+            "environments": {column.name: dict(column.run_options.played) for column in columns},
             "scores": [asdict(score) for score in scores],
         },
     )

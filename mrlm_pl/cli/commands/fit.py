@@ -62,17 +62,19 @@ class RunParser(ShortErrors, LightningArgumentParser):
         if not self.usage:  # that of a class
             return text
         name = f"{self.env_prefix}_SEED_EVERYTHING".upper()
-        text = _CLASSES.sub(_of_others, _LINKED.sub("", text))
+        text = _CLASSES.sub(_nameable_classes, _LINKED.sub("", text))
         return f"{text}\nEach option may be an environment variable too, as in {name}=3.\n"
 
 
-def _of_others(classes: re.Match[str]) -> str:
-    """Return a list of classes in a help without Lightning's and those that have no short name."""
-    names = "".join(classes[1].split()).split(",")  # the help breaks lines within long names
-    own = [name for name in names if not name.startswith("lightning.") and _can_be_named(name)]
-    if not own:
+def _nameable_classes(classes: re.Match[str]) -> str:
+    """Return the list of classes in a help without Lightning's and those that have no short name."""
+    paths = "".join(classes[1].split()).split(",")  # the help breaks lines within long names
+    nameable = [name for name in paths if not name.startswith("lightning.") and _can_be_named(name)]
+    if not nameable:
         return ""
-    lines = textwrap.wrap(", ".join(own), 80, initial_indent=_INDENT, subsequent_indent=_INDENT, break_long_words=False)
+    lines = textwrap.wrap(
+        ", ".join(nameable), 80, initial_indent=_INDENT, subsequent_indent=_INDENT, break_long_words=False
+    )
     return "\n".join([", known subclasses:", *lines])
 
 
@@ -135,7 +137,7 @@ class RunCommand(LightningCLI):
         parser.link_arguments("seed_everything", "data.init_args.seed")
         parser.link_arguments("output", "trainer.output")
         parser.link_arguments("resume", "trainer.resume")
-        self.of_stage = parser.add_method_arguments(Trainer, self.stage, skip=BUILT)
+        self.stage_arguments = parser.add_method_arguments(Trainer, self.stage, skip=BUILT)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse; unlike the base class without a warning when the process has arguments too."""
@@ -169,7 +171,7 @@ class RunCommand(LightningCLI):
 
     def after_instantiate_classes(self) -> None:
         """Run the stage."""
-        chosen = {name: self.config[name] for name in self.of_stage}
+        chosen = {name: self.config[name] for name in self.stage_arguments}
         if self.stage == "predict":  # its episodes go to files: collecting them would keep all of them in memory
             chosen["return_predictions"] = False
         getattr(self.trainer, self.stage)(self.model, datamodule=self.datamodule, **chosen)
@@ -200,13 +202,14 @@ def check_strategy(trainer: Namespace) -> None:
         "accelerator": [*AcceleratorRegistry.available_accelerators(), "gpu"],
     }
     for key, names in registered.items():
-        value, known = trainer.get(key), sorted({"auto", *names})
-        if not isinstance(value, str) or value in known:
+        value = trainer.get(key)
+        choices = sorted({"auto", *names})
+        if not isinstance(value, str) or value in choices:
             continue
         if key == "strategy" and "." in value:
             fault = f"trainer.strategy: a class must be written as `strategy: {{class_path: {value}}}` in a file"
             raise ConfigurationError(f"{fault}, or as `--trainer.strategy {value}` followed by one of its options")
-        hint = did_you_mean(value, known, f"known are: {', '.join(known)}")
+        hint = did_you_mean(value, choices, f"known are: {', '.join(choices)}")
         raise ConfigurationError(f"trainer.{key}: there is no {key} {value!r}; {hint}")
 
 
@@ -259,14 +262,14 @@ def with_own_configuration(arguments: Sequence[str]) -> list[str]:
     Raises:
         ConfigurationError: no folder is named, or it holds no run with a configuration, and no option names a model.
     """
-    given = dict(option_values(arguments))
-    output = given.get("--output")
-    if "--resume" not in arguments or "--config" in given:
+    options = dict(option_values(arguments))
+    output = options.get("--output")
+    if "--resume" not in arguments or "--config" in options:
         return list(arguments)
-    own = latest_configuration(Path(output)) if output and Path(output).is_dir() else None
-    if own is not None:
-        return ["--config", str(own), *arguments]
-    if any(option.startswith("--model") for option in given):
+    config = latest_configuration(Path(output)) if output and Path(output).is_dir() else None
+    if config is not None:
+        return ["--config", str(config), *arguments]
+    if any(option.startswith("--model") for option in options):
         return list(arguments)
     if not output:
         raise ConfigurationError("resume needs the folder of the run; name it with `output` (`--output FOLDER`)")

@@ -33,7 +33,7 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="as JSON")
     options = parser.parse_args(arguments)
     facts = collect()
-    print(json.dumps(facts, indent=2) if options.json else _plain(facts))
+    print(json.dumps(facts, indent=2) if options.json else _facts_text(facts))
     return 0
 
 
@@ -70,13 +70,13 @@ def devices() -> list[str]:
     import torch
 
     threads = torch.get_num_threads()
-    found = [f"cpu ({threads} thread{'' if threads == 1 else 's'})"]
+    descriptions = [f"cpu ({threads} thread{'' if threads == 1 else 's'})"]
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
-        found.append(f"cuda:{index} {properties.name} ({properties.total_memory / 2**30:.0f} GiB)")
+        descriptions.append(f"cuda:{index} {properties.name} ({properties.total_memory / 2**30:.0f} GiB)")
     if torch.backends.mps.is_available():
-        found.append("mps")
-    return found
+        descriptions.append("mps")
+    return descriptions
 
 
 def sandbox() -> dict[str, Any]:
@@ -103,10 +103,10 @@ def _entry(cls: type) -> dict[str, Any]:
 
 
 def _version(package: str) -> str | None:
-    return next((found.version for found in distributions(name=package)), None)
+    return next((distribution.version for distribution in distributions(name=package)), None)
 
 
-def _plain(facts: dict[str, Any]) -> str:
+def _facts_text(facts: dict[str, Any]) -> str:
     lines = [f"python        {facts['python']} on {facts['platform']}"]
     lines += [f"{name:<13} {number or 'not installed'}" for name, number in facts["packages"].items()]
     lines += [f"device        {name}" for name in facts["devices"]]

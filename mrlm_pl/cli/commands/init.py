@@ -62,8 +62,8 @@ def write_package(name: str, folder: Path) -> list[Path]:
     written = []
     with writing("output", folder):
         for source in sorted(TEMPLATE.rglob("*.txt")):
-            place = source.relative_to(TEMPLATE).with_suffix("").as_posix()
-            file = folder / re.sub(r"^package(?=/)|(?<=test_)package", package, place)
+            target = source.relative_to(TEMPLATE).with_suffix("").as_posix()
+            file = folder / re.sub(r"^package(?=/)|(?<=test_)package", package, target)
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(Template(source.read_text(encoding="utf-8")).substitute(words), encoding="utf-8")
             written.append(file)

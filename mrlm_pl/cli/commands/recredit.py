@@ -11,7 +11,7 @@ from jsonargparse.typing import NonNegativeInt
 
 from mrlm_pl.cli.parsing.classes import LOSS
 from mrlm_pl.cli.parsing.config_files import with_first_as
-from mrlm_pl.cli.parsing.configuration import ARGUMENTS, CLASS, merged
+from mrlm_pl.cli.parsing.configuration import ARGUMENTS, CLASS, merge_arguments
 from mrlm_pl.cli.parsing.parser import command_parser
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.algorithm import Algorithm
@@ -24,7 +24,7 @@ from mrlm_pl.runs.records.run import recorded_configuration
 SHOWN = 10
 """Changes that are listed."""
 
-OF_LOSS = (*LOSS, "reduction", "max_length")
+LOSS_ARGUMENTS = (*LOSS, "reduction", "max_length")
 """Arguments of an algorithm without which its credit is the same, and which another algorithm may refuse."""
 
 
@@ -52,22 +52,22 @@ def run(arguments: Sequence[str]) -> int:
     report = recredit(options.run, options.model, **chosen)
     print(f"{report.episodes} episodes with the credit of {report.algorithm}; advantages, recorded against new:")
     for agent, change in report.agents.items():
-        print(f"  {agent}: {change.turns} turns, {_shown(change)}")
-        for turn, part in report.turns[agent].items() if len(report.turns[agent]) > 1 else ():
-            print(f"    step {turn}: {part.turns} turns, {_shown(part)}")
+        print(f"  {agent}: {change.turns} turns, {_change_line(change)}")
+        for turn, step_change in report.turns[agent].items() if len(report.turns[agent]) > 1 else ():
+            print(f"    step {turn}: {step_change.turns} turns, {_change_line(step_change)}")
     for policy, cosine in report.gradient_cosines.items():
         print(f"  policy {policy}: {_cosine(cosine)}")
     if report.largest:
         print("largest changes:")
-    for item in report.largest[:SHOWN]:
-        print(f"  {item.episode} {item.agent} step {item.turn}: {item.recorded:+.4f} -> {item.new:+.4f}")
+    for credit in report.largest[:SHOWN]:
+        print(f"  {credit.episode} {credit.agent} step {credit.turn}: {credit.recorded:+.4f} -> {credit.new:+.4f}")
     if options.output:
         view = shlex.join(["mrlm", "view", str(options.run), str(options.output)])
         print(f"written to {options.output}; `{view}` shows both")
     return 0
 
 
-def _shown(change: AgentChange) -> str:
+def _change_line(change: AgentChange) -> str:
     """Return a change in one line."""
     alike = "undefined" if change.correlation is None else f"{change.correlation:.4f}"
     zero = " -> ".join(f"{share:.1%}" for share in change.zero_groups)
@@ -87,7 +87,7 @@ def _with_recorded_model(arguments: Sequence[str]) -> list[str]:
         ConfigurationError: there is no such run, or its algorithm is unknown and none is given.
     """
     words = with_first_as("--run", arguments)
-    config, _ = merged(words, ("model", "run"))
+    config, _ = merge_arguments(words, ("model", "run"))
     run, chosen = config.get("run"), config.get("model")
     if run is None or "--help" in words or "-h" in words:
         return words
@@ -97,8 +97,11 @@ def _with_recorded_model(arguments: Sequence[str]) -> list[str]:
     named = chosen.get(CLASS) if isinstance(chosen, dict) else chosen
     if recorded is None:
         return words
-    other = []
+    chosen_words = []
     if named is not None:
-        own = {key: value for key, value in (recorded.get(ARGUMENTS) or {}).items() if key not in OF_LOSS}
-        recorded, other = {**recorded, ARGUMENTS: own}, [f"--model={json.dumps({CLASS: named, ARGUMENTS: {}})}"]
-    return [f"--model={json.dumps(recorded, default=str)}", *other, *words]
+        kept_arguments = {
+            key: value for key, value in (recorded.get(ARGUMENTS) or {}).items() if key not in LOSS_ARGUMENTS
+        }
+        recorded = {**recorded, ARGUMENTS: kept_arguments}
+        chosen_words = [f"--model={json.dumps({CLASS: named, ARGUMENTS: {}})}"]
+    return [f"--model={json.dumps(recorded, default=str)}", *chosen_words, *words]

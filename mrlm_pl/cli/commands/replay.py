@@ -41,10 +41,10 @@ def replay_run(arguments: Sequence[str]) -> int:
         DataError: the episodes cannot be read.
     """
     text = "Play the episodes of a run again, and compare them with their record."
-    report = _played_again(replay, record_parser("replay", text), arguments)
-    for id, places in list(report.changed.items())[:SHOWN]:
-        more = f" (and {len(places) - 1} more places)" if len(places) > 1 else ""
-        print(f"{id} (recorded, replayed): {places[0]}{more}")
+    report = _play_again(replay, record_parser("replay", text), arguments)
+    for id, differences in list(report.changed.items())[:SHOWN]:
+        more = f" (and {len(differences) - 1} more places)" if len(differences) > 1 else ""
+        print(f"{id} (recorded, replayed): {differences[0]}{more}")
     if len(report.changed) > SHOWN:
         print(f"... and {len(report.changed) - SHOWN} more episodes that differ")
     failed = f"; {report.failed} had failed and were left out" if report.failed else ""
@@ -61,20 +61,20 @@ def rescore_run(arguments: Sequence[str]) -> int:
         DataError: the episodes cannot be read, or one cannot be played again.
     """
     text = "Play the episodes of a run again in an environment with other rewards, without generation."
-    report = _played_again(rescore, record_parser("rescore", text), arguments)
-    gain = f"{report.new - report.old:+.4f}{interval_text(report.ci95)}"
+    report = _play_again(rescore, record_parser("rescore", text), arguments)
+    gain_text = f"{report.new - report.old:+.4f}{interval_text(report.ci95)}"
     episodes = f"{report.episodes} episode{'' if report.episodes == 1 else 's'}"
-    print(f"reward {report.old:.4f} -> {report.new:.4f} ({gain}) over {episodes}")
-    for count, what in (
+    print(f"reward {report.old:.4f} -> {report.new:.4f} ({gain_text}) over {episodes}")
+    for count, description in (
         (report.cut, "ended early: the environment asks for decisions that the record does not have"),
         (report.failed, "had failed and were left out"),
     ):
         if count:
-            tell(f"warning: {count} episodes {what}")
-    for what, ids in (("a success now", report.gained), ("no success any more", report.lost)):
+            tell(f"warning: {count} episodes {description}")
+    for description, ids in (("a success now", report.gained), ("no success any more", report.lost)):
         if ids:
             more = f", and {len(ids) - SHOWN} more" if len(ids) > SHOWN else ""
-            print(f"{what}: {', '.join(ids[:SHOWN])}{more}")
+            print(f"{description}: {', '.join(ids[:SHOWN])}{more}")
     return 0
 
 
@@ -98,7 +98,7 @@ def whatif_run(arguments: Sequence[str]) -> int:
     add("--policies", type=str | None, help="Run or model that decides; default: the run.")
     add("--served_by", type=dict[str, str], default={}, help="Servers that play policies, as in '{POLICY: HOST:PORT}'.")
     add("--device", type=str, default="auto", help="cpu, cuda:0, ...; auto prefers an accelerator.")
-    options, read = _options(parser, arguments)
+    options, run_options = _options(parser, arguments)
     if options.episode is None:
         raise ConfigurationError("--episode is missing; `mrlm view RUN` and RUN/episodes have the ids")
     output = output_file(options.output)
@@ -106,7 +106,7 @@ def whatif_run(arguments: Sequence[str]) -> int:
         options.model,
         options.environment,
         model=options.policies,
-        name=read.name_of(options.environment),
+        name=run_options.name_of(options.environment),
         **{key: options[key] for key in (*WHATIF, "episodes", "episode")},
     )
     if output is not None:
@@ -114,8 +114,8 @@ def whatif_run(arguments: Sequence[str]) -> int:
     iterations = recorded_iterations(Path(options.model)) if options.policies is None else 0
     after = f", after {iterations} iterations" if iterations else ""
     print(f"sampled with the policies of {options.policies or options.model}{after}")
-    for what, side in (("recorded", report.recorded), ("other", report.other)):
-        print(f"{what:<9} {side.mean:8.4f}{interval_text(side.ci95)}")
+    for kind, side in (("recorded", report.recorded), ("other", report.other)):
+        print(f"{kind:<9} {side.mean:8.4f}{interval_text(side.ci95)}")
         returns = grouped(zip(side.texts, side.returns, strict=True)).items()
         for text, values in sorted(returns, key=lambda item: -len(item[1]))[:SHOWN]:
             print(f"  {len(values):3d} x {sum(values) / len(values):8.4f}  {text!r}")
@@ -145,20 +145,20 @@ def _options(parser: CommandParser, arguments: Sequence[str]) -> tuple[Any, RunO
         f"RUN missing: the episodes are played in a run's environment; give it first, as in `{parser.prog} RUN`, or "
         f"name a model and an environment, as in `{parser.prog} builtin:tiny --environment math --episodes FILE`"
     )
-    read = read_with_run(parser, with_first_as("--model", arguments), weights=False, without=missing)
-    options = parser.instantiate(read.config)
+    run_options = read_with_run(parser, with_first_as("--model", arguments), weights=False, without=missing)
+    options = parser.instantiate(run_options.config)
     kind = class_path(type(options.environment))
-    tell(f"playing again in {read.name_of(options.environment)}, {kind} ({shown_settings(read.played)})")
-    return options, read
+    tell(f"playing again in {run_options.name_of(options.environment)}, {kind} ({shown_settings(run_options.played)})")
+    return options, run_options
 
 
-def _played_again(play: Callable[..., Report], parser: CommandParser, arguments: Sequence[str]) -> Report:
+def _play_again(play: Callable[..., Report], parser: CommandParser, arguments: Sequence[str]) -> Report:
     """Return the report of a function on the chosen episodes of a run; write it to ``--output``."""
-    options, read = _options(parser, arguments)
+    options, run_options = _options(parser, arguments)
     output = output_file(options.output)
     chosen = {key: options[key] for key in ("episodes", "iteration", "episode")}
     with EpisodeProgress() as progress:
-        name = read.name_of(options.environment)
+        name = run_options.name_of(options.environment)
         report = play(options.model, options.environment, name=name, progress=progress, **chosen)
     if output is not None:
         write_json(output, asdict(report))

@@ -31,8 +31,8 @@ def run(arguments: Sequence[str]) -> int:
     for file in options.output:
         if file.suffix not in SUFFIXES:
             raise ConfigurationError(f"output: {str(file)!r} must end in {', '.join(SUFFIXES)}")
-    found = compared(find_runs(options.runs), options)
-    write(found, options.output)
+    comparisons = compare_metrics(find_runs(options.runs), options)
+    write(comparisons, options.output)
     return 0
 
 
@@ -44,7 +44,7 @@ def add_options(parser: PlainParser) -> None:
     parser.add_argument("--at", choices=tuple(AXES), help=text)
 
 
-def compared(
+def compare_metrics(
     runs: Mapping[str, Run], options: argparse.Namespace, labels: Mapping[str, str] | None = None
 ) -> list[SeedComparison]:
     """Return a comparison for each metric, all at the cost of the first; see :func:`compare_seeds`.
@@ -52,24 +52,24 @@ def compared(
     Raises:
         ConfigurationError: no run has one of the metrics.
     """
-    found: list[SeedComparison] = []
+    comparisons: list[SeedComparison] = []
     for metric in dict.fromkeys(options.metric or ["rollout/reward"]):
-        found.append(compare_seeds(runs, metric, found[0].axis if found else options.at, labels))
-    return found
+        comparisons.append(compare_seeds(runs, metric, comparisons[0].axis if comparisons else options.at, labels))
+    return comparisons
 
 
-def write(found: Sequence[SeedComparison], files: Sequence[Path]) -> None:
+def write(comparisons: Sequence[SeedComparison], files: Sequence[Path]) -> None:
     """Write comparisons to files in the form of their suffixes, and print their tables.
 
     Raises:
         ConfigurationError: a file cannot be written, or matplotlib is missing.
     """
-    tables = "\n".join(one.markdown() for one in found)
+    tables = "\n".join(comparison.markdown() for comparison in comparisons)
     for file in files:
         with writing("output", file):
             if file.suffix in PICTURES:
-                plot(found, file)
+                plot(comparisons, file)
                 continue
             with replacing(file) as draft:
-                draft.write_text(tables if file.suffix == ".md" else csv_text(found), encoding="utf-8")
+                draft.write_text(tables if file.suffix == ".md" else csv_text(comparisons), encoding="utf-8")
     print(tables, end="")

@@ -53,8 +53,8 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         ConfigurationError: a mistake in the options, the settings of an environment, or the port is taken.
     """
-    named = any(re.match(r"--(environment\b|config|help$)|-h$", word) for word in arguments)
-    options = read(serve_parser(), arguments) if named else serve_parser().read(arguments, {})
+    names_environments = any(re.match(r"--(environment\b|config|help$)|-h$", word) for word in arguments)
+    options = read(serve_parser(), arguments) if names_environments else serve_parser().read(arguments, {})
     logging.basicConfig(level=logging.INFO, format="mrlm: %(message)s", stream=sys.stderr)
     identity = Identity(options.tls_certificate, options.tls_key, options.tls_authority)
     endpoint = Endpoint(options.host, int(options.port), read_token(options.token_file), identity)
@@ -101,8 +101,8 @@ def _check_port(endpoint: Endpoint) -> None:
         ConfigurationError: the port is taken, or the host has no address.
     """
     try:
-        found = socket.getaddrinfo(endpoint.host.strip("[]"), endpoint.port, type=socket.SOCK_STREAM)
-        family, kind, protocol, _, address = found[0]
+        addresses = socket.getaddrinfo(endpoint.host.strip("[]"), endpoint.port, type=socket.SOCK_STREAM)
+        family, kind, protocol, _, address = addresses[0]
         with socket.socket(family, kind, protocol) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
@@ -110,8 +110,8 @@ def _check_port(endpoint: Endpoint) -> None:
         raise ConfigurationError(f"host: {endpoint.host!r} is no address of this machine ({error.strerror})") from error
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            place = f"{endpoint.host}:{endpoint.port}"
-            raise ConfigurationError(f"port: cannot listen on {place}: it is taken; use another") from error
+            listen_address = f"{endpoint.host}:{endpoint.port}"
+            raise ConfigurationError(f"port: cannot listen on {listen_address}: it is taken; use another") from error
 
 
 def _environment_server(options: Any, endpoint: Endpoint, limits: Limits) -> EnvironmentServer:
@@ -124,9 +124,9 @@ def _environment_server(options: Any, endpoint: Endpoint, limits: Limits) -> Env
         raise ConfigurationError("environments: name at least one, as in `--environments math,code`")
     factories = hosted_environments(names, settings, allow_settings=options.allow_settings)
     for name, factory in factories.items():
-        made = factory({})  # a mistake in its settings ends the command
-        made.close()
-        logger.info("environment %s: agents %s", name, ", ".join(made.agents))
+        environment = factory({})  # a mistake in its settings ends the command
+        environment.close()
+        logger.info("environment %s: agents %s", name, ", ".join(environment.agents))
     hashes = {name: factory.hash for name, factory in factories.items()}
     offer = Offer(factories, options.processes, options.step_seconds, hashes)
     policies = _policy_service(options) if options.policies else None
@@ -142,11 +142,12 @@ def _policy_service(options: Any) -> Any:
     from mrlm_pl.runs.evaluation import loaded_policy
     from mrlm_pl.serving.policies.service import PolicyService
 
-    half = torch.bfloat16 if options.policies_precision == "bf16-mixed" else None
-    engine, vocabularies = InProcessEngine(half), {}
-    held = {"trained": False, "int8": "weights"} if options.policies_int8 else {}
+    dtype = torch.bfloat16 if options.policies_precision == "bf16-mixed" else None
+    engine = InProcessEngine(dtype)
+    vocabularies = {}
+    quantization = {"trained": False, "int8": "weights"} if options.policies_int8 else {}
     for name, model in options.policies.items():
-        policy = loaded_policy({"model": model, **held}, options.device)
+        policy = loaded_policy({"model": model, **quantization}, options.device)
         vocabularies[name] = policy.vocabulary_digest
         engine.load(name, policy.model, 0)
         logger.info("policy %s: %s on %s", name, model, options.device)
@@ -162,8 +163,8 @@ def _verifier_service(options: Any) -> VerifierService:
     check_hub_model(folder, "verifier")
     device = usable_device(options.device)
     precision: Precision = options.verifier_precision or ("64" if device.type == "cpu" else "32")
-    tokens, room = options.verifier_max_tokens, options.verifier_batch_tokens
-    scorer = RewardModel(folder, str(device), tokens, room, precision)
+    max_tokens = options.verifier_max_tokens
+    scorer = RewardModel(folder, str(device), max_tokens, options.verifier_batch_tokens, precision)
     scorer.score_texts(["1 + 1 = ?"], ["2"])  # a mistake ends the command before the port is open
     logger.info("verifier: %s on %s, precision %s", folder, device, precision)
     return VerifierService(scorer, folder, options.verifier_batch, options.verifier_queue)
@@ -288,9 +289,9 @@ class HostedClass:
         cls = self.cls
         allowed = cls.client_settings if self.allow_settings else ()
         if refused := sorted(set(overrides) - set(allowed)):
-            taken = f"clients may set {', '.join(allowed) or 'nothing'} of {cls.name!r}"
-            alone = "this server takes none from clients without --allow_settings"
-            fault = taken if self.allow_settings else alone
+            restriction = f"clients may set {', '.join(allowed) or 'nothing'} of {cls.name!r}"
+            refusal = "this server takes none from clients without --allow_settings"
+            fault = restriction if self.allow_settings else refusal
             raise ConfigurationError(f"settings {refused}: {fault}; put them into the file of the server's --settings")
         arguments = json.dumps({"class_path": class_path(cls), "init_args": {**self.settings, **overrides}})
         try:
@@ -304,9 +305,10 @@ class HostedClass:
 async def _serve(server: EnvironmentServer, options: Any, identity: Identity) -> None:
     if options.metrics_port:
         serve_metrics(server, options.metrics_port)
-    stopping, place = asyncio.Event(), server.endpoint.host
+    stopping = asyncio.Event()
+    host = server.endpoint.host
     ends: list[asyncio.Future[Any]] = [asyncio.ensure_future(stopping.wait())]
-    shown = ""
+    openenv_line = ""
     async with AsyncExitStack() as stack:
         await server.start()
         stack.push_async_callback(server.stop)
@@ -317,27 +319,27 @@ async def _serve(server: EnvironmentServer, options: Any, identity: Identity) ->
             await openenv.start()
             stack.push_async_callback(openenv.stop)
             names = ", ".join(f"/{name}" for name in server.offer.factories)
-            shown = f"\nOpenEnv on http://{place}:{openenv.port} with {names}"
+            openenv_line = f"\nOpenEnv on http://{host}:{openenv.port} with {names}"
         if options.join:
             server.service.sessions.prefix = f"{secrets.token_hex(6)}{SEPARATOR}"
             controller = Address(options.join, options.token_file, identity, options.message_mb)
-            membership = Membership(server, controller, options.advertise or f"{place}:{server.port}")
+            membership = Membership(server, controller, options.advertise or f"{host}:{server.port}")
             await membership.start()
             stack.push_async_callback(membership.stop)
             ends.append(asyncio.ensure_future(membership.refused()))
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stopping.set)
+        for signal_number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signal_number, stopping.set)
         gc.collect()
         gc.freeze()
         gc.set_threshold(YOUNG_OBJECTS, YOUNG_COLLECTIONS)
-        print(f"serving on {place}:{server.port}{shown}", flush=True)
+        print(f"serving on {host}:{server.port}{openenv_line}", flush=True)
         done, waiting = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         for end in waiting:
             end.cancel()
         logger.info("going down: %d sessions are live", len(server.service.sessions))
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)  # a second signal ends the process at once
+        for signal_number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(signal_number)  # a second signal ends the process at once
         await server.drain(options.grace_seconds)
     for end in done:
         end.result()

@@ -49,19 +49,19 @@ def run(arguments: Sequence[str]) -> int:
             raise RemoteError(f"no server answers at {options.address}; {remedy}") from error
         raise RemoteError(str(error)) from error
     if options.json:
-        shown: dict[str, Any] = {}
+        data: dict[str, Any] = {}
         for message in filter(None, (joined, reply)):
-            shown |= MessageToDict(message, always_print_fields_with_no_presence=True, preserving_proto_field_name=True)
-        print(json.dumps(shown, indent=2))
+            data |= MessageToDict(message, always_print_fields_with_no_presence=True, preserving_proto_field_name=True)
+        print(json.dumps(data, indent=2))
         return 0
     if joined is not None:
         print(f"{len(joined.workers)} worker{'' if len(joined.workers) == 1 else 's'}")
-        for item in joined.workers:
-            worker = item.report
-            hosted = _printable(", ".join(part.name for part in worker.environments))
-            place = f"{_printable(worker.worker)}  {_printable(worker.address)}"
-            load = f"{worker.sessions} of {worker.capacity} sessions  heard {item.silent_seconds:.1f} s ago"
-            print(f"{place}  {load}  {hosted}{'  draining' if worker.draining else ''}")
+        for entry in joined.workers:
+            worker = entry.report
+            hosted = _printable(", ".join(environment.name for environment in worker.environments))
+            head = f"{_printable(worker.worker)}  {_printable(worker.address)}"
+            load = f"{worker.sessions} of {worker.capacity} sessions  heard {entry.silent_seconds:.1f} s ago"
+            print(f"{head}  {load}  {hosted}{'  draining' if worker.draining else ''}")
     print(f"{reply.total} session{'' if reply.total == 1 else 's'}")
     for session in reply.sessions:
         state = "busy" if session.busy else f"lease {session.lease_left_seconds:.0f} s"

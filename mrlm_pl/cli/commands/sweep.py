@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mrlm_pl.cli.commands.report import add_options, compared, write
+from mrlm_pl.cli.commands.report import add_options, compare_metrics, write
 from mrlm_pl.cli.parsing.config_files import config_files, option_values, with_underscores
 from mrlm_pl.cli.parsing.early_check import check
 from mrlm_pl.cli.parsing.parser import PlainParser
@@ -111,16 +111,16 @@ def run(arguments: Sequence[str]) -> int:
     if not options.output:
         raise ConfigurationError("output is ''; name a folder, as in `--output runs/sweep`")
     options.output = Path(options.output)
-    members = list(planned(options.output, words, options.seeds, options.grid))
-    for left in dict.fromkeys(member.words for member in members if _state(member.folder) != FINISHED):
-        _check(left)
+    members = list(plan_members(options.output, words, options.seeds, options.grid))
+    for run_words in dict.fromkeys(member.words for member in members if _state(member.folder) != FINISHED):
+        _check(run_words)
     if busy := [str(member.folder) for member in members if _state(member.folder) == "running"]:
         raise ConfigurationError(f"output: another process trains {', '.join(busy)}; wait for its end or end it")
     with writing("output", options.output):
         lock = Training(options.output)  # no other sweep trains in the folder
     try:
         _record(options.output, words, members)
-        failed = played(members, options.jobs or _places(), options.output / "logs")
+        failed = train_members(members, options.jobs or _default_jobs(), options.output / "logs")
     finally:
         lock.release()
     _report(members, failed, options)
@@ -133,7 +133,7 @@ def run(arguments: Sequence[str]) -> int:
     return 1 if failed else 0
 
 
-def planned(output: Path, words: Sequence[str], seeds: int, grid: Sequence[str]) -> Iterator[Member]:
+def plan_members(output: Path, words: Sequence[str], seeds: int, grid: Sequence[str]) -> Iterator[Member]:
     """Yield the runs: all seeds of each combination of the grid's values.
 
     Args:
@@ -145,17 +145,17 @@ def planned(output: Path, words: Sequence[str], seeds: int, grid: Sequence[str])
     Raises:
         ConfigurationError: an item of the grid has another form or is there twice, or an option is the sweep's own.
 
-    >>> [str(member.folder) for member in planned(Path("s"), [], 1, ["data.groups=2,4"])]
+    >>> [str(member.folder) for member in plan_members(Path("s"), [], 1, ["data.groups=2,4"])]
     ['s/groups=2/seed-0', 's/groups=4/seed-0']
     """
     for cell in cells(grid):
-        chosen = (*words, *(f"--{key}={value}" for key, value in cell.settings))  # values may begin with dashes
-        for option, _ in option_values(chosen):
+        run_words = (*words, *(f"--{key}={value}" for key, value in cell.settings))  # values may begin with dashes
+        for option, _ in option_values(run_words):
             if option in RESERVED:
                 raise ConfigurationError(f"{option[2:]}: `mrlm sweep` sets it for each run; leave it out")
         for seed in range(seeds):
-            place = output / cell.name / f"seed-{seed}"
-            yield Member(place, cell, chosen, ("--seed_everything", str(seed), "--output", str(place), "--resume"))
+            folder = output / cell.name / f"seed-{seed}"
+            yield Member(folder, cell, run_words, ("--seed_everything", str(seed), "--output", str(folder), "--resume"))
 
 
 def cells(items: Sequence[str]) -> Iterator[Cell]:
@@ -170,13 +170,13 @@ def cells(items: Sequence[str]) -> Iterator[Cell]:
     >>> [cell.label for cell in cells(["data.groups=2,4", "model.a.rate=1", "model.b.rate=2"])]
     ['groups=2,model.a.rate=1,model.b.rate=2', 'groups=4,model.a.rate=1,model.b.rate=2']
     """
-    found = [_values(item) for item in items]
-    keys = [key for key, _ in found]
+    axes = [_values(item) for item in items]
+    keys = [key for key, _ in axes]
     if double := next((key for key in keys if keys.count(key) > 1), None):
         raise ConfigurationError(f"grid: {double} is given twice; write all its values as {double}=A,B")
     short = [key.rpartition(".")[2] for key in keys]
     names = [name if short.count(name) == 1 else key for name, key in zip(short, keys, strict=True)]
-    for cell in itertools.product(*(values for _, values in found)):
+    for cell in itertools.product(*(values for _, values in axes)):
         label = ",".join(f"{name}={value}" for name, value in zip(names, cell, strict=True))
         yield Cell(label, tuple(zip(keys, cell, strict=True)))
 
@@ -204,24 +204,24 @@ def _split(text: str) -> list[str] | None:
     (['{qestion}', '"a, b"', '[1, 1]', "don't"], None, None)
     """
     parts, open_brackets, quote = [""], list[str](), ""
-    for sign in text:
+    for character in text:
         if quote:
-            quote = "" if sign == quote else quote
-        elif sign in "\"'" and (not parts[-1].strip() or parts[-1].rstrip()[-1] in "[{,:"):
-            quote = sign
-        elif sign in "[{":
-            open_brackets.append("]" if sign == "[" else "}")
-        elif sign in "]}":
-            if not open_brackets or open_brackets.pop() != sign:
+            quote = "" if character == quote else quote
+        elif character in "\"'" and (not parts[-1].strip() or parts[-1].rstrip()[-1] in "[{,:"):
+            quote = character
+        elif character in "[{":
+            open_brackets.append("]" if character == "[" else "}")
+        elif character in "]}":
+            if not open_brackets or open_brackets.pop() != character:
                 return None
-        elif sign == "," and not open_brackets:
+        elif character == "," and not open_brackets:
             parts.append("")
             continue
-        parts[-1] += sign
+        parts[-1] += character
     return None if quote or open_brackets else [part.strip() for part in parts]
 
 
-def played(members: Sequence[Member], jobs: int, logs: Path) -> Mapping[Member, str]:
+def train_members(members: Sequence[Member], jobs: int, logs: Path) -> Mapping[Member, str]:
     """Train the runs that are not finished, some at once; return those that failed, each with the reason.
 
     Ctrl-C and SIGTERM end all runs in order: they save their checkpoints.
@@ -297,33 +297,33 @@ def _record(output: Path, words: Sequence[str], members: Sequence[Member]) -> No
         ConfigurationError: they differ, so that the report would mix runs, or the record is broken.
     """
     files = {str(path): path for member in members for path in config_files(member.words)}
-    own: dict[str, Any] = {
+    current: dict[str, Any] = {
         "options": list(words),
         "files": {name: path.read_text(encoding="utf-8") for name, path in files.items()},
         "settings": {member.cell.name: [list(pair) for pair in member.cell.settings] for member in members},
     }
     record = output / "sweep.json"
     try:
-        before = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else {**own, "settings": {}}
-        both = [(before[key], own[key]) for key in ("files", "settings")]
+        before = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else {**current, "settings": {}}
+        both = [(before[key], current[key]) for key in ("files", "settings")]
         clash = any(name in old and old[name] != value for old, new in both for name, value in new.items())
-        differs = before["options"] != own["options"] or clash
-        if differs and any(_begun(output / name) for name in before["settings"]):
+        differs = before["options"] != current["options"] or clash
+        if differs and any(_has_begun(output / name) for name in before["settings"]):
             raise ConfigurationError(
                 f"output: {str(output)!r} holds a sweep with other options, another content of its configuration "
                 "files or other settings under a folder's name; name another --output"
             )
-        foreign = [str(output / name) for name in own["settings"] if name not in before["settings"]]
-        if begun := [name for name in foreign if _begun(Path(name))]:
+        foreign = [str(output / name) for name in current["settings"] if name not in before["settings"]]
+        if begun := [name for name in foreign if _has_begun(Path(name))]:
             raise ConfigurationError(f"output: {begun[0]!r} holds runs of no sweep; name another --output")
-        kept = {} if differs else {key: {**before[key], **own[key]} for key in ("files", "settings")}
-        write_json(record, {**own, **kept})
+        merged = {} if differs else {key: {**before[key], **current[key]} for key in ("files", "settings")}
+        write_json(record, {**current, **merged})
     except (ValueError, LookupError, TypeError) as error:
         remedy = "remove it, or name another --output"
         raise ConfigurationError(f"output: {str(record)!r} is not the record of a sweep; {remedy}") from error
 
 
-def _begun(cell: Path) -> bool:
+def _has_begun(cell: Path) -> bool:
     """Return whether a run of a combination is finished, is trained now or has a checkpoint."""
     runs = list(cell.glob("seed-*"))
     return any(_state(run) in (FINISHED, "running") or any((run / "checkpoints").glob("*")) for run in runs)
@@ -340,14 +340,14 @@ def _report(members: Sequence[Member], failed: Mapping[Member, str], options: ar
     if not finished:
         return
     labels = {str(member.folder): member.cell.label for member in members if member.cell.label}
-    *others, last = compared(find_runs(finished), options, labels)
+    *others, last = compare_metrics(find_runs(finished), options, labels)
     notes = [
         f"{member.folder} is left out: it {'failed' if member in failed else 'is not finished'}."
         for member in members
         if str(member.folder) not in finished
     ]
-    found = [*others, replace(last, notes=[*last.notes, *notes])]
-    write(found, [options.output / "report.md", options.output / "curves.csv"])
+    comparisons = [*others, replace(last, notes=[*last.notes, *notes])]
+    write(comparisons, [options.output / "report.md", options.output / "curves.csv"])
 
 
 def _log(logs: Path, member: Member) -> Path:
@@ -364,7 +364,7 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _places() -> int:
+def _default_jobs() -> int:
     """Return the default number of runs at once."""
     import torch
 

@@ -16,7 +16,7 @@ from mrlm_pl.errors import ConfigurationError, RemoteError, writing
 from mrlm_pl.serving.transport.http_log import leave_out_malformed_requests
 from mrlm_pl.serving.transport.security import read_token
 from mrlm_pl.settings import is_loopback
-from mrlm_pl.viewer.export import EPISODES, exported
+from mrlm_pl.viewer.export import EPISODES, export_page
 from mrlm_pl.viewer.runs import Run, demonstration, find_runs
 from mrlm_pl.viewer.server import application
 from mrlm_pl.viewer.text import print_episode, print_episodes, print_runs
@@ -47,16 +47,16 @@ def run(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     if bool(options.runs) == options.demo:
         raise ConfigurationError("runs: name one or more, as in `mrlm view runs/quickstart`, or take `--demo` alone")
-    served = not options.text and options.export is None
-    if options.iteration is not None and (served or options.episode is not None):
+    serves_pages = not options.text and options.export is None
+    if options.iteration is not None and (serves_pages or options.episode is not None):
         raise ConfigurationError("iteration: `--iteration N` goes with `--text` or `--export`, without `--episode`")
-    if options.episode is not None and served:
+    if options.episode is not None and serves_pages:
         raise ConfigurationError("episode: `--episode ID` goes with `--text` or `--export`; else choose it on the page")
     if options.failed and (not options.text or options.episode is not None):
         raise ConfigurationError("failed: `--failed` goes with `--text`, without `--episode`")
     if options.text and options.export is not None:
         raise ConfigurationError("export: `--text` prints and `--export PAGE.html` writes a page; name one of them")
-    for name in () if served else ("port", "host", "token_file"):
+    for name in () if serves_pages else ("port", "host", "token_file"):
         if getattr(options, name) != parser.get_default(name):
             raise ConfigurationError(f"{name}: it is for served pages; leave it out, or `--text` and `--export`")
     if not 0 <= options.port < 2**16:
@@ -66,7 +66,7 @@ def run(arguments: Sequence[str]) -> int:
         print_text(runs, options.episode, options.iteration, options.failed)
         return 0
     if options.export is not None:
-        page = exported(runs, options.iteration, options.episode)
+        page = export_page(runs, options.iteration, options.episode)
         with writing("export", options.export), replacing(options.export) as draft:
             draft.write_text(page, encoding="utf-8")
         print(f"mrlm: {options.export} holds {len(runs)} run{'' if len(runs) == 1 else 's'}; open it in a browser")
@@ -87,11 +87,11 @@ def print_text(runs: Mapping[str, Run], episode: str | None, iteration: int | No
     """
     console = Console()
     if len(runs) == 1:
-        only = next(iter(runs.values()))
+        single = next(iter(runs.values()))
         if episode is None:
-            print_episodes(only, console, iteration, failed)
+            print_episodes(single, console, iteration, failed)
         else:
-            print_episode(only.record(episode), console)
+            print_episode(single.record(episode), console)
     elif episode is not None or iteration is not None or failed:
         option = "episode" if episode is not None else "failed" if failed else "iteration"
         raise ConfigurationError(f"{option}: name one run; these are {', '.join(runs)}")
@@ -107,7 +107,7 @@ def serve(app: web.Application, host: str, port: int, guarded: bool) -> None:
     """
     try:
         leave_out_malformed_requests()
-        web.run_app(app, host=host, port=port, print=lambda text: _tell(text, guarded), access_log=None)
+        web.run_app(app, host=host, port=port, print=lambda text: _print_address(text, guarded), access_log=None)
     except OSError as error:
         unknown = isinstance(error, socket.gaierror)
         option = "--host" if unknown or error.errno == errno.EADDRNOTAVAIL else "--port"
@@ -115,7 +115,7 @@ def serve(app: web.Application, host: str, port: int, guarded: bool) -> None:
         raise RemoteError(f"port {port} of {host} cannot be used: {reason}; choose another `{option}`") from error
 
 
-def _tell(text: str, guarded: bool) -> None:
+def _print_address(text: str, guarded: bool) -> None:
     """Print the address out of the library's own message."""
     for word in text.split():
         if word.startswith("http"):

@@ -38,13 +38,13 @@ def with_underscores(arguments: Sequence[str]) -> list[str]:
     ['--num_episodes', '-3', '--model.policies.the-critic.learning_rate=1e-5']
     """
 
-    def spelled(word: str) -> str:
+    def spell(word: str) -> str:
         option, equals, value = word[2:].partition("=")
         parts = option.split(".")
         chosen = (part if before in NAMED else part.replace("-", "_") for before, part in pairwise(["", *parts]))
         return f"--{'.'.join(chosen)}{equals}{value}"
 
-    return [spelled(word) if word.startswith("--") else word for word in arguments]
+    return [spell(word) if word.startswith("--") else word for word in arguments]
 
 
 def with_first_as(option: str, arguments: Sequence[str]) -> list[str]:
@@ -58,7 +58,7 @@ def with_first_as(option: str, arguments: Sequence[str]) -> list[str]:
 
 def config_files(arguments: Sequence[str]) -> list[Path]:
     """Return the existing configuration files among the arguments."""
-    return [path for path in _named(arguments) if path.is_file()]
+    return [path for path in _named_files(arguments) if path.is_file()]
 
 
 def check_files(arguments: Sequence[str]) -> None:
@@ -68,11 +68,11 @@ def check_files(arguments: Sequence[str]) -> None:
         ConfigurationError: a missing file, with the nearest in its folder; a folder; wrong syntax, an empty file, no
             mapping, other ``init_args`` than a mapping, or a duplicate key, with file and line.
     """
-    for path in _named(arguments):
+    for path in _named_files(arguments):
         if path.suffix in _SUFFIXES and not path.exists():  # other values may be the configuration itself
             near = nearest(path.name, [file.name for suffix in _SUFFIXES for file in path.parent.glob(f"*{suffix}")])
-            place = f"it is looked for in {path.parent.resolve()}"
-            hint = f"did you mean {str(path.parent / near)!r}?" if near else place
+            location = f"it is looked for in {path.parent.resolve()}"
+            hint = f"did you mean {str(path.parent / near)!r}?" if near else location
             raise ConfigurationError(f"config: File does not exist: {str(path)!r}; {hint}")
         if path.is_dir():
             files = sorted(str(file) for file in path.iterdir() if file.suffix in _SUFFIXES)
@@ -80,8 +80,8 @@ def check_files(arguments: Sequence[str]) -> None:
             raise ConfigurationError(f"config: {str(path)!r} is a folder; {hint}")
     for file in config_files(arguments):
         with _reading(file):
-            read_yaml(file.read_text())  # raises for values and keys, which `_composed` leaves as text
-        top = _composed(file)
+            read_yaml(file.read_text())  # raises for values and keys, which `_compose` leaves as text
+        top = _compose(file)
         keys = "keys such as model, data and trainer"
         if top is None:
             raise ConfigurationError(f"{file} is empty; a configuration has {keys}")
@@ -90,19 +90,21 @@ def check_files(arguments: Sequence[str]) -> None:
         for node in _mappings(top):
             seen: dict[str, int] = {}
             for key, value in node.value:
-                place, name = f"{file}, line {_line(key)}", key.value
+                location = f"{file}, line {_line(key)}"
+                name = key.value
                 is_mapping = isinstance(value, yaml.MappingNode) or value.tag == "tag:yaml.org,2002:null"
                 if name == "init_args" and not is_mapping:
-                    raise ConfigurationError(f"{place}: init_args are a mapping, as in `{{NAME: VALUE}}`")
+                    raise ConfigurationError(f"{location}: init_args are a mapping, as in `{{NAME: VALUE}}`")
                 if name in seen:
-                    raise ConfigurationError(f"{place}: the key {name!r} is in line {seen[name]} already; remove one")
+                    fault = f"the key {name!r} is in line {seen[name]} already"
+                    raise ConfigurationError(f"{location}: {fault}; remove one")
                 seen[name] = _line(key)
 
 
-def _named(arguments: Sequence[str]) -> list[Path]:
-    named = [value for option, value in option_values(arguments) if option == _OPTION]
+def _named_files(arguments: Sequence[str]) -> list[Path]:
+    values = [value for option, value in option_values(arguments) if option == _OPTION]
     # A configuration that is written there may be longer than the name of any file.
-    short = (name for name in named if len(name) < 4096 and max(map(len, os.fsencode(name).split(b"/"))) < 256)
+    short = (name for name in values if len(name) < 4096 and max(map(len, os.fsencode(name).split(b"/"))) < 256)
     return [Path(name) for name in short if name and "\n" not in name]
 
 
@@ -131,9 +133,11 @@ def file_of_key(key: str, words: Sequence[str]) -> str:
     """Return `` (FILE, line N)`` of a key in the configuration files of a command; empty if an option gives the key."""
     if any(word.replace(".init_args", "").startswith(f"--{key}") for word in words):
         return ""
-    parts = [part for part in key.split(".") if part]
-    places = [f" ({file}, line {line})" for file in config_files(words) for line in _lines_of(_composed(file), parts)]
-    return places[-1] if places else ""
+    key_parts = [part for part in key.split(".") if part]
+    positions = [
+        f" ({file}, line {line})" for file in config_files(words) for line in _key_lines(_compose(file), key_parts)
+    ]
+    return positions[-1] if positions else ""
 
 
 def unknown_key(owner: str, key: str, known: Collection[str]) -> str:
@@ -143,7 +147,7 @@ def unknown_key(owner: str, key: str, known: Collection[str]) -> str:
     return f"{owner} has no {key!r}; {did_you_mean(key, known, 'it accepts: ' + ', '.join(known))}"
 
 
-def _composed(file: Path) -> yaml.Node | None:
+def _compose(file: Path) -> yaml.Node | None:
     with _reading(file):
         top = yaml.compose(file.read_text(), Loader=yaml.SafeLoader)
         for _ in _mappings(top):  # raises where an alias is within its own anchor
@@ -175,18 +179,18 @@ def _mappings(node: yaml.Node | None) -> Iterator[yaml.MappingNode]:
         yield from _mappings(item[1] if isinstance(node, yaml.MappingNode) else item)
 
 
-def _lines_of(node: yaml.Node | None, parts: Sequence[str]) -> Iterator[int]:
-    """Yield the lines of a dotted key; ``parts`` may leave out keys in between."""
+def _key_lines(node: yaml.Node | None, key_parts: Sequence[str]) -> Iterator[int]:
+    """Yield the lines of a dotted key; ``key_parts`` may leave out keys in between."""
     if isinstance(node, yaml.SequenceNode):
         for value in node.value:
-            yield from _lines_of(value, parts)
+            yield from _key_lines(value, key_parts)
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
-            rest = parts[1:] if key.value == parts[0] else parts
-            if not rest:
+            remaining = key_parts[1:] if key.value == key_parts[0] else key_parts
+            if not remaining:
                 yield _line(key)
             else:
-                yield from _lines_of(value, rest)
+                yield from _key_lines(value, remaining)
 
 
 def _line(node: yaml.Node) -> int:

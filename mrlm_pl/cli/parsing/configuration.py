@@ -26,67 +26,68 @@ DROPPED = "<dropped>"
 """Key of a class's mapping: the ``init_args`` that it was named with; they, also ``{}``, drop unfit ones of another."""
 
 SWITCHES = ("true", "false", "null")
-"""Plain values in place of settings, which an option for one of the settings replaces; see :func:`merged`."""
+"""Plain values in place of settings, which an option for one of the settings replaces; see :func:`merge_arguments`."""
 
 
-def merged(
+def merge_arguments(
     arguments: Sequence[str], groups: Collection[str], load: Callable[[str], Any] = read_yaml
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the configuration of all files and of the options that belong to groups, and the other words.
 
-    >>> merged(["--model", "GRPO", "--model.clip.low=0.1", "-n", "3"], ["model"])
+    >>> merge_arguments(["--model", "GRPO", "--model.clip.low=0.1", "-n", "3"], ["model"])
     ({'model': {'class_path': 'GRPO', 'init_args': {'clip': {'low': '0.1'}}}}, ['-n', '3'])
 
     Args:
         arguments: words of the command line.
-        groups: first parts of the options' names.
+        groups: first words of the dotted names of options.
         load: reads YAML.
 
     Raises:
         ConfigurationError: an option has no value.
     """
     config: dict[str, Any] = {}
-    others: list[str] = []
-    of_named: list[tuple[list[str], Any]] = []
+    other_words: list[str] = []
+    named_values: list[tuple[list[str], Any]] = []
     words = iter(arguments)
     for word in words:
         option, equals, value = word.partition("=")
-        parts = [part for part in option[2:].rstrip("+").split(".") if part != ARGUMENTS]
-        ours = option == "--config" or (parts[0] in groups and parts[-1] != "help")
-        if not (ours and option.startswith("--")):
-            others.append(word)
+        path = [part for part in option[2:].rstrip("+").split(".") if part != ARGUMENTS]
+        belongs = option == "--config" or (path[0] in groups and path[-1] != "help")
+        if not (belongs and option.startswith("--")):
+            other_words.append(word)
             continue
         value = value if equals else next(words, "--")
         if not equals and value.startswith("--"):
             raise ConfigurationError(f"there is no value for {option}; give one, as in `{option} VALUE`")
         if option != "--config":
-            given, append = loaded(value, load), option.endswith("+")
-            config = _assigned(config, parts, given, append)
-            of_named += [(parts, given)] if {*parts[:-1]} & {*NAMED} and not append else []
+            given = load_value(value, load)
+            append = option.endswith("+")
+            config = _assign(config, path, given, append)
+            named_values += [(path, given)] if {*path[:-1]} & {*NAMED} and not append else []
         else:
-            found = _mapping(value, load)
-            config = _merged(config, found)
-            keys = [f"{key}." for key, _ in leaves(found)]
-            for parts, given in of_named:  # the file may have replaced the whole mapping of names
-                if not any(key.startswith(f"{'.'.join(parts)}.") for key in keys):
-                    config = _assigned(config, parts, given, append=False)
-    return config, others
+            file_config = _read_mapping(value, load)
+            config = _merge(config, file_config)
+            keys = [f"{key}." for key, _ in leaves(file_config)]
+            for path, given in named_values:  # the file may have replaced the whole mapping of names
+                if not any(key.startswith(f"{'.'.join(path)}.") for key in keys):
+                    config = _assign(config, path, given, append=False)
+    return config, other_words
 
 
-def _mapping(value: str, load: Callable[[str], Any]) -> dict[str, Any]:
+def _read_mapping(value: str, load: Callable[[str], Any]) -> dict[str, Any]:
     """Return the configuration in a file, or one that is written on the command line."""
     is_file = os.path.isfile(value)  # False for a text that is no path at all
     try:
-        found = load(Path(value).read_text(encoding="utf-8") if is_file else value)
+        content = load(Path(value).read_text(encoding="utf-8") if is_file else value)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigurationError(f"config: {value!r:.80} cannot be read: {' '.join(str(error).split())}") from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         fault = f"config: {value!r:.80} is neither a file nor a mapping"
         raise ConfigurationError(f"{fault}; name a file, as in `--config run.yaml`")
-    return found
+    return content
 
 
-def loaded(value: str, load: Callable[[str], Any]) -> Any:
+def load_value(value: str, load: Callable[[str], Any]) -> Any:
     """Return a value; plain ones and invalid YAML stay text, because the parser knows the types."""
     if value[:1] not in ("{", "[") and value not in ("null", ""):
         return value
@@ -96,14 +97,14 @@ def loaded(value: str, load: Callable[[str], Any]) -> Any:
         return value
 
 
-def _merged(old: Any, new: Any, name: str = "") -> Any:
+def _merge(old: Any, new: Any, name: str = "") -> Any:
     """Return a value over an earlier one."""
     if not isinstance(old, Mapping):
         is_class = isinstance(old, str) and isinstance(new, Mapping) and (CLASS in new or ARGUMENTS in new)
-        return _merged({CLASS: old}, new) if is_class else new
+        return _merge({CLASS: old}, new) if is_class else new
     last = new[-1] if isinstance(new, list) and new else None
     if isinstance(last, str) or (isinstance(last, Mapping) and CLASS in last):
-        return new if CLASS in old or name in NAMED else [*new[:-1], _merged(old, new[-1])]
+        return new if CLASS in old or name in NAMED else [*new[:-1], _merge(old, new[-1])]
     if old and isinstance(new, str) and new not in SWITCHES:
         new = {CLASS: new}
     if not isinstance(new, Mapping) or name in NAMED:
@@ -111,38 +112,38 @@ def _merged(old: Any, new: Any, name: str = "") -> Any:
     if old and CLASS in new and not {CLASS, ARGUMENTS} & {*old}:
         old = {ARGUMENTS: old}
     if old and CLASS in new and old.get(CLASS) != new[CLASS]:
-        given, before = old.get(ARGUMENTS) or {}, old.get(CLASS)
-        old = {**old, EARLIER: {**dict.fromkeys(given, before), **old.get(EARLIER, {})}}
+        given, old_class = old.get(ARGUMENTS) or {}, old.get(CLASS)
+        old = {**old, EARLIER: {**dict.fromkeys(given, old_class), **old.get(EARLIER, {})}}
         new = {**new, DROPPED: new.get(ARGUMENTS)}
     elif DROPPED in old and CLASS in new and ARGUMENTS in new:
         new = {**new, DROPPED: new[ARGUMENTS]}
     if EARLIER in old:
-        kept = {key: cls for key, cls in old[EARLIER].items() if key not in (new.get(ARGUMENTS) or {})}
-        old = {**old, EARLIER: kept}
-    return {**old, **{key: _merged(old.get(key), value, key) for key, value in new.items()}}
+        earlier = {key: cls for key, cls in old[EARLIER].items() if key not in (new.get(ARGUMENTS) or {})}
+        old = {**old, EARLIER: earlier}
+    return {**old, **{key: _merge(old.get(key), value, key) for key, value in new.items()}}
 
 
-def _assigned(node: Any, parts: Sequence[str], value: Any, append: bool, name: str = "") -> Any:
+def _assign(node: Any, path: Sequence[str], value: Any, append: bool, name: str = "") -> Any:
     """Return the configuration of a name with a value at a path, in the last item of each list on the way."""
-    if not parts and append:
+    if not path and append:
         before = node if isinstance(node, list) else [] if node is None else [node]
         return [*before, *(value if isinstance(value, list) else [value])]
-    if not parts:
-        return _merged(node, value, name)
+    if not path:
+        return _merge(node, value, name)
     if isinstance(node, list) and node:
-        return [*node[:-1], _assigned(node[-1], parts, value, append)]
+        return [*node[:-1], _assign(node[-1], path, value, append)]
     if isinstance(node, bool) or node in SWITCHES:
         node = {}
     node = {CLASS: node} if isinstance(node, str) else node or {}
-    first, *rest = parts
+    first, *rest = path
     if first == CLASS:
-        return _merged(node, {CLASS: value})
+        return _merge(node, {CLASS: value})
     if CLASS in node or ARGUMENTS in node:
         inner = node.get(ARGUMENTS) or {}
-        given = {first: _assigned(inner.get(first), rest, value, append, first)}
-        kept = {key: cls for key, cls in node.get(EARLIER, {}).items() if key != first}
-        return {**node, ARGUMENTS: {**inner, **given}, **({EARLIER: kept} if EARLIER in node else {})}
-    return {**node, first: _assigned(node.get(first), rest, value, append, first)}
+        assigned = {first: _assign(inner.get(first), rest, value, append, first)}
+        earlier = {key: cls for key, cls in node.get(EARLIER, {}).items() if key != first}
+        return {**node, ARGUMENTS: {**inner, **assigned}, **({EARLIER: earlier} if EARLIER in node else {})}
+    return {**node, first: _assign(node.get(first), rest, value, append, first)}
 
 
 def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
@@ -161,7 +162,7 @@ def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 def same_settings(one: Any, other: Any) -> bool:
     """Return whether two settings are equal; two names of one file are."""
 
-    def resolved(value: Any) -> Any:
+    def real_path(value: Any) -> Any:
         return os.path.realpath(value) if isinstance(value, str) and os.path.exists(value) else value
 
-    return bool(mapped(one, resolved) == mapped(other, resolved))
+    return bool(mapped(one, real_path) == mapped(other, real_path))

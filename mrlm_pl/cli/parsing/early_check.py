@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mrlm_pl.cli.parsing.config_files import MistakeError, check_files, option_values, unknown_key
-from mrlm_pl.cli.parsing.configuration import ARGUMENTS, CLASS, EARLIER, merged
+from mrlm_pl.cli.parsing.configuration import ARGUMENTS, CLASS, EARLIER, merge_arguments
 from mrlm_pl.errors import SYNONYMS, nearest
 from mrlm_pl.runs.plugins import plugin_entry_points
 
@@ -57,7 +57,7 @@ def check(arguments: Sequence[str]) -> None:
     if any("help" in argument or argument == "-h" for argument in arguments):
         return
     check_files(arguments)
-    config, _ = merged(arguments, ("trainer", *FOLDERS))
+    config, _ = merge_arguments(arguments, ("trainer", *FOLDERS))
     try:
         if not isinstance(config.get("trainer", {}), Mapping):
             raise MistakeError("trainer", f"expected a mapping, but the value is {config['trainer']!r}; leave it out")
@@ -66,12 +66,12 @@ def check(arguments: Sequence[str]) -> None:
             _check_class(config.get(group), group, KINDS[group], PACKAGE / name, class_names(name))
         _check_policies(arguments, config)
         data = config.get("data")
-        own = (data.get(ARGUMENTS) or data) if isinstance(data, Mapping) else {}
-        if own.get("seed") is not None:
+        data_arguments = (data.get(ARGUMENTS) or data) if isinstance(data, Mapping) else {}
+        if data_arguments.get("seed") is not None:
             raise MistakeError("data.seed", "the seed of a run is `seed_everything`; set `--seed_everything N`")
         if (folder := _environments_folder()) is not None:
             short, names = environment_names()
-            _check_class(own.get("environment"), "data.environment", "environment", folder, names, short)
+            _check_class(data_arguments.get("environment"), "data.environment", "environment", folder, names, short)
     except MistakeError as mistake:
         raise mistake.in_files(arguments) from mistake
 
@@ -90,12 +90,12 @@ def check_environment_names(arguments: Sequence[str]) -> None:
     # `Path.exists` raises where a name is too long.
     if any(map(os.path.isdir, first)) or any(map(os.path.exists, models)):
         return
-    named = [
+    names = [
         *first,
         *(value for option, value in pairs if option == "--environment"),
         *(name.strip() for option, value in pairs if option == "--environments" for name in value.split(",")),
     ]
-    for name in named:
+    for name in names:
         _check_name(name, "environment", "environment", environment_names()[1])
 
 
@@ -105,17 +105,20 @@ def _check_policies(arguments: Sequence[str], config: Mapping[str, Any]) -> None
     Refuse adapters of a frozen policy too: the policy itself does not know its name.
     """
     options = re.compile(r"--model\.(?:init_args\.)?policies\.([^.=]+)")
-    given = [match.group(1) for argument in arguments if (match := options.match(argument))]
+    names = [match.group(1) for argument in arguments if (match := options.match(argument))]
     words = [word for pair in option_values(arguments) if pair[0] == "--config" for word in ("--config", pair[1])]
-    known = _policies(merged(words, ())[0])
-    for name in given:
-        near = nearest(name, known) if name not in known else None
+    configured = _policies(merge_arguments(words, ())[0])
+    for name in names:
+        near = nearest(name, configured) if name not in configured else None
         if near and name not in str(config["model"].get(ARGUMENTS, {}).get("seats")):
             fault = f"there is no policy {name!r}; did you mean {near!r}? Name a new one in `--model.seats` too"
             raise MistakeError(f"model.policies.{name}", fault)
     for name, policy in _policies(config).items():
-        own = (policy.get(ARGUMENTS, policy) or {}) if isinstance(policy, Mapping) else {}
-        if str(own.get("trained")).lower() == "false" and str(own.get("lora")).lower() not in ("none", "null"):
+        settings = (policy.get(ARGUMENTS, policy) or {}) if isinstance(policy, Mapping) else {}
+        if str(settings.get("trained")).lower() == "false" and str(settings.get("lora")).lower() not in (
+            "none",
+            "null",
+        ):
             fault = f"policy {name!r} has lora but is not trained; set `lora: null`, or `trained: true`"
             raise MistakeError(f"model.policies.{name}", fault)
 
@@ -149,19 +152,19 @@ def _check_class(
     if file is None or not isinstance(value, Mapping) or ("." in named and not named.startswith(OWN_PACKAGES)):
         return
     arguments = value.get(ARGUMENTS) or {}
-    own = {name: item for name, item in arguments.items() if value.get(EARLIER, {}).get(name) is None}
+    class_arguments = {name: item for name, item in arguments.items() if value.get(EARLIER, {}).get(name) is None}
     known = parameters(file, name)
     policy, source = SETTINGS["policies"]
-    of_policy = {*(parameters(source, policy) or ())} - {*known} if key == "model" and known else set()
-    for argument in (*value, *own):
+    policy_settings = {*(parameters(source, policy) or ())} - {*known} if key == "model" and known else set()
+    for argument in (*value, *class_arguments):
         setting = SYNONYMS.get(argument, argument)
-        if setting in of_policy:
+        if setting in policy_settings:
             option = f"--{key}.policies.{next(iter(_policies({key: value})), 'main')}.{setting}"
             fault = f"`{setting}` is a setting of a policy; give it as `{option} VALUE`"
             raise MistakeError(f"{key}.{argument}", fault)
-    _check_keys(own, name, known, key)
+    _check_keys(class_arguments, name, known, key)
     for argument, (cls, source) in SETTINGS.items() if short is None else ():
-        settings, known = own.get(argument), parameters(source, cls)
+        settings, known = class_arguments.get(argument), parameters(source, cls)
         inner = settings.items() if argument == "policies" and isinstance(settings, Mapping) else [("", settings)]
         for named, item in inner:
             _check_keys(item, cls, known, f"{key}.{argument}{named and '.'}{named}")
@@ -183,15 +186,15 @@ def class_names(package: str) -> list[str]:
 
 def _trainer_parameters() -> list[str]:
     """Return the parameters of our trainer; empty without a readable Lightning."""
-    found = importlib.util.find_spec("lightning")
-    places = found.submodule_search_locations if found is not None else None
-    known = parameters(Path(places[0]) / TRAINER, "Trainer") if places else None
-    return [*known, *OWN_TRAINER] if known else []
+    spec = importlib.util.find_spec("lightning")
+    folders = spec.submodule_search_locations if spec is not None else None
+    names = parameters(Path(folders[0]) / TRAINER, "Trainer") if folders else None
+    return [*names, *OWN_TRAINER] if names else []
 
 
 def _environments_folder() -> Path | None:
-    found = importlib.util.find_spec(OWN_PLUGINS[0])
-    return Path(found.submodule_search_locations[0]) if found and found.submodule_search_locations else None
+    spec = importlib.util.find_spec(OWN_PLUGINS[0])
+    return Path(spec.submodule_search_locations[0]) if spec and spec.submodule_search_locations else None
 
 
 def environment_names() -> tuple[dict[str, str], list[str]]:
@@ -199,8 +202,8 @@ def environment_names() -> tuple[dict[str, str], list[str]]:
     folder, short = _environments_folder(), dict[str, str]()
     if folder is None:
         return short, []
-    named = (file for file in sorted(folder.rglob("*.py")) if _NAME.search(file.read_text(encoding="utf-8")))
-    for file in named:
+    files = (file for file in sorted(folder.rglob("*.py")) if _NAME.search(file.read_text(encoding="utf-8")))
+    for file in files:
         for cls in _classes(file).values():
             for item in cls.body:
                 match item:
@@ -218,12 +221,12 @@ def training_options() -> list[str]:
         "checkpoint": ("LastCheckpoint", PACKAGE / "runs" / "checkpoint.py"),
         **{f"model.{name}": SETTINGS[name] for name in ("clip", "correction", "kl", "optimization")},
     }
-    found = [f"--{group}.{name}" for group, (cls, file) in classes.items() for name in parameters(file, cls) or ()]
-    found += [f"--trainer.{name}" for name in _trainer_parameters() if name not in OWN_TRAINER]
+    options = [f"--{group}.{name}" for group, (cls, file) in classes.items() for name in parameters(file, cls) or ()]
+    options += [f"--trainer.{name}" for name in _trainer_parameters() if name not in OWN_TRAINER]
     for name in class_names(FOLDERS["model"]):
         file = _file_of(PACKAGE / FOLDERS["model"], name)
-        found += [f"--model.{parameter}" for parameter in (parameters(file, name) if file else None) or ()]
-    return list(dict.fromkeys(found))
+        options += [f"--model.{parameter}" for parameter in (parameters(file, name) if file else None) or ()]
+    return list(dict.fromkeys(options))
 
 
 def parameters(file: Path, name: str) -> list[str] | None:
@@ -232,35 +235,43 @@ def parameters(file: Path, name: str) -> list[str] | None:
     None if the source does not say which they are.
     """
     classes = _classes(file)
-    found = classes.get(name)
-    if found is None:
+    definition = classes.get(name)
+    if definition is None:
         return None
-    made = next((item for item in found.body if isinstance(item, ast.FunctionDef) and item.name == "__init__"), None)
-    own: list[str] = []
-    if made is not None:
-        _, *arguments = (*made.args.posonlyargs, *made.args.args, *made.args.kwonlyargs)
-        own = [item.arg for item in arguments]
-        if made.args.kwarg is None:
-            return own
-    if made is None and any("dataclass" in ast.unparse(item) for item in found.decorator_list) and not found.bases:
-        return [ast.unparse(item.target) for item in found.body if isinstance(item, ast.AnnAssign)]
-    bases = [base.id for base in found.bases if isinstance(base, ast.Name)]
-    if len(bases) != len(found.bases) or not bases:
+    constructor = next(
+        (item for item in definition.body if isinstance(item, ast.FunctionDef) and item.name == "__init__"), None
+    )
+    names: list[str] = []
+    if constructor is not None:
+        _, *arguments = (*constructor.args.posonlyargs, *constructor.args.args, *constructor.args.kwonlyargs)
+        names = [item.arg for item in arguments]
+        if constructor.args.kwarg is None:
+            return names
+    if (
+        constructor is None
+        and any("dataclass" in ast.unparse(item) for item in definition.decorator_list)
+        and not definition.bases
+    ):
+        return [ast.unparse(item.target) for item in definition.body if isinstance(item, ast.AnnAssign)]
+    bases = [base.id for base in definition.bases if isinstance(base, ast.Name)]
+    if len(bases) != len(definition.bases) or not bases:
         return None
     files = (file if bases[0] in classes else None, *(_file_of(folder, bases[0]) for folder in (file.parent, *BASES)))
     base_file = next(filter(None, files), None)
     inherited = parameters(base_file, bases[0]) if base_file else None
     if inherited is None:
         return None
-    set_here = _passed_on(made) if made is not None else set()
-    return [*own, *(item for item in inherited if item not in own and item not in set_here)]
+    set_for_base = _base_arguments(constructor) if constructor is not None else set()
+    return [*names, *(item for item in inherited if item not in names and item not in set_for_base)]
 
 
-def _passed_on(made: ast.FunctionDef) -> set[str]:
+def _base_arguments(constructor: ast.FunctionDef) -> set[str]:
     """Return the arguments that a constructor sets for its base."""
-    calls = [item for item in ast.walk(made) if isinstance(item, ast.Call) and isinstance(item.func, ast.Attribute)]
-    above = [call for call in calls if call.func.attr == "__init__"]  # type: ignore[attr-defined]
-    return {keyword.arg for call in above for keyword in call.keywords if keyword.arg is not None}
+    calls = [
+        item for item in ast.walk(constructor) if isinstance(item, ast.Call) and isinstance(item.func, ast.Attribute)
+    ]
+    base_calls = [call for call in calls if call.func.attr == "__init__"]  # type: ignore[attr-defined]
+    return {keyword.arg for call in base_calls for keyword in call.keywords if keyword.arg is not None}
 
 
 @cache

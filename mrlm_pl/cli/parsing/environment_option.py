@@ -10,7 +10,7 @@ from typing import Any
 
 from mrlm_pl.cli.parsing.classes import defaults
 from mrlm_pl.cli.parsing.config_files import check_files, option_values
-from mrlm_pl.cli.parsing.configuration import CLASS, merged
+from mrlm_pl.cli.parsing.configuration import CLASS, merge_arguments
 from mrlm_pl.cli.parsing.parser import CommandParser, command_parser
 from mrlm_pl.environment import Environment
 from mrlm_pl.errors import ConfigurationError
@@ -60,9 +60,9 @@ def read(parser: CommandParser, arguments: Sequence[str]) -> Any:
     Raises:
         ConfigurationError: an option, a file or the environment's arguments hold a mistake.
     """
-    named = [argument for option, argument in option_values(arguments) if option in (_OPTION, f"{_OPTION}.class_path")]
-    everything = any(option in ("--config", f"{_OPTION}.help") for option, _ in option_values(arguments))
-    for name in ["*"] if everything or not named else named:
+    names = [argument for option, argument in option_values(arguments) if option in (_OPTION, f"{_OPTION}.class_path")]
+    imports_all = any(option in ("--config", f"{_OPTION}.help") for option, _ in option_values(arguments))
+    for name in ["*"] if imports_all or not names else names:
         import_environment(name)
     return parser.read(arguments, {"environment": Environment})
 
@@ -92,20 +92,20 @@ def read_with_run(
     """
     words = list(arguments)
     check_files(words)
-    config, _ = merged(words, ("model", "environment"))
+    config, _ = merge_arguments(words, ("model", "environment"))
     model, named = config.get("model"), config.get("environment")
     if isinstance(model, dict) or isinstance(config.get("data"), dict):
         remedy = f"name the run by `--model RUN`{', or its configuration by `--model FILE`' if files else ''}"
         raise ConfigurationError(f"config: `model` and `data` are settings of a run; {remedy}")
-    for key, of_run in (("model", ""), ("environment", ", or leave it out for the run's own")):
+    for key, hint in (("model", ""), ("environment", ", or leave it out for the run's own")):
         value = config.get(key, "")
         usual = value is None and key == "model" and files  # a printed configuration has `model: null`
         if not usual and not isinstance(value, (str, dict)):
-            found = json.dumps(value)
-            raise ConfigurationError(f"{key}: expected one name, but the value is {found}; give one{of_run}")
+            shown = json.dumps(value)
+            raise ConfigurationError(f"{key}: expected one name, but the value is {shown}; give one{hint}")
     named = named.get(CLASS) if isinstance(named, dict) else named
-    helped = any(word == "-h" or word.partition("=")[0].endswith("help") for word in words)
-    if model is None and without is not None and not helped:
+    asks_help = any(word == "-h" or word.partition("=")[0].endswith("help") for word in words)
+    if model is None and without is not None and not asks_help:
         raise ConfigurationError(without)
     if model is None or "--help" in words or "-h" in words:
         return RunOptions(read(parser, words), RecordedRun({}))
@@ -113,7 +113,7 @@ def read_with_run(
     recorded = run.environment_to_play(named, model)
     if recorded is not None:
         if recorded.name is not None and named == recorded.name:
-            words = _without(words, _OPTION)
+            words = _without_option(words, _OPTION)
         words = [f"{_OPTION}={json.dumps(recorded.config)}", *words]
     options = read(parser, words)
     return RunOptions(options, run, recorded.name if recorded else None, environment_config(parser, options))
@@ -131,12 +131,13 @@ def shown_settings(config: Mapping[str, Any]) -> str:
     Args:
         config: the class and its arguments, as a configuration file has them.
     """
-    usual, given = defaults(imported(config["class_path"])), config.get("init_args") or {}
-    changed = {key: value for key, value in given.items() if key not in usual or value != usual[key]}
+    usual_values = defaults(imported(config["class_path"]))
+    arguments = config.get("init_args") or {}
+    changed = {key: value for key, value in arguments.items() if key not in usual_values or value != usual_values[key]}
     return ", ".join(f"{key} {json.dumps(value, ensure_ascii=False)}" for key, value in changed.items()) or "defaults"
 
 
-def _without(words: Sequence[str], option: str) -> list[str]:
+def _without_option(words: Sequence[str], option: str) -> list[str]:
     """Return the words without an option and its value."""
     pairs = pairwise(["", *words])
     return [word for before, word in pairs if option not in (before, word) and not word.startswith(f"{option}=")]

@@ -34,10 +34,10 @@ def classes_among(members: Sequence[Any]) -> list[type]:
     return [cls for cls in classes if cls.__module__.partition(".")[0] not in _NO_SETTINGS]
 
 
-def classes_made(members: Sequence[Any]) -> list[type]:
+def factory_classes(members: Sequence[Any]) -> list[type]:
     """Return the classes whose instances a function without arguments is to make: one of them may be named for it."""
     functions = [get_args(member) for member in members if get_origin(member) is Callable]
-    return [cls for taken, made in functions if taken == [] for cls in classes_among([made])]
+    return [cls for arguments, result in functions if arguments == [] for cls in classes_among([result])]
 
 
 def literal_values(members: Sequence[Any]) -> list[Any]:
@@ -56,7 +56,7 @@ def is_plain(value: Any, members: Sequence[Any]) -> bool:
     return texts or (bool in members and str(value).lower() in ("true", "false"))
 
 
-def described_type(member: Any) -> str:
+def type_name(member: Any) -> str:
     """Return the name of a type in a message."""
     if get_origin(member) is tuple:
         return "a list" if ... in get_args(member) else f"a list of {len(get_args(member))} values"

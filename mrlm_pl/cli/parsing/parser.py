@@ -15,9 +15,17 @@ from docstring_parser import parse
 from jsonargparse import ActionConfigFile, ArgumentParser, get_loader, set_loader
 from yaml import YAMLError
 
-from mrlm_pl.cli.parsing.classes import LOSS, accepted, checked, helped, misfit, resolved, unfit
+from mrlm_pl.cli.parsing.classes import (
+    LOSS,
+    accepted_arguments,
+    find_mistake,
+    help_class_path,
+    plain_reason,
+    resolve,
+    resolve_arguments,
+)
 from mrlm_pl.cli.parsing.config_files import MistakeError, check_files, file_of_key, option_values
-from mrlm_pl.cli.parsing.configuration import CLASS, leaves, loaded, merged
+from mrlm_pl.cli.parsing.configuration import CLASS, leaves, load_value, merge_arguments
 from mrlm_pl.cli.parsing.early_check import training_options
 from mrlm_pl.errors import DEBUG_VARIABLE, SYNONYMS, ConfigurationError, MRLMError, nearest, source_line_of_error
 from mrlm_pl.runs.plugins import imported
@@ -65,29 +73,31 @@ class ShortErrors:
             ConfigurationError: the options or a configuration file hold a mistake.
         """
         check_files(words)
-        config, others = merged(words, bases, get_loader("yaml"))
-        known = {action.dest.partition(".")[0] for action in self._actions}  # type: ignore[attr-defined]
-        empty = [key for key in config.keys() - known if all(value == {} for _, value in leaves(config[key]))]
+        config, other_words = merge_arguments(words, bases, get_loader("yaml"))
+        parser_groups = {action.dest.partition(".")[0] for action in self._actions}  # type: ignore[attr-defined]
+        empty = [key for key in config.keys() - parser_groups if all(value == {} for _, value in leaves(config[key]))]
         config |= dict.fromkeys(empty)  # the library ignores `{}`, and names a key with null
         try:
             for key, base in bases.items():
                 value = config.get(key)
-                own = key in ("trainer", "checkpoint")  # a class that is not named
-                if value is not None and (not own or isinstance(value, Mapping)):
-                    config[key] = checked(value, base, key) if own else resolved(value, base, key)
-            others = [part for word in others for part in (word.split("=", 1) if ".help=" in word else [word])]
-            if re.fullmatch(r"--(data|model)\..+\.help", others[-1] if others else ""):
-                others.append("")  # which lists the names
-            for at, word in enumerate(others[:-1]):
+                fixed_class = key in ("trainer", "checkpoint")  # a class that is not named
+                if value is not None and (not fixed_class or isinstance(value, Mapping)):
+                    config[key] = resolve_arguments(value, base, key) if fixed_class else resolve(value, base, key)
+            other_words = [
+                part for word in other_words for part in (word.split("=", 1) if ".help=" in word else [word])
+            ]
+            if re.fullmatch(r"--(data|model)\..+\.help", other_words[-1] if other_words else ""):
+                other_words.append("")  # which lists the names
+            for index, word in enumerate(other_words[:-1]):
                 key = word[2:].removesuffix(".help")
                 if word.endswith(".help") and (group := key.partition(".")[0]) in bases:
-                    others[at + 1] = helped(key, others[at + 1], bases[group], config)
+                    other_words[index + 1] = help_class_path(key, other_words[index + 1], bases[group], config)
         except MistakeError as mistake:
             raise mistake.in_files(words) from mistake
-        given = [f"--config={json.dumps(config, default=str)}"] if config else []
+        config_option = [f"--config={json.dumps(config, default=str)}"] if config else []
         token = _PARSED.set((words, config, bases, self.prog))
         try:
-            return self.parse_args([*given, *others], env=env)  # type: ignore[attr-defined]
+            return self.parse_args([*config_option, *other_words], env=env)  # type: ignore[attr-defined]
         finally:
             _PARSED.reset(token)
 
@@ -103,13 +113,13 @@ class ShortErrors:
             try:
                 return cls(*arguments, **options)
             except MRLMError as error:
-                name = policy_with(options, args[0].as_dict()) if cls.__name__ == "Policy" else None
+                name = find_policy(options, args[0].as_dict()) if cls.__name__ == "Policy" else None
                 refusals.append(error if name is None else type(error)(f"policies.{name}: {error}"))
                 refusals[-1].__cause__ = error.__cause__
                 raise
             except Exception as error:  # a class of the user's may raise anything
-                found = source_line_of_error(error)
-                where = f" ({found})" if found else f"; for its traceback set {DEBUG_VARIABLE}=1"
+                source_line = source_line_of_error(error)
+                where = f" ({source_line})" if source_line else f"; for its traceback set {DEBUG_VARIABLE}=1"
                 text = f"{cls.__name__} cannot be made: {type(error).__name__}: {error}{where}"
                 refused = ConfigurationError(" ".join(text.split()))
                 refused.__cause__ = error
@@ -136,9 +146,9 @@ class ShortErrors:
             super().error(message, ex)  # type: ignore[misc]
         words, config, bases, _ = _PARSED.get(((), {}, {}, ""))
         for group, base in bases.items():
-            if fault := unfit(config.get(group), base, group):
+            if fault := find_mistake(config.get(group), base, group):
                 raise fault.in_files(words) from ex
-        if fault := _unfit_option(message, self, words):
+        if fault := _option_mistake(message, self, words):
             raise ConfigurationError(str(fault)) from ex
         text = explain(message, self)
         key = _unaccepted_key(message) or text.partition(":")[0]
@@ -146,11 +156,13 @@ class ShortErrors:
 
     def format_help(self, *args: Any, **kwargs: Any) -> str:
         """Return the help in plain words, without options that the command line does not take."""
-        if shown := _CLASS_HELP.search(self.description or ""):  # type: ignore[attr-defined]
+        if class_help := _CLASS_HELP.search(self.description or ""):  # type: ignore[attr-defined]
             self.prog = _PARSED.get()[3]
-            described, names = descriptions(imported(shown[2])), accepted(imported(shown[2]))
+            cls = imported(class_help[2])
+            described = descriptions(cls)
+            names = accepted_arguments(cls)
             for action in self._actions:  # type: ignore[attr-defined]
-                argument = action.dest.removeprefix(f"{shown[1]}.")
+                argument = action.dest.removeprefix(f"{class_help[1]}.")
                 if action.help is None:
                     action.help = described.get(argument)
                 if {argument.partition(".")[0]} & {*LOSS} - {*names}:
@@ -165,34 +177,39 @@ class ShortErrors:
         return text + policy_help() if "--model.policies" in text else text
 
 
-def policy_with(settings: Mapping[str, Any], config: Any) -> str | None:
+def find_policy(settings: Mapping[str, Any], config: Any) -> str | None:
     """Return the name of the first policy in a configuration with these settings, as far as they are plain values."""
     for key, value in config.items() if isinstance(config, Mapping) else ():
         if key == "policies" and isinstance(value, Mapping):
-            for name, own in value.items():
-                given = own if isinstance(own, Mapping) else {}
-                if given and all(settings.get(item) == it for item, it in given.items() if not isinstance(it, Mapping)):
+            for name, policy in value.items():
+                arguments = policy if isinstance(policy, Mapping) else {}
+                if arguments and all(
+                    settings.get(argument) == expected
+                    for argument, expected in arguments.items()
+                    if not isinstance(expected, Mapping)
+                ):
                     return str(name)
-        elif name := policy_with(settings, value):
+        elif name := find_policy(settings, value):
             return str(name)
     return None
 
 
 def descriptions(cls: type) -> dict[str, str]:
-    """Return the texts of a class's arguments that its docstring describes several at a time, by name.
+    """Return the descriptions of a class's arguments by name, also of several that its docstring describes together.
 
-    Where it says ``a, b: see :class:`X```, they are those of ``X``, which the parser library does not follow.
+    For ``a, b: see :class:`X``` return those of ``X``, which the parser library does not follow.
     """
-    found: dict[str, str] = {}
+    described: dict[str, str] = {}
     for entry in parse(cls.__doc__ or "").params:
-        names, text = entry.arg_name.split(", "), entry.description or ""
+        names = entry.arg_name.split(", ")
+        text = entry.description or ""
         owner = _SEE_CLASS.match(text)
         texts: dict[str, str | None] = {}
         with suppress(ImportError):  # a docstring may name a class by less than its path: then its own text is shown
-            own = parse(imported(owner[1]).__doc__ or "").params if owner else []
-            texts = {item.arg_name: item.description for item in own}
-        found |= {name: texts.get(name) or text for name in names}
-    return found
+            owner_parameters = parse(imported(owner[1]).__doc__ or "").params if owner else []
+            texts = {item.arg_name: item.description for item in owner_parameters}
+        described |= {name: texts.get(name) or text for name in names}
+    return described
 
 
 def policy_help() -> str:
@@ -201,8 +218,8 @@ def policy_help() -> str:
 
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(Policy, "model.policies.NAME")
-    _, found, options = parser.format_help().partition("  --model.policies.NAME.")
-    return f"\nsettings of each policy, in a file under `policies: {{NAME: ...}}`:\n{plain_words(found + options)}"
+    _, prefix, options = parser.format_help().partition("  --model.policies.NAME.")
+    return f"\nsettings of each policy, in a file under `policies: {{NAME: ...}}`:\n{plain_words(prefix + options)}"
 
 
 def plain_words(text: str) -> str:
@@ -251,7 +268,7 @@ def explain(message: str, parser: Any) -> str:
         message: of the library; a tree where a value may have several types.
         parser: whose options are compared with an unknown one.
     """
-    if short := _unrecognized(message, parser) or _unaccepted(message, parser):
+    if short := _explain_unrecognized(message, parser) or _explain_unaccepted(message, parser):
         return short
     if choice := _CHOICE.match(message):
         option, value, choices = choice.groups()
@@ -265,43 +282,44 @@ def explain(message: str, parser: Any) -> str:
     if item := _ITEM.match(message):
         key, reason = item.groups()
         value = reason.rpartition(": ")[2].strip("'")
-        return f"{key}: {misfit(reason, value)}"
+        return f"{key}: {plain_reason(reason, value)}"
     if required := re.match(r"the following arguments are required: (.+)", message):
         keys = required[1].split(", ")
-        given = " ".join(f"--{key} VALUE" for key in keys)
-        in_file = f"give it as `{given}` or in a file with `--config FILE`"
+        example = " ".join(f"--{key} VALUE" for key in keys)
+        in_file = f"give it as `{example}` or in a file with `--config FILE`"
         return f"{', '.join(keys)} missing; {f'see `{parser.prog} --help`' if plain else in_file}"
     return " ".join(_OPTION_VALUE.sub(r"\1:", message).split())
 
 
-def _unfit_option(message: str, parser: Any, words: Sequence[str]) -> MistakeError | None:
+def _option_mistake(message: str, parser: Any, words: Sequence[str]) -> MistakeError | None:
     """Return the mistake in the value of an option that belongs to no group, or of an environment variable."""
     match = _OPTION_VALUE.match(message)
     key = match[1] if match else ""
     variable = f"{parser.env_prefix}_{key.replace('.', '__')}".upper()
     for action in parser._actions:
-        given = [value for option, value in option_values(words) if option in action.option_strings]
-        name, given = (key, given) if given else (variable, [os.environ[variable]] if variable in os.environ else [])
-        if action.dest == key and given and hasattr(action, "_typehint"):
+        values = [value for option, value in option_values(words) if option in action.option_strings]
+        name, values = (key, values) if values else (variable, [os.environ[variable]] if variable in os.environ else [])
+        if action.dest == key and values and hasattr(action, "_typehint"):
             try:
-                value = resolved(loaded(given[-1], get_loader("yaml")), action._typehint, name)
-                return unfit(value, action._typehint, name) or unfit(given[-1], action._typehint, name)
+                value = resolve(load_value(values[-1], get_loader("yaml")), action._typehint, name)
+                return find_mistake(value, action._typehint, name) or find_mistake(values[-1], action._typehint, name)
             except MistakeError as mistake:
                 return mistake
     return None
 
 
-def _unrecognized(message: str, parser: Any) -> str | None:
+def _explain_unrecognized(message: str, parser: Any) -> str | None:
     match = re.match(r"unrecognized arguments: (.+)", message, re.DOTALL)
     if not match:
         return None
-    words, known = match.group(1).split(), [option[2:] for option in _options(parser)]
+    words = match.group(1).split()
+    option_names = [option[2:] for option in _options(parser)]
     options = [word.split("=")[0] for word in words if word.startswith("-")]
-    if not options and "config" in known and words[0].endswith((".yaml", ".yml")):
+    if not options and "config" in option_names and words[0].endswith((".yaml", ".yml")):
         return f"unexpected argument {words[0]!r}; did you mean `--config {words[0]}`?"
     if not options:
         return f"{words[0]!r} is not expected here; values follow an option, as in `--option VALUE`"
-    near = _meant_option(options[0].strip("-+"), known)
+    near = _meant_option(options[0].strip("-+"), option_names)
     return f"there is no option {options[0]!r}" + (f"; did you mean '--{near}'?" if near else "; see `--help`")
 
 
@@ -311,31 +329,34 @@ def _unaccepted_key(message: str) -> str:
     return ".".join(filter(None, match.groups())) if match else ""
 
 
-def _unaccepted(message: str, parser: Any) -> str | None:
-    key, command = _unaccepted_key(message), parser.prog.partition(" ")[2]
+def _explain_unaccepted(message: str, parser: Any) -> str | None:
+    key = _unaccepted_key(message)
+    command = parser.prog.partition(" ")[2]
     if not key:
         return None
-    known = {option.lstrip("-") for option in _options(parser)}
-    groups = {key.split(".")[0] for key in known}
+    option_names = {option.lstrip("-") for option in _options(parser)}
+    groups = {key.split(".")[0] for key in option_names}
     group = key.split(".")[0]
     # A wrong group would pull the comparison of whole keys towards keys that look alike by chance.
-    near = _meant_option(group, groups) if group not in groups else nearest(key, known)
-    return f"{command} has no key {key!r}" + (f"; did you mean {near!r}?" if near else f"; see `mrlm {command} --help`")
+    meant = _meant_option(group, groups) if group not in groups else nearest(key, option_names)
+    return f"{command} has no key {key!r}" + (
+        f"; did you mean {meant!r}?" if meant else f"; see `mrlm {command} --help`"
+    )
 
 
 def _meant_option(name: str, known: Collection[str]) -> str | None:
     """Return the known option that is most likely meant, or the setting of a run with this last name or synonym."""
-    if begun := next((option for option in known if option.startswith(f"{name}_")), None):
-        return begun
+    if longer := next((option for option in known if option.startswith(f"{name}_")), None):
+        return longer
     synonym = SYNONYMS.get(name)
     if "trainer" in known and synonym not in known:
         model = _PARSED.get(((), {}, {}, ""))[1].get("model")
-        taken = accepted(imported(model[CLASS])) if isinstance(model, Mapping) and CLASS in model else None
+        allowed = accepted_arguments(imported(model[CLASS])) if isinstance(model, Mapping) and CLASS in model else None
         options = (option[2:] for option in training_options())
-        alike = [option.split(".") for option in options if option.rpartition(".")[2] in (name, synonym)]
-        own = [option for option in alike if taken is None or option[0] != "model" or option[1] in taken]
-        if alike:
-            return ".".join((own or alike)[0])
+        candidates = [option.split(".") for option in options if option.rpartition(".")[2] in (name, synonym)]
+        fitting = [option for option in candidates if allowed is None or option[0] != "model" or option[1] in allowed]
+        if candidates:
+            return ".".join((fitting or candidates)[0])
     return nearest(name, known)
 
 

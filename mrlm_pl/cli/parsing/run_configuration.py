@@ -22,7 +22,7 @@ from mrlm_pl.runs.folder import RunFolder, is_first_process, run_of
 from mrlm_pl.runs.model_card import without_secrets
 from mrlm_pl.runs.records.run import is_installed, latest_configuration
 
-_OF_THE_START = re.compile(r"config|ckpt_path|weights_only|output|resume|trainer\.default_root_dir")
+_START_SETTINGS = re.compile(r"config|ckpt_path|weights_only|output|resume|trainer\.default_root_dir")
 _WEIGHTS = "the weights come from the checkpoint"
 _REFUSED = {
     re.compile(r"data\.class_path"): "the position in the data is another class's",
@@ -52,9 +52,9 @@ class SaveConfig(SaveConfigCallback):
         now = with_files(yaml.safe_load(self.parser.dump(self.config, skip_unset=False)))
         changed = changed_settings(yaml.safe_load(before.read_text(encoding="utf-8")) or {}, now)
         check_resumable(changed, adaptive_kl=bool((now["model"].get("init_args", {}).get("kl") or {}).get("target")))
-        listed = [*(f"{name} {old!r} -> {new!r}" for name, (old, new) in changed.items()), *changed_code(before)]
-        if listed and is_first_process():
-            tell(f"changed since {before}: {', '.join(listed)}")
+        changes = [*(f"{name} {old!r} -> {new!r}" for name, (old, new) in changed.items()), *changed_code(before)]
+        if changes and is_first_process():
+            tell(f"changed since {before}: {', '.join(changes)}")
 
     def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Write the configuration; that of a continuation waits for its first batch, as it may be refused before."""
@@ -91,8 +91,8 @@ def with_files(config: Mapping[str, Any]) -> dict[str, Any]:
     arguments = data.get("init_args") or {}
     if not arguments.get("environment"):
         return dict(config)
-    found = {**arguments, "environment": mapped(arguments["environment"], _with_file)}
-    return {**config, "data": {**data, "init_args": found}}
+    with_paths = {**arguments, "environment": mapped(arguments["environment"], _with_file)}
+    return {**config, "data": {**data, "init_args": with_paths}}
 
 
 def _with_file(value: Any) -> Any:
@@ -116,20 +116,20 @@ def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[
     ... )
     {'model.gamma': (0.2, 0.3)}
     """
-    old, new = ({name: value for name, value in leaves(given) if value not in (None, {})} for given in (before, now))
+    old, new = ({name: value for name, value in leaves(config) if value not in (None, {})} for config in (before, now))
     return {
         name: (old.get(name), new.get(name))
         for name in sorted({*old, *new})
-        if not same_settings(old.get(name), new.get(name)) and not _OF_THE_START.fullmatch(name)
+        if not same_settings(old.get(name), new.get(name)) and not _START_SETTINGS.fullmatch(name)
     }
 
 
 def changed_code(before: Path) -> list[str]:
     """Return the Python files with functions or classes of a configuration's file, if they are newer than it."""
-    named: dict[str, None] = {}
-    mapped(yaml.safe_load(before.read_text(encoding="utf-8")), lambda value: named.update({_file_of(value): None}))
-    at = before.stat().st_mtime
-    return [f"{file} (newer)" for file in named if os.path.isfile(file) and os.path.getmtime(file) > at]
+    files: dict[str, None] = {}
+    mapped(yaml.safe_load(before.read_text(encoding="utf-8")), lambda value: files.update({_file_of(value): None}))
+    written = before.stat().st_mtime
+    return [f"{file} (newer)" for file in files if os.path.isfile(file) and os.path.getmtime(file) > written]
 
 
 def _file_of(value: Any) -> str:

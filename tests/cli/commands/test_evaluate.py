@@ -252,7 +252,7 @@ def test_mistakes(evaluate, options, words):
 
 
 def test_an_output_that_cannot_be_written_is_named_before_anything_is_played(evaluate, monkeypatch):
-    monkeypatch.setattr("mrlm_pl.cli.commands.evaluate.scored", lambda *_, **__: pytest.fail("it has played"))
+    monkeypatch.setattr("mrlm_pl.cli.commands.evaluate.evaluate_model", lambda *_, **__: pytest.fail("it has played"))
     Path("file").touch()
     error = evaluate("--output", "file/a.json", status=2)
     assert error.startswith("mrlm: error: output: 'file/a.json' cannot be written: ")
@@ -336,7 +336,7 @@ def test_a_comparison_without_equal_tasks_is_refused_before_anything_is_played(m
     for folder, name in (("run", "evaluation_before.json"), ("table", "a--math.json")):
         Path(folder).mkdir()
         Path(folder, name).touch()
-    monkeypatch.setattr("mrlm_pl.cli.commands.evaluate.scored", lambda *_, **__: pytest.fail("it has played"))
+    monkeypatch.setattr("mrlm_pl.cli.commands.evaluate.evaluate_model", lambda *_, **__: pytest.fail("it has played"))
     for path, message in (
         (
             "other.json",

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from mrlm_pl.cli.commands import sweep
-from mrlm_pl.cli.commands.sweep import planned
+from mrlm_pl.cli.commands.sweep import plan_members
 from mrlm_pl.durable_files import write_json
 from mrlm_pl.runs.state import Training, running
 from tests.support.documents import ROOT
@@ -77,7 +77,9 @@ def calls(folder: str) -> int:
 
 def test_all_combinations_are_planned_with_all_seeds() -> None:
     found = list(
-        planned(Path("s"), ["--config", "c"], 2, ["model.policies.main.learning-rate=1e-4,1e-3", "model=GRPO,RLOO"])
+        plan_members(
+            Path("s"), ["--config", "c"], 2, ["model.policies.main.learning-rate=1e-4,1e-3", "model=GRPO,RLOO"]
+        )
     )
     assert [str(member.folder) for member in found[::2]] == [
         "s/learning_rate=1e-4,model=GRPO/seed-0",
@@ -92,7 +94,7 @@ def test_all_combinations_are_planned_with_all_seeds() -> None:
 
 def test_values_are_handed_on_as_they_are_written() -> None:
     (item,) = ['data.environment.prompt={qestion},"1",2024-01-01,[1, 1],null']
-    found = list(planned(Path("s"), [], 1, [item]))
+    found = list(plan_members(Path("s"), [], 1, [item]))
     written = ["{qestion}", '"1"', "2024-01-01", "[1, 1]", "null"]
     assert [member.words for member in found] == [(f"--data.environment.prompt={value}",) for value in written]
 
@@ -104,11 +106,11 @@ def test_settings_that_differ_have_folders_that_differ() -> None:
         [f"model.x={'a' * 300}b,{'a' * 300}c"],
     ]
     for grid in grids:
-        folders = [member.folder.parent.name for member in planned(Path("s"), [], 1, grid)]
+        folders = [member.folder.parent.name for member in plan_members(Path("s"), [], 1, grid)]
         assert len(set(folders)) == len(folders) > 1
         assert all(len(name) < 200 for name in folders)
     assert "s/model.policies.a.learning_rate=1,model.policies.b.learning_rate=2/seed-0" in [
-        str(member.folder) for member in planned(Path("s"), [], 1, grids[1])
+        str(member.folder) for member in plan_members(Path("s"), [], 1, grids[1])
     ]
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import pytest
 from jsonargparse.typing import Path_fr, PositiveInt
 
-from mrlm_pl.cli.parsing.classes import resolved, unfit
+from mrlm_pl.cli.parsing.classes import find_mistake, resolve
 from mrlm_pl.cli.parsing.config_files import MistakeError
 from mrlm_pl.engines import Engine
 from mrlm_pl.environment import Environment
@@ -31,8 +31,8 @@ from mrlm_pl.environment import Environment
 )
 def test_plain_values_stay_as_they_are(value: Any, annotation: Any) -> None:
     Path("rows.jsonl").touch()
-    assert resolved(value, annotation, "key") == value
-    assert unfit(value, annotation, "key") is None
+    assert resolve(value, annotation, "key") == value
+    assert find_mistake(value, annotation, "key") is None
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_plain_values_stay_as_they_are(value: Any, annotation: Any) -> None:
 def test_a_value_of_another_type_is_named(value: Any, annotation: Any, text: str) -> None:
     Path("rows.jsonl").touch()
     with pytest.raises(MistakeError, match=text):
-        raise unfit(value, annotation, "key") or AssertionError("it fits")
+        raise find_mistake(value, annotation, "key") or AssertionError("it fits")
 
 
 RULE = """
@@ -71,9 +71,9 @@ def test_a_function_is_named_by_path_or_file(name: str, tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "own_rule", raising=False)
-    path = resolved(name, Literal["group_normalized"] | Callable[..., Any], "model.advantage")
+    path = resolve(name, Literal["group_normalized"] | Callable[..., Any], "model.advantage")
     assert path == "own_rule.rank"
-    assert unfit(path, Literal["group_normalized"] | Callable[..., Any], "model.advantage") is None
+    assert find_mistake(path, Literal["group_normalized"] | Callable[..., Any], "model.advantage") is None
 
 
 @pytest.mark.parametrize(
@@ -92,11 +92,11 @@ def test_a_wrong_function_is_answered_with_the_nearest(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "own_rule", raising=False)
     with pytest.raises(MistakeError, match=message):
-        resolved(name, Literal["group_normalized"] | Callable[..., Any], "model.advantage")
+        resolve(name, Literal["group_normalized"] | Callable[..., Any], "model.advantage")
 
 
 def test_a_function_without_its_package_is_asked_for_the_path() -> None:
-    fault = unfit("rank", Literal["group_normalized"] | Callable[..., Any], "model.advantage")
+    fault = find_mistake("rank", Literal["group_normalized"] | Callable[..., Any], "model.advantage")
     assert str(fault) == (
         "model.advantage: expected a function (its import path `package.function`, or its name in a plugin) or one of "
         "'group_normalized', but the value is 'rank'"
@@ -105,25 +105,25 @@ def test_a_function_without_its_package_is_asked_for_the_path() -> None:
 
 def test_a_dtype_is_a_value_and_no_class() -> None:
     engine = {"class_path": "InProcessEngine", "init_args": {"dtype": "torch.bfloat16"}}
-    found = resolved(engine, Engine, "engine")
-    assert (found, unfit(found, Engine, "engine")) == (engine | {"class_path": "mrlm_pl.InProcessEngine"}, None)
+    found = resolve(engine, Engine, "engine")
+    assert (found, find_mistake(found, Engine, "engine")) == (engine | {"class_path": "mrlm_pl.InProcessEngine"}, None)
     found["init_args"]["dtype"] = "bfloat16"
-    assert str(unfit(found, Engine, "engine")) == (
+    assert str(find_mistake(found, Engine, "engine")) == (
         "engine.dtype: expected a dtype, as in `torch.bfloat16`, but the value is 'bfloat16'"
     )
 
 
 def test_the_class_that_a_function_without_arguments_makes_is_found_by_its_name() -> None:
     value = {"class_path": "OpenAICompatible", "init_args": {"url": "http://127.0.0.1:8000"}}
-    found = resolved(value, Callable[[], Engine], "engine")
+    found = resolve(value, Callable[[], Engine], "engine")
     assert found == value | {"class_path": "mrlm_pl.OpenAICompatible"}
     with pytest.raises(MistakeError, match="no engine 'OpenAICompatibl'; did you mean 'OpenAICompatible'"):
-        resolved({"class_path": "OpenAICompatibl"}, Callable[[], Engine], "engine")
-    assert resolved("InProcessEngine", Callable[[], Engine], "engine") == {"class_path": "mrlm_pl.InProcessEngine"}
-    assert resolved("mrlm_pl.InProcessEngine", Callable[[], Engine], "engine") == "mrlm_pl.InProcessEngine"
+        resolve({"class_path": "OpenAICompatibl"}, Callable[[], Engine], "engine")
+    assert resolve("InProcessEngine", Callable[[], Engine], "engine") == {"class_path": "mrlm_pl.InProcessEngine"}
+    assert resolve("mrlm_pl.InProcessEngine", Callable[[], Engine], "engine") == "mrlm_pl.InProcessEngine"
     with pytest.raises(MistakeError, match="no engine 'InProcesEngine'; did you mean 'InProcessEngine'"):
-        resolved("InProcesEngine", Callable[[], Engine], "engine")
+        resolve("InProcesEngine", Callable[[], Engine], "engine")
     of_default = {"dtype": "torch.bfloat16"}
-    assert resolved(of_default, Callable[[], Engine], "engine") == of_default
+    assert resolve(of_default, Callable[[], Engine], "engine") == of_default
     own = {"class_path": "some.Loss"}
-    assert resolved(own, Callable[[Engine], Engine], "loss") == own
+    assert resolve(own, Callable[[Engine], Engine], "loss") == own

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mrlm_pl.cli.parsing.configuration import merged
+from mrlm_pl.cli.parsing.configuration import merge_arguments
 
 CONFIG = """
 model:
@@ -41,7 +41,7 @@ def parsed(mrlm, config):
 
 @pytest.mark.parametrize("text", ["{question} Reply with a number.", "[{question}]: a number", "{groups: 3"])
 def test_text_with_brackets_that_is_no_yaml_stays_text(text):
-    config, _ = merged(["--data.environment.prompt", text], ["data"])
+    config, _ = merge_arguments(["--data.environment.prompt", text], ["data"])
     assert config == {"data": {"environment": {"prompt": text}}}
 
 
