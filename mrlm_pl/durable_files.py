@@ -70,8 +70,10 @@ def check_writable(path: Path) -> None:
 
 
 def _is_special(path: Path) -> bool:
-    """Return True for a device or a pipe, whose place a renamed file would take."""
-    return path.exists() and not path.is_file() and not path.is_dir()
+    """Return True for a device, a pipe or a file descriptor, whose place a renamed file would take."""
+    target = os.readlink(path) if path.is_symlink() else ""
+    descriptor = target.startswith("/proc/") or os.path.realpath(path.parent).startswith("/proc/")
+    return path.exists() and (descriptor or not (path.is_file() or path.is_dir()))
 
 
 def draft_of(path: Path) -> Path:

@@ -66,6 +66,9 @@ INTERRUPTED = {
 }
 """Rest of the message of a command that a signal has ended; a trainer that has begun has its own message."""
 
+SERVING = ("serve", "view")
+"""Commands with signal handlers of their own, which end them in order with status 0."""
+
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 RESUMES = "complete files are kept; `mrlm train --output RUN --resume` and `mrlm collect` continue from them"
 
@@ -169,7 +172,7 @@ def _dispatch(command: str, arguments: list[str]) -> int:
             from mrlm_pl.cli.parsing.early_check import check_environment_names
 
             check_environment_names(arguments)
-        return _run_until_interrupted(command, arguments)
+        return (_run if command in SERVING else _run_until_interrupted)(command, arguments)
     except SystemExit as end:  # argparse ends the process after --help and after a wrong option
         if isinstance(end.code, str):
             return _fail(end.code, 1)

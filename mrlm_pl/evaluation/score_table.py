@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -140,5 +141,5 @@ def plot(scores: Sequence[Score], path: Path) -> None:
     axes.set_xticks(range(len(columns)), labels)
     axes.set(ylabel="mean, 95 % interval", xlim=(-0.5, len(columns) - 0.5))
     axes.legend()
-    with replacing(path) as draft:
+    with replacing(os.path.realpath(path)) as draft:
         figure.savefig(draft, format=path.suffix[1:])

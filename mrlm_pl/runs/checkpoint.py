@@ -61,11 +61,14 @@ class DurableCheckpointIO(TorchCheckpointIO):
         Raises:
             ConfigurationError: the file is damaged, or holds something else.
         """
-        if zipfile.is_zipfile(path) and (record := zipfile.ZipFile(path).testzip()):  # torch does not compare them
-            raise ConfigurationError(
-                f"ckpt_path: {str(path)!r} is damaged: its record {record!r} has another checksum; restore the file "
-                "from a copy, or name another"
-            )
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as file:
+                record = file.testzip()  # torch does not compare the checksums
+            if record is not None:
+                raise ConfigurationError(
+                    f"ckpt_path: {str(path)!r} is damaged: its record {record!r} has another checksum; restore the "
+                    "file from a copy, or name another"
+                )
         # The base class unpickles everything that comes from a URL.
         checkpoint = super().load_checkpoint(path, map_location, weights_only is not False)
         check_checkpoint(checkpoint, path)

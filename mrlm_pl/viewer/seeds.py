@@ -177,7 +177,7 @@ def plot(comparisons: Sequence[SeedComparison], path: Path) -> None:
     figure = new_figure(path, 8, 5 * len(comparisons))
     for comparison, axes in zip(comparisons, figure.subplots(len(comparisons), squeeze=False).flat, strict=True):
         comparison.draw(axes)
-    with replacing(path) as draft:
+    with replacing(os.path.realpath(path)) as draft:
         figure.savefig(draft, format=path.suffix[1:])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -70,6 +71,6 @@ def write(comparisons: Sequence[SeedComparison], files: Sequence[Path]) -> None:
             if file.suffix in PICTURES:
                 plot(comparisons, file)
                 continue
-            with replacing(file) as draft:
+            with replacing(os.path.realpath(file)) as draft:
                 draft.write_text(tables if file.suffix == ".md" else csv_text(comparisons), encoding="utf-8")
     print(tables, end="")

@@ -67,7 +67,7 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     if options.export is not None:
         page = export_page(runs, options.iteration, options.episode)
-        with writing("export", options.export), replacing(options.export) as draft:
+        with writing("export", options.export), replacing(os.path.realpath(options.export)) as draft:
             draft.write_text(page, encoding="utf-8")
         print(f"mrlm: {options.export} holds {len(runs)} run{'' if len(runs) == 1 else 's'}; open it in a browser")
         return 0

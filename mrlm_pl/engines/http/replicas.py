@@ -25,6 +25,8 @@ FIRST_REST, LONGEST_REST = 0.5, 30.0
 """Seconds for which a failed server gets no requests; doubled by each further failure."""
 
 SHOWN_CHARACTERS = 500
+UNUSABLE_REPLIES = 2
+"""Replies to a request that may be unusable, such as one that is cut off, before the fault is an error."""
 """Length of a server's message in errors."""
 
 _PASSING = (408, 429, 500, 502, 503, 504)
@@ -177,10 +179,11 @@ class Replicas:
 
         Raises:
             EngineError: a server rejects the request.
-            RemoteError: no server answered within the bounds.
+            RemoteError: no server answered within the bounds, or several replies cannot be used.
         """
         loop = asyncio.get_running_loop()
         deadline, tries, problem = loop.time() + self.terms.patience_seconds, 0, ""
+        unusable = 0
         while True:
             replica = self._least_busy(loop.time())
             pause = 0.0 if replica is not None else self._pause(loop.time())
@@ -198,10 +201,17 @@ class Replicas:
             try:
                 with naming(replica.url):
                     answer = read(await self._asked(replica, path, body, whom, deadline), replica)
-            except (PassingError, RemoteError) as error:  # also a reply that is cut off; the next may be whole
+            except PassingError as error:
                 problem = str(error)
                 logger.info("%s: %s", whom, problem)
                 replica.note_failure(loop.time(), gone=False)
+                continue
+            except RemoteError as error:  # a reply that is cut off; the next may be whole
+                unusable += 1
+                if unusable > UNUSABLE_REPLIES or tries > self.terms.retries:
+                    raise
+                problem = str(error)
+                logger.warning("%s: %s; trying again", whom, problem)
                 continue
             replica.note_answer()
             self.stats.requests += 1
