@@ -236,7 +236,7 @@ class Trajectory:
 
         Before them may stand examples in the prompt, and turns of another row that a template has repeated.
         """
-        spoken = [place for place, message in enumerate(self.messages) if message.role == "assistant"]
+        spoken = [index for index, message in enumerate(self.messages) if message.role == "assistant"]
         return tuple(spoken[max(len(spoken) - len(self.turns), 0) :])
 
     @property
@@ -491,8 +491,8 @@ def branches(episode: Episode) -> bool:
 
 def decided(episode: Episode) -> dict[int, dict[str, tuple[Turn, Trajectory]]]:
     """Return the turn of each agent, with its row, by step in order."""
-    found: dict[int, dict[str, tuple[Turn, Trajectory]]] = {}
+    by_step: dict[int, dict[str, tuple[Turn, Trajectory]]] = {}
     for row in episode.rows():
         for turn in row.turns:
-            found.setdefault(turn.index, {})[turn.agent] = (turn, row)
-    return dict(sorted(found.items()))
+            by_step.setdefault(turn.index, {})[turn.agent] = (turn, row)
+    return dict(sorted(by_step.items()))

@@ -102,8 +102,8 @@ class EpisodeRetention:
 
 def _parts(path: Path) -> tuple[int, str]:
     """Return the iteration of a file of episodes and the rest of its name; -1 for another file."""
-    found = _ITERATION.fullmatch(path.name)
-    return (int(found[1]), found[2]) if found else (-1, path.name)
+    match = _ITERATION.fullmatch(path.name)
+    return (int(match[1]), match[2]) if match else (-1, path.name)
 
 
 def episode_files(folder: Path) -> list[Path]:
@@ -189,10 +189,10 @@ class EpisodeWriter:
             StorageError: an earlier file could not be written.
         """
         number, _ = _parts(Path(path))
-        kept = self.retention.keeps(number, number)
-        while self._waiting and (self._waiting[0][1].done() or (kept and len(self._waiting) >= BEHIND)):
+        is_kept = self.retention.keeps(number, number)
+        while self._waiting and (self._waiting[0][1].done() or (is_kept and len(self._waiting) >= BEHIND)):
             self._settle()
-        if kept:
+        if is_kept:
             self._waiting.append((Path(path), self._thread.submit(self._write, Path(path), list(episodes))))
 
     def write_lines(self, path: Path, lines: Iterable[str]) -> None:

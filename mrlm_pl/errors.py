@@ -180,13 +180,13 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return folded[candidates[0]] if candidates else None
 
 
-def did_you_mean(name: str, known: Iterable[str], rest: str) -> str:
+def did_you_mean(name: str, names: Iterable[str], rest: str) -> str:
     """Return the end of a message on an unknown name, which asks for the nearest one, if there is any.
 
     >>> did_you_mean("GPRO", ["GRPO", "PPO"], "known are GRPO, PPO"), did_you_mean("x", ["GRPO"], "known are GRPO")
     ("did you mean 'GRPO'? Known are GRPO, PPO", 'known are GRPO')
     """
-    near = nearest(name, known)
+    near = nearest(name, names)
     return f"did you mean {near!r}? {rest[0].upper()}{rest[1:]}" if near else rest
 
 
@@ -197,9 +197,9 @@ def nearest_path(path: Path, *, folders: bool = False) -> Path | None:
         return name if folders else name.partition(".")[0] or name
 
     beside = path.parent.iterdir() if path.parent.is_dir() else ()
-    names = {item.name: stem(item.name) for item in beside if item.is_dir() == folders}
+    names = {path_beside.name: stem(path_beside.name) for path_beside in beside if path_beside.is_dir() == folders}
     near = nearest(stem(path.name), names.values())
-    candidates = [name for name, own in names.items() if own == near]
+    candidates = [name for name, name_stem in names.items() if name_stem == near]
     return path.parent / difflib.get_close_matches(path.name, candidates, n=1, cutoff=0)[0] if candidates else None
 
 
@@ -211,12 +211,12 @@ def source_line(method: Any) -> str:
 
 def source_line_of_error(error: BaseException) -> str:
     """Return ``file:line`` of the innermost frame outside of installed packages; empty if there is none."""
-    own = ""
+    innermost = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         file = frame.f_code.co_filename
         if "site-packages" not in file and not file.startswith(_OWN_FILES) and Path(file).is_file():
-            own = f"{_relative(file)}:{line}"
-    return own
+            innermost = f"{_relative(file)}:{line}"
+    return innermost
 
 
 _OWN_FILES = (str(Path(__file__).parent), str(Path(inspect.__file__).parent))

@@ -59,7 +59,7 @@ def distinct_tails(names: Sequence[str], separator: str) -> list[str]:
     return [separator.join(parts[-n:]) for parts, n in zip(split, counts, strict=True)]
 
 
-def in_parts(values: Iterable[V], size: Callable[[V], int], most: int, largest: int) -> Iterator[list[V]]:
+def split_by_size(values: Iterable[V], size: Callable[[V], int], most: int, largest: int) -> Iterator[list[V]]:
     """Yield the values in order, in parts of limited size; a larger value is a part of its own.
 
     Args:
@@ -68,18 +68,18 @@ def in_parts(values: Iterable[V], size: Callable[[V], int], most: int, largest: 
         most: number of values in a part.
         largest: sum of the sizes in a part.
 
-    >>> list(in_parts(["a", "bb", "ccc", "dddd", "e"], len, most=2, largest=3))
+    >>> list(split_by_size(["a", "bb", "ccc", "dddd", "e"], len, most=2, largest=3))
     [['a', 'bb'], ['ccc'], ['dddd'], ['e']]
     """
     part: list[V] = []
     total = 0
     for value in values:
-        own = size(value)
-        if part and (len(part) == most or total + own > largest):
+        value_size = size(value)
+        if part and (len(part) == most or total + value_size > largest):
             yield part
             part, total = [], 0
         part.append(value)
-        total += own
+        total += value_size
     if part:
         yield part
 

@@ -69,8 +69,8 @@ def exported_policies(run: Path, critics: bool = True) -> list[Path]:
         critics: whether critics, which play no agent, are among them.
     """
     folders = (path.parent for path in (run / "policies").glob("*/config.json"))
-    whole = sorted(folder for folder in folders if folder.suffix not in (".part", ".old"))
-    return [folder for folder in whole if critics or not (folder / CRITIC_FILE).exists()]
+    complete = sorted(folder for folder in folders if folder.suffix not in (".part", ".old"))
+    return [folder for folder in complete if critics or not (folder / CRITIC_FILE).exists()]
 
 
 @contextmanager

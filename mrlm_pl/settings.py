@@ -37,10 +37,10 @@ def as_settings(cls: type[T], value: Any, name: str, base: T | None = None) -> T
         return value
     if not isinstance(value, Mapping):
         raise ConfigurationError(f"{name} is {value!r:.80}; give {cls.__name__} or a mapping of its settings")
-    known = list(inspect.signature(cls).parameters)
+    parameters = list(inspect.signature(cls).parameters)
     for key in value:
-        if key not in known:
-            hint = did_you_mean(str(key), known, f"it accepts: {', '.join(known)}")
+        if key not in parameters:
+            hint = did_you_mean(str(key), parameters, f"it accepts: {', '.join(parameters)}")
             raise ConfigurationError(f"{name}.{key}: {cls.__name__} has no {key!r}; {hint}")
     return cls(**value) if base is None else dataclasses.replace(base, **value)  # type: ignore[type-var]
 
@@ -56,21 +56,25 @@ def check_arguments(function: F) -> F:
     if isinstance(function, type):
         function.__init__ = check_arguments(function.__init__)  # type: ignore[misc]
         return function
-    taken = inspect.signature(function).parameters
-    open_ended = any(item.kind is item.VAR_KEYWORD for item in taken.values())
-    kinds = {name: str(item.annotation) for name, item in taken.items() if item.annotation is not item.empty}
-    whole = {name for name, kind in kinds.items() if kind in ("int", "int | None")}
-    optional = {name for name, item in taken.items() if item.default is None}
+    parameters = inspect.signature(function).parameters
+    open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    kinds = {
+        name: str(parameter.annotation)
+        for name, parameter in parameters.items()
+        if parameter.annotation is not parameter.empty
+    }
+    whole_numbers = {name for name, kind in kinds.items() if kind in ("int", "int | None")}
+    optional = {name for name, parameter in parameters.items() if parameter.default is None}
     needed = {name for name, kind in kinds.items() if not re.search(r"None|Any|Optional", kind)} - optional
 
     @functools.wraps(function)
     def checked(*arguments: Any, **options: Any) -> Any:
         owner = type(arguments[0]) if function.__name__ == "__init__" else function
         if not open_ended:
-            check_known(options, taken, owner)
+            check_known(options, parameters, owner)
         arguments, options = (*map(plain, arguments),), {name: plain(value) for name, value in options.items()}
-        for name, value in (dict(zip(taken, arguments, strict=False)) | options).items():
-            if name in whole and not isinstance(value, int | None):
+        for name, value in (dict(zip(parameters, arguments, strict=False)) | options).items():
+            if name in whole_numbers and not isinstance(value, int | None):
                 raise ConfigurationError(f"{owner.__name__}: {name} is {value!r}; it must be a whole number")
             if value is None and name in needed:
                 raise ConfigurationError(f"{owner.__name__}: {name} is None; give a value")
@@ -89,18 +93,20 @@ def plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") and getattr(value, "ndim", None) == 0 else value
 
 
-def check_known(options: Mapping[str, Any], taken: Mapping[str, inspect.Parameter], owner: Callable[..., Any]) -> None:
+def check_known(
+    options: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter], owner: Callable[..., Any]
+) -> None:
     """Validate that options are among the parameters of a call for ``owner``, a class or function.
 
     Raises:
         TypeError: one is not; names the nearest.
     """
-    if not options.keys() <= taken.keys():
-        unknown = next(name for name in options if name not in taken)
-        named = {**inspect.signature(owner).parameters, **taken}.values()
+    if not options.keys() <= parameters.keys():
+        unknown = next(name for name in options if name not in parameters)
+        named = {**inspect.signature(owner).parameters, **parameters}.values()
         starred = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
-        known = [item.name for item in named if item.kind not in starred and item.name != "self"]
-        hint = did_you_mean(unknown, known, f"it accepts: {', '.join(known)}")
+        names = [parameter.name for parameter in named if parameter.kind not in starred and parameter.name != "self"]
+        hint = did_you_mean(unknown, names, f"it accepts: {', '.join(names)}")
         raise TypeError(f"{owner.__name__} has no {unknown!r}; {hint}")
 
 
@@ -186,7 +192,7 @@ def not_all_zero(owner: str = "", **options: Any) -> None:
         ConfigurationError: all are 0.
     """
     weights = [
-        weight for given in options.values() for weight in (given.values() if isinstance(given, Mapping) else [given])
+        weight for value in options.values() for weight in (value.values() if isinstance(value, Mapping) else [value])
     ]
     if not any(weights):
         raise ConfigurationError(f"{owner}all of {', '.join(options)} are 0, so that nothing is learned; raise one")
@@ -204,10 +210,10 @@ def one_of(choices: Collection[Any], owner: str = "", **options: Any) -> None:
 def _check(owner: str, options: Mapping[str, Any], holds: Callable[[Any], bool], remedy: str) -> None:
     for name, value in options.items():
         try:
-            held = value is None or holds(value)
+            valid = value is None or holds(value)
         except TypeError as error:  # a value of another type has no order, or is no key
             raise ConfigurationError(f"{owner}{name} is {value!r}, a {type(value).__name__}; {remedy}") from error
-        if not held:
+        if not valid:
             raise ConfigurationError(f"{owner}{name} is {value!r}; {remedy}")
 
 
@@ -232,10 +238,10 @@ def whole_range(low: int, high: int, owner: str, **option: Sequence[int]) -> tup
     >>> whole_range(1, 5, "math: ", difficulty=[1, 3])
     (1, 3)
     """
-    ((name, given),) = option.items()
-    pair = tuple(given) if isinstance(given, Sequence) else ()
+    ((name, value),) = option.items()
+    pair = tuple(value) if isinstance(value, Sequence) else ()
     if len(pair) != 2 or not low <= pair[0] <= pair[1] <= high:
-        raise ConfigurationError(f"{owner}{name} is {given!r}; give [lowest, highest] from {low} to {high}")
+        raise ConfigurationError(f"{owner}{name} is {value!r}; give [lowest, highest] from {low} to {high}")
     return pair[0], pair[1]
 
 

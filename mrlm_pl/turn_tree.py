@@ -59,15 +59,15 @@ class TurnTree:
         decisions: dict[tuple[str, str, int], tuple[Turn, Trajectory]] = {}
         for path in paths:
             steps = decided(path)
-            states = [next(iter(made.values()))[0].node for made in steps.values()]
-            for (step, made), node, leads_to in zip(steps.items(), states, [*states[1:], path.id], strict=True):
+            states = [next(iter(by_agent.values()))[0].node for by_agent in steps.values()]
+            for (step, by_agent), node, leads_to in zip(steps.items(), states, [*states[1:], path.id], strict=True):
                 if leads_to in actions:
                     continue
-                numbers = {agent: turn.sample for agent, (turn, _) in made.items()}
+                numbers = {agent: turn.sample for agent, (turn, _) in by_agent.items()}
                 # The last step of a failed path has no outcome, whatever rewards it has.
                 failed = leads_to == path.id and path.failed
                 actions[leads_to] = JointAction(node, step, numbers, path, failed)
-                for agent, (turn, row) in made.items():
+                for agent, (turn, row) in by_agent.items():
                     decisions.setdefault((node, agent, turn.sample), (turn, row))
         return cls(tuple(paths), actions, decisions)
 
@@ -108,8 +108,8 @@ class TurnTree:
         try:
             paths = copy.deepcopy(data["paths"])
             for row, keys in _decided_rows(paths):
-                parts = [*(data["decisions"][key] for key in keys), dict(row)]
-                row.update({name: [value for part in parts for value in part[name]] for name in _PER_TOKEN})
+                records = [*(data["decisions"][key] for key in keys), dict(row)]
+                row.update({name: [value for record in records for value in record[name]] for name in _PER_TOKEN})
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"turn tree: {type(error).__name__}: {error}") from error
         return cls.of([Episode.from_dict(path) for path in paths])

@@ -106,7 +106,7 @@ class Workers:
             QueueFullError: the queue is full.
         """
         if inspect.iscoroutinefunction(function):
-            return await _awaited(function, timeout)
+            return await _await_call(function, timeout)
         loop = asyncio.get_running_loop()
         job = _Job(client, function, timeout, loop, loop.create_future())
         self._put(job, must)
@@ -204,7 +204,7 @@ class Workers:
 
     def _work(self) -> None:
         while (job := self._take()) is not None:
-            result = _timed(job.function)
+            result = _time_call(job.function)
             with self._condition:
                 if job not in self._running:
                     self.abandoned -= 1
@@ -218,7 +218,7 @@ def _late(timeout: float) -> CallResult:
     return CallResult(None, DeadlineError(f"no answer within {timeout:g} s"), timeout)
 
 
-def _timed(call: Callable[[], Any]) -> CallResult:
+def _time_call(call: Callable[[], Any]) -> CallResult:
     started = time.perf_counter()
     try:
         return CallResult(call(), None, time.perf_counter() - started)
@@ -226,7 +226,7 @@ def _timed(call: Callable[[], Any]) -> CallResult:
         return CallResult(None, as_error(raised), time.perf_counter() - started)
 
 
-async def _timed_on_loop(call: Callable[[], Awaitable[Any]]) -> CallResult:
+async def _time_on_loop(call: Callable[[], Awaitable[Any]]) -> CallResult:
     started = time.perf_counter()
     try:
         return CallResult(await call(), None, time.perf_counter() - started)
@@ -234,8 +234,8 @@ async def _timed_on_loop(call: Callable[[], Awaitable[Any]]) -> CallResult:
         return CallResult(None, as_error(raised), time.perf_counter() - started)
 
 
-async def _awaited(call: Callable[[], Awaitable[Any]], timeout: float) -> CallResult:
-    task = asyncio.ensure_future(_timed_on_loop(call))
+async def _await_call(call: Callable[[], Awaitable[Any]], timeout: float) -> CallResult:
+    task = asyncio.ensure_future(_time_on_loop(call))
     try:
         # Not wait_for: its TimeoutError looks like one of the environment.
         if await wait_awake([task], timeout):

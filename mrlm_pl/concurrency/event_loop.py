@@ -132,12 +132,12 @@ class EventLoopThread:
         """Cancel all coroutines and wait for their end; warn of those that continue."""
         ending = self.submit(_cancel_others())
         try:
-            left = ending.result(2 * END_SECONDS)
+            running = ending.result(2 * END_SECONDS)
         except LateError:
             ending.cancel()
-            left = ["the call that blocks the event loop"]
-        if left:
-            logger.warning("cancelled, but not ended within %g s: %s", END_SECONDS, ", ".join(left))
+            running = ["the call that blocks the event loop"]
+        if running:
+            logger.warning("cancelled, but not ended within %g s: %s", END_SECONDS, ", ".join(running))
 
     def close(self) -> None:
         """Cancel all coroutines and end the thread, or abandon a blocked one; may be called twice."""
@@ -157,12 +157,12 @@ class EventLoopThread:
 
 async def _cancel_others() -> list[str]:
     """Cancel all other coroutines and return the names of those that continue."""
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
         task.cancel()
-    if not others:
+    if not tasks:
         return []
-    ended, running = await asyncio.wait(others, timeout=END_SECONDS)
+    ended, running = await asyncio.wait(tasks, timeout=END_SECONDS)
     for task in ended:
         if not task.cancelled():
             task.exception()  # marks the error as read

@@ -73,8 +73,8 @@ class Sampling:
     def __post_init__(self) -> None:
         _check_ranges(self, "sampling.")
         policies = {}
-        for name, own in self.policies.items():
-            policies[name] = as_settings(PolicySampling, own, f"sampling.policies.{name}")
+        for name, policy_settings in self.policies.items():
+            policies[name] = as_settings(PolicySampling, policy_settings, f"sampling.policies.{name}")
             _check_ranges(policies[name], f"sampling.policies.{name}.")
         object.__setattr__(self, "policies", policies)
 
@@ -86,13 +86,19 @@ class Sampling:
         """
         if not self.policies:
             return self
-        own = self.policies.get(policy, PolicySampling())
-        return replace(self, policies={}, **own.given())
+        policy_settings = self.policies.get(policy, PolicySampling())
+        return replace(self, policies={}, **policy_settings.given())
 
     def for_all(self, **settings: Any) -> Sampling:
         """Return these settings with others in their place, for every policy."""
-        kept = {name: replace(own, **dict.fromkeys(settings)) for name, own in self.policies.items()}
-        return replace(self, **settings, policies={name: own for name, own in kept.items() if own.given()})
+        policies = {
+            name: replace(policy_settings, **dict.fromkeys(settings)) for name, policy_settings in self.policies.items()
+        }
+        return replace(
+            self,
+            **settings,
+            policies={name: policy_settings for name, policy_settings in policies.items() if policy_settings.given()},
+        )
 
     def check_policies(self, known: Collection[str], owner: str) -> None:
         """Validate the names of the policies with settings of their own.
@@ -386,7 +392,9 @@ def _forwarded(name: str, hook: Any) -> Any:
         return property(lambda wrapper: getattr(wrapper.engine, name), doc=hook.__doc__)
     if "policy" in inspect.signature(hook).parameters:
         return functools.wraps(hook)(lambda wrapper, policy: getattr(wrapper.engine_of(policy), name)(policy))
-    return functools.wraps(hook)(lambda wrapper, *given, **named: getattr(wrapper.engine, name)(*given, **named))
+    return functools.wraps(hook)(
+        lambda wrapper, *arguments, **named: getattr(wrapper.engine, name)(*arguments, **named)
+    )
 
 
 # A loop, so that a hook that Engine gains is forwarded too: a wrapper without it would answer with Engine's default.

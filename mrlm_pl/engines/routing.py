@@ -31,8 +31,8 @@ class RoutingEngine(EngineWrapper):
         Raises:
             Exception: the first error of an engine; the other engines' work is cancelled.
         """
-        places = [self.engine_of(request.policy) for request in requests]
-        return await sample_in_parts(requests, places, sample_checked)
+        engines = [self.engine_of(request.policy) for request in requests]
+        return await sample_in_parts(requests, engines, sample_checked)
 
     def engine_of(self, policy: str) -> Engine:
         """Return the engine that generates for a policy."""
@@ -99,9 +99,9 @@ def check_servers(engine: Engine, trained: Iterable[str]) -> None:
     owners: dict[str, str] = {}
     for policy in trained:
         for url in engine.servers(policy):
-            if (other := owners.setdefault(url, policy)) != policy:
+            if (owner := owners.setdefault(url, policy)) != policy:
                 raise ConfigurationError(
-                    f"policies {other!r} and {policy!r} are both trained, and {url} holds the weights of one; start a "
+                    f"policies {owner!r} and {policy!r} are both trained, and {url} holds the weights of one; start a "
                     "server for each, and name them in a RoutingEngine (data.engine), or leave data.engine out to "
                     "generate in this process"
                 )
@@ -122,9 +122,11 @@ async def sample_in_parts(
     Raises:
         Exception: the first error of a place; the other places' work is cancelled.
     """
-    parts = grouped((place, number) for number, place in enumerate(places))
-    answers = await together(ask(place, [requests[number] for number in numbers]) for place, numbers in parts.items())
+    numbers_by_place = grouped((place, number) for number, place in enumerate(places))
+    answers = await together(
+        ask(place, [requests[number] for number in numbers]) for place, numbers in numbers_by_place.items()
+    )
     by_request: dict[int, Sample] = {}
-    for numbers, samples in zip(parts.values(), answers, strict=True):
+    for numbers, samples in zip(numbers_by_place.values(), answers, strict=True):
         by_request.update(zip(numbers, samples, strict=True))
     return [by_request[number] for number in range(len(requests))]

@@ -208,8 +208,10 @@ class Algorithm(ChecksArguments, LightningModule, RolloutLearner):
             policy = self.policy(name)
             if policy.int8 == "reference":
                 self.reference.check_int8(name)
-            held = self.reference.here and policy.trained
-            policy.load(reference=held, moving=held and self.reference.moves, name=name, bases=bases)
+            holds_reference = self.reference.here and policy.trained
+            policy.load(
+                reference=holds_reference, moving=holds_reference and self.reference.moves, name=name, bases=bases
+            )
         if self.critic is not None:
             self.critic.read_weights()
 
@@ -241,7 +243,7 @@ class Algorithm(ChecksArguments, LightningModule, RolloutLearner):
             )
         self._without_data = {name for name in self.learners if name not in batch.totals}
         losses: dict[str, Tensor] = {}
-        parts = []
+        terms = []
         # One order on all ranks: the ranks of sharded models go through the layers together. Learners without rows
         # stay in the graph, so that every rank reduces the same gradients.
         with bounded_together():
@@ -249,11 +251,11 @@ class Algorithm(ChecksArguments, LightningModule, RolloutLearner):
                 if name in batch.policies:
                     losses[name] = self.policy_loss(name, batch.policies[name], batch)
                 elif learner.trained:
-                    parts.append(self.idle_loss(name))
+                    terms.append(self.idle_loss(name))
         if losses:
-            parts.append(self.combined(losses, batch))
+            terms.append(self.combined(losses, batch))
         self._note_rows_without_gradient(batch)
-        loss = torch.stack([part.float() for part in parts]).sum()
+        loss = torch.stack([term.float() for term in terms]).sum()
         self.metrics.add_sum("train/loss", loss)
         self.metrics.log(self.trainer, batch.metrics, on_rollout_bar)
         # Lightning divides by the accumulation steps and strategies average over ranks; the parts are to be summed.
@@ -286,9 +288,9 @@ class Algorithm(ChecksArguments, LightningModule, RolloutLearner):
                     weight.grad = None
                 continue
             norm = gradient_norm(group, self.global_step, scaled)
-            part = group["name"].removeprefix(group["policy"]).replace("/", "_")
-            rates[self.metrics.name(f"grad_norm{part}", group["policy"])] = norm
-            rates[self.metrics.name(f"learning_rate{part}", group["policy"])] = group["lr"]
+            suffix = group["name"].removeprefix(group["policy"]).replace("/", "_")
+            rates[self.metrics.name(f"grad_norm{suffix}", group["policy"])] = norm
+            rates[self.metrics.name(f"learning_rate{suffix}", group["policy"])] = group["lr"]
         self.metrics.log(self.trainer, rates)
 
     def configure_gradient_clipping(
@@ -370,9 +372,9 @@ class Algorithm(ChecksArguments, LightningModule, RolloutLearner):
         Raises:
             ConfigurationError: it has others.
         """
-        own = self.state_dict()
-        wrong = [name for name, shape in saved.items() if name not in own or own[name].shape != shape]
-        wrong += [name for name in own if self.is_saved(name) and name not in saved]
+        weights = self.state_dict()
+        wrong = [name for name, shape in saved.items() if name not in weights or weights[name].shape != shape]
+        wrong += [name for name in weights if self.is_saved(name) and name not in saved]
         if wrong:
             raise ConfigurationError(
                 f"ckpt_path: the checkpoint is of other policies than these: {len(wrong)} weights, such as "
@@ -390,11 +392,11 @@ class Algorithm(ChecksArguments, LightningModule, RolloutLearner):
     def is_saved(self, weight: str) -> bool:
         """Return whether checkpoints hold a weight, by its name: trained ones alone."""
         module: Any = self
-        parts = weight.split(".")
-        for index, part in enumerate(parts):
+        names = weight.split(".")
+        for index, name in enumerate(names):
             if isinstance(module, Policy):
-                return module.is_saved(".".join(parts[index:]))
-            module = getattr(module, part)
+                return module.is_saved(".".join(names[index:]))
+            module = getattr(module, name)
         return True
 
     def on_train_end(self) -> None:

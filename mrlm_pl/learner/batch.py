@@ -245,7 +245,8 @@ def collate_rows(
         values = [torch.tensor(getattr(row, name), dtype=dtype) for row in rows]
         return pad_sequence(values, batch_first=True) if values else torch.zeros(0, 0, dtype=dtype)
 
-    action_mask, episodes = padded("action_mask", torch.bool), torch.tensor(list(episode_ids), dtype=torch.int64)
+    action_mask = padded("action_mask", torch.bool)
+    episodes = torch.tensor(list(episode_ids), dtype=torch.int64)
     return PolicyBatch(
         token_ids=padded("token_ids", torch.int64),
         lengths=torch.tensor([len(row.token_ids) for row in rows], dtype=torch.int64),

@@ -138,8 +138,8 @@ class Critic(nn.Module):
             return next(iter(models.values())).values(**inputs)
         values = torch.zeros_like(inputs["token_ids"], dtype=torch.float32)
         for agent, rows in rows_by_agent.items():
-            mine = rows.to(values.device)
-            values[mine] = models[agent].values(**{key: value[mine] for key, value in inputs.items()})
+            indices = rows.to(values.device)
+            values[indices] = models[agent].values(**{key: value[indices] for key, value in inputs.items()})
         return values
 
     def rows(self, table: RewardedRows) -> dict[str, PolicyBatch]:

@@ -153,16 +153,16 @@ class Metrics:
         Args:
             trainer: of the run; None for this process alone.
         """
-        own = self.own_update()
+        sums_here = self.own_update()
         self._means, self._largest, self._sums = {}, {}, {}
-        ranks = [own] if trainer is None else gather_ranks(trainer, own)
+        ranks = [sums_here] if trainer is None else gather_ranks(trainer, sums_here)
         totals = summed_pairs(item for means, _, _ in ranks for item in means.items())
         metrics = summed(item for _, _, sums in ranks for item in sums.items())
         for name, value in (item for _, largest, _ in ranks for item in largest.items()):
             if not math.isnan(value):
                 metrics[name] = max(value, metrics.get(name, -math.inf))
         metrics |= {name: total / weight for name, (total, weight) in totals.items() if weight}
-        self.update = metrics | _of_means(metrics)
+        self.update = metrics | _derived_metrics(metrics)
         return self.update
 
     def log(
@@ -182,8 +182,8 @@ class Metrics:
         row = {name: float(value) for name, value in values.items()}
         trainer.callback_metrics.update(_tensors(row))
         bar = trainer.progress_bar_metrics
-        own = {name for name in row if name.rpartition("/")[2] in self.shown}
-        bar.update({name: value for name, value in row.items() if on_bar(name) or name in bar or name in own})
+        shown = {name for name in row if name.rpartition("/")[2] in self.shown}
+        bar.update({name: value for name, value in row.items() if on_bar(name) or name in bar or name in shown})
         self.unwritten |= row
 
     def own_update(self) -> tuple[dict[str, tuple[float, float]], dict[str, float], dict[str, float]]:
@@ -225,18 +225,18 @@ class Metrics:
         """
         pairs, numbers, judged = self._evaluated.pop(prefix, ([], [], []))
         ranks = gather_ranks(trainer, (summed_pairs(pairs), summed(numbers), summed(judged)))
-        outcomes = summed(item for _, _, own in ranks for item in own.items())
+        outcomes = summed(item for _, _, outcomes_of_rank in ranks for item in outcomes_of_rank.items())
         judging = {environment for _, environment, success in outcomes if success is not None}
         accuracies = [
             (name, (count * bool(success), count))
             for (name, environment, success), count in outcomes.items()
             if environment in judging
         ]
-        means = summed_pairs([*(item for own, _, _ in ranks for item in own.items()), *accuracies])
+        means = summed_pairs([*(item for pairs_of_rank, _, _ in ranks for item in pairs_of_rank.items()), *accuracies])
         # The accuracy of a batch whose episodes all failed is unknown; the environment of others may never judge.
         unknown = {name: means.get(name.replace("accuracy", "reward"), pair) for name, pair in means.items()}
         means = {name: pair for name, pair in means.items() if pair[1] or not unknown[name][1]}
-        counts = summed(item for _, own, _ in ranks for item in own.items())
+        counts = summed(item for _, counts_of_rank, _ in ranks for item in counts_of_rank.items())
         values = {name: total / weight if weight else math.nan for name, (total, weight) in sorted(means.items())}
         return {f"{prefix}/{name}": value for name, value in (*values.items(), *sorted(counts.items()))}
 
@@ -298,7 +298,7 @@ _LOGGED = {"loss", "approx_kl", "ratio_deviation", "kl", "entropy", "value_loss"
 """Metrics that every algorithm of policy gradients may log, beside ``mismatch_*``."""
 
 
-def checked_token_losses(returned: Any, logp: Tensor, rule: Callable[..., Any]) -> tuple[Tensor, dict[str, Tensor]]:
+def check_token_losses(returned: Any, logp: Tensor, rule: Callable[..., Any]) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the token losses and metrics that a rule returned, the metrics as tensors.
 
     Raises:
@@ -346,15 +346,15 @@ def on_update_bar(name: str, metrics: Mapping[str, float]) -> bool:
     One update on each rollout leaves ``approx_kl`` at 0.
     """
     prefix, _, metric = name.rpartition("/")
-    chosen = next((other for other in _ON_BAR if f"{prefix}/{other}" in metrics), None)
+    chosen = next((metric_name for metric_name in _ON_BAR if f"{prefix}/{metric_name}" in metrics), None)
     return metric == chosen and (metric != "approx_kl" or metrics[name] > _LEAST_KL)
 
 
 def on_rollout_bar(name: str) -> bool:
     """Return whether the progress bar shows this metric of a rollout."""
     short = name.rsplit("/", 1)[-1]
-    whole = name.count("/") == 1 and short in ("reward", "entropy", "tokens_per_second")
-    return whole or (name.startswith("rollout/agent/") and name.count("/") == 3 and short == "reward")
+    of_run = name.count("/") == 1 and short in ("reward", "entropy", "tokens_per_second")
+    return of_run or (name.startswith("rollout/agent/") and name.count("/") == 3 and short == "reward")
 
 
 def on_evaluation_bar(name: str) -> bool:
@@ -362,7 +362,7 @@ def on_evaluation_bar(name: str) -> bool:
     return name.partition("/")[2] in _ON_EVALUATION_BAR
 
 
-def _of_means(metrics: Mapping[str, float]) -> dict[str, float]:
+def _derived_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
     """Return functions of means that are no means themselves: perplexity and the effective sample size."""
     derived = {}
     for name, value in metrics.items():

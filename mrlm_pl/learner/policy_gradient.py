@@ -28,11 +28,11 @@ from mrlm_pl.learner.credit.filters import (
     with_baseline,
 )
 from mrlm_pl.learner.credit.marginal import Coalitions
-from mrlm_pl.learner.credit.returns import BASELINES, Tables, check_takes, checked_advantages, equal_returns, returns_of
+from mrlm_pl.learner.credit.returns import BASELINES, Tables, check_advantages, check_takes, equal_returns, returns_of
 from mrlm_pl.learner.credit.tokens import TokenGAE, rewarded_rows
 from mrlm_pl.learner.credit.turns import TurnCredit, turn_returns_of
 from mrlm_pl.learner.entropy import EntropyBonus
-from mrlm_pl.learner.metrics import checked_token_losses
+from mrlm_pl.learner.metrics import check_token_losses
 from mrlm_pl.learner.optimization import Optimization
 from mrlm_pl.learner.policies.distillation import Distillation, Distiller
 from mrlm_pl.learner.policies.old import OldPolicy
@@ -220,8 +220,8 @@ class PolicyGradient(Algorithm):
         self.task_normalization: TaskNormalization | None = task_normalization
         self.gae: TokenGAE | None = None
         self.turns: TurnCredit | LeafCredit | None = None
-        given = None if distillation is None else as_settings(Distillation, distillation, "distillation")
-        self.distiller = None if given is None else Distiller(given, self)
+        settings = None if distillation is None else as_settings(Distillation, distillation, "distillation")
+        self.distiller = None if settings is None else Distiller(settings, self)
         self.warned: set[Any] = set()
         if type(self).__init__ is PolicyGradient.__init__:  # another one may set the advantages
             self._check_credit()
@@ -244,8 +244,8 @@ class PolicyGradient(Algorithm):
     def _check_credit(self) -> None:
         """Raise :class:`ConfigurationError` if no rule makes advantages of returns, or a method cannot be called so."""
         methods = ("returns", "advantages", "compared", "credit", "trained_rows", "prepare")
-        own = any(getattr(type(self), name) is not getattr(PolicyGradient, name) for name in methods)
-        if not (own or self.advantage or self.gae or self.turns or self.tree or self.uses_greedy_baseline):
+        overrides = any(getattr(type(self), name) is not getattr(PolicyGradient, name) for name in methods)
+        if not (overrides or self.advantage or self.gae or self.turns or self.tree or self.uses_greedy_baseline):
             raise ConfigurationError(_NO_RULE.format(type(self).__name__))
         if type(self).credit is PolicyGradient.credit:  # another one may call them otherwise
             if self.advantage is not None and type(self).advantages is PolicyGradient.advantages:
@@ -300,13 +300,17 @@ class PolicyGradient(Algorithm):
                 :class:`~mrlm_pl.learner.credit.decisions.DecisionReturns`, or with :attr:`turns`
                 :class:`~mrlm_pl.learner.credit.turns.TurnReturns`.
         """
-        own = type(self).advantages is not PolicyGradient.advantages
+        custom_advantages = type(self).advantages is not PolicyGradient.advantages
         if self.turns is not None:
             turns = self.turns.compared(returns)
-            return replace(turns, baseline=None) if own else turns
+            return replace(turns, baseline=None) if custom_advantages else turns
         if self.uses_greedy_baseline:
             return replace(returns, baseline=returns.greedy)
-        baselines = None if own else next((rule for key, rule in BASELINES.items() if key is self.advantage), None)
+        baselines = (
+            None
+            if custom_advantages
+            else next((rule for key, rule in BASELINES.items() if key is self.advantage), None)
+        )
         if baselines is None:
             return returns
         return replace(returns, baseline=baselines(returns.reward, returns.comparison))
@@ -326,7 +330,7 @@ class PolicyGradient(Algorithm):
         if self.advantage is None:
             return returns.reward - returns.baseline
         advantages = self.advantage(returns.reward, returns.comparison)
-        return checked_advantages(advantages, len(returns.reward), self.advantage)
+        return check_advantages(advantages, len(returns.reward), self.advantage)
 
     def _with_advantages(self, returns: Any) -> tuple[Any, Tensor]:
         """Return :meth:`compared`, and the advantages [N].
@@ -341,7 +345,7 @@ class PolicyGradient(Algorithm):
                 f"{self.compared.__qualname__} returned a {type(compared).__name__}; it must return "
                 f"`dataclasses.replace(returns, baseline=...)` ({source_line(self.compared)})"
             )
-        return compared, checked_advantages(self.advantages(compared), len(compared.reward), self.advantages)
+        return compared, check_advantages(self.advantages(compared), len(compared.reward), self.advantages)
 
     def token_losses(self, logp: Tensor, old_logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss [B, T] of each token, and metrics by name: single numbers, means over the action tokens.
@@ -530,10 +534,10 @@ class PolicyGradient(Algorithm):
     def _corrected_losses(self, logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the token losses [B, T] with the correction for the sampler, and their metrics."""
         returned = self.token_losses(logp, rows.old_logp, rows)
-        losses, metrics = checked_token_losses(returned, logp, self.token_losses)
+        losses, metrics = check_token_losses(returned, logp, self.token_losses)
         if self.old_policy.corrects:
-            losses, of_correction = self.old_policy.corrected(losses, logp, rows)
-            metrics |= of_correction
+            losses, correction_metrics = self.old_policy.corrected(losses, logp, rows)
+            metrics |= correction_metrics
         return losses, metrics
 
     def _trains_values(self, rows: PolicyBatch) -> bool:
@@ -549,8 +553,8 @@ class PolicyGradient(Algorithm):
             teaching = self.distiller.teaching(name, rows, batch.totals[name], alone)
         if teaching is None and not self.entropy.used and not self._trains_values(rows):
             return TokenOutputs(self.policies[name](**rows.inputs()), None, None)
-        wanted: dict[str, Any] = {"with_entropy": self.entropy.used, "teaching": teaching}
-        return self.policy(name).outputs(**rows.inputs(), **wanted)
+        options: dict[str, Any] = {"with_entropy": self.entropy.used, "teaching": teaching}
+        return self.policy(name).outputs(**rows.inputs(), **options)
 
     def note_without_gradient(self, name: str, rows: PolicyBatch, batch: Batch) -> None:
         logp = self.policies[name](**rows.inputs()) if self.evaluates_others(batch) else rows.proximal_logp

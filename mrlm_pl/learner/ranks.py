@@ -20,24 +20,24 @@ def data_parallel_rank(trainer: Any) -> tuple[int, int]:
     return (int(kwargs["rank"]), int(kwargs["num_replicas"])) if kwargs else (0, 1)
 
 
-def gather_ranks(trainer: Any, own: Any) -> list[Any]:
+def gather_ranks(trainer: Any, value: Any) -> list[Any]:
     """Return the objects of all data-parallel ranks, in the order of the ranks."""
     if trainer.world_size == 1:
-        return [own]
+        return [value]
     gathered: list[Any] = [None] * trainer.world_size
-    torch.distributed.all_gather_object(gathered, own)
+    torch.distributed.all_gather_object(gathered, value)
     return gathered[:: trainer.world_size // data_parallel_rank(trainer)[1]]
 
 
-def sum_over_ranks(trainer: Any, own: Mapping[K, Any]) -> dict[K, Any]:
+def sum_over_ranks(trainer: Any, addends: Mapping[K, Any]) -> dict[K, Any]:
     """Return the sum of each key's values over all ranks; a rank may lack keys that others have.
 
     Args:
         trainer: of the run.
-        own: numbers, :class:`~mrlm_pl.advantages.Moments` or other values with a sum, by key.
+        addends: numbers, :class:`~mrlm_pl.advantages.Moments` or other values with a sum, by key.
     """
     totals: dict[K, Any] = {}
-    for values in gather_ranks(trainer, dict(own)):
+    for values in gather_ranks(trainer, dict(addends)):
         for key, value in values.items():
             totals[key] = totals[key] + value if key in totals else value
     return totals

@@ -72,15 +72,15 @@ class TokenMeasures:
             measures["kl"] = logp - rows.ref_logp
         tables = {name: measure.detach().float().cpu() for name, measure in measures.items()}
         mask = rows.action_mask.cpu()
-        for place, number in enumerate(not_none(rows.numbers).tolist()):
+        for index, number in enumerate(not_none(rows.numbers).tolist()):
             for key, start, stop in self.spans[policy][number]:
-                if bool(mask[place, start:stop].all()):
-                    self.found[key] = {name: table[place, start:stop].clone() for name, table in tables.items()}
+                if bool(mask[index, start:stop].all()):
+                    self.found[key] = {name: table[index, start:stop].clone() for name, table in tables.items()}
 
     def lines(self) -> Iterator[str]:
         """Yield a line of JSON for each episode, or turn tree, with measures."""
         for of, turns in grouped((key[0], (key[1:], measures)) for key, measures in self.found.items()).items():
-            record = {"of": of, "turns": {"/".join(map(str, key)): _rounded(measures) for key, measures in turns}}
+            record = {"of": of, "turns": {"/".join(map(str, key)): _round(measures) for key, measures in turns}}
             yield msgspec.json.encode(record).decode()
 
     def state(self) -> dict[str, Any]:
@@ -88,5 +88,5 @@ class TokenMeasures:
         return {"iteration": self.iteration, "spans": dict(self.spans), "found": self.found}
 
 
-def _rounded(measures: Mapping[str, Tensor]) -> dict[str, list[float]]:
+def _round(measures: Mapping[str, Tensor]) -> dict[str, list[float]]:
     return {name: torch.round(values.double(), decimals=DECIMALS).tolist() for name, values in measures.items()}

@@ -38,7 +38,9 @@ class Architecture:
     def of(cls, model: PreTrainedModel) -> Architecture:
         """Return the architecture of a model; of a sharded model, that of the whole one."""
         plain: Any = next(base for base in type(model).__mro__ if not issubclass(base, FSDPModule))
-        tensors = {name: (item.shape, item.dtype, item.requires_grad) for name, item in all_tensors(model).items()}
+        tensors = {
+            name: (tensor.shape, tensor.dtype, tensor.requires_grad) for name, tensor in all_tensors(model).items()
+        }
         adapters: dict[str, Any] = getattr(model, "peft_config", {})
         return cls(plain, copy.deepcopy(model.config), copy.deepcopy(adapters), tensors, tuple(int8_layers(model)))
 

@@ -29,8 +29,8 @@ def compile_layers(model: nn.Module) -> None:
     Raises:
         PolicyError: the model does not name its layers.
     """
-    found = layers(model)
-    if not found:
+    model_layers = layers(model)
+    if not model_layers:
         raise PolicyError(
             f"{type(model).__name__} does not name its layers, so it cannot be compiled: set compile: false"
         )
@@ -44,7 +44,7 @@ def compile_layers(model: nn.Module) -> None:
     if _start not in callback_handler.start_callbacks:
         callback_handler.register_start_callback(_start)
         callback_handler.register_end_callback(_end)
-    for layer in found:
+    for layer in model_layers:
         layer.compile(dynamic=True)
     _compiled.add(model)
 

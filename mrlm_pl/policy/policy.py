@@ -160,8 +160,8 @@ class Policy(nn.Module):
     def widths(self) -> tuple[int, int]:
         """Inputs and outputs of the first linear layer of the model's feed-forward blocks."""
         config = self.config.get_text_config(decoder=True)
-        inner = getattr(config, "intermediate_size", None)
-        return int(config.hidden_size), int(inner or 4 * config.hidden_size)
+        feed_forward = getattr(config, "intermediate_size", None)
+        return int(config.hidden_size), int(feed_forward or 4 * config.hidden_size)
 
     def load(
         self,
@@ -188,7 +188,7 @@ class Policy(nn.Module):
             if self.lora is None:
                 self.model = self.initial_model("weights").requires_grad_(self.trained)
             else:
-                self.model = self._adapted(bases, name)
+                self.model = self._add_adapters(bases, name)
             self.model.train()  # transformers loads models in evaluation mode, without dropout
             if self.gradient_checkpointing:
                 try:
@@ -201,7 +201,9 @@ class Policy(nn.Module):
                 compile_layers(self.network)
         if reference and self.reference is None and (self.lora is None or moving):
             initial = (
-                self.initial_model("reference") if self.lora is None else self._adapted(bases, name).get_base_model()
+                self.initial_model("reference")
+                if self.lora is None
+                else self._add_adapters(bases, name).get_base_model()
             )
             self.reference = initial.requires_grad_(False)
             self._moving = moving
@@ -221,7 +223,7 @@ class Policy(nn.Module):
             )
         return self.model if self.lora is None else self.model.get_base_model()
 
-    def _adapted(self, bases: dict[Any, Any], name: str) -> Any:
+    def _add_adapters(self, bases: dict[Any, Any], name: str) -> Any:
         """Return fresh adapters on the base that is shared, which is added to ``bases`` if missing."""
         assert self.lora is not None
         if self.origin not in bases:
@@ -264,8 +266,8 @@ class Policy(nn.Module):
 
     def idle_loss(self) -> Tensor:
         """Return 0 (0-dim) from a forward pass of the smallest row, with a gradient for every trained weight."""
-        found = self.outputs(*self.idle_row())
-        return found.logp.sum() + (0.0 if found.values is None else found.values.sum())
+        outputs = self.outputs(*self.idle_row())
+        return outputs.logp.sum() + (0.0 if outputs.values is None else outputs.values.sum())
 
     def idle_values(self) -> Tensor:
         """Return 0 (0-dim), like :meth:`idle_loss`, from the values alone."""
@@ -310,8 +312,8 @@ class Policy(nn.Module):
     ) -> logprobs.TokenOutputs:
         """Return log-probabilities, entropies and divergences if wanted, and values of a value head, from one pass."""
         how = self._options(token_ids, None, options)
-        wanted: dict[str, Any] = {"with_entropy": with_entropy, "value_head": self.value_head, "teaching": teaching}
-        return logprobs.token_outputs(self.model, token_ids, lengths, action_mask, **wanted, **how)
+        requested: dict[str, Any] = {"with_entropy": with_entropy, "value_head": self.value_head, "teaching": teaching}
+        return logprobs.token_outputs(self.model, token_ids, lengths, action_mask, **requested, **how)
 
     def states(self, token_ids: Tensor, lengths: Tensor, action_mask: Tensor, **options: Unpack[RowOptions]) -> Tensor:
         """Return the last hidden states [n, hidden size] before the action tokens, row by row, without gradient."""
@@ -353,15 +355,15 @@ class Policy(nn.Module):
             ConfigurationError: a decay would be lost in the rounding of weights of less than single precision.
         """
         # The state holds the ranks' own shards, also where a forward pass has left weights of the model gathered.
-        own, current = self.reference.state_dict(), self.network.state_dict()
+        averages, current = self.reference.state_dict(), self.network.state_dict()
         for name, _ in self.reference.named_parameters():  # names tied weights once
             if self.lora is None or is_adapter(name):
-                if decay and own[name].dtype in (torch.bfloat16, torch.float16):
+                if decay and averages[name].dtype in (torch.bfloat16, torch.float16):
                     raise ConfigurationError(
-                        f"reference_sync.decay is {decay}, but the weights are {own[name].dtype}, whose rounding would "
-                        "keep the average where it is; set the decay to 0, or trainer.precision to bf16-mixed"
+                        f"reference_sync.decay is {decay}, but the weights are {averages[name].dtype}, whose rounding "
+                        "would keep the average where it is; set the decay to 0, or trainer.precision to bf16-mixed"
                     )
-                own[name].mul_(decay).add_(current[name], alpha=1.0 - decay)
+                averages[name].mul_(decay).add_(current[name], alpha=1.0 - decay)
 
     def save_pretrained(self, folder: str | Path, *, write: bool = True) -> None:
         """Write the model, the tokenizer and the value head as a plain Hugging Face folder.
@@ -423,14 +425,14 @@ class Policy(nn.Module):
             except Exception as error:  # transformers raises many classes for damaged files
                 raise PolicyError(f"policy model {self.name_or_path!r}: its weights cannot be read: {error}") from error
             owner = f"policy model {self.name_or_path!r}: its files"
-            for key, held, wanted in sorted(report["mismatched_keys"]):
+            for key, stored_shape, configured_shape in sorted(report["mismatched_keys"]):
                 raise PolicyError(
-                    f"{owner} have {key!r} of shape {list(held)}, and its config.json says {list(wanted)}; copy, "
-                    "download or export it again"
+                    f"{owner} have {key!r} of shape {list(stored_shape)}, and its config.json says "
+                    f"{list(configured_shape)}; copy, download or export it again"
                 )
             # A classifier without the head of a language model may be a critic.
-            kept = f"{model.base_model_prefix}." if self._is_critic else ""
-            missing = [key for key in sorted(report["missing_keys"]) if key.startswith(kept)]
+            prefix = f"{model.base_model_prefix}." if self._is_critic else ""
+            missing = [key for key in sorted(report["missing_keys"]) if key.startswith(prefix)]
             if missing:
                 raise PolicyError(
                     f"{owner} lack the weights {missing[0]!r} ({len(missing)} in all); copy, download or export it "
@@ -477,14 +479,14 @@ def _checkpoint_activations(model: Any) -> None:
 def _with_dropout(config: Any, dropout: float, model: str) -> Any:
     """Return a copy of the configuration with every dropout probability set to ``dropout``."""
     config = type(config).from_dict(config.to_dict())
-    found = False
-    for part in {id(part): part for part in (config, config.get_text_config(decoder=True))}.values():
-        for name, value in part.to_dict().items():
+    has_dropout = False
+    for section in {id(section): section for section in (config, config.get_text_config(decoder=True))}.values():
+        for name, value in section.to_dict().items():
             is_probability = isinstance(value, (int, float)) and not isinstance(value, bool)
             if is_probability and ("dropout" in name or name.endswith(("_pdrop", "_drop"))):
-                setattr(part, name, dropout)
-                found = True
-    if dropout and not found:
+                setattr(section, name, dropout)
+                has_dropout = True
+    if dropout and not has_dropout:
         raise PolicyError(
             f"policy model {model!r} has dropout {dropout}, but models of the family {config.model_type!r} have no "
             "dropout; set it to 0"

@@ -91,13 +91,13 @@ def end_ids(config: Any, source: str) -> list[int]:
         PolicyError: the latter is no generation config.
     """
     try:
-        parts = [config, GenerationConfig.from_pretrained(source)]
+        configs = [config, GenerationConfig.from_pretrained(source)]
     except OSError:  # there is none, or the reader of the weights raises the same
-        parts = [config]
+        configs = [config]
     except Exception as error:
         raise PolicyError(f"the generation_config.json of {source!r} cannot be read: {first_line(error)}") from error
-    found = [getattr(part, "eos_token_id", None) for part in parts]
-    return [token for ids in found if ids is not None for token in (ids if isinstance(ids, list) else [ids])]
+    id_lists = [getattr(section, "eos_token_id", None) for section in configs]
+    return [token for ids in id_lists if ids is not None for token in (ids if isinstance(ids, list) else [ids])]
 
 
 def write_model(model: PreTrainedModel, folder: str | Path, weights: Mapping[str, Tensor]) -> None:

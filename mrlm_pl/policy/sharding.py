@@ -88,8 +88,8 @@ def gathered(models: Iterable[nn.Module]) -> Iterator[None]:
     All ranks must enter together. Models that are not sharded do not change.
     """
     roots = list(models)
-    parts = [module for model in roots for module in model.modules() if isinstance(module, FSDPModule)]
-    for module in parts:
+    sharded = [module for model in roots for module in model.modules() if isinstance(module, FSDPModule)]
+    for module in sharded:
         module.set_reshard_after_forward(False, recurse=False)
         module.unshard()
     token = _WHOLE.set(True)
@@ -97,7 +97,7 @@ def gathered(models: Iterable[nn.Module]) -> Iterator[None]:
         yield
     finally:
         _WHOLE.reset(token)
-        for module in parts:
+        for module in sharded:
             module.reshard()
             is_root = any(module is root for root in roots)  # the backward pass needs its weights next
             module.set_reshard_after_forward(not is_root, recurse=False)
@@ -115,7 +115,9 @@ def passes_on_all_ranks(model: nn.Module, passes: int) -> int:
 
 def total_norm(gradients: Sequence[Tensor]) -> Tensor:
     """Return the norm (0-dim) of all gradients together, over all ranks; every rank must call it."""
-    meshes = grouped((item.device_mesh if isinstance(item, DTensor) else None, item) for item in gradients)
+    meshes = grouped(
+        (gradient.device_mesh if isinstance(gradient, DTensor) else None, gradient) for gradient in gradients
+    )
     norms = [whole(torch.nn.utils.get_total_norm(members)) for members in meshes.values()]
     return torch.linalg.vector_norm(torch.stack(norms)) if len(norms) != 1 else norms[0]
 

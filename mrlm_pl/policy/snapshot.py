@@ -26,8 +26,8 @@ class Snapshot:
     def __init__(self, policy: Policy, version: int) -> None:
         self.version = version
         self._adapter_only = policy.lora is not None
-        own, tensors = self._own(policy.network), all_tensors(policy.network)
-        shared = {id(tensor): tensor for name, tensor in tensors.items() if name not in own}
+        copied, tensors = self._own(policy.network), all_tensors(policy.network)
+        shared = {id(tensor): tensor for name, tensor in tensors.items() if name not in copied}
         self.network: Any = copy.deepcopy(policy.network, shared)
 
     @torch.no_grad()
@@ -50,8 +50,10 @@ class Snapshot:
         Raises:
             ConfigurationError: it is of a model of another shape.
         """
-        own, saved = self._own(self.network), state["weights"]
-        shapes = [{(name, tensor.shape) for name, tensor in held.items()} for held in (own, saved)]
+        weights, saved = self._own(self.network), state["weights"]
+        shapes = [
+            {(name, tensor.shape) for name, tensor in tensors_by_name.items()} for tensors_by_name in (weights, saved)
+        ]
         wrong = {name for name, _ in shapes[0] ^ shapes[1]}
         if wrong:
             raise ConfigurationError(
@@ -59,7 +61,7 @@ class Snapshot:
                 "only in one of them or differ in shape; use the model and lora of its run"
             )
         self.version = state["version"]
-        for name, tensor in own.items():
+        for name, tensor in weights.items():
             tensor.copy_(saved[name])
 
     def _own(self, network: Any) -> dict[str, Tensor]:

@@ -137,8 +137,8 @@ def departure(origin: Episode, branch: Episode) -> str:
     before, after = decided(origin), decided(branch)
     for step in range(branch.origin.step + 1):
         contexts = [
-            {agent: row.token_ids[: turn.start] for agent, (turn, row) in made.get(step, {}).items()}
-            for made in (before, after)
+            {agent: row.token_ids[: turn.start] for agent, (turn, row) in by_agent.get(step, {}).items()}
+            for by_agent in (before, after)
         ]
         if contexts[0] != contexts[1]:
             return f"the same actions led to other observations at step {step}"

@@ -183,7 +183,9 @@ class Play:
     def refuse(self, windows: Mapping[str, int]) -> None:
         """Tell the programs that wait for replies which of their prompts are beyond the context."""
         for agent in self.due:
-            length, window, prompt = self.length(agent), windows[agent], self.observed[agent]
+            length = self.length(agent)
+            window = windows[agent]
+            prompt = self.observed[agent]
             if isinstance(prompt, Prompt) and length >= window:
                 prompt.refusals.append(
                     f"prompt is too long: {length} tokens, and this model's maximum context length is {window}"
@@ -237,7 +239,7 @@ class Play:
         sample, start = decision.sample, len(conversation.row.token_ids)
         if isinstance(prompt, Prompt) and prompt.stop:
             count = conversation.chat.tokens_until(sample.token_ids, prompt.stop)
-            sample = sample if count is None else _beginning(sample, count)
+            sample = sample if count is None else _truncate(sample, count)
         action = conversation.act(sample.token_ids, sample.logprobs)
         if isinstance(prompt, Prompt):
             action = Reply(
@@ -269,9 +271,9 @@ class Play:
         for agent, reward in rewards.items():
             if agent in self.turns:
                 # A reward of 0 without named parts is no component: it would be reported beside the named ones.
-                parts = _floats(step.components.get(agent, {})) or ({"reward": reward} if reward else {})
+                named_rewards = _floats(step.components.get(agent, {})) or ({"reward": reward} if reward else {})
                 row, turn = self.turns[agent][-1]
-                components = summed([*turn.components.items(), *parts.items()])
+                components = summed([*turn.components.items(), *named_rewards.items()])
                 self.turns[agent][-1] = row, replace(turn, reward=turn.reward + reward, components=components)
         self.metrics.update(_floats(step.metrics))
         self.step_rewards.append(rewards)
@@ -331,7 +333,7 @@ class Play:
                 token_ids=tuple(row.token_ids),
                 action_mask=tuple(row.action_mask),
                 logprobs=tuple(row.logprobs),
-                turns=tuple(turn for place, turn in self.turns[agent] if place == number),
+                turns=tuple(turn for row_number, turn in self.turns[agent] if row_number == number),
                 messages=tuple(row.messages),
             )
             for number, row in enumerate(self.conversations[agent].rows)
@@ -343,13 +345,13 @@ def _floats(numbers: Mapping[str, float]) -> dict[str, float]:
     return {name: float(number) for name, number in numbers.items()}
 
 
-def _beginning(sample: Sample, count: int) -> Sample:
+def _truncate(sample: Sample, count: int) -> Sample:
     """Return the first tokens of a sample, which a text in them has ended."""
-    spans, left = [], count
+    spans, tokens_left = [], count
     for span in sample.spans:
-        if left > 0:
-            spans.append(replace(span, tokens=min(left, span.tokens)))
-        left -= span.tokens
+        if tokens_left > 0:
+            spans.append(replace(span, tokens=min(tokens_left, span.tokens)))
+        tokens_left -= span.tokens
     return replace(
         sample,
         token_ids=sample.token_ids[:count],

@@ -193,13 +193,15 @@ class EpisodePlayer:
 
     async def _close(self, environments: Sequence[Environment]) -> None:
         calls = [
-            partial(self._close_awaited if inspect.iscoroutinefunction(item.close) else self._close_one, item)
-            for item in environments
+            partial(
+                self._close_awaited if inspect.iscoroutinefunction(environment.close) else self._close_one, environment
+            )
+            for environment in environments
         ]
         for environment, result in zip(environments, await self.call(calls), strict=True):
-            known = (environment.name, type(result.error).__name__)
-            if result.error is not None and known not in self._warned:
-                self._warned.add(known)
+            warning_key = (environment.name, type(result.error).__name__)
+            if result.error is not None and warning_key not in self._warned:
+                self._warned.add(warning_key)
                 logger.warning(
                     "closing a %r environment: %s; further errors of this kind are not logged",
                     environment.name,

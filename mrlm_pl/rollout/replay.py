@@ -84,18 +84,20 @@ def counterfactuals(
     """
     script = script_of(episode)
     if (agent, step) not in script:
-        steps = {name: sorted(at for other, at in script if other == name) for name in episode.trajectories}
-        known = "; ".join(f"{name} at {', '.join(map(str, numbers))}" for name, numbers in steps.items() if numbers)
+        steps = {name: sorted(at for actor, at in script if actor == name) for name in episode.trajectories}
+        choices = "; ".join(f"{name} at {', '.join(map(str, numbers))}" for name, numbers in steps.items() if numbers)
         raise ConfigurationError(
-            f"turn: agent {agent!r} did not decide at turn {step} of episode {episode.id!r}; choose a turn of {known}"
+            f"turn: agent {agent!r} did not decide at turn {step} of episode {episode.id!r}; choose a turn of {choices}"
         )
-    kept = {key: replace(made, scripted=True) for key, made in script.items() if key[1] <= step or rest == "replay"}
-    del kept[agent, step]
+    scripted = {
+        key: replace(decision, scripted=True) for key, decision in script.items() if key[1] <= step or rest == "replay"
+    }
+    del scripted[agent, step]
     return [
         _spec(
             episode,
             f"{agent}/{step}/{number}",
-            kept if alternative is None else kept | {(agent, step): alternative},
+            scripted if alternative is None else scripted | {(agent, step): alternative},
             derive_seed("counterfactual", episode.seed, agent, step, number),
             Origin(episode.id, (agent,), step),
         )
@@ -115,7 +117,7 @@ def differences(recorded: Episode, again: Episode) -> list[str]:
         for turn in (turn for rows in record["trajectories"].values() for row in rows for turn in row["turns"]):
             for name in CREDIT:
                 turn.pop(name, None)  # a record of an older version has none
-    return sorted(_differing("", old, new), key=lambda place: not place.startswith("error: "))
+    return sorted(_differences("", old, new), key=lambda line: not line.startswith("error: "))
 
 
 def continued(episode: Episode, step: int, number: int) -> EpisodeSpec:
@@ -133,9 +135,9 @@ def continued(episode: Episode, step: int, number: int) -> EpisodeSpec:
     agents = tuple(agent for agent, index in script if index == step)
     if not agents:
         raise ConfigurationError(f"no agent decided at step {step} of episode {episode.id!r}; name an earlier step")
-    kept = {key: replace(made, scripted=True) for key, made in script.items() if key[1] < step}
+    scripted = {key: replace(decision, scripted=True) for key, decision in script.items() if key[1] < step}
     seed = derive_seed("continued", episode.seed, step, number)
-    return _spec(episode, f"{step}/{number}", kept, seed, Origin(episode.id, agents, step))
+    return _spec(episode, f"{step}/{number}", scripted, seed, Origin(episode.id, agents, step))
 
 
 class RecordPlayer(EpisodePlayer):
@@ -164,13 +166,17 @@ def _spec(
     return EpisodeSpec(f"{episode.id}/{name}", episode.task, episode.group, seed, episode.iteration, script, origin)
 
 
-def _differing(place: str, old: Any, new: Any) -> list[str]:
+def _differences(path: str, old: Any, new: Any) -> list[str]:
     if old == new:  # as nearly every record is, compared in C
         return []
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         names = [*old, *(name for name in new if name not in old)]
-        return [text for name in names for text in _differing(f"{place}.{name}", old.get(name), new.get(name))]
+        return [text for name in names for text in _differences(f"{path}.{name}", old.get(name), new.get(name))]
     if isinstance(old, list | tuple) and isinstance(new, list | tuple) and len(old) == len(new):
         pairs = enumerate(zip(old, new, strict=True))
-        return [text for number, (one, other) in pairs for text in _differing(f"{place}[{number}]", one, other)]
-    return [f"{place.lstrip('.')}: {old!r:.80}, {new!r:.80}"]
+        return [
+            text
+            for number, (old_value, new_value) in pairs
+            for text in _differences(f"{path}[{number}]", old_value, new_value)
+        ]
+    return [f"{path.lstrip('.')}: {old!r:.80}, {new!r:.80}"]

@@ -72,7 +72,8 @@ class Rounds(EngineWrapper):
 
     def __init__(self, engine: Engine, options: RoundOptions) -> None:
         super().__init__(engine)
-        self._continuous, self._answer = ContinuousEngine(engine, options.piece, rows=None), options.answer
+        self._continuous = ContinuousEngine(engine, options.piece, rows=None)
+        self._answer = options.answer
         self._waits: list[_Wait] = []
         self._number = self._left = 0
         self._failed = False

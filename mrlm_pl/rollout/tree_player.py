@@ -73,10 +73,10 @@ class Branching:
         if self.joint_mode == "cross":
             return list(itertools.product(range(branches), repeat=agents))
         replaced = {
-            (*joint[:agent], other, *joint[agent + 1 :])
+            (*joint[:agent], replacement, *joint[agent + 1 :])
             for joint in aligned
             for agent in range(agents)
-            for other in range(branches)
+            for replacement in range(branches)
         }
         return aligned + sorted(replaced.difference(aligned))
 
@@ -131,7 +131,7 @@ class TreePlayer:
         """
         nodes = await self.player.reset_with_retries([self.player.new_play(spec, attempt=1) for spec in specs])
         paths: dict[str, list[Play]] = {spec.id: [] for spec in specs}
-        kept: set[str] = set()
+        kept_environment: set[str] = set()
         while nodes:
             waiting = self.player.stop_at_limits(nodes)
             self._check_size(waiting)
@@ -139,15 +139,15 @@ class TreePlayer:
                 tree, forks = node.spec.id, node.environment.forks
                 paths[tree].append(node)
                 # Of environments that can be forked, one of a tree is enough.
-                self.player.finish(node, keep=not (forks and tree in kept))
+                self.player.finish(node, keep=not (forks and tree in kept_environment))
                 if forks and node.error is None and not node.ended_early:
-                    kept.add(tree)
+                    kept_environment.add(tree)
             await self.player.close_unwanted()
             branches = await self._branch(waiting)
-            await self._step([branch for found in branches for branch in found])
-            for found in branches:
-                self._prune([branch.play for branch in found])
-            nodes = [branch.play for found in branches for branch in found]
+            await self._step([branch for siblings in branches for branch in siblings])
+            for siblings in branches:
+                self._prune([branch.play for branch in siblings])
+            nodes = [branch.play for siblings in branches for branch in siblings]
         for spec in specs:
             self.player.playing.pop(spec.id, None)
             self.player.engine.release(f"{spec.id}/")
@@ -189,16 +189,16 @@ class TreePlayer:
             branches.append(self._joint_actions(node, decided, share))
         # The last child of a node takes over its environment.
         await self._restore(
-            [branch.play for found in branches for branch in found[:-1] if not branch.node.environment.forks]
+            [branch.play for siblings in branches for branch in siblings[:-1] if not branch.node.environment.forks]
         )
         return branches
 
     def _joint_actions(self, node: Play, decided: Mapping[str, Sequence[Decision]], seconds: float) -> list[_Branch]:
         joints = self.tree.joint_actions(len(decided), self.branches_of(node))
         branches = []
-        for place, joint in enumerate(joints):
+        for index, joint in enumerate(joints):
             environment = node.environment
-            if place < len(joints) - 1:
+            if index < len(joints) - 1:
                 environment = (
                     self.player.copy_of(environment)
                     if environment.forks
@@ -207,7 +207,7 @@ class TreePlayer:
             chosen = {
                 agent: decisions[number] for (agent, decisions), number in zip(decided.items(), joint, strict=True)
             }
-            branches.append(_Branch(node, f"{node.id}-{place}", chosen, seconds / len(joints)))
+            branches.append(_Branch(node, f"{node.id}-{index}", chosen, seconds / len(joints)))
             branches[-1].begin(environment)
         return branches
 

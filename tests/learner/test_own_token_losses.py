@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.learner.metrics import checked_token_losses
+from mrlm_pl.learner.metrics import check_token_losses
 
 LOSSES = torch.ones(2, 3)
 
@@ -18,7 +18,7 @@ def rule() -> None:
 
 
 def test_numbers_become_tensors() -> None:
-    losses, metrics = checked_token_losses((LOSSES, {"share": 0.5, "ratio": torch.tensor(2.0)}), LOSSES, rule)
+    losses, metrics = check_token_losses((LOSSES, {"share": 0.5, "ratio": torch.tensor(2.0)}), LOSSES, rule)
     assert losses is LOSSES
     assert {name: value.item() for name, value in metrics.items()} == {"share": 0.5, "ratio": 2.0}
 
@@ -38,7 +38,7 @@ def test_numbers_become_tensors() -> None:
 )
 def test_what_else_is_returned_is_refused(found: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message) as error:
-        checked_token_losses(found, LOSSES, rule)
+        check_token_losses(found, LOSSES, rule)
     assert "rule" in str(error.value)
     assert "test_own_token_losses.py" in str(error.value), "where the rule stands"
 
@@ -46,8 +46,8 @@ def test_what_else_is_returned_is_refused(found: Any, message: str) -> None:
 def test_losses_without_a_gradient_are_refused_unless_they_are_0() -> None:
     logp = LOSSES.clone().requires_grad_()
     with pytest.raises(ConfigurationError, match="rule returned losses without a gradient in logp"):
-        checked_token_losses(((-logp).detach(), {}), logp, rule)
-    checked_token_losses((-logp, {}), logp, rule)
-    checked_token_losses((torch.zeros(2, 3), {}), logp, rule)
+        check_token_losses(((-logp).detach(), {}), logp, rule)
+    check_token_losses((-logp, {}), logp, rule)
+    check_token_losses((torch.zeros(2, 3), {}), logp, rule)
     with torch.no_grad():
-        checked_token_losses((-logp * 1, {}), LOSSES, rule)
+        check_token_losses((-logp * 1, {}), LOSSES, rule)

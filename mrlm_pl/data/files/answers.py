@@ -69,24 +69,28 @@ class AnswerDataModule(ReferencedDataModule):
         if not isinstance(self.algorithm(), KTO):
             answer = [Message("assistant", example.answer)]
             return [ScoredAnswer((scored_row(question, answer, policy.chat, name),), example)]
-        said = [Message("assistant", text) for text in (example.answer, self._unrelated[example].answer)]
-        return [ScoredAnswer(tuple(chat_rows(question, [text], policy.chat, name)[0] for text in said), example)]
+        answers = [Message("assistant", text) for text in (example.answer, self._unrelated[example].answer)]
+        return [ScoredAnswer(tuple(chat_rows(question, [text], policy.chat, name)[0] for text in answers), example)]
 
     def tokenize(self) -> None:
         if isinstance(self.algorithm(), KTO):
-            found = (unrelated(answers, self.seed, self.sources[split]) for split, answers in self._examples.items())
-            self._unrelated = {answer: other for pairs in found for answer, other in pairs}
+            pairs_by_split = (
+                unrelated(answers, self.seed, self.sources[split]) for split, answers in self._examples.items()
+            )
+            self._unrelated = {answer: other for pairs in pairs_by_split for answer, other in pairs}
         super().tokenize()
         trained = {answer.question for answer in self._examples["train"]}
-        for split, kept in self.examples.items():
-            _check_kinds([item.answer for item in kept], f"{self.sources[split]}, of which {len(kept)} answers fit")
+        for split, fitting in self.examples.items():
+            _check_kinds(
+                [example.answer for example in fitting], f"{self.sources[split]}, of which {len(fitting)} answers fit"
+            )
             shared = {answer.question for answer in self._examples[split]} & trained
             if shared and split != "train":
                 message = "%d questions of %s are trained on too, such as %.80r"
                 logger.warning(message, len(shared), self.sources[split], min(shared))
 
     def tables(self, examples: Sequence[ScoredAnswer]) -> dict[str, tuple[PolicyBatch, Tensor]]:
-        rows = [(row, item.answer) for item in examples for row in item.rows]
+        rows = [(row, example.answer) for example in examples for row in example.rows]
         questions = labels(answer.question for _, answer in rows)
         table = collate_rows([row for row, _ in rows], questions, questions, list(range(len(rows))))
         table.correct = torch.tensor([answer.correct for _, answer in rows], dtype=torch.float32)
@@ -104,7 +108,7 @@ def unrelated(answers: Sequence[Answer], seed: int, source: str) -> list[tuple[A
     pairs = []
     for place, answer in enumerate(order):
         following = (order[(place + step) % len(order)] for step in range(1, len(order)))
-        other = next((found for found in following if found.question != answer.question), None)
+        other = next((candidate for candidate in following if candidate.question != answer.question), None)
         if other is None:
             raise DataError(
                 f"{source}: all answers are to the question {answer.question!r:.80}; KTO estimates its baseline with "

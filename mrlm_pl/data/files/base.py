@@ -73,14 +73,14 @@ class FixedDataModule(ChecksArguments, LightningDataModule, ABC):
     ) -> None:
         super().__init__()
         at_least(1, "data.", batch_size=batch_size, max_tokens=max_tokens)
-        given: dict[DataSplit, str | None] = {"train": train, "validation": validation, "test": test}
-        for split, source in given.items():
+        sources_by_split: dict[DataSplit, str | None] = {"train": train, "validation": validation, "test": test}
+        for split, source in sources_by_split.items():
             if not isinstance(source, str | os.PathLike | None):
                 raise ConfigurationError(
                     f"data.{split} is a {type(source).__name__}; give the path of a file, a folder of episodes, or an "
                     "id on the Hugging Face Hub"
                 )
-        self.sources: dict[DataSplit, str] = {split: source for split, source in given.items() if source}
+        self.sources: dict[DataSplit, str] = {split: source for split, source in sources_by_split.items() if source}
         for split in self.sources:
             warn_of_training_rows(self.sources, split)
         self.batch_size, self.max_tokens, self.seed = batch_size, max_tokens, seed
@@ -99,14 +99,14 @@ class FixedDataModule(ChecksArguments, LightningDataModule, ABC):
         rows, episodes = read_examples(source, split)
         if episodes:
             return self.of_episodes(episodes, source)
-        found = []
+        examples = []
         for where, row in rows:
             try:
-                found.append(self.of_row(row))
+                examples.append(self.of_row(row))
             except ValueError as fault:
                 fields = f"a row is {self.form}, and this one has the fields {sorted(row)}"
                 raise DataError(f"{where}: {fault}; {fields}") from fault
-        return found
+        return examples
 
     def of_row(self, row: Mapping[str, Any]) -> Any:
         """Return the example in a data row.
@@ -164,21 +164,25 @@ class FixedDataModule(ChecksArguments, LightningDataModule, ABC):
         self.examples, self._tokenized_for = {}, None
         limits = {name: self.max_tokens or algorithm.policy(name).context_window for name in algorithm.policies}
         for split, source in self.sources.items():
-            made = []
+            tokenized = []
             for number, given in enumerate(self._examples[split], start=1):
                 try:
-                    made += self.tokenized(given)
+                    tokenized += self.tokenized(given)
                 except (TemplateError, TypeError, ValueError) as fault:
                     raise DataError(f"{source}, row {number}: {fault}") from fault
-            fits = [[len(row.token_ids) <= limits[row.policy] for row in self.rows_of(example)] for example in made]
-            kept = [example for example, rows in zip(made, fits, strict=True) if rows and all(rows)]
-            if not kept:
+            fits = [
+                [len(row.token_ids) <= limits[row.policy] for row in self.rows_of(example)] for example in tokenized
+            ]
+            fitting = [example for example, rows in zip(tokenized, fits, strict=True) if rows and all(rows)]
+            if not fitting:
                 raise DataError(
                     f"no {self.unit} of {source!r} fits into {min(limits.values())} tokens; raise data.max_tokens"
                 )
-            if len(kept) < len(made):
-                logger.warning("left out %d of %d examples of %s", len(made) - len(kept), len(made), source)
-            self.examples[split] = kept
+            if len(fitting) < len(tokenized):
+                logger.warning(
+                    "left out %d of %d examples of %s", len(tokenized) - len(fitting), len(tokenized), source
+                )
+            self.examples[split] = fitting
 
     def count(self, split: DataSplit) -> int:
         """Return the number of examples in a split; 0 for one that has no source."""
@@ -285,8 +289,8 @@ class EpochStream:
     def _batches_to_update(self) -> int:
         """Return the number of batches until the next update; the end of an epoch ends an accumulation early."""
         trainer: Any = self.data.trainer
-        taken = trainer.fit_loop.epoch_loop.batch_progress.current.ready
-        return int(min(self.accumulation - taken % self.accumulation, max(trainer.num_training_batches - taken, 1)))
+        batches = trainer.fit_loop.epoch_loop.batch_progress.current.ready
+        return int(min(self.accumulation - batches % self.accumulation, max(trainer.num_training_batches - batches, 1)))
 
     def _evaluation(self) -> Iterator[Batch]:
         for start in range(0, self.data.count(self.split), self.size):
@@ -305,7 +309,7 @@ def data_option(algorithm: Algorithm) -> str:
     The settings of another data module would be refused, hence the empty ``init_args``.
     """
     module = getattr(data, algorithm.data_module, None)
-    found = inspect.signature(module).parameters if module else {}
-    needed = [name for name, item in found.items() if item.default is item.empty]
-    given = "".join(f" --data.{name} {name.upper()}" for name in needed)
-    return f"`--data '{{class_path: {algorithm.data_module}, init_args: {{}}}}'{given}`"
+    parameters = inspect.signature(module).parameters if module else {}
+    needed = [name for name, parameter in parameters.items() if parameter.default is parameter.empty]
+    options = "".join(f" --data.{name} {name.upper()}" for name in needed)
+    return f"`--data '{{class_path: {algorithm.data_module}, init_args: {{}}}}'{options}`"

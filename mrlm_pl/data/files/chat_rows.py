@@ -36,12 +36,12 @@ def read_examples(source: str, split: str) -> tuple[list[tuple[str, dict[str, An
         return rows, []
     if rows:
         raise DataError(f"{rows[0][0]} is not an episode record, as others are")
-    found = [episode for episode in episodes if not episode.failed]
-    if not found:
+    played = [episode for episode in episodes if not episode.failed]
+    if not played:
         raise DataError(f"all {len(episodes)} episodes of {source} failed; there is nothing to learn from")
-    for episode in found:
+    for episode in played:
         _check_turns(source, episode)
-    return [], found
+    return [], played
 
 
 def _check_turns(source: str, episode: Episode) -> None:
@@ -93,7 +93,9 @@ class Demonstration(NamedTuple):
         Raises:
             ValueError: the template leaves out a part of a reply.
         """
-        given, shown = ([plain_reply(item, chat, self.tools) for item in part] for part in (self.given, self.shown))
+        given, shown = (
+            [plain_reply(message, chat, self.tools) for message in messages] for messages in (self.given, self.shown)
+        )
         return self._replace(given=given, shown=shown)
 
 
@@ -105,20 +107,20 @@ def messages_of(messages: Any) -> list[Message]:
     """
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise ValueError("messages must be a list of {role, content}")
-    found = []
+    parsed = []
     for message in messages:
         calls = _calls_of(message)
         text = "" if calls and message.get("content") is None else message.get("content")
         if message.get("role") not in ROLES or not isinstance(text, str):
             raise ValueError(f"{message!r} is not a message with a role and text as content")
-        parts = (message["role"], text, calls, message.get("tool_call_id"), message.get("name"))
+        fields = (message["role"], text, calls, message.get("tool_call_id"), message.get("name"))
         if (weight := message.get("weight")) not in (None, 0, 1):
             raise ValueError(f"{message!r:.80} has the weight {weight!r}; it must be 0 (not trained on) or 1")
         reasoning = next(filter(None, map(message.get, REASONING)), "")
         if reasoning and (message["role"] != "assistant" or not isinstance(reasoning, str)):
             raise ValueError(f"its reasoning {reasoning!r:.80} must be text, and of an assistant message")
-        found.append(GivenReply(*parts, reasoning) if reasoning or calls else Message(*parts))
-    return found
+        parsed.append(GivenReply(*fields, reasoning) if reasoning or calls else Message(*fields))
+    return parsed
 
 
 def _calls_of(message: dict[str, Any]) -> tuple[ToolCall, ...]:
@@ -129,19 +131,19 @@ def _calls_of(message: dict[str, Any]) -> tuple[ToolCall, ...]:
     """
     if message.get("function_call"):  # of an earlier form, which would be left out
         raise ValueError(f"{message!r:.80} has a function_call; write it as tool_calls")
-    given, found = message.get("tool_calls") or [], []
-    if given and message.get("role") != "assistant":
+    written, calls = message.get("tool_calls") or [], []
+    if written and message.get("role") != "assistant":
         raise ValueError(f"{message!r:.80} is not the assistant's and calls tools")
-    for number, item in enumerate(given if isinstance(given, list) else [given]):
-        function = item.get("function") if isinstance(item, dict) else None
-        call = call_of({**function, "id": item.get("id")} if isinstance(function, dict) else None, number)
+    for number, entry in enumerate(written if isinstance(written, list) else [written]):
+        function = entry.get("function") if isinstance(entry, dict) else None
+        call = call_of({**function, "id": entry.get("id")} if isinstance(function, dict) else None, number)
         if not isinstance(call, ToolCall):
             raise ValueError(
-                f"its call {item!r:.80} cannot be read: {call.fault}; write "
+                f"its call {entry!r:.80} cannot be read: {call.fault}; write "
                 '{"type": "function", "function": {"name": ..., "arguments": {...}}}'
             )
-        found.append(call)
-    return tuple(found)
+        calls.append(call)
+    return tuple(calls)
 
 
 def tools_of(tools: Any) -> list[dict[str, Any]]:
@@ -206,11 +208,11 @@ def chat_rows(
 def text_row(prompt: str, completion: str, chat: ChatFormat, policy: str) -> Trajectory:
     """Return the token row of plain text without a chat template; the completion and the EOS token are actions."""
     eos = chat.tokenizer.eos_token_id
-    given = chat.tokenizer.encode(prompt)
-    given = given[:-1] if given and given[-1] == eos else given
+    prompt_ids = chat.tokenizer.encode(prompt)
+    prompt_ids = prompt_ids[:-1] if prompt_ids and prompt_ids[-1] == eos else prompt_ids
     shown = [*chat.encode(completion), eos]
-    mask = [False] * len(given) + [True] * len(shown)
-    return _demonstration(policy, given + shown, mask, [Message("user", prompt), Message("assistant", completion)])
+    mask = [False] * len(prompt_ids) + [True] * len(shown)
+    return _demonstration(policy, prompt_ids + shown, mask, [Message("user", prompt), Message("assistant", completion)])
 
 
 def scored_row(prompt: Sequence[Message], answer: Sequence[Message], chat: ChatFormat, policy: str) -> Trajectory:
@@ -227,9 +229,9 @@ def scored_row(prompt: Sequence[Message], answer: Sequence[Message], chat: ChatF
         policy: its name.
     """
     ids = chat.encode(chat.render([*map(chat.plain, [*prompt, *answer])], generation_prompt=False))
-    given = chat.encode(chat.render([*map(chat.plain, prompt)], generation_prompt=True))
-    shared = common_prefix(given, ids[:-1])
-    return _demonstration(policy, ids, [place >= shared for place in range(len(ids))], [*prompt, *answer])
+    prompt_ids = chat.encode(chat.render([*map(chat.plain, prompt)], generation_prompt=True))
+    shared = common_prefix(prompt_ids, ids[:-1])
+    return _demonstration(policy, ids, [index >= shared for index in range(len(ids))], [*prompt, *answer])
 
 
 def _demonstration(
@@ -253,7 +255,7 @@ def played_rows(row: Trajectory, chat: ChatFormat, policy: str) -> list[Trajecto
     if _fits(row, first, chat):
         return [dataclasses.replace(row, policy=policy)]
     shown = row.messages[first:]
-    unended = [place - first for place, turn in zip(replies, row.turns, strict=True) if turn.finish_reason == "length"]
+    unended = [index - first for index, turn in zip(replies, row.turns, strict=True) if turn.finish_reason == "length"]
     return chat_rows(row.messages[:first], shown, chat, policy, unended)
 
 
@@ -288,6 +290,6 @@ def _ends_alike(prompt: Sequence[int], given: Sequence[Message], chat: ChatForma
     """Return True if the learner would write a prompt like this from its last message on: tools stand before it."""
     text = chat.tokenizer.decode(prompt, clean_up_tokenization_spaces=False)
     rendered = chat.render(given, generation_prompt=True)
-    place = rendered.rfind(chat.plain(given[-1]).content.strip())
-    found = 0 <= place < len(rendered)  # the template writes the message as it is, and it is not empty
-    return found and chat.encode(text) == list(prompt) and text.endswith(rendered[place:])
+    begin = rendered.rfind(chat.plain(given[-1]).content.strip())
+    written = 0 <= begin < len(rendered)  # the template writes the message as it is, and it is not empty
+    return written and chat.encode(text) == list(prompt) and text.endswith(rendered[begin:])

@@ -71,10 +71,10 @@ class TrajectoryDataModule(FixedDataModule):
 
     def of_episodes(self, episodes: Sequence[Episode], source: str) -> list[Any]:
         least = self.filter_reward
-        kept = [episode for episode in episodes if least is None or episode.reward >= least]
-        if not kept:
+        rewarded = [episode for episode in episodes if least is None or episode.reward >= least]
+        if not rewarded:
             raise DataError(f"{source}: no episode has a reward of {least} or more; lower data.filter_reward")
-        return kept
+        return rewarded
 
     def tokenized(self, example: Demonstration | Episode) -> list[Trajectory]:
         name, policy = self.learner()
@@ -126,25 +126,25 @@ def demonstration_of(row: Mapping[str, Any]) -> Demonstration:
     else:
         raise ValueError(f"it lacks the field {'completion' if 'prompt' in row else 'messages'!r}")
     given, shown = messages_of(prompt), messages_of(completion)
-    acting = [place for place, message in enumerate(shown) if message.role == "assistant"]
-    unweighted = [place for place in acting if completion[place].get("weight") == 0]
+    acting = [index for index, message in enumerate(shown) if message.role == "assistant"]
+    unweighted = [index for index in acting if completion[index].get("weight") == 0]
     if unweighted != acting[: len(unweighted)]:
         raise ValueError(
             "a message of weight 0 follows an assistant message that is trained on; give each of these a row of its "
             "own, with all messages before it as `prompt` and itself as `completion`"
         )
     first = unweighted[-1] + 1 if unweighted else 0
-    found = Demonstration([*given, *shown[:first]], shown[first:], tools=tools_of(row.get("tools")))
-    if not any(message.role == "assistant" for message in found.shown):
+    demonstration = Demonstration([*given, *shown[:first]], shown[first:], tools=tools_of(row.get("tools")))
+    if not any(message.role == "assistant" for message in demonstration.shown):
         raise ValueError("it has no assistant message to learn from")
     if not given and "messages" not in row:
         raise ValueError("the prompt is empty")
-    if found.messages[0].role == "assistant":
+    if demonstration.messages[0].role == "assistant":
         raise ValueError("it begins with an assistant message, which answers nothing")
-    return found
+    return demonstration
 
 
 def demonstration_rows(example: Demonstration | Episode, chat: ChatFormat, policy: str) -> list[Trajectory]:
     """Return the token rows of an example: several for a template that rewrites history, or for several agents."""
-    parts = example.rows() if isinstance(example, Episode) else (example,)
-    return [made for part in parts for made in token_rows(part, chat, policy)]
+    records = example.rows() if isinstance(example, Episode) else (example,)
+    return [row for record in records for row in token_rows(record, chat, policy)]

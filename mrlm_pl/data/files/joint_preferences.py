@@ -54,13 +54,13 @@ class JointPreferenceDataModule(PreferenceDataModule):
         if not isinstance(row.get("agents"), dict):
             raise ValueError("it lacks the field 'agents'")
         pairs = {}
-        for agent, part in row["agents"].items():
-            if part is None:  # a table that was written as JSON fills it in
+        for agent, answers in row["agents"].items():
+            if answers is None:  # a table that was written as JSON fills it in
                 continue
             try:
-                if not isinstance(part, dict):
-                    raise ValueError(f"{part!r:.80} is no object")
-                pairs[agent] = pair_of(part)
+                if not isinstance(answers, dict):
+                    raise ValueError(f"{answers!r:.80} is no object")
+                pairs[agent] = pair_of(answers)
             except ValueError as fault:
                 raise ValueError(f"agent {agent!r}: {fault}") from fault
         if not pairs:
@@ -93,7 +93,11 @@ class JointPreferenceDataModule(PreferenceDataModule):
             return (), ()
         if isinstance(example, JointPair):
             sides = [
-                [made for row in episode.trajectories.get(agent, ()) for made in played_rows(row, policy.chat, name)]
+                [
+                    played_row
+                    for row in episode.trajectories.get(agent, ())
+                    for played_row in played_rows(row, policy.chat, name)
+                ]
                 for episode in example
             ]
         else:
@@ -109,7 +113,7 @@ def team_parts(
     if isinstance(example, JointPair):
         return split_prompt(*map(joint_conversation, example))
     agents = {agent: pair.parts(chat) for agent, pair in example.items()}
-    prompt, chosen, rejected = ({agent: parts[place] for agent, parts in agents.items()} for place in range(3))
+    prompt, chosen, rejected = ({agent: parts[index] for agent, parts in agents.items()} for index in range(3))
     return [team_message("user", prompt)], [team_message("assistant", chosen)], [team_message("assistant", rejected)]
 
 

@@ -133,8 +133,8 @@ def preference_pairs(episodes: Sequence[Episode], reward_gap: float = 0.0) -> li
     names = ("prompt", "chosen", "rejected")
     return [
         {
-            name: [_as_text(message).to_chat() for message in part]
-            for name, part in zip(names, pair.parts(), strict=True)
+            name: [_as_text(message).to_chat() for message in messages]
+            for name, messages in zip(names, pair.parts(), strict=True)
         }
         for pair in played_pairs(episodes, reward_gap)
     ]
@@ -182,14 +182,14 @@ def pair_rows(pair: AnswerPair, chat: ChatFormat, policy: str) -> tuple[Trajecto
     Raises:
         ValueError: the chat template rewrites history, so that an answer is no single row.
     """
-    made = [token_rows(answer, chat, policy) for answer in pair]
-    for name, rows in zip(pair._fields, made, strict=True):
+    rows_of_answers = [token_rows(answer, chat, policy) for answer in pair]
+    for name, rows in zip(pair._fields, rows_of_answers, strict=True):
         if len(rows) != 1 or not rows[0].num_actions:
             raise ValueError(
                 f"the {name!r} answer makes {len(rows)} rows of policy {policy!r}, as its template rewrites earlier "
                 "messages; give pairs that differ in their last turn only"
             )
-    return made[0][0], made[1][0]
+    return rows_of_answers[0][0], rows_of_answers[1][0]
 
 
 def split_prompt(chosen: Sequence[Any], rejected: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
@@ -207,20 +207,20 @@ def pair_of(row: Mapping[str, Any]) -> AnswerPair:
     for field in ("chosen", "rejected"):
         if field not in row:
             raise ValueError(f"it lacks the field {field!r}")
-    given, answers = row.get("prompt", []), (row["chosen"], row["rejected"])
+    prompt_field, answers = row.get("prompt", []), (row["chosen"], row["rejected"])
     if all(isinstance(answer, str) for answer in answers):
-        if not isinstance(given, str) or not given:
+        if not isinstance(prompt_field, str) or not prompt_field:
             raise ValueError("answers of plain text need a field 'prompt' of plain text")
-        return AnswerPair(*(Demonstration.of_text(given, answer, row.get("tools")) for answer in answers))
-    if any(isinstance(part, str) for part in (given, *answers)):
+        return AnswerPair(*(Demonstration.of_text(prompt_field, answer, row.get("tools")) for answer in answers))
+    if any(isinstance(field_value, str) for field_value in (prompt_field, *answers)):
         raise ValueError("prompt, chosen and rejected must all be text, or all lists of {role, content}")
-    shown, tools = [messages_of(part) for part in (given, *answers)], tools_of(row.get("tools"))
-    prompt, *parts = shown if "prompt" in row else split_prompt(shown[1], shown[2])
+    shown, tools = [messages_of(field_value) for field_value in (prompt_field, *answers)], tools_of(row.get("tools"))
+    prompt, *own_messages = shown if "prompt" in row else split_prompt(shown[1], shown[2])
     if not prompt:
         raise ValueError("it has no prompt, and its answers begin differently")
-    for name, part in zip(AnswerPair._fields, parts, strict=True):
-        if not any(message.role == "assistant" for message in part):
+    for name, messages in zip(AnswerPair._fields, own_messages, strict=True):
+        if not any(message.role == "assistant" for message in messages):
             raise ValueError(f"its {name!r} answer has no assistant message of its own")
-        if any(message.get("weight") == 0 for message in row[name][-len(part) :]):
+        if any(message.get("weight") == 0 for message in row[name][-len(messages) :]):
             raise ValueError(f"its {name!r} answer has a message of weight 0; leave it out or put it into `prompt`")
-    return AnswerPair(*(Demonstration(prompt, part, tools=tools) for part in parts))
+    return AnswerPair(*(Demonstration(prompt, messages, tools=tools) for messages in own_messages))

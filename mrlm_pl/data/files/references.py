@@ -53,9 +53,9 @@ class ReferencedDataModule(FixedDataModule):
         tables = self.tables([self.examples[split][index] for index in chosen])
         if split in self.references:
             starts = self._starts[split]
-            places = torch.tensor([place for index in chosen for place in range(starts[index], starts[index + 1])])
-            for rows, own in tables.values():
-                rows.reference_sums = self.references[split][places[own]]
+            indices = torch.tensor([row for index in chosen for row in range(starts[index], starts[index + 1])])
+            for rows, numbers in tables.values():
+                rows.reference_sums = self.references[split][indices[numbers]]
         return {name: rows for name, (rows, _) in tables.items()}
 
     def before_first_batch(self) -> None:
@@ -79,17 +79,17 @@ class ReferencedDataModule(FixedDataModule):
         Raises:
             ConfigurationError: no checkpoint has been read, or the run was trained on others.
         """
-        given = f"data.{split}: {self.sources[split]!r}"
+        source = f"data.{split}: {self.sources[split]!r}"
         if not self._referenced:
             free = ", or use `model.reference_free`" if hasattr(self.algorithm(), "reference_free") else ""
             raise ConfigurationError(
-                f"{given} is compared with a reference, the policy before its first update; give the checkpoint of a "
+                f"{source} is compared with a reference, the policy before its first update; give the checkpoint of a "
                 f"run, `--ckpt_path RUN/checkpoints/last.ckpt`{free}"
             )
         if split == "train":
             raise ConfigurationError(
-                f"{given} differs from the examples the run started with; resume it with its files, or train on others "
-                "in a new run, whose model is RUN/policies/NAME"
+                f"{source} differs from the examples the run started with; resume it with its files, or train on "
+                "others in a new run, whose model is RUN/policies/NAME"
             )
 
     def state_dict(self) -> dict[str, Any]:
@@ -145,13 +145,13 @@ class ReferencedDataModule(FixedDataModule):
             sums = torch.zeros(starts[-1], dtype=wide, device=algorithm.device)
             for first in range(0, len(examples), self.batch_size * ranks):
                 start = min(first + rank * self.batch_size, len(examples))
-                own = examples[start : start + self.batch_size]
-                tables = self.tables(own) if own else {}
+                examples_here = examples[start : start + self.batch_size]
+                tables = self.tables(examples_here) if examples_here else {}
                 for name, policy in algorithm.trained_policies.items():
                     if name in tables:
-                        rows, places = tables[name][0].to(algorithm.device), tables[name][1].to(sums.device)
+                        rows, indices = tables[name][0].to(algorithm.device), tables[name][1].to(sums.device)
                         logprobs = policy.reference_logprobs if initial else policy
-                        sums[places + starts[start]] = sequence_logp(logprobs(**rows.inputs()), rows.action_mask)
+                        sums[indices + starts[start]] = sequence_logp(logprobs(**rows.inputs()), rows.action_mask)
                     elif ranks > 1 and policy not in copied:
                         policy.idle_loss()  # sharded ranks make every forward pass together
         return all_reduce_sum(trainer, sums).cpu()  # the other ranks have zeros here

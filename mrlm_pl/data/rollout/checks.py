@@ -34,8 +34,8 @@ def check_groups(learner: RolloutLearner, plan: GroupPlan, settings: Mapping[str
     name = type(learner).__name__
     for environment, size in plan.group_sizes.items():
         if size < learner.smallest_group:
-            own = settings[environment].group_size
-            setting = f"data.task_settings.{environment}.group_size" if own else "data.group_size"
+            has_setting = settings[environment].group_size
+            setting = f"data.task_settings.{environment}.group_size" if has_setting else "data.group_size"
             raise ConfigurationError(
                 f"{setting} is {size}, but {name} compares at least {learner.smallest_group} episodes of each task; "
                 f"raise {setting}"
@@ -114,7 +114,8 @@ def check_lag(
     Raises:
         ConfigurationError: the algorithm does not reweight stale data.
     """
-    name, correction = type(learner).__name__, getattr(getattr(learner, "old_policy", None), "correction", None)
+    name = type(learner).__name__
+    correction = getattr(getattr(learner, "old_policy", None), "correction", None)
     if options.over_age == "reweight" and (correction is None or correction.kind == "none"):
         raise ConfigurationError(
             f"data.async_options.over_age is reweight, but {name} weighs nothing; give it a "

@@ -123,7 +123,8 @@ class RolloutCollection:
     def begin(self, learner: RolloutLearner) -> None:
         """Attach to the algorithm of a fit, and start the clock."""
         self.trainer, self.learner = learner.trainer, learner
-        self.plan.smallest_group, self.plan.trees = learner.smallest_group, learner.tree is not None
+        self.plan.smallest_group = learner.smallest_group
+        self.plan.trees = learner.tree is not None
         self.plan.further = learner.further
         self.plan.without_signal = lambda group: learner.without_signal(self.tasks.with_reward_scale(group))
         compares = learner.smallest_group > 1 or not learner.without_signal(())  # or it needs no returns at all
@@ -170,14 +171,15 @@ class RolloutCollection:
         assert self.collector is not None
         with ended_by_sigterm(trainer):
             collected = self.collector.collect(iteration, last, groups)
-        seconds, training = collected.seconds or time.perf_counter() - started, collected.training
+        seconds = collected.seconds or time.perf_counter() - started
+        training = collected.training
         try:
             played = [*collected.episodes, *collected.replaced]
             judging = check_played(played, iteration, trainer)
-            check_kept(collected.episodes, iteration)
+            warn_if_empty(collected.episodes, iteration)
             # An asynchronous collector has handed these groups out, so a checkpoint could not hold them here.
             with nullcontext() if self.max_lag else ended_by_sigterm(trainer):
-                rows = self._prepared(iteration, training, collected)
+                rows = self._prepare(iteration, training, collected)
         finally:
             if self._writes:  # also what cannot be trained on
                 everything = collected.played
@@ -193,14 +195,16 @@ class RolloutCollection:
         if (measures := self.learner.metrics.tokens) is not None:
             self.learner.metrics.tokens = None
             if self._writes:
-                folder, rank = Path(self.trainer.default_root_dir), data_parallel_rank(self.trainer)
+                folder = Path(self.trainer.default_root_dir)
+                rank = data_parallel_rank(self.trainer)
                 self._writer.write_lines(iteration_file(folder, measures.iteration, rank, "tokens"), measures.lines())
 
-    def _prepared(self, iteration: int, training: Sequence[Episode], collected: Collected) -> dict[str, PolicyBatch]:
+    def _prepare(self, iteration: int, training: Sequence[Episode], collected: Collected) -> dict[str, PolicyBatch]:
         """Return the rows that are trained on, and give the episodes that are saved the credit of their turns."""
         learner = self.learner
         episodes, greedy = self.tasks.with_reward_scale(training), self.tasks.with_reward_scale(collected.greedy)
-        context, before = self.trainer.precision_plugin.forward_context(), learner.progress()
+        context = self.trainer.precision_plugin.forward_context()
+        before = learner.progress()
         try:
             with torch.no_grad(), context, learner.gathered():
                 tables = learner.prepare(episodes, self.sampling, greedy)
@@ -208,10 +212,10 @@ class RolloutCollection:
             learner.load_progress(before)  # a resumed run prepares them again
             raise
         if self.saved is not None:
-            of_policies = {name: tables[name] for name in learner.policies if name in tables}
-            collected.put_training(credited(training, episodes, of_policies))
+            policy_tables = {name: tables[name] for name in learner.policies if name in tables}
+            collected.put_training(credited(training, episodes, policy_tables))
             if self.saved.tokens is not None and self.saved.keeps_tokens(iteration):
-                self.learner.metrics.tokens = TokenMeasures.of(iteration, episodes, of_policies)
+                self.learner.metrics.tokens = TokenMeasures.of(iteration, episodes, policy_tables)
         for rows in tables.values():
             rows.trajectories, rows.compared = (), ()  # the rows live longer than the episodes
         return tables
@@ -220,14 +224,17 @@ class RolloutCollection:
         self, iteration: int, collected: Collected, groups: Sequence[int], seconds: float, judging: set[str]
     ) -> dict[str, float]:
         """Add a rollout to the run's totals, curriculum and alarms; return the numbers to log, over all ranks."""
-        own = self._measured(iteration, collected, groups, seconds, judging)
-        measured = functools.reduce(CollectionSums.plus, gather_ranks(self.trainer, own))
+        sums_here = self._measure(iteration, collected, groups, seconds, judging)
+        measured = functools.reduce(CollectionSums.plus, gather_ranks(self.trainer, sums_here))
         first = data_parallel_rank(self.trainer)[0] == 0
-        totals, metrics = self.totals.after(iteration + 1, measured.played), measured.metrics()
-        of_environments = [f"rollout/{name}/" for name in self.tasks.environments]
-        if len(of_environments) == 1 and of_environments[0] in measured.components:
-            parts = measured.components[of_environments[0]].means()
-            self.components = tuple(of_environments[0] + name for name in parts) if len(parts) > 1 else ()
+        totals = self.totals.after(iteration + 1, measured.played)
+        metrics = measured.metrics()
+        environment_prefixes = [f"rollout/{name}/" for name in self.tasks.environments]
+        if len(environment_prefixes) == 1 and environment_prefixes[0] in measured.components:
+            component_means = measured.components[environment_prefixes[0]].means()
+            self.components = (
+                tuple(environment_prefixes[0] + name for name in component_means) if len(component_means) > 1 else ()
+            )
         if first:
             self._signal.add(metrics, measured.returns)
         if (warning := self._verifiers.add(measured.means)) and first:
@@ -236,7 +243,7 @@ class RolloutCollection:
         learned = stream.update(measured.successes) if stream.curriculum is not None else {}
         return metrics | self.learner.metrics.take_rollout() | learned | totals
 
-    def _measured(
+    def _measure(
         self, iteration: int, collected: Collected, groups: Sequence[int], seconds: float, judging: set[str]
     ) -> CollectionSums:
         """Return the sums of what this rank collected."""
@@ -283,7 +290,8 @@ class RolloutCollection:
         if len(measured) == self.trainer.world_size:
             self.learner.metrics.tokens = TokenMeasures(**measured[self.trainer.global_rank])
         if self.saved is not None and self.trainer.is_global_zero:
-            ranks, first = data_parallel_rank(self.trainer)[1], state["iteration"] + bool(state["position"])
+            ranks = data_parallel_rank(self.trainer)[1]
+            first = state["iteration"] + bool(state["position"])
             remove_repeated(Path(self.trainer.default_root_dir), first, ranks)
         ahead = groups_ahead(state.get("ahead", []), self.plan.groups, self.groups, self.max_lag > 0)
         if isinstance(self.collector, AsyncCollector) and ahead is not None:
@@ -338,22 +346,22 @@ def check_played(episodes: Sequence[Episode], iteration: int, trainer: Any) -> s
         RolloutError: all of one rank failed; all ranks raise it, so that each of them tells the cause.
     """
     folder, fault = Path(trainer.default_root_dir), None
-    own = {episode.task.environment for episode in episodes if episode.success is not None}
+    judging_here = {episode.task.environment for episode in episodes if episode.success is not None}
     if all(episode.failed for episode in episodes):
         which = f"{len(episodes)} episodes of iteration {iteration}"
         which += f" on rank {trainer.global_rank}" if trainer.world_size > 1 else ""
         fault = f"all {which} failed; the first: {first_failure(episodes, folder)}"
     else:
         warn_of_failures(episodes, "episodes", folder)
-    faults, judging = zip(*gather_ranks(trainer, (fault, own)), strict=True)
+    faults, judging = zip(*gather_ranks(trainer, (fault, judging_here)), strict=True)
     if any(faults):
         raise RolloutError(next(filter(None, faults)))
     return set[str]().union(*judging)
 
 
-def check_kept(kept: Sequence[Episode], iteration: int) -> None:
+def warn_if_empty(episodes: Sequence[Episode], iteration: int) -> None:
     """Warn of a rollout without episodes to train on."""
-    if not kept:
+    if not episodes:
         logger.warning(
             "no group of this process is left to learn from in iteration %d; where no other process has one, its "
             "updates change nothing; see data.failed_members and data.retries",

@@ -45,8 +45,15 @@ class EvaluationStream:
             name: evaluation_specs(environment, episodes, split, seed, name=name)
             for name, environment in players.environments.items()
         }
-        self.few = {name: len(found) for name, found in by_environment.items() if len(found) < episodes}
-        self.episodes, specs = episodes, [spec for found in by_environment.values() for spec in found]
+        self.few = {
+            name: len(specs_of_environment)
+            for name, specs_of_environment in by_environment.items()
+            if len(specs_of_environment) < episodes
+        }
+        self.episodes, specs = (
+            episodes,
+            [spec for specs_of_environment in by_environment.values() for spec in specs_of_environment],
+        )
         self.specs = specs[rank::ranks]
         # Every rank serves the same number of batches, or the others would wait for it for ever; the last may be empty.
         self.batches = -(-len(specs[0::ranks]) // self.BATCH)
@@ -57,9 +64,9 @@ class EvaluationStream:
     def warn_of_few_tasks(self, option: str) -> None:
         """Warn of environments whose split has fewer tasks than episodes that an option asks for, on the first rank."""
         if self.few and data_parallel_rank(self.trainer)[0] == 0:
-            found = ", ".join(f"{name!r} has {count}" for name, count in self.few.items())
+            counts = ", ".join(f"{name!r} has {count}" for name, count in self.few.items())
             message = "the %s split has fewer tasks than %s, %d: %s; each is played once"
-            logger.warning(message, self.split, option, self.episodes, found)
+            logger.warning(message, self.split, option, self.episodes, counts)
 
     def __iter__(self) -> Iterator[EpisodeBatch]:
         played: list[Episode] = []
@@ -101,8 +108,8 @@ class EpisodeBatch:
             if name.startswith("agent/"):
                 means[name] = total / count, count
         for name in dict.fromkeys(episode.task.environment for episode in self.episodes if self.by_task):
-            own = _means([episode for episode in self.episodes if episode.task.environment == name])
-            means |= {f"{name}/{metric}": mean for metric, mean in own.items()}
+            task_means = _means([episode for episode in self.episodes if episode.task.environment == name])
+            means |= {f"{name}/{metric}": mean for metric, mean in task_means.items()}
         return means
 
     def counts(self) -> dict[str, int]:
@@ -112,8 +119,8 @@ class EpisodeBatch:
     def outcomes(self) -> Mapping[Outcome, float]:
         """Return the number of episodes that did not fail, by metric, environment and success."""
         played = [(episode.task.environment, episode.success) for episode in self.episodes if not episode.failed]
-        found = Counter(("accuracy", *outcome) for outcome in played)
-        return found + Counter((f"{outcome[0]}/accuracy", *outcome) for outcome in played if self.by_task)
+        counts = Counter(("accuracy", *outcome) for outcome in played)
+        return counts + Counter((f"{outcome[0]}/accuracy", *outcome) for outcome in played if self.by_task)
 
 
 def _means(episodes: Sequence[Episode]) -> Mapping[str, tuple[float, float]]:

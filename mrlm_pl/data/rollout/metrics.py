@@ -69,7 +69,7 @@ def path_weights(episodes: Sequence[Episode]) -> list[float]:
     for tree in map(TurnTree.of, by_group(expanded).values()):
         children = tree.children()
         for path in tree.paths:
-            states = [next(iter(made.values()))[0].node for made in decided(path).values()]
+            states = [next(iter(by_agent.values()))[0].node for by_agent in decided(path).values()]
             weights[path.group, path.id] = math.prod(1 / len(children[node]) for node in states)
     return [
         0.0 if episode.stop_reason == UNEXPANDED_STOP else weights.get((episode.group, episode.id), 1.0)
@@ -136,7 +136,9 @@ class CollectionSums:
         """
         played = [episode for episode in episodes if not episode.failed]
         turns, weights = distinct_turns(played), path_weights(played)
-        measured = _measured(played, weights, by_task, judging_environments(played) if judging is None else judging)
+        measured = _values_and_weights(
+            played, weights, by_task, judging_environments(played) if judging is None else judging
+        )
         by_environment = grouped(
             (episode.task.environment, (episode.components(), weight))
             for episode, weight in zip(played, weights, strict=True)
@@ -151,19 +153,21 @@ class CollectionSums:
             **measured,
         }
         means = {
-            name: (math.fsum(value * weight for value, weight in found), math.fsum(weight for _, weight in found))
-            for name, found in values.items()
-            if found
+            name: (math.fsum(value * weight for value, weight in pairs), math.fsum(weight for _, weight in pairs))
+            for name, pairs in values.items()
+            if pairs
         }
-        components = {f"rollout/{name}/": Components.of(found) for name, found in by_environment.items()}
-        means |= {f"rollout/{name}": found for name, found in means_by_agent(played, weights, turns).items()}
+        components = {f"rollout/{name}/": Components.of(pairs) for name, pairs in by_environment.items()}
+        means |= {f"rollout/{name}": sums for name, sums in means_by_agent(played, weights, turns).items()}
         by_agent = components_by_agent(played, weights)
-        components |= {f"rollout/agent/{agent}/components/": found for agent, found in by_agent.items()}
+        components |= {
+            f"rollout/agent/{agent}/components/": agent_components for agent, agent_components in by_agent.items()
+        }
         components["rollout/"] = stop_reasons(played, weights)
         # The turns of a stale snapshot do not count in the policy's entropy.
-        own = [(turn, row) for turn, row in turns if turn.policy == row.policy]
-        surprise = -math.fsum(sum(row.logprobs[turn.start : turn.stop]) for turn, row in own)
-        means["rollout/entropy"] = (surprise, _tokens(own))
+        current_turns = [(turn, row) for turn, row in turns if turn.policy == row.policy]
+        surprise = -math.fsum(sum(row.logprobs[turn.start : turn.stop]) for turn, row in current_turns)
+        means["rollout/entropy"] = (surprise, _tokens(current_turns))
         means["rollout/response_tokens"] = (_tokens(turns), float(len(turns)))
         everything = [*episodes, *unused]
         sampled = turns if len(everything) == len(played) else distinct_turns(everything)
@@ -197,28 +201,32 @@ class CollectionSums:
     def metrics(self) -> dict[str, float]:
         """Return the numbers to log."""
         logged = {
-            prefix + name: mean for prefix, parts in self.components.items() for name, mean in parts.means().items()
+            prefix + name: mean
+            for prefix, components in self.components.items()
+            for name, mean in components.means().items()
         }
         logged |= {name: total / count for name, (total, count) in self.means.items() if count}
         return without_sole_owners(logged, "rollout/") | self.sums
 
 
-def _measured(
+def _values_and_weights(
     episodes: Sequence[Episode], weights: Sequence[float], by_task: bool, judging: Collection[str]
 ) -> dict[str, list[tuple[float, float]]]:
     """Return (value, weight) of each episode's numbers whose means are logged, by name."""
     values: dict[str, list[tuple[float, float]]] = {}
     for episode, weight in zip(episodes, weights, strict=True):
         environment = episode.task.environment
-        own = {f"{environment}/{name}": value for name, value in episode.metrics.items()}
-        own["reward"] = episode.reward
+        named_numbers = {f"{environment}/{name}": value for name, value in episode.metrics.items()}
+        named_numbers["reward"] = episode.reward
         if environment in judging and episode.stop_reason not in (THRESHOLD_STOP, UNEXPANDED_STOP):
-            own["success"] = float(bool(episode.success))
+            named_numbers["success"] = float(bool(episode.success))
             if VERIFIER_SCORE in episode.metrics:
-                own[f"{environment}/accuracy"] = own["success"]
+                named_numbers[f"{environment}/accuracy"] = named_numbers["success"]
         if by_task:
-            own |= {f"{environment}/{name}": own[name] for name in _OF_TASKS if name in own}
-        for name, value in own.items():
+            named_numbers |= {
+                f"{environment}/{name}": named_numbers[name] for name in _OF_TASKS if name in named_numbers
+            }
+        for name, value in named_numbers.items():
             values.setdefault(f"rollout/{name}", []).append((value, weight))
     return values
 
@@ -298,10 +306,10 @@ class SignalCheck:
     def __init__(self, sampling: Sampling, compares: bool, no_signal: str = EQUAL_RETURNS) -> None:
         self.compares, self.no_signal = compares, no_signal
         settings = [sampling, *(sampling.of(name) for name in sampling.policies)]
-        self._greedy = not any(one.temperature for one in settings)
-        self._one_token = all(one.max_tokens == 1 for one in settings)
+        self._greedy = not any(setting.temperature for setting in settings)
+        self._one_token = all(setting.max_tokens == 1 for setting in settings)
         self._said: set[str] = set()
-        self._limits = ", ".join(dict.fromkeys(str(one.max_tokens) for one in settings))
+        self._limits = ", ".join(dict.fromkeys(str(setting.max_tokens) for setting in settings))
         self._flat = self._truncated = 0
         self._varied = False  # an earlier iteration had a signal
         self._returns: frozenset[AgentReturns] = frozenset()
@@ -409,7 +417,7 @@ class VerifierWatch:
             del latest[:-WINDOW]
             if len(latest) < WINDOW or environment in self._warned:
                 continue
-            before, after = _pooled(first), _pooled(latest)
+            before, after = _pool(first), _pool(latest)
             if diverged(before, after):
                 self._warned.append(environment)
                 lines.append(
@@ -447,5 +455,5 @@ def _change(before: Measured, after: Measured) -> tuple[float, float]:
     return shares[1][0] - shares[0][0], error
 
 
-def _pooled(iterations: Sequence[Measured]) -> list[float]:
+def _pool(iterations: Sequence[Measured]) -> list[float]:
     return [math.fsum(column) for column in zip(*iterations, strict=True)]

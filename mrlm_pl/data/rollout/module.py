@@ -208,8 +208,10 @@ class RolloutDataModule(ChecksArguments, LightningDataModule):
 
     def _updates(self, trainer: Trainer) -> int | None:
         """Return the number of updates on each rollout; None if epochs end within an update, which steps early then."""
-        updates, accumulation = self.stream.passes * self.stream.minibatches, int(trainer.accumulate_grad_batches)
-        limit, length = trainer.limit_train_batches, self.stream.iterations * updates * accumulation
+        updates = self.stream.passes * self.stream.minibatches
+        accumulation = int(trainer.accumulate_grad_batches)
+        limit = trainer.limit_train_batches
+        length = self.stream.iterations * updates * accumulation
         batches = min(limit, length) if isinstance(limit, int) else int(limit * length)
         return None if batches % accumulation else updates
 
@@ -230,7 +232,8 @@ class RolloutDataModule(ChecksArguments, LightningDataModule):
             check_servers(engine, [name for name in learner.policies if learner.policy(name).trained])
         if stage != "fit":
             return
-        ranks, accumulation = data_parallel_rank(trainer)[1], int(trainer.accumulate_grad_batches)
+        ranks = data_parallel_rank(trainer)[1]
+        accumulation = int(trainer.accumulate_grad_batches)
         checks.check_learns(learner)
         checks.check_groups(learner, plan, self.tasks.settings)
         checks.check_updates(learner, stream.passes, stream.minibatches, plan.groups, ranks, accumulation)
@@ -282,15 +285,15 @@ class RolloutDataModule(ChecksArguments, LightningDataModule):
 
         The ranks divide the episodes, so every rank must call it; all get the report on all of them.
         """
-        trainer, found = self.algorithm().trainer, self.environments[environment]
-        specs = evaluation_specs(found, episodes, split, self.seed, name=environment)
+        trainer, evaluated = self.algorithm().trainer, self.environments[environment]
+        specs = evaluation_specs(evaluated, episodes, split, self.seed, name=environment)
         rank, ranks = data_parallel_rank(trainer)
-        own = self.play(specs[rank::ranks], sampling or self.validation_sampling)
+        episodes_here = self.play(specs[rank::ranks], sampling or self.validation_sampling)
         played: list[Any] = [None] * len(specs)
-        for number, part in enumerate(gather_ranks(trainer, own)):
-            played[number::ranks] = part
+        for number, rank_episodes in enumerate(gather_ranks(trainer, episodes_here)):
+            played[number::ranks] = rank_episodes
         chosen: dict[str, Any] = {"environment": environment, "model": "", "split": split, "seed": self.seed}
-        return summarize(played, **chosen, requested=episodes, bounds=found.bounds)
+        return summarize(played, **chosen, requested=episodes, bounds=evaluated.bounds)
 
     def play(self, specs: Sequence[EpisodeSpec], sampling: Sampling) -> list[Episode]:
         """Return episodes that the current weights played; every rank must call it."""

@@ -50,11 +50,14 @@ class GroupPart:
         least, longer = divmod(sum(map(len, rows.values())), self.parts)
         begin = self.part * least + min(self.part, longer)  # the first ``longer`` parts have a row more
         end = begin + least + (self.part < longer)
-        own = {}
-        for name, of_policy in rows.items():
-            own[name] = of_policy[max(0, begin) : max(0, end)]
-            begin, end = begin - len(of_policy), end - len(of_policy)  # from now on counted from the next policy's rows
-        return own
+        rows_of_part = {}
+        for name, policy_rows in rows.items():
+            rows_of_part[name] = policy_rows[max(0, begin) : max(0, end)]
+            begin, end = (
+                begin - len(policy_rows),
+                end - len(policy_rows),
+            )  # from now on counted from the next policy's rows
+        return rows_of_part
 
 
 def prefix_order(token_ids: Tensor) -> Tensor:
@@ -124,7 +127,7 @@ class TrainingStream:
         """Return the next micro-batch; the first of an iteration collects its rollout."""
         if self._rows is None:
             rows, self._metrics = self.collection.collect(self.iteration, self._last_ahead())
-            self._rows = {name: own.to("cpu") for name, own in rows.items()}  # rows are divided on the host
+            self._rows = {name: table.to("cpu") for name, table in rows.items()}  # rows are divided on the host
         elif self.position == self.batches // self.passes:  # all rows have been in an update
             self.collection.write_tokens()
         learner, trainer = self.collection.learner, self.collection.trainer
@@ -136,7 +139,8 @@ class TrainingStream:
             if update != self._update:
                 parts = self.update_at(self.position)
                 over_ranks = functools.partial(all_reduce_sum, trainer)
-                self._update, self._batches = update, micro_batches(learner, self._rows, parts, over_ranks)
+                self._batches = micro_batches(learner, self._rows, parts, over_ranks)
+                self._update = update
             batch = self._batches[self.position % self.accumulation]
             batch.metrics = self._metrics
             batch.on_policy = self.position < self.accumulation and self.collection.on_policy
@@ -160,7 +164,8 @@ class TrainingStream:
 
     def _shuffled_groups(self, pass_number: int) -> Tensor:
         """Return this rank's group numbers in the order in which a pass serves them."""
-        (rank, ranks), plan = data_parallel_rank(self.collection.trainer), self.collection.plan
+        rank, ranks = data_parallel_rank(self.collection.trainer)
+        plan = self.collection.plan
         generator = torch.Generator().manual_seed(derive_seed("shuffle", plan.seed, self.iteration, pass_number, rank))
         return torch.randperm(plan.groups // ranks, generator=generator)
 
@@ -169,11 +174,13 @@ class TrainingStream:
 
         A trainer counts from 0, and the data may have been in another one before.
         """
-        trainer, batches, lag = self.collection.trainer, self.batches, self.collection.max_lag
+        trainer = self.collection.trainer
+        batches = self.batches
+        lag = self.collection.max_lag
         if not lag or math.isinf(in_all := batches_in_all(trainer)):
             return self.iteration + lag
-        left = math.ceil(in_all / batches) - round(batches_served(trainer) / batches)
-        return self.iteration + max(0, min(lag, left - 1))
+        iterations_left = math.ceil(in_all / batches) - round(batches_served(trainer) / batches)
+        return self.iteration + max(0, min(lag, iterations_left - 1))
 
     def _shape(self) -> dict[str, Any]:
         """Return the options that decide how a rollout is served."""
@@ -190,7 +197,7 @@ class TrainingStream:
         """Return rows and position for a checkpoint; all ranks call it."""
         if self.position in (0, self.batches // self.passes):
             self.collection.write_tokens()
-        rows = None if self._rows is None else {name: own.tensors() for name, own in self._rows.items()}
+        rows = None if self._rows is None else {name: batch.tensors() for name, batch in self._rows.items()}
         return {
             "iteration": self.iteration,
             "position": self.position,
@@ -265,30 +272,30 @@ def micro_batches(
     ]
     names = list(learner.learners)
     policies: list[dict[str, PolicyBatch]] = [{} for _ in parts]
-    others: list[dict[str, PolicyBatch]] = [{} for _ in parts]
+    without_gradient_rows: list[dict[str, PolicyBatch]] = [{} for _ in parts]
     # One tensor, so that the ranks talk once: of each learner its BatchTotals, and 1 for each part with other rows.
     fields = len(dataclasses.fields(BatchTotals))
     sizes = torch.zeros(len(names), fields + len(parts), dtype=torch.float64)
     for size, name in zip(sizes, names, strict=True):
         if name not in orders:
             continue
-        own, order = rows[name], orders[name]
-        own_totals = batch_totals(own.action_mask[order], own.episode_tokens[order])
+        policy_rows, order = rows[name], orders[name]
+        own_totals = batch_totals(policy_rows.action_mask[order], policy_rows.episode_tokens[order])
         size[:fields] = torch.tensor(dataclasses.astuple(own_totals), dtype=torch.float64)
-        acting = own.action_mask.any(-1)
-        trained = torch.zeros_like(acting).index_fill(0, learner.rows_with_gradient(own), True)
+        acting = policy_rows.action_mask.any(-1)
+        trained = torch.zeros_like(acting).index_fill(0, learner.rows_with_gradient(policy_rows), True)
         for number, part in enumerate(divided):
             here = part[name]
             if trained[here].any():
-                policies[number][name] = own.select(here[trained[here]])
-            if (other := ~trained[here] & acting[here]).any():
-                others[number][name] = own.select(here[other])
+                policies[number][name] = policy_rows.select(here[trained[here]])
+            if (inactive := ~trained[here] & acting[here]).any():
+                without_gradient_rows[number][name] = policy_rows.select(here[inactive])
                 size[fields + number] = 1.0
-    of_learners = dict(zip(names, over_ranks(sizes), strict=True))
-    totals = {name: BatchTotals(*size[:fields].tolist()) for name, size in of_learners.items() if size[0] > 0}
+    sizes_by_learner = dict(zip(names, over_ranks(sizes), strict=True))
+    totals = {name: BatchTotals(*size[:fields].tolist()) for name, size in sizes_by_learner.items() if size[0] > 0}
     batches = []
     for number in range(len(parts)):
-        anywhere = [name for name, size in of_learners.items() if size[fields + number] > 0]
-        without_gradient = {name: others[number].get(name) for name in anywhere}
+        anywhere = [name for name, size in sizes_by_learner.items() if size[fields + number] > 0]
+        without_gradient = {name: without_gradient_rows[number].get(name) for name in anywhere}
         batches.append(Batch(policies[number], totals, without_gradient=without_gradient))
     return batches

@@ -204,12 +204,12 @@ class TaskStream:
     def plan(self, positions: int, shares: Mapping[str, float]) -> None:
         """Decide the next ``positions`` by shares that sum to 1."""
         self._block = positions
-        wanted = {name: self._owed[name] + shares[name] * positions for name in self.sources}
-        counts = apportioned(wanted, positions)
-        self._owed = {name: wanted[name] - counts[name] for name in self.sources}
+        targets = {name: self._owed[name] + shares[name] * positions for name in self.sources}
+        counts = apportion(targets, positions)
+        self._owed = {name: targets[name] - counts[name] for name in self.sources}
         turns = sorted(
-            ((number + 0.5) / count, place, name)
-            for place, (name, count) in enumerate(counts.items())
+            ((number + 0.5) / count, order, name)
+            for order, (name, count) in enumerate(counts.items())
             for number in range(count)
         )
         for _, _, name in turns:
@@ -290,19 +290,19 @@ class TaskStream:
         return order
 
 
-def apportioned(wanted: Mapping[str, float], seats: int) -> dict[str, int]:
-    """Return whole numbers next to the wanted ones, 0 or above, that sum to ``seats``: largest remainders first.
+def apportion(targets: Mapping[str, float], seats: int) -> dict[str, int]:
+    """Return whole numbers next to the targets, 0 or above, that sum to ``seats``: largest remainders first.
 
     Args:
-        wanted: numbers that sum to ``seats``.
+        targets: numbers that sum to ``seats``.
         seats: how many there are.
 
-    >>> apportioned({"a": 2.5, "b": 1.75, "c": -0.25}, 4)
+    >>> apportion({"a": 2.5, "b": 1.75, "c": -0.25}, 4)
     {'a': 2, 'b': 2, 'c': 0}
     """
-    counts = {name: max(0, math.floor(value)) for name, value in wanted.items()}
+    counts = {name: max(0, math.floor(value)) for name, value in targets.items()}
     while (missing := seats - sum(counts.values())) != 0:
-        behind = {name: wanted[name] - counts[name] for name in counts}
+        behind = {name: targets[name] - counts[name] for name in counts}
         if missing > 0:
             counts[max(behind, key=lambda name: behind[name])] += 1
         else:
@@ -359,14 +359,14 @@ class RunTasks:
         seed: int,
     ) -> None:
         self.environments = named_environments(environments, names)
-        given = dict(settings or {})
-        for name in given.keys() - self.environments.keys():
+        settings_by_name = dict(settings or {})
+        for name in settings_by_name.keys() - self.environments.keys():
             hint = did_you_mean(name, self.environments, f"the environments are {list(self.environments)}")
             raise ConfigurationError(
                 f"data.task_settings names the environment {name!r}, which this run does not have; {hint}"
             )
         self.settings = {
-            name: as_settings(TaskSettings, given.get(name, {}), f"data.task_settings.{name}")
+            name: as_settings(TaskSettings, settings_by_name.get(name, {}), f"data.task_settings.{name}")
             for name in self.environments
         }
         sources = {name: environment.tasks("train") for name, environment in self.environments.items()}
@@ -374,11 +374,11 @@ class RunTasks:
 
     def group_sizes(self, size: int) -> dict[str, int]:
         """Return the episodes of each task by environment; ``size`` where it has no setting."""
-        return {name: own.group_size or size for name, own in self.settings.items()}
+        return {name: task_settings.group_size or size for name, task_settings in self.settings.items()}
 
     def turn_limits(self, limit: int) -> dict[str, int]:
         """Return the limit of decisions in an episode by environment; ``limit`` where it has no setting."""
-        return {name: own.max_turns or limit for name, own in self.settings.items()}
+        return {name: task_settings.max_turns or limit for name, task_settings in self.settings.items()}
 
     def with_reward_scale(self, episodes: Sequence[Episode]) -> list[Episode]:
         """Return the episodes with every reward times the scale of its environment, for training.
@@ -402,13 +402,14 @@ def named_environments(environments: Sequence[Environment], names: Sequence[str]
         ConfigurationError: the names are not as many as the environments, two share one, or one cannot be part of a
             metric's name.
     """
-    for item in environments:
-        check_instance(Environment, item, "data.environment", "environment")
-    own = [item.name for item in environments]
-    chosen = own if names is None else list(names)
-    if len(chosen) != len(own):
+    for environment in environments:
+        check_instance(Environment, environment, "data.environment", "environment")
+    own_names = [environment.name for environment in environments]
+    chosen = own_names if names is None else list(names)
+    if len(chosen) != len(own_names):
         raise ConfigurationError(
-            f"data.names are {chosen} for {len(own)} environments ({', '.join(own)}); give one for each, in their order"
+            f"data.names are {chosen} for {len(own_names)} environments ({', '.join(own_names)}); give one for each, "
+            "in their order"
         )
     if len(set(chosen)) != len(chosen):
         raise ConfigurationError(f"environments {chosen} share a name; give each one its own with data.names")

@@ -101,7 +101,7 @@ class Dialect(ABC):
             raise RemoteError(f"the server did not load the weights: {_short(reply)}")
 
 
-def _drawing(request: SampleRequest) -> dict[str, Any]:
+def _sampling_fields(request: SampleRequest) -> dict[str, Any]:
     """Return the sampling parameters that vLLM and SGLang share."""
     sampling = request.sampling
     return {
@@ -129,7 +129,7 @@ class VllmDialect(Dialect):
             "model": model,
             "prompt": list(request.token_ids),
             "max_tokens": limit,
-            **_drawing(request),
+            **_sampling_fields(request),
             "seed": seed,
             "ignore_eos": True,  # a turn ends at the request's stop tokens and at no others
             "add_special_tokens": False,
@@ -187,7 +187,7 @@ class SglangDialect(Dialect):
             "input_ids": list(request.token_ids),
             "sampling_params": {
                 "max_new_tokens": limit,
-                **_drawing(request),
+                **_sampling_fields(request),
                 "sampling_seed": seed,
                 "skip_special_tokens": False,
             },
@@ -216,7 +216,7 @@ class SglangDialect(Dialect):
 
     def likeliest(self, reply: Any) -> list[float]:
         """See :meth:`VllmDialect.likeliest`."""
-        return [item[0] for item in reply["meta_info"]["output_top_logprobs"][0]]
+        return [candidate[0] for candidate in reply["meta_info"]["output_top_logprobs"][0]]
 
     def update(self, folder: str, label: str) -> list[Call]:
         return [("/update_weights_from_disk", {"model_path": folder, "weight_version": label, "flush_cache": True})]
@@ -229,9 +229,9 @@ class SglangDialect(Dialect):
 def _drawn(token_ids: Sequence[int], logprobs: Sequence[float] | None, ended: str, version: str = "") -> Drawn:
     if logprobs is None:
         raise ConfigurationError("the server gives no log-probabilities of sampled tokens; training needs them")
-    whole = all(type(token) is int and 0 <= token < 2**31 for token in token_ids)
-    fine = all(type(value) in (int, float) and -math.inf < value <= LARGEST_LOGPROB for value in logprobs)
-    if not token_ids or len(token_ids) != len(logprobs) or not whole or not fine:
+    valid_ids = all(type(token) is int and 0 <= token < 2**31 for token in token_ids)
+    valid_logprobs = all(type(value) in (int, float) and -math.inf < value <= LARGEST_LOGPROB for value in logprobs)
+    if not token_ids or len(token_ids) != len(logprobs) or not valid_ids or not valid_logprobs:
         raise RemoteError(
             f"the server gave {len(token_ids)} tokens {token_ids[:3]}... and {len(logprobs)} log-probabilities "
             f"{logprobs[:3]}...; each of one or more token ids must have a finite one of at most 0; check the "

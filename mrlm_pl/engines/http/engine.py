@@ -156,18 +156,18 @@ class OpenAICompatible(Engine):
             ConfigurationError: the server cannot sample from this distribution.
             RemoteError: no server answers within the bounds of ``terms``.
         """
-        return await asyncio.wrap_future(self._running().submit(together(map(self._sample, requests))))
+        return await asyncio.wrap_future(self._open_loop().submit(together(map(self._sample, requests))))
 
     async def _sample(self, request: SampleRequest) -> Sample:
         async with self._places:
             await self._open.wait()
-            drawing = asyncio.create_task(self._drawn(request))
+            drawing = asyncio.create_task(self._sample_one(request))
             self._under_way.add(drawing)
             drawing.add_done_callback(self._under_way.discard)
             return await drawing
 
-    async def _drawn(self, request: SampleRequest) -> Sample:
-        facts = await self._known(request.policy)
+    async def _sample_one(self, request: SampleRequest) -> Sample:
+        facts = await self._server_facts(request.policy)
         limit = request.limit(facts.window)
         self._check_distribution(request, facts)
         served = self._policies.get(request.policy, _Served(0))
@@ -221,22 +221,24 @@ class OpenAICompatible(Engine):
         if not isinstance(weights, PreTrainedModel):
             raise EngineError(f"policy {policy!r}: a transformers model is loaded, not a {type(weights).__name__}")
         trained = any(parameter.requires_grad for parameter in weights.parameters())
-        known = self._policies.get(policy)
-        if known is not None and not trained:
-            known.version = version
+        before = self._policies.get(policy)
+        if before is not None and not trained:
+            before.version = version
             return
         served = _Served(version, f"{policy}-{version}")
         checksums: tuple[int, ...] = ()
         if trained:
-            check_servers(self, [*(name for name, item in self._policies.items() if item.folder), policy])
+            check_servers(
+                self, [*(name for name, served_policy in self._policies.items() if served_policy.folder), policy]
+            )
             folder = checked_folder(policy, self._folder, self._replicas.targets)
             checksums = tuple(checksum(value) for value in weights.state_dict().values())
-            if known is not None and (known.version, known.checksums) == (version, checksums):
+            if before is not None and (before.version, before.checksums) == (version, checksums):
                 return  # another part of the same evaluation
             served.folder = str(write_version(folder, policy, weights, version, self.dialect.save))
-        self._running().submit(self._take_over(policy, served)).result()
+        self._open_loop().submit(self._take_over(policy, served)).result()
         if self.dialect.reports_logprobs:
-            for url, probe in self._running().submit(self._probes(policy)).result().items():
+            for url, probe in self._open_loop().submit(self._probes(policy)).result().items():
                 check_weights(probe, weights, url, policy)
         served.checksums = checksums
 
@@ -247,7 +249,7 @@ class OpenAICompatible(Engine):
             ConfigurationError: a server cannot.
             RemoteError: no server answers.
         """
-        facts = self._running().submit(self._known(policy)).result()
+        facts = self._open_loop().submit(self._server_facts(policy)).result()
         self._model_of(facts.models, policy)
 
     async def _take_over(self, policy: str, served: _Served) -> None:
@@ -255,9 +257,9 @@ class OpenAICompatible(Engine):
         self._open.clear()
         try:
             patience = self._replicas.terms.patience_seconds
-            if self._under_way and (left := (await asyncio.wait(self._under_way, timeout=patience))[1]):
+            if self._under_way and (unfinished := (await asyncio.wait(self._under_way, timeout=patience))[1]):
                 raise RemoteTimeoutError(
-                    f"new weights of policy {policy!r} waited {patience:g} s for {len(left)} running requests at "
+                    f"new weights of policy {policy!r} waited {patience:g} s for {len(unfinished)} running requests at "
                     f"{self._replicas.targets}; lower sampling.max_tokens or raise patience_seconds"
                 )
             self._policies[policy] = served
@@ -274,23 +276,23 @@ class OpenAICompatible(Engine):
         backoff = Backoff(self._replicas.terms.patience_seconds, first=0.2, longest=5.0)
         for attempt in range(self._replicas.terms.retries + 1):
             awake = [item for item in self._replicas.all if item.rests_until <= loop.time()] or self._replicas.all
-            found = await asyncio.gather(*map(self._replicas.make_ready, awake), return_exceptions=True)
-            final = [item for item in found if not isinstance(item, (PassingError, RemoteError, type(None)))]
+            results = await asyncio.gather(*map(self._replicas.make_ready, awake), return_exceptions=True)
+            final = [item for item in results if not isinstance(item, (PassingError, RemoteError, type(None)))]
             if final:
                 raise final[0]
-            if None in found:
-                for item in filter(None, found):
+            if None in results:
+                for item in filter(None, results):
                     logger.warning("not used until it answers: %s", item)
                 return
             if attempt == self._replicas.terms.retries or not await backoff.pause():
                 break
         trained = any(served.folder for served in self._policies.values())
         remedy = "check the URL" + " and whether the server reads weights_folder under the same path" * trained
-        raise RemoteError(f"policy {policy!r}: no server is ready: {found[0]}; start one, or {remedy}")
+        raise RemoteError(f"policy {policy!r}: no server is ready: {results[0]}; start one, or {remedy}")
 
     async def _probes(self, policy: str) -> dict[str, Drawn]:
         """Return the samples for :func:`check_weights`, by the URL of each server that answers."""
-        facts, found = await self._known(policy), {}
+        facts, probes = await self._server_facts(policy), {}
         model = self._model_of(facts.models, policy)
         body = self.dialect.body(WEIGHT_PROBE, model, WEIGHT_PROBE.sampling.max_tokens, 0)
         for replica in self._replicas.all:
@@ -298,12 +300,12 @@ class OpenAICompatible(Engine):
                 try:
                     reply = await self._replicas.once(replica, self.dialect.path, body, f"policy {policy!r}")
                     with naming(replica.url):
-                        found[replica.url] = read_reply(self.dialect, reply, WEIGHT_PROBE)
+                        probes[replica.url] = read_reply(self.dialect, reply, WEIGHT_PROBE)
                 except (PassingError, RemoteError) as error:  # a busy server; the next weights are compared again
                     logger.warning("the weights of %s were not compared: %s", replica.url, error)
-        return found
+        return probes
 
-    async def _known(self, policy: str) -> ServerFacts:
+    async def _server_facts(self, policy: str) -> ServerFacts:
         """Return the facts of the servers, requested once."""
         if self._facts is None:
             await self._ready_anywhere(policy)
@@ -355,7 +357,7 @@ class OpenAICompatible(Engine):
         """Close the connections, not the servers; may be called twice."""
         self._end()
 
-    def _running(self) -> EventLoopThread:
+    def _open_loop(self) -> EventLoopThread:
         if not self._end.alive:
             raise EngineError("the engine is closed; make a new one")
         return self._loop

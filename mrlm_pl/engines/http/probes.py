@@ -166,15 +166,17 @@ def check_weights(probe: Drawn, model: torch.nn.Module, targets: str, policy: st
     """
     row = [*PROBES[0], *probe.token_ids]
     device = next(model.parameters()).device
-    found = f"a token {max(row)}"
+    difference = f"a token {max(row)}"
     if max(row) < model.get_input_embeddings().weight.shape[0]:  # type: ignore[operator]
         logits = model(torch.tensor([row], device=device)).logits[0, len(PROBES[0]) - 1 : -1].float()
-        own = logits.log_softmax(-1).gather(-1, torch.tensor(probe.token_ids, device=device)[:, None])[:, 0].cpu()
-        apart = (own - torch.tensor(probe.logprobs)).abs().mean().item()
+        model_logprobs = (
+            logits.log_softmax(-1).gather(-1, torch.tensor(probe.token_ids, device=device)[:, None])[:, 0].cpu()
+        )
+        apart = (model_logprobs - torch.tensor(probe.logprobs)).abs().mean().item()
         if apart <= TOLERANCE:
             return
-        found = f"log-probabilities {apart:.2f} nats away"
+        difference = f"log-probabilities {apart:.2f} nats away"
     raise ConfigurationError(
-        f"policy {policy!r}: {targets} has other weights than the policy's model ({found}); start the server with "
+        f"policy {policy!r}: {targets} has other weights than the policy's model ({difference}); start the server with "
         "that model, or name the served one in the policy"
     )

@@ -148,7 +148,7 @@ class Replicas:
         terms: Terms,
         prepare: Callable[[Replica], Awaitable[None]],
     ) -> None:
-        self.all = [Replica(_checked_url(url)) for url in dict.fromkeys(urls)]
+        self.all = [Replica(_check_url(url)) for url in dict.fromkeys(urls)]
         if not self.all:
             raise ConfigurationError("url names no server; give http://HOST:PORT")
         if api_key_env is not None and not os.environ.get(api_key_env):
@@ -200,7 +200,7 @@ class Replicas:
             self.stats.retries += tries > 1
             try:
                 with naming(replica.url):
-                    answer = read(await self._asked(replica, path, body, whom, deadline), replica)
+                    answer = read(await self._ask_replica(replica, path, body, whom, deadline), replica)
             except PassingError as error:
                 problem = str(error)
                 logger.info("%s: %s", whom, problem)
@@ -217,7 +217,7 @@ class Replicas:
             self.stats.requests += 1
             return answer
 
-    async def _asked(self, replica: Replica, path: str, body: dict[str, Any], whom: str, deadline: float) -> Any:
+    async def _ask_replica(self, replica: Replica, path: str, body: dict[str, Any], whom: str, deadline: float) -> Any:
         loop = asyncio.get_running_loop()
         replica.busy += 1
         try:
@@ -250,7 +250,7 @@ class Replicas:
         url, now = f"{replica.url}{path}", asyncio.get_running_loop().time
         verb = "GET" if body is None else "POST"
         try:
-            async with self._opened().request(
+            async with self._open_session().request(
                 verb, url, json=body, timeout=aiohttp.ClientTimeout(total=seconds)
             ) as reply:
                 status, text = reply.status, (await reply.read()).decode(errors="replace")
@@ -278,16 +278,18 @@ class Replicas:
             await self._session.close()
 
     def _least_busy(self, now: float) -> Replica | None:
-        free = [item for item in self.all if item.rests_until <= now and not (item.doubtful and item.busy)]
+        free = [
+            replica for replica in self.all if replica.rests_until <= now and not (replica.doubtful and replica.busy)
+        ]
         # A doubtful server gets the next request, or its return would never be noticed.
-        return min(free, key=lambda item: (not item.doubtful, item.busy), default=None)
+        return min(free, key=lambda replica: (not replica.doubtful, replica.busy), default=None)
 
     def _pause(self, now: float) -> float:
         """Return seconds until a server may be asked again."""
-        waking = min((item.rests_until for item in self.all if item.rests_until > now), default=now)
+        waking = min((replica.rests_until for replica in self.all if replica.rests_until > now), default=now)
         return max(waking - now, 0.05) * _jitter.uniform(1.0, 1.2)
 
-    def _opened(self) -> aiohttp.ClientSession:
+    def _open_session(self) -> aiohttp.ClientSession:
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=self.terms.concurrency)
             headers = {"Authorization": f"Bearer {os.environ[self._key_env]}"} if self._key_env else {}
@@ -306,22 +308,24 @@ def naming(url: str) -> Iterator[None]:
         raise type(error)(f"{url}: {error}") from error
 
 
-def _checked_url(url: str) -> str:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+def _check_url(url: str) -> str:
+    split_url = urlsplit(url)
+    if split_url.scheme not in ("http", "https") or not split_url.hostname:
         raise ConfigurationError(f"url {url!r} is not of the form http://HOST:PORT or https://HOST:PORT")
-    if parts.username or parts.password or parts.query:
-        raise ConfigurationError(f"the url of {parts.hostname} holds a key; name its variable in `api_key_env` instead")
+    if split_url.username or split_url.password or split_url.query:
+        raise ConfigurationError(
+            f"the url of {split_url.hostname} holds a key; name its variable in `api_key_env` instead"
+        )
     return url.rstrip("/").removesuffix("/v1")
 
 
 def _message(text: str) -> str:
     """Return the message in a server's error reply."""
     with contextlib.suppress(ValueError, RecursionError):
-        found = json.loads(text)
-        while isinstance(found, dict) and (inner := found.keys() & set(_MESSAGE_KEYS)):
-            found = found[min(inner, key=_MESSAGE_KEYS.index)]
-        text = str(found)
+        reply = json.loads(text)
+        while isinstance(reply, dict) and (message_keys := reply.keys() & set(_MESSAGE_KEYS)):
+            reply = reply[min(message_keys, key=_MESSAGE_KEYS.index)]
+        text = str(reply)
     return text[:SHOWN_CHARACTERS]
 
 

@@ -88,10 +88,10 @@ class TransformersDialect(Dialect):
         Raises:
             EngineError: there is no such text.
         """
-        whole, head = (self._decoded(ids, without_special=False) for ids in (token_ids, token_ids[:1]))
-        read, shorter = list(self.tokenizer(whole)["input_ids"]), whole.removeprefix(head)
+        text, head = (self._decode(ids, without_special=False) for ids in (token_ids, token_ids[:1]))
+        read, shorter = list(self.tokenizer(text)["input_ids"]), text.removeprefix(head)
         if read == list(token_ids):
-            return whole
+            return text
         if list(self.tokenizer(shorter)["input_ids"]) == list(token_ids):  # a server adds the first token itself
             return shorter
         raise EngineError(
@@ -106,12 +106,12 @@ class TransformersDialect(Dialect):
             EngineError: they do not.
         """
         token_ids = list(self.tokenizer.encode(text, add_special_tokens=False))
-        back = self._decoded(token_ids, without_special=True)
+        back = self._decode(token_ids, without_special=True)
         if back != text:
             raise EngineError(f"the sampled text {text[:80]!r} becomes {back[:80]!r} when it is encoded and decoded")
         return token_ids
 
-    def _decoded(self, token_ids: Sequence[int], *, without_special: bool) -> str:
+    def _decode(self, token_ids: Sequence[int], *, without_special: bool) -> str:
         options = {"skip_special_tokens": without_special, "clean_up_tokenization_spaces": False}
         return str(self.tokenizer.decode(list(token_ids), **options))
 

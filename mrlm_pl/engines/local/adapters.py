@@ -55,8 +55,8 @@ class Adapted(NamedTuple):
 
     def _products(self, h: Tensor) -> Tensor:
         """Return the products of rows ``[P, N, in]``, ``[P N, out]``, the transpose of a contiguous result."""
-        inner = torch.bmm(self.a, h.transpose(1, 2))  # [P, rank, N]
-        return torch.bmm(self.b, inner).transpose(0, 1).flatten(1).t()
+        low_rank = torch.bmm(self.a, h.transpose(1, 2))  # [P, rank, N]
+        return torch.bmm(self.b, low_rank).transpose(0, 1).flatten(1).t()
 
 
 def joined(layers: Sequence[Adapted], counts: list[int]) -> Adapted:
@@ -96,16 +96,20 @@ class AdaptedWeights:
         self.embedding, self.device, self.norm = base.embedding, base.device, base.norm
         self.inverse_frequency, self.rotary_scale = base.inverse_frequency, base.rotary_scale
         self.architecture, self.copied = base.architecture, base.copied
-        self.head = self._adapted("head", base.head, self.model.lm_head)
+        self.head = self._with_adapters("head", base.head, self.model.lm_head)
         self.layers = [
             replace(
-                own,
-                qkv=self._adapted(f"{i} qkv", own.qkv, *(getattr(layer.self_attn, f"{part}_proj") for part in "qkv")),
-                out=self._adapted(f"{i} out", own.out, layer.self_attn.o_proj),
-                gate_up=self._adapted(f"{i} gate_up", own.gate_up, layer.mlp.gate_proj, layer.mlp.up_proj),
-                down=self._adapted(f"{i} down", own.down, layer.mlp.down_proj),
+                base_layer,
+                qkv=self._with_adapters(
+                    f"{i} qkv",
+                    base_layer.qkv,
+                    *(getattr(layer.self_attn, f"{projection}_proj") for projection in "qkv"),
+                ),
+                out=self._with_adapters(f"{i} out", base_layer.out, layer.self_attn.o_proj),
+                gate_up=self._with_adapters(f"{i} gate_up", base_layer.gate_up, layer.mlp.gate_proj, layer.mlp.up_proj),
+                down=self._with_adapters(f"{i} down", base_layer.down, layer.mlp.down_proj),
             )
-            for i, (own, layer) in enumerate(zip(layers, decoder.layers, strict=True))
+            for i, (base_layer, layer) in enumerate(zip(layers, decoder.layers, strict=True))
         ]
 
     def free(self) -> None:
@@ -121,7 +125,7 @@ class AdaptedWeights:
         """Return the embeddings ``[N, hidden size]`` of tokens ``[N]``."""
         return self.base.embed(ids)
 
-    def _adapted(self, name: str, base: Affine, *modules: Any) -> Affine | Adapted:
+    def _with_adapters(self, name: str, base: Affine, *modules: Any) -> Affine | Adapted:
         """Return the base's layer with the adapters of its modules, which are stacked along the output."""
         factors = [adapter_factors(module) for module in modules]
         rank = sum(pair[0].shape[0] for pair in factors if pair is not None)

@@ -119,7 +119,7 @@ class _Rows:
         """Feed the contexts and some tokens; the rows are those of contexts 0, 0, 1 and 2, then 0, 1 and 2."""
         contexts = [Context(tokens, 2 if u == 0 else 1) for u, tokens in enumerate(self._contexts)]
         logits, rows = self._model.prefill(contexts, _STEPS)
-        failure = self._compared(self._contexts, logits)
+        failure = self._compare(self._contexts, logits)
         fed = [list(self._contexts[u]) for u in (0, 0, 1, 2)]
         for step, drawn in enumerate(self._tokens):
             if step == 1:
@@ -129,7 +129,7 @@ class _Rows:
             for row, token in zip(fed, tokens, strict=True):
                 row.append(token)
             logits = rows.step(torch.tensor(tokens, device=self._model.device))
-            failure = failure or self._compared(fed, logits)
+            failure = failure or self._compare(fed, logits)
         return failure, rows, fed
 
     def _later_turn(self) -> str | None:
@@ -143,7 +143,7 @@ class _Rows:
             contexts.append(Context([*fed[row], *later], 1, states))
         contexts.append(Context(self._contexts[2], 1))
         logits, _ = self._model.prefill(contexts, 1)
-        return self._compared([list(context.token_ids) for context in contexts], logits)
+        return self._compare([list(context.token_ids) for context in contexts], logits)
 
     def leak(self) -> float:
         """Return :attr:`Checked.leak`."""
@@ -151,18 +151,18 @@ class _Rows:
         if len(row) > self._model.boundary:
             return 0.0
         logits = self._model.logits(torch.tensor([row], device=self._model.device))[0, length - 1]
-        error = _error(logits, self._expected(row[:length]))
+        error = _error(logits, self._expected_logits(row[:length]))
         return 0.0 if error <= self._tolerance else error
 
-    def _compared(self, rows: Sequence[Sequence[int]], logits: Tensor) -> str | None:
+    def _compare(self, rows: Sequence[Sequence[int]], logits: Tensor) -> str | None:
         """Return the error of the logits [B, V] after these rows; None if they are right up to rounding."""
-        for row, found in zip(rows, logits, strict=True):
-            error = _error(found, self._expected(tuple(row)))
+        for row, row_logits in zip(rows, logits, strict=True):
+            error = _error(row_logits, self._expected_logits(tuple(row)))
             if not error <= self._tolerance:
                 return f"its logits are off by {error:.1%} of their spread"
         return None
 
-    def _expected(self, row: tuple[int, ...]) -> Tensor:
+    def _expected_logits(self, row: tuple[int, ...]) -> Tensor:
         """Return the logits [V] after a row, from its tokens alone."""
         if row not in self._known:
             ids = torch.tensor([row], device=self._model.device)

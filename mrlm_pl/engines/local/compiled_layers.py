@@ -54,7 +54,7 @@ def compiled_layers(decoder: Decoder) -> list[Code]:
         with _lock:
             if key not in _codes:
                 with counted():
-                    _codes[key] = _compiled(decoder, layer)
+                    _codes[key] = _compile(decoder, layer)
         codes.append(_codes[key])
     return codes
 
@@ -151,7 +151,7 @@ class _Layer(nn.Module):
         return x.contiguous()  # as the next layer reads it
 
 
-def _compiled(decoder: Decoder, layer: LayerWeights[Any]) -> Code:
+def _compile(decoder: Decoder, layer: LayerWeights[Any]) -> Code:
     """Return the code of layers like this one."""
     shapes: Any = importlib.import_module("torch.fx.experimental._config")
     if not hasattr(shapes, "backed_size_oblivious"):
@@ -162,12 +162,12 @@ def _compiled(decoder: Decoder, layer: LayerWeights[Any]) -> Code:
 
     w, dtype = decoder.weights.sizes, decoder.attention_dtype
     zeros, x = torch.zeros, decoder.weights.embed(torch.zeros(_ROWS, dtype=torch.long))
-    own = [zeros(w.kv_heads * _ROWS, _CAPACITY, w.head_dim, dtype=dtype)[:, :_END] for _ in range(2)]
+    own_states = [zeros(w.kv_heads * _ROWS, _CAPACITY, w.head_dim, dtype=dtype)[:, :_END] for _ in range(2)]
     context = [zeros(w.kv_heads * _CONTEXTS, _LENGTH, w.head_dim, dtype=dtype) for _ in range(2)]
     rotation = [zeros(_ROWS, 1, w.head_dim, dtype=x.dtype) for _ in range(2)]
     table, place = zeros(_CONTEXTS, _WIDTH, dtype=torch.long), zeros(_ROWS, dtype=torch.long)
     mask = zeros(_CONTEXTS, 1, _LENGTH, dtype=dtype)
-    arguments = (x, *rotation, table, place, mask, *own, *context, *_weights(layer))
+    arguments = (x, *rotation, table, place, mask, *own_states, *context, *_weights(layer))
     free = torch.export.Dim.DYNAMIC
     rows, both = {0: free}, {0: free, 1: free}
     states: tuple[Any, ...] = (rows, rows, rows, both, rows, {0: free, 2: free}, both, both, both, both)
@@ -206,17 +206,21 @@ class CompiledRows(DecoderRows):
         super()._arrange()
         rows, contexts = len(self._contexts), len(self._lengths)
         device, width = self.shared.device, self._width
-        places = on_device(list(range(rows)), device) if self._places is None else self._places
-        table = places.new_zeros(contexts * width).index_copy_(0, places, on_device(list(range(rows)), device))
+        table_index = on_device(list(range(rows)), device) if self._places is None else self._places
+        table = table_index.new_zeros(contexts * width).index_copy_(
+            0, table_index, on_device(list(range(rows)), device)
+        )
         mask = self.shared.new_zeros(contexts, 1, self.shared.shape[4]) if self._mask is None else self._mask[:, 0]
-        self._arranged = [table.view(contexts, width), places, mask]
+        self._arranged = [table.view(contexts, width), table_index, mask]
         self._context_states = [layer.unbind() for layer in self.shared.transpose(2, 3).flatten(2, 3)]
 
     def _hidden(self, tokens: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         rows, heads = len(self._contexts), self._decoder.weights.sizes.head_dim
         rotation = [numbers.expand(rows, 1, heads).contiguous() for numbers in (cos, sin)]
         x = self._decoder.weights.embed(tokens)
-        own = self._own.transpose(2, 3)[..., : self._fed + 1, :].flatten(2, 3).flatten(0, 1).unbind()
+        own_states = self._own.transpose(2, 3)[..., : self._fed + 1, :].flatten(2, 3).flatten(0, 1).unbind()
         for i, (code, weights) in enumerate(self._layers):
-            (x,) = code([x, *rotation, *self._arranged, *own[2 * i : 2 * i + 2], *self._context_states[i], *weights])
+            (x,) = code(
+                [x, *rotation, *self._arranged, *own_states[2 * i : 2 * i + 2], *self._context_states[i], *weights]
+            )
         return x

@@ -129,17 +129,17 @@ class ContinuousEngine(EngineWrapper):
         batch = self._turns[: self.rows]
         if not batch:
             return False
-        asked = [turn.next_piece(self.piece) for turn in batch]
+        requests = [turn.next_piece(self.piece) for turn in batch]
         started = time.perf_counter()
         self._busy = self._busy[0], started
         try:
-            samples = await sample_checked(self.engine, asked)
+            samples = await sample_checked(self.engine, requests)
         except asyncio.CancelledError:
             for turn in self._turns:
                 turn.done.cancel()
             raise
         except Exception as error:
-            await self._find_culprits(batch, asked, error)
+            await self._find_culprits(batch, requests, error)
             return True
         finally:
             self._busy = self._busy[0] + time.perf_counter() - started, None
@@ -154,12 +154,12 @@ class ContinuousEngine(EngineWrapper):
             turn.done.set_result(turn.sample(reason))
 
     async def _find_culprits(
-        self, batch: Sequence[ContinuousTurn], asked: Sequence[SampleRequest], error: Exception
+        self, batch: Sequence[ContinuousTurn], requests: Sequence[SampleRequest], error: Exception
     ) -> None:
         """Ask for each piece separately, so that a bad request does not fail the others."""
         answers: list[Any] = [error]
         if len(batch) > 1:
-            calls = [sample_checked(self.engine, [request]) for request in asked]
+            calls = [sample_checked(self.engine, [request]) for request in requests]
             answers = await asyncio.gather(*calls, return_exceptions=True)
         for turn, answer in zip(batch, answers, strict=True):
             if not isinstance(answer, BaseException) and len(answer) == 1:

@@ -230,11 +230,11 @@ class DecoderWeights:
 
     def tensors(self) -> list[Tensor]:
         """Return all weights, in one order."""
-        parts = [self.embedding, self.norm, *self.head]
+        weights = [self.embedding, self.norm, *self.head]
         for layer in self.layers:
-            for part in vars(layer).values():
-                parts += part if isinstance(part, Affine) else [part]
-        return [tensor for tensor in parts if tensor is not None]
+            for weight in vars(layer).values():
+                weights += weight if isinstance(weight, Affine) else [weight]
+        return [tensor for tensor in weights if tensor is not None]
 
     def embed(self, ids: Tensor) -> Tensor:
         """Return the embeddings ``[N, hidden size]`` of tokens ``[N]``."""
@@ -385,8 +385,8 @@ def causal_attention(states: Tensor, scale: float, positions: Tensor | None) -> 
     columns = torch.arange(states.shape[4], device=states.device)
     rows = torch.arange(len(positions), device=states.device)[:, None]
     # a mask of all new tokens grows with their number times that of all tokens
-    parts = positions.split(max(1, MASK_ELEMENTS // (len(positions) * len(columns))), 1)
-    masks = [columns <= parts[0][:, None, :, None]] if len(parts) == 1 else None
+    position_chunks = positions.split(max(1, MASK_ELEMENTS // (len(positions) * len(columns))), 1)
+    masks = [columns <= position_chunks[0][:, None, :, None]] if len(position_chunks) == 1 else None
 
     def attend(i: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, values = states[i]
@@ -395,8 +395,8 @@ def causal_attention(states: Tensor, scale: float, positions: Tensor | None) -> 
         out = [
             grouped_attention(part_q.transpose(1, 2), keys, values, scale, mask)
             for part_q, mask in zip(
-                q.split(parts[0].shape[1], 1),
-                masks or (columns <= part[:, None, :, None] for part in parts),
+                q.split(position_chunks[0].shape[1], 1),
+                masks or (columns <= chunk[:, None, :, None] for chunk in position_chunks),
                 strict=True,
             )
         ]

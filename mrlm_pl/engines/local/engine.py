@@ -28,7 +28,7 @@ from mrlm_pl.engines.local.static_decode import CudaGraphs, StaticDecode
 from mrlm_pl.engines.local.team import TeamDecoder
 from mrlm_pl.engines.local.transformers_model import GenericModel
 from mrlm_pl.errors import ConfigurationError, EngineError, NonFiniteError
-from mrlm_pl.grouping import grouped, in_parts
+from mrlm_pl.grouping import grouped, split_by_size
 from mrlm_pl.policy.compilation import compilation_seconds
 from mrlm_pl.policy.forward.devices import LEAST_FREED
 from mrlm_pl.settings import at_least
@@ -305,8 +305,8 @@ class InProcessEngine(Engine):
         """Return how many tokens may be sampled for a request."""
         loaded = self._loaded.get(request.policy)
         if loaded is None:
-            known = ", ".join(sorted(self._loaded)) or "none"
-            raise EngineError(f"policy {request.policy!r} is not loaded (loaded: {known}); call load() first")
+            loaded_names = ", ".join(sorted(self._loaded)) or "none"
+            raise EngineError(f"policy {request.policy!r} is not loaded (loaded: {loaded_names}); call load() first")
         limit = request.limit(loaded.window)
         worst = max(request.token_ids) if min(request.token_ids) >= 0 else min(request.token_ids)
         if not 0 <= worst < loaded.vocabulary:
@@ -325,8 +325,11 @@ class InProcessEngine(Engine):
         limits = list(map(self._limit, requests))
         sizes = [len(request.token_ids) + limit for request, limit in zip(requests, limits, strict=True)]
         kinds = grouped((self._loaded[request.policy].kind, r) for r, request in enumerate(requests))
-        parts = (in_parts(own, sizes.__getitem__, len(own), self._max_batch_tokens) for own in kinds.values())
-        return [{r: limits[r] for r in batch} for batches in parts for batch in batches]
+        batches_by_kind = (
+            split_by_size(numbers, sizes.__getitem__, len(numbers), self._max_batch_tokens)
+            for numbers in kinds.values()
+        )
+        return [{r: limits[r] for r in batch} for batches in batches_by_kind for batch in batches]
 
     def release(self, session_prefix: str) -> None:
         """Drop the caches of all sessions whose key begins with ``session_prefix``; unknown keys are fine."""

@@ -80,8 +80,8 @@ class States:
 
     def copy_to(self, target: Tensor) -> None:
         """Copy them to a tensor ``[layers, 2, KV heads, length, head size]``."""
-        for part, place in zip(self.parts, target.split([part.shape[3] for part in self.parts], 3), strict=True):
-            place.copy_(part)
+        for part, slot in zip(self.parts, target.split([part.shape[3] for part in self.parts], 3), strict=True):
+            slot.copy_(part)
 
 
 @dataclass(frozen=True)
@@ -138,26 +138,28 @@ class RowsInParts(Rows):
     def step(self, tokens: Tensor) -> Tensor:
         """Return the logits ``[B, V]`` of the next token after one more token per row, ``tokens`` ``[B]``."""
         order = self._order()
-        given = tokens if order == sorted(order) else tokens[on_device(order, tokens.device)]
-        parts = zip(self._parts, given.split([len(numbers) for _, numbers in self._parts]), strict=True)
-        stepped = [one for (part, numbers), own in parts for one in self._stepped(part, numbers, own)]
+        ordered = tokens if order == sorted(order) else tokens[on_device(order, tokens.device)]
+        parts = zip(self._parts, ordered.split([len(numbers) for _, numbers in self._parts]), strict=True)
+        stepped = [
+            result for (part, numbers), part_tokens in parts for result in self._step_part(part, numbers, part_tokens)
+        ]
         self._parts = [(part, numbers) for part, numbers, _ in stepped]
         if len(stepped) == 1:
             return stepped[0][2]
-        logits, order = torch.cat([found for _, _, found in stepped]), self._order()
+        logits, order = torch.cat([part_logits for _, _, part_logits in stepped]), self._order()
         return logits if order == sorted(order) else logits[on_device(order, logits.device).argsort()]
 
     def _order(self) -> list[int]:
         """Return the numbers of the rows, part by part."""
         return [number for _, numbers in self._parts for number in numbers]
 
-    def _stepped(self, part: Any, numbers: list[int], tokens: Tensor) -> list[tuple[Rows, list[int], Tensor]]:
+    def _step_part(self, part: Any, numbers: list[int], tokens: Tensor) -> list[tuple[Rows, list[int], Tensor]]:
         """Return the parts that a part's rows are in after a step with ``tokens``, with their numbers and logits."""
         return [(part, numbers, part.step(tokens))]
 
     def keep(self, rows: Sequence[int]) -> None:
         """Drop all rows but ``rows``, and parts without rows."""
-        new, parts = {row: place for place, row in enumerate(rows)}, []
+        new, parts = {row: index for index, row in enumerate(rows)}, []
         for part, numbers in self._parts:
             stay = [i for i, number in enumerate(numbers) if number in new]
             if 0 < len(stay) < len(numbers):
@@ -168,7 +170,7 @@ class RowsInParts(Rows):
 
     def states(self, row: int, length: int) -> States | None:
         """Return copies of the keys and values of a row's first ``length`` tokens; see :class:`Rows`."""
-        part, numbers = next(one for one in self._parts if row in one[1])
+        part, numbers = next(entry for entry in self._parts if row in entry[1])
         return part.states(numbers.index(row), length)
 
 
@@ -220,8 +222,8 @@ class SessionCache:
         entry = self._entries.get((policy, session))
         if entry is None:
             return None
-        known, states = entry
-        length = min(common_prefix(known, token_ids), len(token_ids) - 1)
+        cached_ids, states = entry
+        length = min(common_prefix(cached_ids, token_ids), len(token_ids) - 1)
         if length == 0:
             self._drop((policy, session))
             return None
@@ -302,12 +304,12 @@ def generate(
             raise CancelledError
         tokens, logprobs = sampler.draw(logits, n)
         last = n + 1 == most
-        kept = batch.record(rows, reader.add(tokens, logprobs, batch.present, last))
-        if not kept:
+        unfinished = batch.record(rows, reader.add(tokens, logprobs, batch.present, last))
+        if not unfinished:
             break
-        if len(kept) < len(tokens):
-            sampler.keep(kept)
-            tokens = tokens[on_device(kept, tokens.device)]
+        if len(unfinished) < len(tokens):
+            sampler.keep(unfinished)
+            tokens = tokens[on_device(unfinished, tokens.device)]
         stats.decode_tokens += len(tokens)
         logits = rows.step(tokens)
     stats.requests += len(requests)
@@ -432,11 +434,11 @@ class _Batch:
                 states = rows.states(i, len(fed))
                 if states is not None:
                     self._sessions.put(request.policy, request.session, fed, states)
-        kept = [i for i, b in enumerate(self.present) if b in self._unfinished]
-        if kept:
-            rows.keep(kept)
-            self.present = [self.present[i] for i in kept]
-        return kept
+        unfinished = [i for i, b in enumerate(self.present) if b in self._unfinished]
+        if unfinished:
+            rows.keep(unfinished)
+            self.present = [self.present[i] for i in unfinished]
+        return unfinished
 
     def _append(self, present: Sequence[int], tokens: Sequence[int], logprobs: Sequence[float]) -> None:
         for b, token, logprob in zip(present, tokens, logprobs, strict=True):

@@ -40,17 +40,17 @@ class ContextRows(Rows):
     def states(self, row: int, length: int) -> States:
         """Return copies of the keys and values of a row's first ``length`` tokens: of its context, and of its own."""
         context = self._contexts[row]
-        known = self._lengths[context]
+        context_length = self._lengths[context]
         copy = self._copies[context]
         if copy is None:
-            copy = self._copies[context] = self.shared[:, :, context, :, :known].clone()
-        return States((copy, self._own[:, :, row, :, : length - known].clone()))
+            copy = self._copies[context] = self.shared[:, :, context, :, :context_length].clone()
+        return States((copy, self._own[:, :, row, :, : length - context_length].clone()))
 
-    def _keep_contexts(self, left: Sequence[int]) -> None:
-        """Keep the contexts ``left`` of the rows, and number them from 0 again."""
-        self._lengths = [self._lengths[u] for u in left]
-        self._copies = [self._copies[u] for u in left]
-        self._contexts = [left.index(u) for u in self._contexts]
+    def _keep_contexts(self, contexts: Sequence[int]) -> None:
+        """Keep these contexts alone, and number them from 0 again."""
+        self._lengths = [self._lengths[u] for u in contexts]
+        self._copies = [self._copies[u] for u in contexts]
+        self._contexts = [contexts.index(u) for u in self._contexts]
 
 
 def hidden_beyond(lengths: Tensor, width: int, dtype: torch.dtype) -> Tensor:
@@ -65,11 +65,11 @@ def places_in_contexts(contexts: Sequence[int], width: int) -> list[int]:
     >>> places_in_contexts([0, 0, 2], 2)
     [0, 1, 4]
     """
-    seen: dict[int, int] = {}
+    counts: dict[int, int] = {}
     places = []
     for context in contexts:
-        places.append(context * width + seen.get(context, 0))
-        seen[context] = seen.get(context, 0) + 1
+        places.append(context * width + counts.get(context, 0))
+        counts[context] = counts.get(context, 0) + 1
     return places
 
 
@@ -157,10 +157,10 @@ class DecoderRows(ContextRows):
         positions, so keys and values are not repeated. The next layer overwrites the result.
         """
         kv_heads, rows, group, size = self._q.shape
-        own = self._own[i].transpose(1, 2)
-        own[0, :, :, self._fed].copy_(k.transpose(0, 1))
-        own[1, :, :, self._fed].copy_(v.transpose(0, 1))
-        keys, values = own[..., : self._end, :].flatten(1, 2)
+        own_states = self._own[i].transpose(1, 2)
+        own_states[0, :, :, self._fed].copy_(k.transpose(0, 1))
+        own_states[1, :, :, self._fed].copy_(v.transpose(0, 1))
+        keys, values = own_states[..., : self._end, :].flatten(1, 2)
         context_keys, context_values = self.shared[i].transpose(1, 2).flatten(1, 2)
         grouped = q.unflatten(1, (kv_heads, group)).transpose(0, 1)
         torch.mul(grouped, self._decoder.weights.sizes.scale, out=self._q)
@@ -196,15 +196,15 @@ class DecoderRows(ContextRows):
     def keep(self, rows: Sequence[int]) -> None:
         """Drop all rows but ``rows``, and contexts without rows."""
         rows = [*rows, *[rows[-1]] * (self._decoder.rounded(len(rows)) - len(rows))]
-        self._own = _selected(self._own, rows)
+        self._own = _select_rows(self._own, rows)
         self._contexts = [self._contexts[b] for b in rows]
-        left = sorted(set(self._contexts))
-        if len(left) < len(self._lengths):
-            self._keep_contexts(left)
-            self.shared = _selected(self.shared[..., : self._decoder.rounded(max(self._lengths)), :], left)
+        contexts_left = sorted(set(self._contexts))
+        if len(contexts_left) < len(self._lengths):
+            self._keep_contexts(contexts_left)
+            self.shared = _select_rows(self.shared[..., : self._decoder.rounded(max(self._lengths)), :], contexts_left)
         self._arrange()
 
 
-def _selected(states: Tensor, rows: Sequence[int]) -> Tensor:
+def _select_rows(states: Tensor, rows: Sequence[int]) -> Tensor:
     """Return these rows of ``[layers, 2, N, KV heads, T, head size]``, in memory with KV heads first."""
     return states.transpose(2, 3).index_select(3, on_device(rows, states.device)).transpose(2, 3)

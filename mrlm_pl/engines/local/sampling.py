@@ -158,33 +158,33 @@ def _draw_truncated(logits: Tensor, uniform: Tensor, sampling: Sampling, asynchr
     vocabulary = logits.shape[-1]
     width = min(sampling.top_k or (vocabulary if asynchronous else _NUCLEUS_CANDIDATES), vocabulary)
     values, ids = logits.topk(width, dim=-1)
-    whole = values.logsumexp(-1, keepdim=True) if sampling.top_k else logits.logsumexp(-1, keepdim=True)
-    tokens, logprobs, covered = _draw_nucleus(values, ids, whole, uniform, sampling.top_p)
+    log_mass = values.logsumexp(-1, keepdim=True) if sampling.top_k else logits.logsumexp(-1, keepdim=True)
+    tokens, logprobs, covered = _draw_nucleus(values, ids, log_mass, uniform, sampling.top_p)
     if sampling.top_k or width == vocabulary:
         return tokens, logprobs
     wide = (~covered).nonzero()[:, 0]
     if len(wide):
         values, ids = logits[wide].sort(dim=-1, descending=True)
-        tokens[wide], logprobs[wide], _ = _draw_nucleus(values, ids, whole[wide], uniform[wide], sampling.top_p)
+        tokens[wide], logprobs[wide], _ = _draw_nucleus(values, ids, log_mass[wide], uniform[wide], sampling.top_p)
     return tokens, logprobs
 
 
 def _draw_nucleus(
-    values: Tensor, ids: Tensor, whole: Tensor, uniform: Tensor, top_p: float
+    values: Tensor, ids: Tensor, log_mass: Tensor, uniform: Tensor, top_p: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return tokens, log-probabilities and whether the candidates reach ``top_p``, each ``[B]``.
 
-    ``values`` ``[B, N]`` are descending logits of the tokens ``ids``; ``whole`` ``[B, 1]`` is the log of the mass that
-    ``top_p`` is a share of.
+    ``values`` ``[B, N]`` are descending logits of the tokens ``ids``; ``log_mass`` ``[B, 1]`` is the log of the mass
+    that ``top_p`` is a share of.
     """
-    cumulative = (values - whole).exp_().cumsum(-1, dtype=torch.float64)
+    cumulative = (values - log_mass).exp_().cumsum(-1, dtype=torch.float64)
     reached = cumulative[:, -1] >= top_p
     last = values.shape[-1] - 1
     below = (cumulative < top_p).sum(-1, keepdim=True)
     size = below.clamp_(max=last) if top_p < 1 else torch.full_like(below, last)
     total = cumulative.gather(-1, size)
     index = torch.searchsorted(cumulative, uniform * total, right=True).minimum(size)
-    logprobs = values.gather(-1, index) - whole - total.log().float()
+    logprobs = values.gather(-1, index) - log_mass - total.log().float()
     return ids.gather(-1, index)[:, 0], logprobs[:, 0], reached
 
 

@@ -54,7 +54,7 @@ class CudaGraphs:
             if device not in self._captured:
                 self._captured[device] = torch.cuda.Stream(device), WeakSet()
             stream, graphs = self._captured[device]
-            pool = next((other.pool() for other in graphs), None)  # a pool ends with its last graph
+            pool = next((captured.pool() for captured in graphs), None)  # a pool ends with its last graph
             graph = torch.cuda.CUDAGraph()
             # Other threads may use the device meanwhile, as an asynchronous learner does.
             with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
@@ -201,8 +201,8 @@ class StaticDecode:
         if self._memory.device != device or len(self._memory) < needed:
             self.clear()  # before the allocation, as the steps keep the memory too
             self._memory = torch.empty(needed, dtype=torch.uint8, device=device)
-        one, other = self._memory[:needed].view(dtype).zero_().split(sizes)
-        return one.view(*first), other.view(*second)
+        first_states, second_states = self._memory[:needed].view(dtype).zero_().split(sizes)
+        return first_states.view(*first), second_states.view(*second)
 
     def step(self, decoder: FusedDecoder, shared: Tensor, own: Tensor, width: int) -> StaticStep:
         """Return the step over these tensors, the one of an earlier batch if there is one."""
@@ -251,11 +251,11 @@ class StaticRows(ContextRows):
         """Take memory for the present contexts and rows."""
         w = self._decoder.weights
         contexts, rows = bucket(len(self._lengths), 1), bucket(len(self._contexts), _LEAST_ROWS)
-        shared, own = (
+        shared_shape, own_shape = (
             (len(w.layers), 2, count, w.sizes.kv_heads, columns, w.sizes.head_dim)
             for count, columns in ((contexts, length), (rows, capacity))
         )
-        self.shared, self._own = self._static.zeros(shared, own, self._decoder)
+        self.shared, self._own = self._static.zeros(shared_shape, own_shape, self._decoder)
         self._choose_step()
 
     def _choose_step(self) -> None:
@@ -276,12 +276,12 @@ class StaticRows(ContextRows):
 
     def _grow(self) -> None:
         """Move to twice the capacity, with the rows that are left."""
-        shared, own = self.shared.clone(), self._own[:, :, : len(self._contexts)].clone()
-        self.shared, self._own = shared, own
+        shared, own_states = self.shared.clone(), self._own[:, :, : len(self._contexts)].clone()
+        self.shared, self._own = shared, own_states
         del self._step  # the last owner of the memory, which may have to grow
         self._take(shared.shape[4], 2 * self._fed)
         self.shared.copy_(shared)
-        self._own[:, :, : own.shape[2], :, : self._fed].copy_(own)
+        self._own[:, :, : own_states.shape[2], :, : self._fed].copy_(own_states)
         self._arrange()
 
     def keep(self, rows: Sequence[int]) -> None:
@@ -290,11 +290,11 @@ class StaticRows(ContextRows):
         self._contexts = [self._contexts[b] for b in rows]
         if bucket(len(rows), _LEAST_ROWS) < self._own.shape[2]:
             self._own = self._own[:, :, : bucket(len(rows), _LEAST_ROWS)]
-            left = sorted(set(self._contexts))
-            if bucket(len(left), 1) < self.shared.shape[2]:
-                _move_together(self.shared, left)
-                self.shared = self.shared[:, :, : bucket(len(left), 1)]
-                self._keep_contexts(left)
+            contexts_left = sorted(set(self._contexts))
+            if bucket(len(contexts_left), 1) < self.shared.shape[2]:
+                _move_together(self.shared, contexts_left)
+                self.shared = self.shared[:, :, : bucket(len(contexts_left), 1)]
+                self._keep_contexts(contexts_left)
             self._choose_step()
         self._arrange()
 

@@ -38,13 +38,13 @@ class TeamAffine:
 
     def apply(self, h: Tensor) -> Tensor:
         """Return each row through its policy's layer, ``[N, out]``."""
-        parts = zip(self.layers, h.split(self.counts), strict=True)
-        return stacked([layer.apply(part) for layer, part in parts])
+        pairs = zip(self.layers, h.split(self.counts), strict=True)
+        return stacked([layer.apply(rows) for layer, rows in pairs])
 
     def add_to(self, x: Tensor, h: Tensor) -> Tensor:
         """Return ``x + apply(h)``."""
-        parts = zip(self.layers, x.split(self.counts), h.split(self.counts), strict=True)
-        return stacked([layer.add_to(a, b) for layer, a, b in parts])
+        triples = zip(self.layers, x.split(self.counts), h.split(self.counts), strict=True)
+        return stacked([layer.add_to(a, b) for layer, a, b in triples])
 
 
 class TeamWeights:
@@ -60,19 +60,19 @@ class TeamWeights:
         self.sizes = self._members[0].sizes
         self.norm = self._by_row([w.norm for w in self._members])
         self.head = self._linear([w.head for w in self._members])
-        self.layers = [self._joined(layers) for layers in zip(*(w.layers for w in self._members), strict=True)]
+        self.layers = [self._join_layers(layers) for layers in zip(*(w.layers for w in self._members), strict=True)]
 
     def embed(self, ids: Tensor) -> Tensor:
         """Return the embeddings ``[N, hidden size]`` of tokens ``[N]``, one per row."""
         if len({w.embedding.data_ptr() for w in self._members}) == 1:
             return self._members[0].embed(ids)
-        parts = zip(self._members, ids.split(self._counts), strict=True)
-        return torch.cat([w.embed(part) for w, part in parts])
+        pairs = zip(self._members, ids.split(self._counts), strict=True)
+        return torch.cat([w.embed(policy_ids) for w, policy_ids in pairs])
 
-    def _joined(self, layers: Sequence[LayerWeights[Any]]) -> LayerWeights[Linear]:
-        return LayerWeights(*map(self._part, zip(*(vars(layer).values() for layer in layers), strict=True)))
+    def _join_layers(self, layers: Sequence[LayerWeights[Any]]) -> LayerWeights[Linear]:
+        return LayerWeights(*map(self._join_part, zip(*(vars(layer).values() for layer in layers), strict=True)))
 
-    def _part(self, parts: Sequence[Any]) -> Any:
+    def _join_part(self, parts: Sequence[Any]) -> Any:
         """Return a part of a layer, a norm or a linear layer, of all policies."""
         if isinstance(parts[0], Tensor):
             return self._by_row(parts)
@@ -114,16 +114,20 @@ class TeamDecoder(Decoder):
         """Return logits ``[U, V]`` after each context, and rows that continue them; see :class:`Backend`."""
         by_policy = grouped((context.policy, context) for context in contexts)
         if self._first.rows is not DecoderRows:
-            prefilled = [self._members[name].prefill(own, reserve) for name, own in by_policy.items()]
+            prefilled = [
+                self._members[name].prefill(policy_contexts, reserve) for name, policy_contexts in by_policy.items()
+            ]
             owners = (context.policy for context in contexts for _ in range(context.rows))
             numbers = grouped((owner, row) for row, owner in enumerate(owners)).values()
-            parts = [(rows, own) for (_, rows), own in zip(prefilled, numbers, strict=True)]
+            parts = [(rows, row_numbers) for (_, rows), row_numbers in zip(prefilled, numbers, strict=True)]
             return torch.cat([logits for logits, _ in prefilled]), RowsInParts(parts)
         rows = TeamRows(self, contexts, reserve)
         logits, start = [], 0
-        for name, own in by_policy.items():
-            logits.append(self._members[name].feed(own, rows.shared[:, :, start : start + len(own)]))
-            start += len(own)
+        for name, policy_contexts in by_policy.items():
+            logits.append(
+                self._members[name].feed(policy_contexts, rows.shared[:, :, start : start + len(policy_contexts)])
+            )
+            start += len(policy_contexts)
         return torch.cat(logits), rows
 
     def arrange(self, owners: Sequence[str]) -> None:

@@ -81,9 +81,9 @@ class GenericModel(Backend):
     def refresh(self) -> None:
         """Read the module's weights and buffers into an own copy."""
         if self.model is not self._source:
-            held = all_tensors(self.model)
+            copied = all_tensors(self.model)
             for name, value in all_tensors(self._source).items():
-                held[name].copy_(whole(value))
+                copied[name].copy_(whole(value))
         self.device = next(self.model.parameters()).device
 
     @contextmanager
@@ -156,30 +156,32 @@ class GenericModel(Backend):
         if not self.use.padded:
             logits, cache = self.forward(torch.tensor(token_ids, device=self.device), None, None)
             return logits, Part(self, token_ids, cache, None)
-        width = max(len(tokens) - self._known(context) for tokens, context in zip(token_ids, contexts, strict=True))
+        width = max(
+            len(tokens) - self._usable_tokens(context) for tokens, context in zip(token_ids, contexts, strict=True)
+        )
         cached = [max(0, len(tokens) - width) for tokens in token_ids]
-        new = [tokens[known:] for tokens, known in zip(token_ids, cached, strict=True)]
+        new = [tokens[count:] for tokens, count in zip(token_ids, cached, strict=True)]
         ids = torch.tensor([[0] * (width - len(tokens)) + tokens for tokens in new], device=self.device)
         columns = max(cached) + width
         lengths = torch.tensor([len(tokens) for tokens in token_ids], device=self.device)
         mask = (torch.arange(columns, device=self.device) >= columns - lengths[:, None]).long()
-        cache = self._resumed(contexts, cached) if max(cached) else None
+        cache = self._restore_cache(contexts, cached) if max(cached) else None
         logits, cache = self.forward(ids, mask, cache)
         return logits, Part(self, token_ids, cache, mask)
 
-    def _known(self, context: Context) -> int:
+    def _usable_tokens(self, context: Context) -> int:
         """Return the number of a context's tokens with usable states."""
         return context.cached if self.use.sessions and len(context.token_ids) <= self.boundary else 0
 
-    def _resumed(self, contexts: Sequence[Context], cached: Sequence[int]) -> DynamicCache:
+    def _restore_cache(self, contexts: Sequence[Context], cached: Sequence[int]) -> DynamicCache:
         """Return a cache that holds the states of each context's first ``cached`` tokens, right-aligned."""
         example = next(context.states for context in contexts if context.states is not None).parts[0]
         layers, _, heads, _, size = example.shape
         width = max(cached)
         states = example.new_zeros(layers, 2, len(contexts), heads, width, size)
-        for u, (context, known) in enumerate(zip(contexts, cached, strict=True)):
-            if context.states is not None and known:
-                context.states.first(known).copy_to(states[:, :, u, :, width - known :])
+        for u, (context, count) in enumerate(zip(contexts, cached, strict=True)):
+            if context.states is not None and count:
+                context.states.first(count).copy_to(states[:, :, u, :, width - count :])
         cache = DynamicCache(config=self.model.config)
         for i, (keys, values) in enumerate(states):
             cache.update(keys, values, i)
@@ -226,15 +228,17 @@ class Part(Rows):
         """Return a copy of keys and values of a row's first ``length`` tokens; None unless all layers store them."""
         if not self._model.use.sessions or length > self._model.boundary:
             return None
-        parts: list[Tensor] = []
+        states: list[Tensor] = []
         for layer in self._cache.layers:
             if type(layer) is not DynamicLayer or layer.keys is None or layer.values is None:
                 return None
-            parts += [layer.keys[row], layer.values[row]]
-        if len({part.shape for part in parts}) > 1:
+            states += [layer.keys[row], layer.values[row]]
+        if len({layer_states.shape for layer_states in states}) > 1:
             return None
-        first = parts[0].shape[1] - len(self.token_ids[row])
-        return States((torch.stack([part[:, first : first + length] for part in parts]).unflatten(0, (-1, 2)),))
+        first = states[0].shape[1] - len(self.token_ids[row])
+        return States(
+            (torch.stack([layer_states[:, first : first + length] for layer_states in states]).unflatten(0, (-1, 2)),)
+        )
 
 
 class GenericRows(RowsInParts):
@@ -249,11 +253,11 @@ class GenericRows(RowsInParts):
         super().__init__(parts)
         self._model = model
 
-    def _stepped(self, part: Part, numbers: list[int], tokens: Tensor) -> list[tuple[Rows, list[int], Tensor]]:
+    def _step_part(self, part: Part, numbers: list[int], tokens: Tensor) -> list[tuple[Rows, list[int], Tensor]]:
         """Recompute rows that cross the model's boundary with their next token, in a part of their own."""
         over = [i for i, row in enumerate(part.token_ids) if len(row) == self._model.boundary]
         if not over:
-            return super()._stepped(part, numbers, tokens)
+            return super()._step_part(part, numbers, tokens)
         contexts = [Context([*part.token_ids[i], int(tokens[i])], 1) for i in over]
         logits, new = self._model.start(contexts)
         crossed = (new, [numbers[i] for i in over], logits)
@@ -261,4 +265,4 @@ class GenericRows(RowsInParts):
         if not stay:
             return [crossed]
         part.keep(stay)
-        return [crossed, *super()._stepped(part, [numbers[i] for i in stay], tokens[stay])]
+        return [crossed, *super()._step_part(part, [numbers[i] for i in stay], tokens[stay])]

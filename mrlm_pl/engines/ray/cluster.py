@@ -21,12 +21,12 @@ logger = logging.getLogger(__name__)
 Strategy = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 
 
-def answer_of(asked: Future[Any]) -> asyncio.Future[Any]:
+def answer_of(call: Future[Any]) -> asyncio.Future[Any]:
     """Return the answer of an actor, to await.
 
     The caller may leave before it comes: at the deadline, or cancelled.
     """
-    future = asyncio.wrap_future(asked)
+    future = asyncio.wrap_future(call)
     future.add_done_callback(mark_read)
     return future
 
@@ -69,9 +69,9 @@ class RayCluster:
         Raises:
             EngineError: the cluster lacks the resources, or does not have them in time.
         """
-        wanted = [{name: amount for name, amount in bundle.items() if amount} for bundle in bundles]
+        amounts = [{name: amount for name, amount in bundle.items() if amount} for bundle in bundles]
         total = self._ray.cluster_resources()
-        missing = _beyond(wanted, total)
+        missing = _beyond(amounts, total)
         if missing and self.started_here:
             raise EngineError(
                 f"Ray was started on this machine and lacks {missing}; ask for fewer or smaller workers, or name a "
@@ -79,12 +79,12 @@ class RayCluster:
             )
         if missing:
             logger.warning("Ray at %s lacks %s; waiting up to %g s for more machines", self.address, missing, seconds)
-        self._group = self._ray.util.placement_group(wanted, strategy=strategy)
+        self._group = self._ray.util.placement_group(amounts, strategy=strategy)
         if not self._group.wait(seconds):
             total = {name: amount for name, amount in self._ray.cluster_resources().items() if name in ("CPU", "GPU")}
             free = {name: self._ray.available_resources().get(name, 0.0) for name in total}
             raise EngineError(
-                f"Ray at {self.address} could not reserve {wanted} ({strategy}) within {seconds:g} s; it has {total}, "
+                f"Ray at {self.address} could not reserve {amounts} ({strategy}) within {seconds:g} s; it has {total}, "
                 f"of which {free} are free; ask for fewer or smaller workers, or add machines"
             )
         self._connection.note_children()
@@ -148,8 +148,8 @@ class RayCluster:
         """
         return self.loop.submit(self._answer(getattr(actor, method).remote(*arguments).future(), who, does, seconds))
 
-    async def _answer(self, asked: Future[Any], who: str, does: str, seconds: float) -> Any:
-        future, deadline = answer_of(asked), time.monotonic() + seconds
+    async def _answer(self, call: Future[Any], who: str, does: str, seconds: float) -> Any:
+        future, deadline = answer_of(call), time.monotonic() + seconds
         while not (await asyncio.wait({future}, timeout=min(CHECK_SECONDS, seconds)))[0]:
             await asyncio.to_thread(self.check)
             if time.monotonic() > deadline:
@@ -191,9 +191,9 @@ def _beyond(bundles: Sequence[Mapping[str, float]], total: Mapping[str, float]) 
     '2 GPU (there are 1)'
     """
     names = dict.fromkeys(name for bundle in bundles for name in bundle)
-    wanted = {name: math.fsum(bundle.get(name, 0.0) for bundle in bundles) for name in names}
+    amounts = {name: math.fsum(bundle.get(name, 0.0) for bundle in bundles) for name in names}
     return ", ".join(
         f"{amount:g} {name} (there are {total.get(name, 0.0):g})"
-        for name, amount in wanted.items()
+        for name, amount in amounts.items()
         if amount > total.get(name, 0.0)
     )

@@ -136,7 +136,7 @@ class RayConnection:
             "leave the address out to start Ray on this machine"
         )
 
-    def _compare(self, asked: str) -> None:
+    def _compare(self, requested: str) -> None:
         """Validate that the joined Ray is the requested one; warn if that is uncertain.
 
         A head can have several names and addresses, but has one port.
@@ -144,16 +144,16 @@ class RayConnection:
         Raises:
             ConfigurationError: the ports differ.
         """
-        (host, port), (other, other_port) = (text.rpartition(":")[::2] for text in (asked, self.address))
-        found = f"Ray at {asked} is asked for, but this process has joined Ray at {self.address} already"
-        if port != other_port:
+        (host, port), (joined_host, joined_port) = (text.rpartition(":")[::2] for text in (requested, self.address))
+        fault = f"Ray at {requested} is asked for, but this process has joined Ray at {self.address} already"
+        if port != joined_port:
             raise ConfigurationError(
-                f"{found}; leave the address out to use that, or call `ray.shutdown()` before the run"
+                f"{fault}; leave the address out to use that, or call `ray.shutdown()` before the run"
             )
         with contextlib.suppress(OSError, UnicodeError):
-            host, other = socket.gethostbyname(host), socket.gethostbyname(other)
-        if host != other and not (host.startswith("127.") and other == self.host):
-            logger.warning("%s, which is used; is it the same?", found)
+            host, joined_host = socket.gethostbyname(host), socket.gethostbyname(joined_host)
+        if host != joined_host and not (host.startswith("127.") and joined_host == self.host):
+            logger.warning("%s, which is used; is it the same?", fault)
 
     def _live(self) -> None:
         """Start Ray, wait, end it; runs in its own thread."""
@@ -188,7 +188,7 @@ class RayConnection:
         self.host = self.ray.util.get_node_ip_address()
         node = self.ray._private.worker._global_node
         if self.started_here:
-            self._own = [item.process for items in node.all_processes.values() for item in items]
+            self._own = [info.process for infos in node.all_processes.values() for info in infos]
             self.note_children()
 
     def note_children(self) -> None:
@@ -212,7 +212,7 @@ class RayConnection:
         """
         with self._looking:  # calls check from many threads
             now = time.monotonic()
-            if now - self._answered < CHECK_SECONDS / 2 and not self._ended():
+            if now - self._answered < CHECK_SECONDS / 2 and not self._has_ended():
                 return
             if not self.broken():
                 self._answered, self._silent_since = time.monotonic(), None
@@ -225,12 +225,12 @@ class RayConnection:
                 "unless the run itself starts it, and continue with `--ckpt_path last`"
             )
 
-    def _ended(self) -> bool:
+    def _has_ended(self) -> bool:
         return any(process.poll() is not None for process in self._own)
 
     def broken(self) -> bool:
         """Return whether a process that was started here has ended, or the head takes no connection."""
-        if self._ended():
+        if self._has_ended():
             return True
         host, _, port = str(self.address).rpartition(":")
         try:

@@ -20,8 +20,8 @@ def visible_gpus() -> tuple[str, ...]:
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if listed is None:
         return tuple(str(number) for number in range(torch.cuda.device_count()))
-    ids = (item.strip() for item in listed.split(","))
-    return tuple(takewhile(lambda item: item not in ("", "-1", "NoDevFiles"), ids))  # like CUDA, to the first invalid
+    ids = (gpu.strip() for gpu in listed.split(","))
+    return tuple(takewhile(lambda gpu: gpu not in ("", "-1", "NoDevFiles"), ids))  # like CUDA, to the first invalid
 
 
 def room_for_workers(visible: Sequence[str], learner: LearnerPlace, share: bool = False) -> dict[str, float]:
@@ -42,8 +42,8 @@ def room_for_workers(visible: Sequence[str], learner: LearnerPlace, share: bool 
     used = learner.ids(visible)
     free = [gpu for gpu in visible if gpu not in used]
     first, last = (len(free) * number / learner.processes for number in (learner.process, learner.process + 1))
-    parts = {gpu: float(min(place + 1, last) - max(place, first)) for place, gpu in enumerate(free)}
-    room = {gpu: part for gpu, part in parts.items() if part > _ROUNDING}
+    shares = {gpu: float(min(place + 1, last) - max(place, first)) for place, gpu in enumerate(free)}
+    room = {gpu: portion for gpu, portion in shares.items() if portion > _ROUNDING}
     if share and used:
         room[used[learner.process]] = 1.0
     return room
@@ -68,32 +68,32 @@ class GpuLedger:
             ConfigurationError: there is not enough room.
         """
         with self._lock:
-            left = {gpu: part - self._taken.get(gpu, 0.0) for gpu, part in room.items()}
-            found: list[tuple[str, ...]] = []
+            room_left = {gpu: portion - self._taken.get(gpu, 0.0) for gpu, portion in room.items()}
+            ids: list[tuple[str, ...]] = []
             for _ in range(workers):
-                part, count = min(each, 1.0), max(1, round(each))
-                own = [gpu for gpu, has in left.items() if has > part - _ROUNDING][:count]
-                if len(own) < count:
+                portion, count = min(each, 1.0), max(1, round(each))
+                worker_gpus = [gpu for gpu, has in room_left.items() if has > portion - _ROUNDING][:count]
+                if len(worker_gpus) < count:
                     raise ConfigurationError(
                         f"{workers} workers want {each:g} GPUs each, but Ray is started by this process, whose workers "
                         f"may have {dict(room)} (fractions by GPU), of which {self._taken} are taken; they do not "
                         "get the learner's. Ask for less (resources.gpus), or let workers share the learner's: "
                         "`resources.share_learner_gpus: true`"
                     )
-                for gpu in own:
-                    left[gpu] -= part
-                found.append(tuple(own))
-            self._add(found, min(each, 1.0))
-            return found
+                for gpu in worker_gpus:
+                    room_left[gpu] -= portion
+                ids.append(tuple(worker_gpus))
+            self._add(ids, min(each, 1.0))
+            return ids
 
-    def give_back(self, taken: Sequence[tuple[str, ...]], each: float) -> None:
+    def give_back(self, ids: Sequence[tuple[str, ...]], each: float) -> None:
         """Free the GPUs that :meth:`take` returned."""
         with self._lock:
-            self._add(taken, -min(each, 1.0))
+            self._add(ids, -min(each, 1.0))
 
-    def _add(self, ids: Sequence[tuple[str, ...]], part: float) -> None:
-        for gpu in (gpu for own in ids for gpu in own):
-            self._taken[gpu] = self._taken.get(gpu, 0.0) + part
+    def _add(self, ids: Sequence[tuple[str, ...]], portion: float) -> None:
+        for gpu in (gpu for worker_gpus in ids for gpu in worker_gpus):
+            self._taken[gpu] = self._taken.get(gpu, 0.0) + portion
             if self._taken[gpu] < _ROUNDING:
                 del self._taken[gpu]
 
@@ -105,7 +105,7 @@ class GpuTeller:
         """Return their ids."""
         import ray
 
-        return [str(item) for item in ray.get_runtime_context().get_accelerator_ids()["GPU"]]
+        return [str(gpu) for gpu in ray.get_runtime_context().get_accelerator_ids()["GPU"]]
 
 
 def wrong_reservation(reserved: Sequence[str], used: Sequence[str]) -> str | None:
@@ -117,7 +117,7 @@ def wrong_reservation(reserved: Sequence[str], used: Sequence[str]) -> str | Non
         reserved: ids of the GPUs that Ray keeps free.
         used: ids of the learner's GPUs.
     """
-    kinds = {item.isdigit() for item in (*reserved, *used)}
+    kinds = {gpu.isdigit() for gpu in (*reserved, *used)}
     if used and (len(kinds) > 1 or set(reserved) <= set(used)):
         return None
     computes = f"GPU {','.join(used)}" if used else "CPUs"

@@ -183,9 +183,9 @@ class WorkerGroup(ChecksArguments, ABC):
         self, workers: Sequence[Worker], does: str, method: str, model: str, argument: Any
     ) -> dict[Worker, str]:
         """Call a method of all these workers at once; return the reasons of lost ones."""
-        asked = {worker: self.call(worker, does, method, model, argument) for worker in workers}
+        calls = {worker: self.call(worker, does, method, model, argument) for worker in workers}
         lost: dict[Worker, str] = {}
-        for worker, future in asked.items():
+        for worker, future in calls.items():
             try:
                 self._served[model].answer = future.result() or self._served[model].answer  # only a switch has one
             except WorkerLostError as error:
@@ -208,7 +208,7 @@ class WorkerGroup(ChecksArguments, ABC):
         if self._group is None or self._group[0] != tuple(workers):
             self._group = tuple(workers), self._sender.invite(len(workers))
         invitation = self._group[1]
-        asked = {
+        calls = {
             worker: self.cluster.call(
                 worker.actor, worker.name, does, math.inf, "stage", model, invitation, rank, manifest
             )
@@ -216,7 +216,7 @@ class WorkerGroup(ChecksArguments, ABC):
         }
 
         def check() -> None:
-            for worker, future in asked.items():
+            for worker, future in calls.items():
                 if future.done() and future.exception() is not None:
                     raise EngineError(f"{worker.name} cannot receive weights")
 
@@ -226,7 +226,7 @@ class WorkerGroup(ChecksArguments, ABC):
         except EngineError as error:
             self._group = None
             logger.warning("sending weights of %r failed: %s", model, error)
-        for worker, future in asked.items():
+        for worker, future in calls.items():
             try:
                 # A receiver ends within the deadlines, or with the group.
                 if not wait([future], 3 * self.deadlines.transfer).done:
@@ -284,13 +284,15 @@ class WorkerGroup(ChecksArguments, ABC):
             self.learner = LearnerPlace.of(next(weights.parameters()).device)
         self.cluster = RayCluster(self._address, self.deadlines.start, self.deadlines.silence)
         try:
-            own = self._reserved = self._to_reserve()
-            self.cluster.reserve(own.bundles(self.count, self.cluster.host), own.strategy, self.deadlines.start)
+            resources = self._reserved = self._to_reserve()
+            self.cluster.reserve(
+                resources.bundles(self.count, self.cluster.host), resources.strategy, self.deadlines.start
+            )
             self._check_reservation(self.learner)
             transport = self.transfer.between(self.learner, self.resources)
             self._sender = WeightSender(self.cluster.host, self.deadlines.transfer, transport, self.learner.gpu)
             actors = [self._actor(place) for place in range(self.count)]
-            self.workers = [self._started(place, actor) for place, actor in enumerate(actors)]
+            self.workers = [self._start_worker(place, actor) for place, actor in enumerate(actors)]
             check_claims({worker.name: worker.about["claims"] for worker in self.workers})
         except BaseException as error:
             self._end()
@@ -300,15 +302,15 @@ class WorkerGroup(ChecksArguments, ABC):
 
     def _to_reserve(self) -> PoolResources:
         """Return the resources to reserve; in a Ray of this process, which has no GPUs, assign the workers' GPUs."""
-        own = self.resources
-        self._gpus = [None if own.gpus else ""] * self.count
+        resources = self.resources
+        self._gpus = [None if resources.gpus else ""] * self.count
         if not self.cluster.started_here:
-            return own
-        if own.gpus:
+            return resources
+        if resources.gpus:
             assert self.learner is not None
-            room = room_for_workers(visible_gpus(), self.learner, own.share_learner_gpus)
-            self._gpus = [",".join(ids) for ids in self.cluster.take_gpus(self.count, own.gpus, room)]
-        return replace(own, gpus=0.0, learner_gpus=0.0)
+            room = room_for_workers(visible_gpus(), self.learner, resources.share_learner_gpus)
+            self._gpus = [",".join(ids) for ids in self.cluster.take_gpus(self.count, resources.gpus, room)]
+        return replace(resources, gpus=0.0, learner_gpus=0.0)
 
     def _check_reservation(self, learner: LearnerPlace) -> None:
         """Validate that Ray keeps free the GPUs that the learner computes on.
@@ -316,10 +318,10 @@ class WorkerGroup(ChecksArguments, ABC):
         Raises:
             ConfigurationError: it does not.
         """
-        own = self.resources
-        if self.cluster.started_here or not own.learner_gpus:
+        resources = self.resources
+        if self.cluster.started_here or not resources.learner_gpus:
             return
-        teller = self.cluster.actor(GpuTeller, self.count, (), 1, {"GPU": own.learner_gpus})
+        teller = self.cluster.actor(GpuTeller, self.count, (), 1, {"GPU": resources.learner_gpus})
         who = "the learner's reservation"
         reserved = self.cluster.call(teller, who, "answer", self.deadlines.start, "gpus").result()
         self.cluster.kill(teller)
@@ -331,7 +333,7 @@ class WorkerGroup(ChecksArguments, ABC):
         cls, arguments = self._worker(place, self._gpus[place])
         return self.cluster.actor(cls, place, arguments, 10_000, self._reserved.worker)
 
-    def _started(self, place: int, actor: Any) -> Worker:
+    def _start_worker(self, place: int, actor: Any) -> Worker:
         name = f"worker {place} of {self.kind} on {self.cluster.address}"
         about = self.cluster.call(actor, name, "start", self.deadlines.start, "describe").result()
         worker = Worker(place, name, actor, about)
@@ -363,7 +365,7 @@ class WorkerGroup(ChecksArguments, ABC):
             logger.warning("%s is replaced: %s", lost.name, reason)
             new, actor = lost, self._actor(lost.place)
             try:
-                new = self._started(lost.place, actor)
+                new = self._start_worker(lost.place, actor)
                 beside = [worker for worker in self.workers if worker.place != new.place]
                 check_claims({worker.name: worker.about["claims"] for worker in (*beside, new)})
                 for model in self._served:
@@ -411,11 +413,11 @@ def check_claims(claims: Mapping[str, Sequence[str]]) -> None:
         ConfigurationError: two workers claim the same, or other processes have pools with the same claims.
     """
     owners: dict[str, str] = {}
-    for worker, own in claims.items():
-        for claim in own:
-            if (other := owners.setdefault(claim, worker)) != worker:
+    for worker, claims_of_worker in claims.items():
+        for claim in claims_of_worker:
+            if (owner := owners.setdefault(claim, worker)) != worker:
                 raise ConfigurationError(
-                    f"{other} and {worker} would share {claim}; give each its own (as many urls as workers), "
+                    f"{owner} and {worker} would share {claim}; give each its own (as many urls as workers), "
                     "or place them on machines of their own (data.engine.resources.strategy: STRICT_SPREAD)"
                 )
     if owners and world_size() > 1:

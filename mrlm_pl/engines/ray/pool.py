@@ -109,7 +109,7 @@ class RayPool(WorkerGroup, Engine):
         places = self._spreading.place(requests)
         try:
             return await sample_in_parts(
-                requests, places, lambda place, own: self.ask(place, "generate", "sample", own)
+                requests, places, lambda place, worker_requests: self.ask(place, "generate", "sample", worker_requests)
             )
         finally:
             self._spreading.done(places)
@@ -121,8 +121,8 @@ class RayPool(WorkerGroup, Engine):
         Raises:
             WorkerLostError: a worker does not answer.
         """
-        asked = [self.call(worker, "answer", "stats") for worker in self.workers]
-        return [future.result() for future in asked]
+        calls = [self.call(worker, "answer", "stats") for worker in self.workers]
+        return [future.result() for future in calls]
 
     def release(self, session_prefix: str) -> None:
         """Drop caches, in the background; see :meth:`Engine.release`."""
@@ -154,25 +154,25 @@ class Spreading:
         call.
         """
         share = -(-len(requests) // self._places)
-        given = [0] * self._places
+        requests_given = [0] * self._places
         contexts: dict[tuple[str, tuple[int, ...]], int] = {}
-        found: list[int] = []
+        chosen: list[int] = []
         with self._lock:
             for request in requests:
                 place = self._sessions.get(request.session) if request.session else None
                 if place is None:
                     context = (request.policy, request.token_ids)
                     place = contexts.get(context)
-                    if place is None or given[place] >= share:
+                    if place is None or requests_given[place] >= share:
                         place = min(range(self._places), key=lambda item: (self._busy[item], self._homes[item], item))
                         contexts[context] = place
                     if request.session:
                         self._sessions[request.session] = place
                         self._homes[place] += 1
-                given[place] += 1
+                requests_given[place] += 1
                 self._busy[place] += 1
-                found.append(place)
-        return found
+                chosen.append(place)
+        return chosen
 
     def done(self, places: Sequence[int]) -> None:
         """Note that the requests of these places have been answered or abandoned."""

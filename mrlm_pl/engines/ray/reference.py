@@ -57,23 +57,23 @@ class RayReference(WorkerGroup, Reference):
         """
         from mrlm_pl.engines.ray.workers import Precision
 
-        model = self._loaded(policy)
+        model = self._load(policy)
         device = rows.token_ids.device
         passes = self._passes(self._planners[model], policy, rows)
         precision = Precision.now(device)
-        calls = [(model, one.to("cpu"), precision) for one in passes]
-        found = self.cluster.loop.submit(self._ask(calls)).result()
-        dtype = found[0].dtype if found else torch.float32
+        calls = [(model, forward_pass.to("cpu"), precision) for forward_pass in passes]
+        results = self.cluster.loop.submit(self._ask(calls)).result()
+        dtype = results[0].dtype if results else torch.float32
         flat = torch.zeros(rows.token_ids.numel(), dtype=dtype, device=device)
-        for one, values in zip(passes, found, strict=True):
-            flat[one.destinations] = values.to(device)
+        for forward_pass, values in zip(passes, results, strict=True):
+            flat[forward_pass.destinations] = values.to(device)
         return flat.view(rows.token_ids.shape)
 
-    def _loaded(self, policy: Policy) -> str:
+    def _load(self, policy: Policy) -> str:
         """Load the policy's initial weights into the workers if necessary; return their name there."""
-        held = next(policy.network.parameters())
-        dtype = held.dtype  # the trainer may compute in one precision throughout
-        self.learner = self.learner or LearnerPlace.of(held.device)
+        weight = next(policy.network.parameters())
+        dtype = weight.dtype  # the trainer may compute in one precision throughout
+        self.learner = self.learner or LearnerPlace.of(weight.device)
         name = f"{policy.name_or_path} {policy.origin} {policy.int8} {dtype}"
         if name not in self._planners or self.cluster is None:
 
@@ -88,7 +88,7 @@ class RayReference(WorkerGroup, Reference):
     def _passes(self, planner: Any, policy: Policy, rows: TokenRows) -> list[ForwardPass]:
         passes = forward_passes(planner, **rows.inputs(), max_tokens=policy.max_forward_tokens)
         if policy.max_forward_tokens is None and 0 < len(passes) < self.count:
-            tokens = sum(one.input_ids.numel() for one in passes)
+            tokens = sum(forward_pass.input_ids.numel() for forward_pass in passes)
             share = -(-tokens // self.count)
             passes = forward_passes(planner, **rows.inputs(), max_tokens=share)
         return passes

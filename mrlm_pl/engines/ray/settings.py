@@ -54,10 +54,10 @@ class PoolResources:
 
     def bundles(self, workers: int, learner_host: str) -> list[dict[str, float]]:
         """Return the bundles of the workers, then that of the learner if it has one."""
-        own = [self.worker] * workers
+        requested = [self.worker] * workers
         if self.learner_cpus or self.learner_gpus:
-            own.append({"CPU": self.learner_cpus, "GPU": self.learner_gpus, f"node:{learner_host}": 0.001})
-        return own
+            requested.append({"CPU": self.learner_cpus, "GPU": self.learner_gpus, f"node:{learner_host}": 0.001})
+        return requested
 
 
 @check_arguments

@@ -167,8 +167,8 @@ def check_fit(staged: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> No
     for name, tensor in staged.items():
         target = targets.get(name)
         if target is None or target.dtype != tensor.dtype or target.shape != tensor.shape:
-            found = "no such tensor" if target is None else f"{target.dtype} {tuple(target.shape)}"
-            raise EngineError(f"weight {name!r} arrived as {tensor.dtype} {tuple(tensor.shape)}; here is {found}")
+            difference = "no such tensor" if target is None else f"{target.dtype} {tuple(target.shape)}"
+            raise EngineError(f"weight {name!r} arrived as {tensor.dtype} {tuple(tensor.shape)}; here is {difference}")
 
 
 @torch.no_grad()
@@ -204,7 +204,7 @@ class WeightReceiver:
         try:
             if self._joined[0] != invitation.group:
                 with _group_errors(manifest, 0, invitation, "received"):
-                    self._joined = invitation.group, _connected(invitation, rank)
+                    self._joined = invitation.group, _connect(invitation, rank)
             return self._receive(self._joined[1], invitation, manifest)
         except BaseException:
             self._joined = "", None
@@ -217,14 +217,14 @@ class WeightReceiver:
             with _group_errors(manifest, start, invitation, "received"):
                 group.broadcast(stream[start:end], 0, timeout).wait(timeout)
         received: dict[str, Tensor] = {}
-        for item in manifest.tensors:
-            data = stream[item.start : item.start + item.size]
-            if (found := checksum(data)) != item.checksum:
+        for record in manifest.tensors:
+            data = stream[record.start : record.start + record.size]
+            if (received_checksum := checksum(data)) != record.checksum:
                 raise EngineError(
-                    f"weight {item.name!r} arrived with checksum {found:016x} instead of {item.checksum:016x}; the old "
-                    "weights keep serving"
+                    f"weight {record.name!r} arrived with checksum {received_checksum:016x} instead of "
+                    f"{record.checksum:016x}; the old weights keep serving"
                 )
-            received[item.name] = data.view(item.dtype).reshape(item.shape)
+            received[record.name] = data.view(record.dtype).reshape(record.shape)
         return received
 
 
@@ -239,7 +239,7 @@ def memory_of(transport: Transport, gpu: int | None = None) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device() if gpu is None else gpu)
 
 
-def _connected(invitation: Invitation, rank: int) -> Any:
+def _connect(invitation: Invitation, rank: int) -> Any:
     """Return a receiver's process group, once the sender has seen all receivers."""
     store = reached_store(invitation.host, invitation.port, invitation.secret, invitation.seconds)
     store.set(f"{invitation.group}/here/{rank}", "")
@@ -268,10 +268,10 @@ def _join(store: dist.Store, invitation: Invitation, rank: int) -> Any:
 def _pack(bucket: Tensor, start: int, manifest: Manifest, source: Callable[[str], Tensor]) -> None:
     """Fill a bucket with the bytes of the stream from ``start`` on."""
     end = start + bucket.numel()
-    for item in manifest.tensors:
-        first, last = max(start, item.start), min(end, item.start + item.size)
+    for record in manifest.tensors:
+        first, last = max(start, record.start), min(end, record.start + record.size)
         if first < last:
-            bucket[first - start : last - start].copy_(source(item.name)[first - item.start : last - item.start])
+            bucket[first - start : last - start].copy_(source(record.name)[first - record.start : last - record.start])
 
 
 @contextmanager

@@ -57,7 +57,7 @@ class Manifest:
 
     def at(self, byte: int) -> str:
         """Return the name of the tensor at a byte of the stream."""
-        return next((item.name for item in self.tensors if byte < item.start + item.size), "the end")
+        return next((record.name for record in self.tensors if byte < record.start + record.size), "the end")
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
@@ -102,38 +102,38 @@ class WeightSnapshot:
         self._kept = {name: self._keep(name, tensor, passing) for name, tensor in tensors.items()}
 
     def _keep(self, name: str, tensor: Tensor, passing: bool) -> _Kept:
-        old, place = self._kept.get(name), None
+        old, memory = self._kept.get(name), None
         if not (tensor.requires_grad or passing or tensor.is_inference()):
-            place = tensor.data_ptr(), tensor._version
-            if old is not None and old.place == place:
+            memory = tensor.data_ptr(), tensor._version
+            if old is not None and old.place == memory:
                 return old
         data = as_bytes(tensor)
-        if place is None:
+        if memory is None:
             reuse = old is not None and old.place is None and old.data.shape == data.shape
             data = old.data.copy_(data) if old is not None and reuse else data.to("cpu", copy=True)
         record = TensorRecord(name, tuple(tensor.shape), tensor.dtype, 0, data.numel(), checksum(data))
-        return _Kept(data, record, place)
+        return _Kept(data, record, memory)
 
     def checksums(self) -> dict[str, int]:
         """Return the checksum of each tensor by name."""
-        return {name: kept.record.checksum for name, kept in self._kept.items()}
+        return {name: entry.record.checksum for name, entry in self._kept.items()}
 
     def __getitem__(self, name: str) -> Tensor:
         """Return the bytes ``[N]`` of a tensor."""
         return self._kept[name].data
 
-    def missing(self, held: Iterable[Mapping[str, int]], bucket_bytes: int) -> Manifest:
+    def missing(self, checksums: Iterable[Mapping[str, int]], bucket_bytes: int) -> Manifest:
         """Return the manifest of the tensors that a receiver lacks.
 
         Args:
-            held: for each receiver, the checksums of its tensors.
+            checksums: for each receiver, the checksums of its tensors.
             bucket_bytes: size of a bucket.
         """
-        receivers = list(held)
+        receivers = list(checksums)
         records: list[TensorRecord] = []
         start = 0
-        for name, kept in self._kept.items():
-            if any(has.get(name) != kept.record.checksum for has in receivers):
-                records.append(replace(kept.record, start=start))
-                start += -(-kept.record.size // ALIGNMENT) * ALIGNMENT
+        for name, entry in self._kept.items():
+            if any(has.get(name) != entry.record.checksum for has in receivers):
+                records.append(replace(entry.record, start=start))
+                start += -(-entry.record.size // ALIGNMENT) * ALIGNMENT
         return Manifest(tuple(records), bucket_bytes)

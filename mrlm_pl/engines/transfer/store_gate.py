@@ -71,7 +71,7 @@ class StoreGate:
     def close(self) -> None:
         """Close the gate and its connections; may be called twice."""
         if not self._loop.closed:
-            self._loop.submit(_closed(self._server)).result()
+            self._loop.submit(_close(self._server)).result()
             self._loop.close()
 
     async def _receive(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -85,12 +85,12 @@ class StoreGate:
         writer.close()
 
     async def _is_proved(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        own = secrets.token_bytes(_NONCE)
-        writer.write(own)
-        theirs, proof = await reader.readexactly(_NONCE), await reader.readexactly(_NONCE)
-        proved = hmac.compare_digest(proof, _proof(self._secret, b"receiver", own, theirs))
+        nonce = secrets.token_bytes(_NONCE)
+        writer.write(nonce)
+        peer_nonce, proof = await reader.readexactly(_NONCE), await reader.readexactly(_NONCE)
+        proved = hmac.compare_digest(proof, _proof(self._secret, b"receiver", nonce, peer_nonce))
         if proved:
-            writer.write(_proof(self._secret, b"sender", theirs, own))
+            writer.write(_proof(self._secret, b"sender", peer_nonce, nonce))
         return proved
 
 
@@ -102,7 +102,7 @@ def reached_store(host: str, port: int, secret: str, seconds: float) -> dist.TCP
     """
     limit = min(seconds, HANDSHAKE_SECONDS)
     try:
-        here = _receivers().submit(asyncio.wait_for(_opened(host, port, secret.encode(), seconds), limit)).result()
+        here = _receivers().submit(asyncio.wait_for(_open(host, port, secret.encode(), seconds), limit)).result()
     except EOFError as error:
         raise RuntimeError(f"{host}:{port}: the connection was closed before the secret was proved") from error
     except (OSError, asyncio.TimeoutError) as error:
@@ -110,16 +110,16 @@ def reached_store(host: str, port: int, secret: str, seconds: float) -> dist.TCP
     return dist.TCPStore(_LOOPBACK, here, is_master=False, timeout=timedelta(seconds=seconds))
 
 
-async def _opened(host: str, port: int, secret: bytes, seconds: float) -> int:
+async def _open(host: str, port: int, secret: bytes, seconds: float) -> int:
     """Pass a gate; return the loopback port whose first connection from this process is forwarded to it.
 
     Without such a connection within ``seconds`` the port and the connection to the gate are closed.
     """
     reader, writer = await asyncio.open_connection(host, port)
     try:
-        theirs, own = await reader.readexactly(_NONCE), secrets.token_bytes(_NONCE)
-        writer.write(own + _proof(secret, b"receiver", theirs, own))
-        if not hmac.compare_digest(await reader.readexactly(_NONCE), _proof(secret, b"sender", own, theirs)):
+        peer_nonce, nonce = await reader.readexactly(_NONCE), secrets.token_bytes(_NONCE)
+        writer.write(nonce + _proof(secret, b"receiver", peer_nonce, nonce))
+        if not hmac.compare_digest(await reader.readexactly(_NONCE), _proof(secret, b"sender", nonce, peer_nonce)):
             raise RuntimeError(f"{host}:{port} is not the sender of the weights")
     except BaseException:
         writer.close()
@@ -147,8 +147,8 @@ def _is_of_this_process(connection: asyncio.StreamWriter) -> bool:
     import psutil  # comes with Ray
 
     ends = [connection.get_extra_info(name)[1] for name in ("peername", "sockname")]
-    own = psutil.Process().net_connections("tcp")  # the addresses may be written as those of IPv6
-    return any(item.raddr and [item.laddr.port, item.raddr.port] == ends for item in own)
+    connections = psutil.Process().net_connections("tcp")  # the addresses may be written as those of IPv6
+    return any(entry.raddr and [entry.laddr.port, entry.raddr.port] == ends for entry in connections)
 
 
 @cache
@@ -157,9 +157,9 @@ def _receivers() -> EventLoopThread:
     return EventLoopThread()
 
 
-async def _join(one: _Connection, other: _Connection) -> None:
+async def _join(first: _Connection, second: _Connection) -> None:
     """Forward bytes between two connections until one of them ends."""
-    await asyncio.gather(_forward(one[0], other[1]), _forward(other[0], one[1]))
+    await asyncio.gather(_forward(first[0], second[1]), _forward(second[0], first[1]))
 
 
 async def _forward(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
@@ -170,7 +170,7 @@ async def _forward(source: asyncio.StreamReader, target: asyncio.StreamWriter) -
     target.close()
 
 
-async def _closed(server: asyncio.Server) -> None:
+async def _close(server: asyncio.Server) -> None:
     server.close()
 
 

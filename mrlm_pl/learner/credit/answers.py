@@ -46,9 +46,9 @@ def answer_rows(table: RewardedRows, indices: Tensor, chat: ChatFormat) -> tuple
                 tokens = (*prompt, *answer)
                 rows.append(Trajectory(trajectory.agent, "", tokens, mask, (0.0,) * len(tokens), ()))
                 origins.append(index)
-    whole = table.batch
-    groups, comparisons = whole.groups[origins].tolist(), whole.comparisons[origins].tolist()
+    all_rows = table.batch
+    groups, comparisons = all_rows.groups[origins].tolist(), all_rows.comparisons[origins].tolist()
     batch = collate_rows(rows, groups, comparisons, range(len(rows)))
-    device = whole.action_mask.device
-    answered = torch.zeros_like(whole.action_mask).index_fill(0, indices.to(device), True)
-    return batch.to(device), whole.action_mask & answered
+    device = all_rows.action_mask.device
+    answered = torch.zeros_like(all_rows.action_mask).index_fill(0, indices.to(device), True)
+    return batch.to(device), all_rows.action_mask & answered

@@ -68,13 +68,13 @@ def alternatives_of(
 
 def common_steps(group: Sequence[Episode]) -> Tensor:
     """Return the number [N, N] of environment steps from the start that two episodes of a group share."""
-    places = {episode.id: place for place, episode in enumerate(group)}
+    indices = {episode.id: index for index, episode in enumerate(group)}
     common = torch.zeros(len(group), len(group), dtype=torch.int64)
-    for place, episode in enumerate(group):
+    for index, episode in enumerate(group):
         if episode.origin is not None:
-            shared = common[places[episode.origin.episode], :place].clamp(max=episode.origin.step)
-            common[place, :place] = common[:place, place] = shared
-        common[place, place] = WHOLE
+            shared = common[indices[episode.origin.episode], :index].clamp(max=episode.origin.step)
+            common[index, :index] = common[:index, index] = shared
+        common[index, index] = WHOLE
     return common
 
 
@@ -107,24 +107,25 @@ class LeafCredit:
 
     def advantages(self, turns: TurnReturns) -> Tensor:
         """Return the advantage [S] fp64 of each turn."""
-        played, roots = [episode for episode in turns.rollout if not episode.failed], roots_of(turns.rollout)
+        played = [episode for episode in turns.rollout if not episode.failed]
+        roots = roots_of(turns.rollout)
         trees = torch.tensor(labels(roots[episode.id] for episode in played), dtype=torch.int64)
         steps = torch.tensor([turn.index for turn in turns.turn], dtype=torch.int64)
         numbers = {episode.id: number for number, episode in enumerate(played)}
-        place = torch.tensor([numbers[episode.id] for episode in turns.episode], dtype=torch.int64)[turns.row]
+        episode_index = torch.tensor([numbers[episode.id] for episode in turns.episode], dtype=torch.int64)[turns.row]
         credit = torch.zeros_like(turns.reward)
         compare = group_normalized_advantages if self.normalize else group_centered_advantages
         for label in turns.comparison.unique():  # one agent in the leaves of one task
-            own = turns.comparison == label
-            places, leaf = place[own].unique(return_inverse=True)
-            returns = torch.zeros(len(places), dtype=torch.float64).index_add(0, leaf, turns.reward[own])
+            compared = turns.comparison == label
+            leaves, leaf = episode_index[compared].unique(return_inverse=True)
+            returns = torch.zeros(len(leaves), dtype=torch.float64).index_add(0, leaf, turns.reward[compared])
             if self.baseline == "paper":
-                of_leaves = compare(returns, trees[places]) + compare(returns, torch.zeros_like(places))
-                credit[own] = of_leaves[leaf]
+                leaf_credit = compare(returns, trees[leaves]) + compare(returns, torch.zeros_like(leaves))
+                credit[compared] = leaf_credit[leaf]
             else:
-                name = played[places[0]].group
+                name = played[leaves[0]].group
                 group = [number for number, episode in enumerate(played) if episode.group == name]
-                inside = torch.searchsorted(torch.tensor(group), places)
+                inside = torch.searchsorted(torch.tensor(group), leaves)
                 common = common_steps([played[number] for number in group])[inside][:, inside]
-                credit[own] = leaf_advantages(returns, common, leaf, steps[own], normalize=self.normalize)
+                credit[compared] = leaf_advantages(returns, common, leaf, steps[compared], normalize=self.normalize)
         return credit

@@ -84,7 +84,7 @@ class DecisionReturns:
 
     def by_policy(self) -> dict[str, list[int]]:
         """Return the places of each policy's decisions."""
-        return grouped((policy, place) for place, policy in enumerate(self.policies))
+        return grouped((policy, index) for index, policy in enumerate(self.policies))
 
     def rows(self, advantages: Tensor) -> Tables:
         """Return a row for each decision of every policy, with its advantage [N] on the decision's tokens."""
@@ -171,7 +171,7 @@ class TreeCredit:
             greedy: one greedy episode for each group, where they are played.
         """
         trees = map(TurnTree.of, by_group(episodes).values())
-        decisions = [item for tree in trees for item in self._valued(tree, bonus)]
+        decisions = [decision for tree in trees for decision in self._value_decisions(tree, bonus)]
         played = {episode.group: episode for episode in greedy if not episode.failed}
         greedy_returns = [self._greedy_return(played.get(decision.group), decision, bonus) for decision in decisions]
         baselines = [decision.baseline for decision in decisions]
@@ -209,41 +209,43 @@ class TreeCredit:
         if self.normalize:
             advantages = group_scaled_advantages(advantages, returns.reward, returns.comparison)
         reach = torch.tensor([decision.reach for decision in returns.decisions], dtype=torch.float64)
-        own: dict[tuple[str, str], float] = {}
-        for name, mine in returns.by_policy().items():
-            pairs = {(int(returns.comparison[place]), float(returns.reward[place])) for place in mine}
+        counts: dict[tuple[str, str], float] = {}
+        for name, indices in returns.by_policy().items():
+            pairs = {(int(returns.comparison[index]), float(returns.reward[index])) for index in indices}
             values = Counter(comparison for comparison, _ in pairs)
-            own[name, "comparison_groups"] = float(len(values))
-            own[name, "equal_groups"] = float(sum(count == 1 for count in values.values()))
-            own |= {(name, "reach"): float(reach[mine].sum()), (name, "decisions"): float(len(mine))}
-        totals = sum_over_ranks(trainer, own)
+            counts[name, "comparison_groups"] = float(len(values))
+            counts[name, "equal_groups"] = float(sum(count == 1 for count in values.values()))
+            counts |= {(name, "reach"): float(reach[indices].sum()), (name, "decisions"): float(len(indices))}
+        totals = sum_over_ranks(trainer, counts)
         for name in metrics.policies:
             for metric in ("comparison_groups", "equal_groups"):
                 metrics.rollout[metrics.name(metric, name)] = totals.get((name, metric), 0.0)
         if self.weighting == "reach":
             weights = torch.ones_like(reach)
-            for name, mine in returns.by_policy().items():
-                weights[mine] = reach[mine] * (totals[name, "decisions"] / totals[name, "reach"])
+            for name, indices in returns.by_policy().items():
+                weights[indices] = reach[indices] * (totals[name, "decisions"] / totals[name, "reach"])
             advantages = advantages * weights
         return returns.rows(advantages)
 
-    def _valued(self, tree: TurnTree, bonus: TurnBonus) -> list[ValuedDecision]:
+    def _value_decisions(self, tree: TurnTree, bonus: TurnBonus) -> list[ValuedDecision]:
         """Return the decisions of a tree with a value."""
-        made = grouped(((node, agent), (number, *found)) for (node, agent, number), found in tree.decisions.items())
+        decisions_by_agent = grouped(
+            ((node, agent), (number, *decision)) for (node, agent, number), decision in tree.decisions.items()
+        )
         shared = joint_returns(tree, None, self.gamma) if self.reward == "team" else {}
-        agents = sorted({agent for _, agent in made})
+        agents = sorted({agent for _, agent in decisions_by_agent})
         by_agent = {agent: shared or joint_returns(tree, agent, self.gamma) for agent in agents}
         sums = self.joint_mode == "cross" and self.cross_reduction == "sum"
         reach, valued = reach_of(tree), []
         for node, names in tree.children().items():
             deciding = list(tree.actions[names[0]].decisions)
             joints = {name: tuple(tree.actions[name].decisions[agent] for agent in deciding) for name in names}
-            for place, agent in enumerate(deciding):
-                decisions, of_joints = made[node, agent], by_agent[agent]
-                returns = {joint: of_joints[name] for name, joint in joints.items() if name in of_joints}
+            for index, agent in enumerate(deciding):
+                decisions, joint_values = decisions_by_agent[node, agent], by_agent[agent]
+                returns = {joint: joint_values[name] for name, joint in joints.items() if name in joint_values}
                 extra = {number: bonus(turn) if bonus else 0.0 for number, turn, _ in decisions}
                 summed = len(decisions) ** (len(deciding) - 1) if sums else 1
-                worth = self._worth(returns, place, extra, summed)
+                worth = self._worth(returns, index, extra, summed)
                 valued += [
                     ValuedDecision(
                         tree.paths[0].group, node, row_of_turn(row, turn), turn, *worth[number], summed, reach[node]
@@ -254,25 +256,25 @@ class TreeCredit:
         return valued
 
     def _worth(
-        self, returns: Mapping[tuple[int, ...], float], place: int, bonus: Mapping[int, float], summed: int
+        self, returns: Mapping[tuple[int, ...], float], index: int, bonus: Mapping[int, float], summed: int
     ) -> dict[int, tuple[float, float]]:
         """Return the value and baseline of each decision of an agent in a state that has one, by number.
 
         Args:
             returns: of the state's joint actions that did not fail.
-            place: of the agent in the joint actions.
+            index: of the agent in the joint actions.
             bonus: of each decision's turn, by number.
             summed: number of joint actions that a value is the sum over; 1 for their mean.
         """
         if self.counterfactual:
-            advantages = counterfactual_advantages(returns, place, bonus.__getitem__)
-            aligned = {joint[place]: joint for joint in advantages if len(set(joint)) == 1}
+            advantages = counterfactual_advantages(returns, index, bonus.__getitem__)
+            aligned = {joint[index]: joint for joint in advantages if len(set(joint)) == 1}
             values = {number: returns[joint] + bonus[number] for number, joint in aligned.items()}
             return {number: (value, value - advantages[aligned[number]]) for number, value in values.items()}
         if self.joint_mode == "align":
-            worth = {joint[place]: value for joint, value in returns.items()}
+            worth = {joint[index]: value for joint, value in returns.items()}
         else:
-            worth = decision_returns(returns, place, summed if self.cross_reduction == "sum" else None)
+            worth = decision_returns(returns, index, summed if self.cross_reduction == "sum" else None)
         return {number: (value + bonus[number], 0.0) for number, value in worth.items()}
 
 
@@ -298,8 +300,8 @@ def _has_counterfactual(joints: Sequence[tuple[int, ...]]) -> bool:
     >>> _has_counterfactual([(0, 0), (1, 1)]), _has_counterfactual([(0, 0), (1, 0)])
     (False, True)
     """
-    places = range(len(joints[0]))
-    return any(len({joint[:place] + joint[place + 1 :] for joint in joints}) < len(joints) for place in places)
+    agents = range(len(joints[0]))
+    return any(len({joint[:agent] + joint[agent + 1 :] for joint in joints}) < len(joints) for agent in agents)
 
 
 def joint_returns(tree: TurnTree, agent: str | None, gamma: float) -> dict[str, float]:
@@ -315,18 +317,19 @@ def joint_returns(tree: TurnTree, agent: str | None, gamma: float) -> dict[str, 
     children = tree.children()
     rewards: dict[str, Mapping[str, float]] = {}
     for name in reversed(list(tree.actions)):  # children come after their parent
-        after, own = children.get(name, []) if gamma else [], tree.actions[name].rewards
-        if own is not None and (not after or any(key in rewards for key in after)):
-            rewards[name] = own
-    kept = [name for name in tree.actions if name in rewards]
-    places = {name: place for place, name in enumerate(kept)}
+        after = children.get(name, []) if gamma else []
+        step_rewards = tree.actions[name].rewards
+        if step_rewards is not None and (not after or any(key in rewards for key in after)):
+            rewards[name] = step_rewards
+    names = [name for name in tree.actions if name in rewards]
+    indices = {name: index for index, name in enumerate(names)}
     earned = [
         math.fsum(rewards[name].values()) / tree.team_size if agent is None else rewards[name].get(agent, 0.0)
-        for name in kept
+        for name in names
     ]
-    parents = [places.get(tree.actions[name].node, -1) for name in kept]
+    parents = [indices.get(tree.actions[name].node, -1) for name in names]
     returns = tree_returns(torch.tensor(earned, dtype=torch.float64), parents, gamma)
-    return dict(zip(kept, returns.tolist(), strict=True))
+    return dict(zip(names, returns.tolist(), strict=True))
 
 
 def reach_of(tree: TurnTree) -> dict[str, float]:
@@ -345,7 +348,7 @@ def row_of_turn(row: Trajectory, turn: Turn) -> Trajectory:
     return dataclasses.replace(
         row,
         token_ids=row.token_ids[: turn.stop],
-        action_mask=tuple(place in inside for place in range(turn.stop)),
+        action_mask=tuple(index in inside for index in range(turn.stop)),
         logprobs=(0.0,) * turn.start + row.logprobs[turn.start : turn.stop],
         turns=(turn,),
     )

@@ -68,15 +68,15 @@ def whiten_rows(trainer: Any, tables: Mapping[str, PolicyBatch]) -> None:
 
 def exclude_zero_variance(trainer: Any, metrics: Metrics, tables: Mapping[str, PolicyBatch]) -> None:
     """Take the (group, agent) pairs of which no row has an advantage out of the loss, and log their proportion."""
-    own: dict[str, Tensor] = {}
+    counts_by_policy: dict[str, Tensor] = {}
     for name, rows in tables.items():
         useful = (rows.advantages != 0).any(-1)
-        kept = torch.isin(rows.comparisons, rows.comparisons[useful])
-        rows.action_mask &= kept[:, None]
+        has_signal = torch.isin(rows.comparisons, rows.comparisons[useful])
+        rows.action_mask &= has_signal[:, None]
         rows.episode_tokens = episode_token_counts(rows.action_mask, not_none(rows.episodes))
         pairs, used = len(rows.comparisons.unique()), len(rows.comparisons[useful].unique())
-        own[name] = torch.tensor([pairs - used, pairs])
-    for name, counts in sum_over_ranks(trainer, own).items():
+        counts_by_policy[name] = torch.tensor([pairs - used, pairs])
+    for name, counts in sum_over_ranks(trainer, counts_by_policy).items():
         filtered, pairs = counts.tolist()
         if pairs:
             metrics.rollout[metrics.name("filtered_agents", name)] = filtered / pairs
@@ -103,10 +103,10 @@ def keep_top_entropy(
             threshold = top_entropy_threshold(everywhere, fraction)
             metrics.rollout[metrics.name("entropy_threshold", name)] = threshold
         if everywhere.numel() and name in entropies:
-            kept = entropies[name] >= threshold
-            tables[name].advantages = tables[name].advantages * kept
+            uncertain = entropies[name] >= threshold
+            tables[name].advantages = tables[name].advantages * uncertain
             if tables[name].teacher_prompts is not None:
-                tables[name].taught_tokens = kept
+                tables[name].taught_tokens = uncertain
 
 
 def normalize_tasks(
@@ -130,21 +130,21 @@ def normalize_tasks(
         warned: the (policy, environment) pairs without spread that were warned of; this adds to them.
     """
     types = {name: task_types(rows.groups, episodes, environments) for name, rows in tables.items()}
-    own = {
+    moments_here = {
         (policy, task): moments
-        for policy, of_rows in types.items()
-        for task, moments in task_moments(tables[policy].advantages, tables[policy].action_mask, of_rows).items()
+        for policy, row_types in types.items()
+        for task, moments in task_moments(tables[policy].advantages, tables[policy].action_mask, row_types).items()
     }
-    totals = sum_over_ranks(trainer, own)
+    totals = sum_over_ranks(trainer, moments_here)
     for policy in metrics.policies:
         moments = {task: totals[policy, task] for task in range(len(environments)) if (policy, task) in totals}
         if policy in types and chosen != "none":
             inputs = (tables[policy].advantages, tables[policy].action_mask, types[policy], moments)
             tables[policy].advantages = task_scaled_advantages(*inputs, center=chosen == "paper")
-        moments = {task: of_task for task, of_task in moments.items() if of_task.count}
-        part = "" if len(metrics.policies) == 1 else f"{policy}/"
-        for task, of_task in moments.items():
-            metrics.rollout[f"rollout/{environments[task]}/{part}advantage_std"] = of_task.std
+        moments = {task: spread for task, spread in moments.items() if spread.count}
+        prefix = "" if len(metrics.policies) == 1 else f"{policy}/"
+        for task, spread in moments.items():
+            metrics.rollout[f"rollout/{environments[task]}/{prefix}advantage_std"] = spread.std
         flat = [environments[task] for task in unnormalizable_tasks(moments)] if chosen != "none" else []
         new = [name for name in flat if (policy, name) not in warned]
         if new:

@@ -44,7 +44,7 @@ class InfluenceRewards:
             DataError: no turn of an episode that ended has a score, a score is out of its range, or a person answered
                 twice in one turn.
         """
-        if episode.truncated and not _scored(episode):
+        if episode.truncated and not _scored_turns(episode):
             return dataclasses.replace(episode, truncated=False), {}
         table, numbers = scores_of(episode), turn_numbers(episode)
         try:
@@ -57,18 +57,18 @@ class InfluenceRewards:
         def rewarded(turn: Turn) -> Turn:
             if SCORE not in turn.components:
                 return turn
-            place, person = numbers[turn.agent, turn.index] - 1, person_of(turn.agent)
-            parts = {
-                "influence": rewards[place][person],
-                "incentives": bonuses[place][person],
+            index, person = numbers[turn.agent, turn.index] - 1, person_of(turn.agent)
+            components = {
+                "influence": rewards[index][person],
+                "incentives": bonuses[index][person],
                 "unshared": turn.reward - turn.components[SCORE],
             }
-            return dataclasses.replace(turn, reward=sum(parts.values()), components=parts)
+            return dataclasses.replace(turn, reward=sum(components.values()), components=components)
 
-        answers = [found for turn in signs for found in turn.values()]
+        answers = [signs_of_agent for turn in signs for signs_of_agent in turn.values()]
         sums: Sums = {"ties": (float(ties), 1.0)}
         for kind in INCENTIVES:
-            earned = self.amounts[kind] * sum(found.get(kind, 0) for found in answers)
+            earned = self.amounts[kind] * sum(signs_of_agent.get(kind, 0) for signs_of_agent in answers)
             sums[f"incentive_{kind}"] = (earned, float(len(answers)))
         for number, turn in enumerate(rewards, 1):
             if turn:
@@ -82,7 +82,7 @@ def scores_of(episode: Episode) -> list[dict[str, float]]:
     Raises:
         DataError: no turn has a score, or a person answered twice in one turn.
     """
-    scored = _scored(episode)
+    scored = _scored_turns(episode)
     if not scored:
         raise DataError(
             f"episode {episode.id!r} of environment {episode.task.environment!r} has no turn with a reward component "
@@ -101,7 +101,7 @@ def scores_of(episode: Episode) -> list[dict[str, float]]:
     return table
 
 
-def _scored(episode: Episode) -> list[Turn]:
+def _scored_turns(episode: Episode) -> list[Turn]:
     return [turn for turn in episode.turns() if SCORE in turn.components]
 
 

@@ -66,14 +66,14 @@ class JointReader:
     def _end_of(self, text: str) -> Conversation:
         """A conversation that begins with as much of a text's end as fits."""
         ids = self.chat.encode(text)
-        kept = min(len(ids), self.window)
-        while kept > 0:
+        count = min(len(ids), self.window)
+        while count > 0:
             conversation = Conversation(self.chat)
-            conversation.observe([Message("user", self.chat.decode(ids[len(ids) - kept :]))])
+            conversation.observe([Message("user", self.chat.decode(ids[len(ids) - count :]))])
             excess = len(conversation.row.token_ids) + 1 - self.window
             if excess <= 0:
                 return conversation
-            kept -= excess
+            count -= excess
         raise PolicyError(
             f"the critic's window of {self.window} tokens has no room for a state; give it a larger model"
         )
@@ -130,7 +130,9 @@ class JointStates:
             returns = transition_gae(*steps, gamma=gamma, lam=0.0 if targets == "td" else 1.0)[1]
         batch.action_mask = batch.action_mask.masked_scatter(batch.action_mask, self.decided)
         nothing = torch.zeros_like(table)
-        batch.values, batch.returns = (nothing.masked_scatter(batch.action_mask, part) for part in (values, returns))
+        batch.values, batch.returns = (
+            nothing.masked_scatter(batch.action_mask, numbers) for numbers in (values, returns)
+        )
         return dict(zip(self.keys, credit, strict=True))
 
 
@@ -178,6 +180,6 @@ def acting_batches(episodes: Sequence[Episode], credit: StepCredit) -> Tables:
     tables = rewarded_rows(episodes)
     for table in tables.values():
         rows = zip(table.episodes, table.batch.trajectories, strict=True)
-        of_rows = [[credit[numbers[id(episode)], turn.index] for turn in row.turns] for episode, row in rows]
-        credit_turns(table.batch, of_rows)
+        turn_credits = [[credit[numbers[id(episode)], turn.index] for turn in row.turns] for episode, row in rows]
+        credit_turns(table.batch, turn_credits)
     return {policy: table.batch for policy, table in tables.items()}

@@ -79,17 +79,18 @@ class Coalitions(FurtherEpisodes):
     def due(self, group: Sequence[Episode], rounds: int) -> Sequence[EpisodeSpec]:
         if rounds:
             return ()
-        known: set[Key] = {_key(script_of(episode)) for episode, _ in _with_other(group)}
+        planned: set[Key] = {_key(script_of(episode)) for episode, _ in _with_other(group)}
         specs: list[EpisodeSpec] = []
         for episode, other in _with_other(group):
-            asked = defaultdict[frozenset[str], float](float)
-            self.shares(episode, asked.__getitem__)
-            for members in asked:
+            coalitions = defaultdict[frozenset[str], float](float)
+            self.shares(episode, coalitions.__getitem__)
+            for members in coalitions:
                 script, absent = self.script(episode, other, members)
-                if (key := _key(script)) not in known:
-                    known.add(key)
+                if (key := _key(script)) not in planned:
+                    planned.add(key)
                     first = min(step for agent, step in script_of(episode) if agent in absent)
-                    name, origin = f"{episode.id}/without/{'+'.join(absent)}", Origin(episode.id, absent, first)
+                    name = f"{episode.id}/without/{'+'.join(absent)}"
+                    origin = Origin(episode.id, absent, first)
                     seed = derive_seed("coalition", episode.seed, *absent)
                     specs.append(
                         EpisodeSpec(name, episode.task, episode.group, seed, episode.iteration, script, origin)
@@ -104,20 +105,23 @@ class Coalitions(FurtherEpisodes):
             other: the episode that absent agents decide as in, with ``absent: other``.
             members: agents of the coalition.
         """
-        recorded, absent = script_of(episode), tuple(agent for agent in episode.trajectories if agent not in members)
+        recorded = script_of(episode)
+        absent = tuple(agent for agent in episode.trajectories if agent not in members)
         first = min((step for agent, step in recorded if agent in absent), default=0)
         script = {
-            (agent, step): made
-            for (agent, step), made in recorded.items()
+            (agent, step): decision
+            for (agent, step), decision in recorded.items()
             if agent in members and (self.rest == "replay" or step <= first or not absent)
         }
         if self.absent == "other":
-            script |= {(agent, step): made for (agent, step), made in script_of(other).items() if agent in absent}
+            script |= {
+                (agent, step): decision for (agent, step), decision in script_of(other).items() if agent in absent
+            }
         for agent in absent if self.absent == "empty" else ():
-            made = next(made for (name, _), made in recorded.items() if name == agent)
-            silent = dataclasses.replace(made.sample, token_ids=(), logprobs=(), finish_reason="stop", spans=())
-            script[agent, EVERY_STEP] = Decision(silent, made.policy)
-        return {key: dataclasses.replace(made, scripted=True) for key, made in script.items()}, absent
+            decision = next(decision for (name, _), decision in recorded.items() if name == agent)
+            silent = dataclasses.replace(decision.sample, token_ids=(), logprobs=(), finish_reason="stop", spans=())
+            script[agent, EVERY_STEP] = Decision(silent, decision.policy)
+        return {key: dataclasses.replace(decision, scripted=True) for key, decision in script.items()}, absent
 
     def shares(self, episode: Episode, value: Callable[[frozenset[str]], float]) -> dict[str, float]:
         """Return what each agent contributed to an episode, given the values of coalitions.
@@ -158,10 +162,16 @@ class Coalitions(FurtherEpisodes):
                     )
                 except KeyError:
                     logger.warning("episode %s is left out, as one of its replays failed", episode.id)
-        whole = returns_of(episodes, turn_bonus)
-        whole = whole.take([number for number, episode in enumerate(whole.episode) if episode.id in shares])
-        contributed = [shares[episode.id][agent] for episode, agent in zip(whole.episode, whole.agent, strict=True)]
-        return dataclasses.replace(whole, reward=torch.tensor(contributed, dtype=torch.float64) + whole.bonus)
+        all_returns = returns_of(episodes, turn_bonus)
+        all_returns = all_returns.take(
+            [number for number, episode in enumerate(all_returns.episode) if episode.id in shares]
+        )
+        contributed = [
+            shares[episode.id][agent] for episode, agent in zip(all_returns.episode, all_returns.agent, strict=True)
+        ]
+        return dataclasses.replace(
+            all_returns, reward=torch.tensor(contributed, dtype=torch.float64) + all_returns.bonus
+        )
 
     def values(self, group: Sequence[Episode]) -> dict[Key, float]:
         """Return the team's return in each ordinary episode and replay of a group."""
@@ -178,8 +188,8 @@ class Coalitions(FurtherEpisodes):
 def _with_other(group: Sequence[Episode]) -> list[tuple[Episode, Episode]]:
     """Return each ordinary episode that did not fail with the one before it; with the last one for the first."""
     ordinary = [episode for episode in group if episode.origin is None and not episode.failed]
-    return [(episode, ordinary[place - 1]) for place, episode in enumerate(ordinary)]
+    return [(episode, ordinary[index - 1]) for index, episode in enumerate(ordinary)]
 
 
 def _key(script: Mapping[tuple[str, int], Decision]) -> Key:
-    return frozenset((agent, step, tuple(made.sample.token_ids)) for (agent, step), made in script.items())
+    return frozenset((agent, step, tuple(decision.sample.token_ids)) for (agent, step), decision in script.items())

@@ -82,7 +82,7 @@ def best_and_worst(members: Iterable[tuple[Hashable, P]], gap: float) -> list[tu
         gap: groups whose rewards differ by this or less are left out.
     """
     pairs = [
-        (max(group, key=lambda item: item.reward), min(group, key=lambda item: item.reward))
+        (max(group, key=lambda member: member.reward), min(group, key=lambda member: member.reward))
         for group in grouped(members).values()
     ]
     return [(best, worst) for best, worst in pairs if best.reward - worst.reward > gap]

@@ -39,7 +39,7 @@ def credited(
     ]
 
 
-def uncredited(episode: Episode) -> Episode:
+def without_credit(episode: Episode) -> Episode:
     """Return the episode without the learner's credit."""
     return episode.with_turns(lambda turn: replace(turn, return_=None, baseline=None, advantage=None))
 

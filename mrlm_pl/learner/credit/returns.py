@@ -91,12 +91,12 @@ class Returns:
 
     def take(self, numbers: Sequence[int]) -> Returns:
         """Return the returns of these numbers, in their order; a number may occur several times."""
-        taken: dict[str, Any] = {
+        selected: dict[str, Any] = {
             name: value[[*numbers]] if isinstance(value, Tensor) else tuple(value[number] for number in numbers)
             for name, value in vars(self).items()
             if value is not None
         }
-        return Returns(**taken)
+        return Returns(**selected)
 
     def rows(self, advantages: Tensor) -> Tables:
         """Return the trajectories of every policy, each with its advantage on all its action tokens.
@@ -112,7 +112,8 @@ class Returns:
             for trajectory in episode.trajectories[agent]
             if any(trajectory.action_mask)
         ]
-        indices, pairs = [index for index, _ in acting], paired(self.reward, self.baseline)
+        indices = [index for index, _ in acting]
+        pairs = paired(self.reward, self.baseline)
         return rows_by_policy(
             [trajectory for _, trajectory in acting],
             self.group[indices].tolist(),
@@ -178,14 +179,14 @@ def rows_by_policy(
     indices = grouped((row.policy, index) for index, row in enumerate(rows))
     return {
         policy: collate_rows(
-            [rows[index] for index in own],
-            [groups[index] for index in own],
-            [comparisons[index] for index in own],
-            [episodes[index] for index in own],
+            [rows[index] for index in policy_indices],
+            [groups[index] for index in policy_indices],
+            [comparisons[index] for index in policy_indices],
+            [episodes[index] for index in policy_indices],
             1.0,
-            **{name: [values[index] for index in own] for name, values in credit.items()},
+            **{name: [values[index] for index in policy_indices] for name, values in credit.items()},
         )
-        for policy, own in indices.items()
+        for policy, policy_indices in indices.items()
     }
 
 
@@ -197,9 +198,9 @@ def credit_turns(batch: PolicyBatch, credit: Sequence[Sequence[tuple[float | Non
         credit: [B] return, baseline and advantage of each of the row's turns.
     """
     batch.advantages = torch.zeros_like(batch.action_mask, dtype=torch.float32)
-    batch.compared = tuple([turn[:2] for turn in of_row] for of_row in credit)
-    for tokens, row, of_row in zip(batch.advantages, batch.trajectories, credit, strict=True):
-        for turn, (_, _, advantage) in zip(row.turns, of_row, strict=True):
+    batch.compared = tuple([turn[:2] for turn in turn_credits] for turn_credits in credit)
+    for tokens, row, turn_credits in zip(batch.advantages, batch.trajectories, credit, strict=True):
+        for turn, (_, _, advantage) in zip(row.turns, turn_credits, strict=True):
             tokens[turn.start : turn.stop] = advantage
 
 
@@ -221,17 +222,17 @@ def check_takes(rule: Callable[..., Any], *arguments: str) -> None:
     try:
         signature.bind(*arguments)
     except TypeError as error:
-        name, where = _named(rule)
+        name, where = _name_and_line(rule)
         remedy = "let it take these arguments"
-        own = [*inspect.signature(rule.__func__).parameters] if inspect.ismethod(rule) else []
-        if len(own) == len(arguments) and own[0] != "self":
+        parameters = [*inspect.signature(rule.__func__).parameters] if inspect.ismethod(rule) else []
+        if len(parameters) == len(arguments) and parameters[0] != "self":
             remedy = f"as a method it receives `self` first: add that, or write `staticmethod({name})` in the class"
         raise ConfigurationError(
             f"{name}{signature} is called with ({', '.join(arguments)}): {error}; {remedy}{where}"
         ) from error
 
 
-def checked_advantages(result: Any, expected: int, rule: Callable[..., Any]) -> Tensor:
+def check_advantages(result: Any, expected: int, rule: Callable[..., Any]) -> Tensor:
     """Return the advantages that a rule returned.
 
     Raises:
@@ -241,7 +242,7 @@ def checked_advantages(result: Any, expected: int, rule: Callable[..., Any]) -> 
     if shape != (expected,) or not result.isfinite().all():
         fault = f"shape {list(shape)}" if isinstance(shape, tuple) else f"a {shape}"
         fault = "a number that is NaN or infinite" if shape == (expected,) else fault
-        name, where = _named(rule)
+        name, where = _name_and_line(rule)
         raise ConfigurationError(
             f"{name} returned {fault}; it must return a finite advantage for each of the {expected} returns, a tensor "
             f"of shape [{expected}]{where}"
@@ -249,7 +250,7 @@ def checked_advantages(result: Any, expected: int, rule: Callable[..., Any]) -> 
     return result
 
 
-def _named(rule: Callable[..., Any]) -> tuple[str, str]:
+def _name_and_line(rule: Callable[..., Any]) -> tuple[str, str]:
     """Return the name of a rule, and its place in parentheses, empty for an object that is called."""
     where = f" ({source_line(rule)})" if hasattr(inspect.unwrap(rule), "__code__") else ""
     return getattr(rule, "__qualname__", type(rule).__qualname__), where

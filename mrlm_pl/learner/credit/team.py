@@ -38,7 +38,7 @@ def team_rewards(episode: Episode, turn_bonus: TurnBonus = None) -> list[float]:
             by_step[turn.index].append(turn.reward)
         if turn_bonus is not None:
             by_step[turn.index].append(turn_bonus(turn))
-    return [math.fsum(parts) / episode.team_size for parts in by_step]
+    return [math.fsum(step_rewards) / episode.team_size for step_rewards in by_step]
 
 
 def has_constant_sum(episodes: Sequence[Episode]) -> bool:
@@ -47,10 +47,10 @@ def has_constant_sum(episodes: Sequence[Episode]) -> bool:
     The team's return then never differs, as in a zero-sum game. Failed episodes do not count.
     """
     returns = [_returns(episode) for episode in episodes if not episode.failed and len(episode.trajectories) > 1]
-    sums = [math.fsum(found.values()) for found in returns]
+    sums = [math.fsum(by_agent.values()) for by_agent in returns]
     if not sums or max(sums) - min(sums) > 1e-9 * max(1.0, *map(abs, sums)):
         return False
-    return len({tuple(sorted(found.items())) for found in returns}) > 1
+    return len({tuple(sorted(by_agent.items())) for by_agent in returns}) > 1
 
 
 def _returns(episode: Episode) -> dict[str, float]:
@@ -107,12 +107,15 @@ def joint_history(episode: Episode) -> list[str]:
     Raises:
         DataError: the record lacks the agents' messages.
     """
-    said, shown = _messages_by_step(episode)
+    replies, shown = _messages_by_step(episode)
     return [
         "\n".join(
-            agent_line(agent, message) for part in parts for agent, messages in part.items() for message in messages
+            agent_line(agent, message)
+            for by_agent in messages_of_step
+            for agent, messages in by_agent.items()
+            for message in messages
         )
-        for parts in zip(said, shown, strict=True)
+        for messages_of_step in zip(replies, shown, strict=True)
     ]
 
 
@@ -122,35 +125,37 @@ def joint_conversation(episode: Episode) -> list[Message]:
     Raises:
         DataError: the record lacks the agents' messages.
     """
-    said, shown = _messages_by_step(episode)
-    steps = zip(shown[:-1], said[1:], strict=True)
+    replies, shown = _messages_by_step(episode)
+    steps = zip(shown[:-1], replies[1:], strict=True)
     return [
-        message for seen, acts in steps for message in (team_message("user", seen), team_message("assistant", acts))
+        message
+        for observations, actions in steps
+        for message in (team_message("user", observations), team_message("assistant", actions))
     ]
 
 
 def _messages_by_step(episode: Episode) -> tuple[list[dict[str, list[Message]]], list[dict[str, list[Message]]]]:
     """Return by agent the replies of the step before, and the other messages before each step and after the last."""
     steps = decision_steps(episode)
-    said: list[dict[str, list[Message]]] = [{} for _ in range(steps + 1)]
+    replies_by_step: list[dict[str, list[Message]]] = [{} for _ in range(steps + 1)]
     shown: list[dict[str, list[Message]]] = [{} for _ in range(steps + 1)]
     for agent, rows in episode.trajectories.items():
         indices = [turn.index for row in rows for turn in row.turns]
         messages = rows[-1].messages  # where a template rewrote history, the last row has all of it
-        replies = [place for place, message in enumerate(messages) if message.role == "assistant"]
+        replies = [message_index for message_index, message in enumerate(messages) if message.role == "assistant"]
         if len(replies) < len(indices):
             raise DataError(
                 f"episode {episode.id!r}: agent {agent!r} decided {len(indices)} times, but its record holds "
                 f"{len(replies)} replies; the joint conversation is made of the messages, so keep them in the record"
             )
         # Replies beyond its own are examples in the first prompt.
-        own = dict(zip(replies[len(replies) - len(indices) :], indices, strict=True))
+        steps_of_replies = dict(zip(replies[len(replies) - len(indices) :], indices, strict=True))
         step = indices[0]
-        for place, message in enumerate(messages):
-            if place in own:
-                said[own[place] + 1].setdefault(agent, []).append(message)
-                later = [index for index in indices if index > own[place]]
+        for message_index, message in enumerate(messages):
+            if message_index in steps_of_replies:
+                replies_by_step[steps_of_replies[message_index] + 1].setdefault(agent, []).append(message)
+                later = [index for index in indices if index > steps_of_replies[message_index]]
                 step = later[0] if later else steps
             else:
                 shown[step].setdefault(agent, []).append(message)
-    return said, shown
+    return replies_by_step, shown

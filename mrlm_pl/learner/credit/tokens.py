@@ -75,7 +75,7 @@ class TokenGAE:
             estimates: returns the critic's values of a policy's trajectories, [B, T] and [B]; see
                 :meth:`mrlm_pl.learner.critics.Critic.estimates`. None: 0.
         """
-        own: dict[tuple[str, str], Moments] = {}
+        moments_here: dict[tuple[str, str], Moments] = {}
         pairs: dict[str, tuple[Tensor, Tensor]] = {}
         for name, table in tables.items():
             rows, mask = table.batch, table.batch.action_mask
@@ -86,12 +86,14 @@ class TokenGAE:
             rows.advantages, returns = table.advantages(values, discounts, self.lam, ends)
             if estimates is not None:
                 rows.values, rows.returns = values, returns
-                own[name, "return"] = masked_moments(returns, mask)
-                own[name, "error"] = masked_moments(returns - values, mask)
+                moments_here[name, "return"] = masked_moments(returns, mask)
+                moments_here[name, "error"] = masked_moments(returns - values, mask)
             pairs[name] = returns, values
             for label, indices in self.whitened_together(table.agents).items():
-                own[name, f"whiten/{label}"] = masked_moments(rows.advantages[indices], rows.action_mask[indices])
-        moments = sum_over_ranks(trainer, own)
+                moments_here[name, f"whiten/{label}"] = masked_moments(
+                    rows.advantages[indices], rows.action_mask[indices]
+                )
+        moments = sum_over_ranks(trainer, moments_here)
         for name, table in tables.items():
             rows = table.batch
             for label, indices in self.whitened_together(table.agents).items():
@@ -99,7 +101,7 @@ class TokenGAE:
                 rows.advantages[indices] = whiten(*inputs)
                 if estimates is None:
                     pairs[name][1][indices] = inputs[-1].mean
-            means = (turn_means(part, rows.trajectories) for part in pairs[name])
+            means = (turn_means(table_values, rows.trajectories) for table_values in pairs[name])
             rows.compared = tuple([*zip(*row, strict=True)] for row in zip(*means, strict=True))
         for name in policies if estimates is not None else ():
             metrics.add_values(name, *(moments.get((name, kind), NO_MOMENTS) for kind in ("return", "error")))
@@ -180,7 +182,9 @@ def rewarded_rows(episodes: Sequence[Episode], turn_bonus: TurnBonus = None) -> 
         episodes: one rollout.
         turn_bonus: added to the environment's reward of a turn; None adds nothing.
     """
-    groups, acting, tables = group_numbers(episodes), acting_rows(episodes), dict[str, RewardedRows]()
+    groups = group_numbers(episodes)
+    acting = acting_rows(episodes)
+    tables = dict[str, RewardedRows]()
     batches = rows_by_policy(
         [row for _, row in acting],
         [groups[episode.group] for episode, _ in acting],

@@ -80,8 +80,8 @@ class TurnReturns:
             advantages: [S].
         """
         comparisons = torch.zeros(len(self.trajectory), dtype=torch.int64).index_copy(0, self.row, self.comparison)
-        of_rows = (self.group.tolist(), comparisons.tolist(), labels(map(id, self.episode)))
-        tables = rows_by_policy(self.trajectory, *of_rows)
+        row_columns = (self.group.tolist(), comparisons.tolist(), labels(map(id, self.episode)))
+        tables = rows_by_policy(self.trajectory, *row_columns)
         pairs = zip(paired(self.returns, self.baseline), advantages.tolist(), strict=True)
         turns = grouped(zip(self.row.tolist(), ((*pair, advantage) for pair, advantage in pairs), strict=True))
         for policy, indices in grouped((row.policy, index) for index, row in enumerate(self.trajectory)).items():
@@ -190,16 +190,18 @@ class TurnCredit:
                 normalize=self.normalize,
             )
         first = (turns.number == 0).nonzero().flatten()  # every episode counts once among the whole ones
-        whole = returns_to_go(turns.reward, turns.play, turns.number)[first]
+        episode_returns = returns_to_go(turns.reward, turns.play, turns.number)[first]
         compare = group_normalized_advantages if self.normalize else group_centered_advantages
-        of_episodes = torch.zeros(len(first), dtype=torch.float64)
+        episode_advantages = torch.zeros(len(first), dtype=torch.float64)
         plays, index = torch.unique(turns.play, return_inverse=True)
-        of_episodes[torch.searchsorted(plays, turns.play[first])] = compare(whole, turns.comparison[first]).double()
+        episode_advantages[torch.searchsorted(plays, turns.play[first])] = compare(
+            episode_returns, turns.comparison[first]
+        ).double()
         returns = returns_to_go(turns.reward, turns.play, turns.number, self.gamma)
         within = state_advantages(
             returns, self._states(turns), turns.play, baseline=self.baseline, normalize=self.normalize
         )
-        return of_episodes[index] + self.state_weight * within
+        return episode_advantages[index] + self.state_weight * within
 
     def _states(self, turns: TurnReturns) -> Tensor:
         """Return a number [S] that is equal for turns of the same agent, task group and state.

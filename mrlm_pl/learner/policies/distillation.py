@@ -127,7 +127,7 @@ class Distillation:
                 "distillation.teachers is empty; name a policy with `trained: false`: `teachers: [{policy: NAME}]`, or "
                 "let the policy teach itself: `teachers: [{reprompt: sibling}]`"
             )
-        teachers = tuple(as_settings(Teacher, one, "distillation.teachers") for one in self.teachers)
+        teachers = tuple(as_settings(Teacher, teacher, "distillation.teachers") for teacher in self.teachers)
         object.__setattr__(self, "teachers", teachers)
 
 
@@ -154,8 +154,8 @@ class Distiller:
         self._first = True
         students = list(learner.trained_policies)
         self.names = [
-            learner.seat(one.partner) if one.policy is None and one.partner is not None else one.policy
-            for one in settings.teachers
+            learner.seat(teacher.partner) if teacher.policy is None and teacher.partner is not None else teacher.policy
+            for teacher in settings.teachers
         ]
         for teacher, name in zip(settings.teachers, self.names, strict=True):
             if name is None:
@@ -179,7 +179,7 @@ class Distiller:
         """Validate that a teacher can score the tokens of a student."""
         teacher, student = self.learner.policy(name), self.learner.policy(student_name)
         differs = _difference(teacher, student)
-        other = f"({teacher.name_or_path!r}) has another {differs} than its student {student_name!r}"
+        difference = f"({teacher.name_or_path!r}) has another {differs} than its student {student_name!r}"
         sizes = [policy.config.get_text_config().vocab_size for policy in (teacher, student)]
         frozen = "set `trained: false`, or leave out its name, so that the student is its own teacher"
         if whose:
@@ -187,12 +187,13 @@ class Distiller:
         faults = {
             f"is trained; {frozen}": teacher.trained,
             f"is served by {teacher.served_by}, which scores no tokens; leave out served_by": teacher.served_by,
-            f"{other} ({student.name_or_path!r}); choose a teacher of the same family": differs == "vocabulary",
-            f"{other}; set the chat_template that the teacher was trained with for both": differs == "chat template",
+            f"{difference} ({student.name_or_path!r}); choose a teacher of the same family": differs == "vocabulary",
+            f"{difference}; set the chat_template that the teacher was trained with for both": differs
+            == "chat template",
             f"predicts {sizes[0]} tokens, and its student {student_name!r} {sizes[1]}; set distillation.form to "
             "sampled": self.in_loss and sizes[0] != sizes[1],
         }
-        fault = next((text for text, found in faults.items() if found), None)
+        fault = next((text for text, holds in faults.items() if holds), None)
         if fault is not None:
             raise ConfigurationError(f"distillation.teachers: the policy {name!r}{whose} {fault}")
 
@@ -203,21 +204,23 @@ class Distiller:
         ``teacher_divergence`` and ``teacher_agreement``.
         """
         attempts = _attempts(episodes)
-        own: dict[tuple[str, str], Any] = {}
+        moments_here: dict[tuple[str, str], Any] = {}
         for name, rows in tables.items():
             if self.in_loss:
                 self._check_heads(name)
             rows.teacher_prompts = self._prompts(self.learner.policy(name), rows, attempts)
             taught = (rows.teacher_prompts[:, :, 0] >= 0).any(1)
-            own[name, "taught_rows"] = masked_moments(taught[:, None].float(), torch.ones_like(taught)[:, None])
+            moments_here[name, "taught_rows"] = masked_moments(
+                taught[:, None].float(), torch.ones_like(taught)[:, None]
+            )
             if not self.in_loss:
-                own |= {(name, metric): found for metric, found in self._score(name, rows).items()}
+                moments_here |= {(name, metric): moments for metric, moments in self._score(name, rows).items()}
                 rows.teacher_prompts = None
-        found = sum_over_ranks(self.learner.trainer, own)
-        for (name, metric), moments in found.items():
+        totals = sum_over_ranks(self.learner.trainer, moments_here)
+        for (name, metric), moments in totals.items():
             if moments.count:
                 self.learner.metrics.rollout[self.learner.metrics.name(metric, name)] = moments.mean
-        if self._first and not any(moments.mean for (_, metric), moments in found.items() if metric == "taught_rows"):
+        if self._first and not any(moments.mean for (_, metric), moments in totals.items() if metric == "taught_rows"):
             logger.warning(
                 "distillation: no trajectory of the first rollout has a teacher: %s", self._without_teacher(episodes)
             )
@@ -242,16 +245,16 @@ class Distiller:
             ConfigurationError: there is no agent or environment of a name, no trained policy decides for an agent that
                 is taught, or a teacher reads the answers of other agents and there are none.
         """
-        known = {"agents": agents, "partner": agents, "environments": environments}
+        choices = {"agents": agents, "partner": agents, "environments": environments}
         for teacher in self.settings.teachers:
             partner = () if teacher.partner is None else (teacher.partner,)
-            given = {"agents": teacher.agents, "partner": partner, "environments": teacher.environments}
-            named = [(option, name) for option, names in given.items() for name in names or ()]
+            names_by_option = {"agents": teacher.agents, "partner": partner, "environments": teacher.environments}
+            named = [(option, name) for option, names in names_by_option.items() for name in names or ()]
             for option, name in named:
-                if name not in known[option]:
+                if name not in choices[option]:
                     raise ConfigurationError(
                         f"distillation.teachers: {option} has {name!r}, which this run has not; choose from "
-                        f"{sorted(known[option])}"
+                        f"{sorted(choices[option])}"
                     )
             for agent in teacher.agents or ():
                 if not self.learner.policy(self.learner.seat(agent)).trained:
@@ -328,13 +331,16 @@ class Distiller:
                 f"sequence of messages, or None ({source_line(reprompt)})"
             )
         chat, first = student.chat, row.turns[0].start
-        own, other = (chat.encode(chat.render(part, generation_prompt=True)) for part in (attempt.opening, messages))
-        if tuple(own) != row.token_ids[:first]:
+        opening_ids, reprompt_ids = (
+            chat.encode(chat.render(prompt_messages, generation_prompt=True))
+            for prompt_messages in (attempt.opening, messages)
+        )
+        if tuple(opening_ids) != row.token_ids[:first]:
             raise ConfigurationError(
                 f"distillation.teachers: the prompt of agent {row.agent!r} cannot be rendered again from its messages, "
                 "as with tools in the chat template; use a teacher without reprompt"
             )
-        return [*other, *row.token_ids[first:start]]
+        return [*reprompt_ids, *row.token_ids[first:start]]
 
     def _views(self, rows: PolicyBatch) -> list[tuple[Policy | None, float, Tensor, dict[str, Any]]]:
         """Return each teacher with trajectories here: its policy, weight, the rows, and the rows as it reads them.
@@ -350,7 +356,7 @@ class Distiller:
                 continue
             inputs = rows.select(taught).inputs()
             if bool((lengths[taught] > 0).any()):
-                inputs |= _reprompted(rows, taught, rows.teacher_prompts[:, position])
+                inputs |= _teacher_inputs(rows, taught, rows.teacher_prompts[:, position])
             views.append((None if name is None else self.learner.policy(name), teacher.weight, taught, inputs))
         return views
 
@@ -360,7 +366,7 @@ class Distiller:
         moments = dict.fromkeys(("teacher_divergence", "teacher_agreement"), NO_MOMENTS)
         for teacher, weight, taught, inputs in self._views(rows):
             logp = (teacher or self.learner.policy(name))(**inputs)
-            mask = on_device(_of_rows(rows.layout.action_mask.cpu(), taught), logp.device)
+            mask = on_device(_mask_of_rows(rows.layout.action_mask.cpu(), taught), logp.device)
             gain = torch.zeros_like(rows.old_logp)
             gain[mask] = logp[inputs["action_mask"]] - rows.old_logp[mask]
             rows.advantages = rows.advantages + self.settings.coefficient * weight * gain
@@ -384,13 +390,15 @@ class Distiller:
         lessons, host = [], rows.layout.to("cpu")
         for teacher, weight, taught, inputs in self._views(rows):
             policy = teacher or self.learner.policy(name)
-            chosen = _of_rows(host.action_mask, taught)
-            kept = chosen if host.taught_tokens is None else chosen & host.taught_tokens
-            if not bool(kept.any()):
+            chosen = _mask_of_rows(host.action_mask, taught)
+            taught_tokens = chosen if host.taught_tokens is None else chosen & host.taught_tokens
+            if not bool(taught_tokens.any()):
                 continue
-            places = on_device(torch.where(kept.flatten(), chosen.flatten().cumsum(0) - 1, -1), weights.device)
+            positions = on_device(
+                torch.where(taught_tokens.flatten(), chosen.flatten().cumsum(0) - 1, -1), weights.device
+            )
             head = policy.network.get_output_embeddings()
-            lessons.append(Lesson(policy.states(**inputs), head, places, weights.flatten(), weight))
+            lessons.append(Lesson(policy.states(**inputs), head, positions, weights.flatten(), weight))
         top_k = self.settings.top_k if self.settings.form == "top_k" else None
         return Teaching(tuple(lessons), self.settings.beta, top_k, alone and bool(lessons)) if lessons else None
 
@@ -418,7 +426,7 @@ def _attempts(episodes: Sequence[Episode]) -> dict[int, Attempt]:
     groups = by_group(episode for episode in episodes if not episode.failed and episode.origin is None)
     attempts: dict[int, Attempt] = {}
     for episode in episodes:
-        siblings = [other for other in groups.get(episode.group, ()) if other is not episode]
+        siblings = [sibling for sibling in groups.get(episode.group, ()) if sibling is not episode]
         for row in () if episode.failed else episode.rows():
             attempt = Attempt(episode, row, siblings)
             for turn in row.turns:
@@ -426,17 +434,17 @@ def _attempts(episodes: Sequence[Episode]) -> dict[int, Attempt]:
     return attempts
 
 
-def _of_rows(mask: Tensor, rows: Tensor) -> Tensor:
+def _mask_of_rows(mask: Tensor, rows: Tensor) -> Tensor:
     """Return a mask [B, T] in these rows, False in others."""
     return mask & torch.zeros_like(mask).index_fill(0, rows, True)
 
 
 def _action_span(mask: Tensor) -> tuple[int, int]:
-    places = mask.nonzero().flatten()
-    return int(places[0]), int(places[-1]) + 1
+    positions = mask.nonzero().flatten()
+    return int(positions[0]), int(positions[-1]) + 1
 
 
-def _reprompted(rows: PolicyBatch, taught: Tensor, prompts: Tensor) -> dict[str, Tensor]:
+def _teacher_inputs(rows: PolicyBatch, taught: Tensor, prompts: Tensor) -> dict[str, Tensor]:
     """Return the tokens, lengths and mask of the taught rows, each behind its teacher's prompt [1 + P]."""
     tokens, masks = [], []
     for row in taught.tolist():
@@ -445,6 +453,6 @@ def _reprompted(rows: PolicyBatch, taught: Tensor, prompts: Tensor) -> dict[str,
         prompt = prompts[row, 1 : 1 + count] if count else rows.token_ids[row, :start]
         tokens.append(torch.cat([prompt, rows.token_ids[row, start:stop]]))
         masks.append(torch.cat([torch.zeros_like(prompt, dtype=torch.bool), rows.action_mask[row, start:stop]]))
-    lengths = torch.tensor([len(one) for one in tokens], device=rows.token_ids.device)
-    table, mask = (pad_sequence(part, batch_first=True) for part in (tokens, masks))
+    lengths = torch.tensor([len(row_tokens) for row_tokens in tokens], device=rows.token_ids.device)
+    table, mask = (pad_sequence(sequences, batch_first=True) for sequences in (tokens, masks))
     return {"token_ids": table, "lengths": lengths, "action_mask": mask}

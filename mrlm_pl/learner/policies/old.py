@@ -53,7 +53,9 @@ class OldPolicy:
         if self.recompute is not None:
             return self.recompute
         learner = {"32": "float32", "32-true": "float32", "64-true": "float64"}.get(str(precision))
-        truncated = any(own.temperature == 0 or own.top_p < 1 or own.top_k > 0 for own in samplings.values())
+        truncated = any(
+            sampling.temperature == 0 or sampling.top_p < 1 or sampling.top_k > 0 for sampling in samplings.values()
+        )
         if learner is None or truncated:
             return True
         return engine is not None and any(engine.precision(name) not in (None, learner) for name in samplings)
@@ -72,7 +74,7 @@ class OldPolicy:
             losses = losses * weights
             metrics["correction_weight"] = masked_mean(weights, mask)
         if self.threshold is not None:
-            kept = off_policy_sequence_mask(logp, rows.behavior_logp, rows.advantages, mask, self.threshold)
-            losses = losses.masked_fill(~kept, 0.0)
-            metrics["off_policy_masked"] = masked_mean(~kept, mask)
+            unmasked = off_policy_sequence_mask(logp, rows.behavior_logp, rows.advantages, mask, self.threshold)
+            losses = losses.masked_fill(~unmasked, 0.0)
+            metrics["off_policy_masked"] = masked_mean(~unmasked, mask)
         return losses, metrics

@@ -132,13 +132,13 @@ class KLPenalty:
             tables: their trajectories, of those that have some here.
             episodes: of the rollout.
         """
-        own: dict[tuple[str, str], Any] = {}
+        moments_here: dict[tuple[str, str], Any] = {}
         for name, rows in tables.items():
             if rows.ref_logp is not None:
                 divergence = kl_k1(rows.old_logp, rows.ref_logp, rows.action_mask)
-                own[name, "kl"] = masked_moments(divergence, rows.action_mask)
-                own[name, "episodes"] = acted_episodes(episodes, name)
-        totals = sum_over_ranks(trainer, own)
+                moments_here[name, "kl"] = masked_moments(divergence, rows.action_mask)
+                moments_here[name, "episodes"] = acted_episodes(episodes, name)
+        totals = sum_over_ranks(trainer, moments_here)
         for name in policies:
             kl, beta = totals.get((name, "kl"), NO_MOMENTS).mean, self.coefficients[name]
             metrics.rollout[metrics.name("reference_kl", name)] = kl
@@ -201,8 +201,8 @@ class ReferencePolicy:
         self, used: bool = False, remote: Reference | None = None, sync: ReferenceSync = ReferenceSync()
     ) -> None:
         self.sync, self.moves = sync, sync.every is not None
-        given = {"model.reference": remote and type(remote).__name__, "reference_sync.every": sync.every}
-        for option, value in given.items():
+        options = {"model.reference": remote and type(remote).__name__, "reference_sync.every": sync.every}
+        for option, value in options.items():
             if value is not None and not used:
                 raise ConfigurationError(
                     f"{option} is {value}, but without a kl.coefficient there is no reference policy; set one above 0, "

@@ -51,7 +51,7 @@ def last_reply(episode: Episode, agent: str) -> str | None:
 def sibling(attempt: Attempt) -> Sequence[Message] | None:
     """Return the reprompt with the answer of the first successful sibling (SDPO, arXiv 2601.20802)."""
     agent = attempt.trajectory.agent
-    reply = next((last_reply(other, agent) for other in attempt.siblings if other.success), None)
+    reply = next((last_reply(episode, agent) for episode in attempt.siblings if episode.success), None)
     return attempt.reprompted(reply and f"A correct answer: {reply}")
 
 
@@ -74,8 +74,8 @@ def demonstration(attempt: Attempt) -> Sequence[Message] | None:
 def feedback(attempt: Attempt) -> Sequence[Message] | None:
     """Return the reprompt with all that the environment said after the student's first turn; None for nothing."""
     rest = attempt.trajectory.messages[len(attempt.opening) :]
-    said = "\n".join(message.content for message in rest if message.role != "assistant")
-    return attempt.reprompted(said and f"Feedback on an earlier attempt: {said}")
+    observations = "\n".join(message.content for message in rest if message.role != "assistant")
+    return attempt.reprompted(observations and f"Feedback on an earlier attempt: {observations}")
 
 
 def team(attempt: Attempt) -> Sequence[Message] | None:

@@ -77,8 +77,8 @@ def seats_of_run(
     """
     for agent in seats:
         if agent not in agents:
-            others = f"the agents are {sorted(agents)}; `--model.seats '{{}}'` drops all seats"
-            hint = did_you_mean(agent, agents, others)
+            choices = f"the agents are {sorted(agents)}; `--model.seats '{{}}'` drops all seats"
+            hint = did_you_mean(agent, agents, choices)
             raise ConfigurationError(f"seats: {agent!r} is no agent of this run; {hint}")
     bound = {agent: seat_of(agent, seats, list(trained)) for agent in agents}
     used = set(bound.values())

@@ -76,7 +76,7 @@ class ChatFormat:
         With ``given`` the template gets the messages as they are, else the calls of replies in their text alone, and
         with ``plain`` what others wrote as :meth:`plain` returns it.
         """
-        chat = [message.to_chat() for message in messages] if given else self._shown(messages, plain)
+        chat = [message.to_chat() for message in messages] if given else self._template_messages(messages, plain)
         if self._endless is not None:  # probes of the template continue after an error
             raise self._endless
         try:
@@ -95,13 +95,13 @@ class ChatFormat:
     def remembered(self, messages: Sequence[Message], tools: Tools, generation_prompt: bool) -> str:
         """Return the text of given messages that recur with the same tools."""
         key = repr(([*messages], [*tools], generation_prompt))
-        found = self._remembered.get(key)
-        if found is None:
-            found = self.render(messages, tools, generation_prompt=generation_prompt, given=True)
+        text = self._remembered.get(key)
+        if text is None:
+            text = self.render(messages, tools, generation_prompt=generation_prompt, given=True)
             if len(self._remembered) >= MAX_REMEMBERED:
                 self._remembered.clear()
-            self._remembered[key] = found
-        return found
+            self._remembered[key] = text
+        return text
 
     def describes_tools(self, tools: Tools) -> bool:
         """Return whether the template describes tools to the model, with calls in a readable form."""
@@ -131,7 +131,7 @@ class ChatFormat:
         A template that names tools all the same is warned of: the prompt then has the tools twice.
         """
         form = find_call_form(lambda messages, prompt: self.remembered(messages, [PROBE_TOOL], prompt))
-        if form is None and PROBE_TOOL["function"]["name"] in self._probed(QUESTION):
+        if form is None and PROBE_TOOL["function"]["name"] in self._probe_prompt(QUESTION):
             logger.warning(
                 "the chat template of %s names the tools, but writes no `tool_calls` of an assistant in a form that "
                 "can be read back; the tools and the form of calls are described again before the first message",
@@ -143,9 +143,9 @@ class ChatFormat:
     def writes_calls(self) -> bool:
         """True if the template writes ``tool_calls`` and accepts results of tools after them."""
         call, answer = Message("assistant", "", (PROBE_CALL,)), tool_message(PROBE_CALL, SENTINEL)
-        return self.call_form is not None and SENTINEL in self._probed(QUESTION, call, answer)
+        return self.call_form is not None and SENTINEL in self._probe_prompt(QUESTION, call, answer)
 
-    def _probed(self, *messages: Message) -> str:
+    def _probe_prompt(self, *messages: Message) -> str:
         """Return the prompt of messages with a tool; empty where the template refuses them."""
         try:
             return self.remembered(messages, [PROBE_TOOL], True)
@@ -156,13 +156,13 @@ class ChatFormat:
     def _takes_results(self) -> bool:
         """True if the template accepts results of tools after a reply with the calls in its text."""
         answer = tool_message(PROBE_CALL, SENTINEL)
-        text = self._probed(QUESTION, Message("assistant", "y"), answer, Message("assistant", "z"), answer)
+        text = self._probe_prompt(QUESTION, Message("assistant", "y"), answer, Message("assistant", "z"), answer)
         return text.count(SENTINEL) == 2
 
-    def _shown(self, messages: Sequence[Message], plain: bool) -> list[dict[str, Any]]:
+    def _template_messages(self, messages: Sequence[Message], plain: bool) -> list[dict[str, Any]]:
         """Return messages for the template: replies with their calls in the text, results of tools in some role."""
         chat: list[dict[str, Any]] = []
-        for place, message in enumerate(messages):
+        for index, message in enumerate(messages):
             if plain and message.role in ("user", "tool"):
                 message = self.plain(message)
             shown = message.to_chat()
@@ -170,7 +170,7 @@ class ChatFormat:
                 shown.pop("tool_calls", None)
             elif message.role == "tool" and not self._takes_results:
                 shown = {"role": "user", "content": f"<tool_response>\n{message.content}\n</tool_response>"}
-                if place and messages[place - 1].role == "tool":  # users and assistants alternate in some templates
+                if index and messages[index - 1].role == "tool":  # users and assistants alternate in some templates
                     shown["content"] = f"{chat.pop()['content']}\n{shown['content']}"
             chat.append(shown)
         return chat
@@ -180,21 +180,21 @@ class ChatFormat:
 
         The tokenizer would read them as the template's own: an agent could forge messages to its partner or judge.
         """
-        parts, start = [], 0
-        while found := self._spelled.search(message.content, start):
-            parts.append(message.content[start : found.start() + 1])
-            start = found.start() + 1  # tokens may overlap
+        pieces, start = [], 0
+        while match := self._special_pattern.search(message.content, start):
+            pieces.append(message.content[start : match.start() + 1])
+            start = match.start() + 1  # tokens may overlap
             if not self._warned_of_tokens:
                 self._warned_of_tokens = True
                 logger.warning(
                     "a message spells the special token %r: it is read with a space after its first character, here "
                     "and in later messages, since it could forge other messages",
-                    found[0],
+                    match[0],
                 )
-        return replace(message, content=" ".join([*parts, message.content[start:]])) if parts else message
+        return replace(message, content=" ".join([*pieces, message.content[start:]])) if pieces else message
 
     @cached_property
-    def _spelled(self) -> re.Pattern[str]:
+    def _special_pattern(self) -> re.Pattern[str]:
         """The tokens of more than a character that are special, or that the template writes around messages."""
         ids, vocabulary = set(self._special_ids), self.tokenizer.added_tokens_decoder
         with suppress(Exception):  # templates raise errors of their own classes
@@ -227,15 +227,15 @@ class ChatFormat:
             text = self.decode(token_ids[:count])
             return any(stop in text for stop in stops)
 
-        found = bisect_left(range(len(token_ids) + 1), True, key=complete)
-        return found if found <= len(token_ids) else None
+        least = bisect_left(range(len(token_ids) + 1), True, key=complete)
+        return least if least <= len(token_ids) else None
 
     @cached_property
     def closing_ids(self) -> tuple[int, ...]:
         """The template's tokens after an assistant message."""
         text = self.render([QUESTION, Message("assistant", SENTINEL)], generation_prompt=False)
-        _, found, closing = text.partition(SENTINEL)
-        if not found:
+        _, sentinel, closing = text.partition(SENTINEL)
+        if not sentinel:
             raise PolicyError(
                 f"the chat template of {self.tokenizer.name_or_path!r} drops the assistant's text; "
                 "give the policy another `chat_template`"
@@ -310,10 +310,10 @@ class Row:
 
     def branch(self, mark: Mark) -> Row:
         """Return a row with the tokens up to a mark; none of them counts as sampled again."""
-        made = Row(messages=self.messages[: mark.messages], tools=self.tools)
-        made.extend(self.token_ids[: mark.tokens])
-        made.marks = self.marks[: self.marks.index(mark) + 1]
-        return made
+        row = Row(messages=self.messages[: mark.messages], tools=self.tools)
+        row.extend(self.token_ids[: mark.tokens])
+        row.marks = self.marks[: self.marks.index(mark) + 1]
+        return row
 
 
 class Conversation:
@@ -343,7 +343,7 @@ class Conversation:
     def observe(self, messages: Sequence[Message]) -> None:
         """Append new messages and the template's generation prompt."""
         if not self.row.messages:
-            messages = self._introduced(messages)
+            messages = self._with_tools(messages)
         self._extend([*self.row.messages, *messages], len(messages))
 
     def resume(self, messages: Sequence[Message], tools: Tools) -> None:
@@ -354,24 +354,24 @@ class Conversation:
             tools: that it describes; a row has the same ones throughout.
         """
         self.tools = tuple(tools)
-        history = self._introduced(messages)
-        rows = [(place, row) for place, row in enumerate(self.rows) if row.tools == self.tools]
-        found = [(mark, place) for place, row in rows for mark in row.marks if mark.leads_to(history, row)]
-        if not found:
+        history = self._with_tools(messages)
+        rows = [(index, row) for index, row in enumerate(self.rows) if row.tools == self.tools]
+        matches = [(mark, index) for index, row in rows for mark in row.marks if mark.leads_to(history, row)]
+        if not matches:
             if self.row.token_ids:
                 self._begin(Row(tools=self.tools))
             self.row.tools = self.tools
             self._extend(history, len(history))
             return
-        mark, self.row_index = max(found, key=lambda at: (at[0].tokens, at[0] is self.rows[at[1]].marks[-1]))
+        mark, self.row_index = max(matches, key=lambda at: (at[0].tokens, at[0] is self.rows[at[1]].marks[-1]))
         if mark is not self.row.marks[-1]:
             self._begin(self.row.branch(mark))
-            asked = history[: mark.messages - mark.sampled]
-            self.row.prompt = self._prompt(asked)
+            prompt = history[: mark.messages - mark.sampled]
+            self.row.prompt = self._prompt(prompt)
         if mark.sampled:
             self._extend(history, len(history) - mark.messages)
 
-    def _introduced(self, messages: Sequence[Message]) -> list[Message]:
+    def _with_tools(self, messages: Sequence[Message]) -> list[Message]:
         """Return the first messages of a row, with the tools where the template does not describe them."""
         if not self.tools or self.chat.describes_tools(self.tools):
             return [*messages]

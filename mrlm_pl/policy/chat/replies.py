@@ -38,8 +38,8 @@ def plain_reply(reply: Message, chat: ChatFormat, tools: Tools) -> Message:
         return reply
     if chat.call_form is None:
         reply = replace(reply, content=with_written_calls(reply).content, tool_calls=())
-    given = reply.tool_calls or reply.reasoning
-    return Message(reply.role, reply_text(reply, chat, tools) if given else reply.content)
+    has_parts = reply.tool_calls or reply.reasoning
+    return Message(reply.role, reply_text(reply, chat, tools) if has_parts else reply.content)
 
 
 def reply_text(reply: Message, chat: ChatFormat, tools: Tools) -> str:
@@ -58,23 +58,24 @@ def reply_text(reply: Message, chat: ChatFormat, tools: Tools) -> str:
             return chat.render(messages, tools, generation_prompt=prompt, given=True)
         return chat.remembered(messages, tools, prompt)
 
-    asked, header, text = written_reply(render, reply)
+    question, header, text = written_reply(render, reply)
     prompt = render([QUESTION], True)
-    left_out = _left_out(reply, header if asked + header == prompt else None, text, chat, tools)
+    left_out = _left_out(reply, header if question + header == prompt else None, text, chat, tools)
     if left_out and isinstance(reply, GivenReply):
-        content = ", or write the reasoning in the content" if reply.reasoning else ""
-        raise ValueError(f"the chat template leaves out {left_out}; give the policy another `chat_template`{content}")
+        remedy = ", or write the reasoning in the content" if reply.reasoning else ""
+        raise ValueError(f"the chat template leaves out {left_out}; give the policy another `chat_template`{remedy}")
     if left_out:
-        said, sizes = reply.content, range(min(len(reply.content), len(prompt)), 0, -1)
-        opened = (prompt, prompt.rstrip()) if said.startswith("<") else ()
-        return next((said[size:] for text in opened for size in sizes if text.endswith(said[:size])), said)
+        content = reply.content
+        sizes = range(min(len(content), len(prompt)), 0, -1)
+        opened = (prompt, prompt.rstrip()) if content.startswith("<") else ()
+        return next((content[size:] for text in opened for size in sizes if text.endswith(content[:size])), content)
     answers, later = [tool_message(call, "x") for call in reply.tool_calls] or [QUESTION], ""
     with suppress(Exception):  # templates raise errors of their own classes
         later = render([QUESTION, reply, *answers], True)
-    rest, least = later[len(asked + header) :], len("".join(f"{reply.content}{_reasoning(reply)}".split()))
+    rest, least = later[len(question + header) :], len("".join(f"{reply.content}{_reasoning(reply)}".split()))
     begins = range(max(len(text) - least, 0) + 1)
-    kept = next((text[begin:] for begin in begins if rest.startswith(text[begin:])), "")
-    return text if _left_out(reply, header, kept, chat, tools) else kept
+    shortened = next((text[begin:] for begin in begins if rest.startswith(text[begin:])), "")
+    return text if _left_out(reply, header, shortened, chat, tools) else shortened
 
 
 def _left_out(reply: Message, header: str | None, text: str, chat: ChatFormat, tools: Tools) -> str:
@@ -109,11 +110,11 @@ class GivenConversation(Conversation):
 
         With ``ends`` it includes the token at the end of turns; a truncated turn has none, and some calls bring theirs.
         """
-        said = reply.content
-        given = reply if isinstance(reply, GivenReply) else Message("assistant", said)
-        text = reply_text(given, self.chat, self.tools)
+        content = reply.content
+        written = reply if isinstance(reply, GivenReply) else Message("assistant", content)
+        text = reply_text(written, self.chat, self.tools)
         # SentencePiece adds a space to every text: with that of the template around a reply there would be two.
-        spaced = text.strip() == said.strip() and not said.startswith(" ")
+        spaced = text.strip() == content.strip() and not content.startswith(" ")
         ids = self.chat.encode(text.removeprefix(" ") if spaced else text)
         if ends and not (ids and ids[-1] in self.chat.stop_ids):
             ids.append(self.chat.end_id)
@@ -123,8 +124,8 @@ class GivenConversation(Conversation):
         self.row.messages, self._text = [*self.row.messages, reply], self.row.prompt + text
 
     def _prompt(self, messages: Sequence[Message]) -> str:
-        given = any(isinstance(message, GivenReply) for message in messages)
-        return self.chat.render(messages, self.tools, generation_prompt=True, given=given, plain=False)
+        as_written = any(isinstance(message, GivenReply) for message in messages)
+        return self.chat.render(messages, self.tools, generation_prompt=True, given=as_written, plain=False)
 
     def _suffix(self, history: list[Message], prompt: str, new: int) -> str | None:
         last = self.row.token_ids[-1]

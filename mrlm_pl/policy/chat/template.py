@@ -52,9 +52,9 @@ def template_variables(template: str) -> list[str]:
         for check in checks
         if check.name in ("defined", "undefined", "default") and isinstance(check.node, nodes.Name)
     }
-    own = {name for name, context in names if context == "store"} - tested
-    found = meta.find_undeclared_variables(parsed) - own - set(environment.globals) - _GIVEN
-    return sorted(name for name in found if not name.endswith("_token"))
+    assigned = {name for name, context in names if context == "store"} - tested
+    variables = meta.find_undeclared_variables(parsed) - assigned - set(environment.globals) - _GIVEN
+    return sorted(name for name in variables if not name.endswith("_token"))
 
 
 def with_arguments(template: str, arguments: Mapping[str, Any], model: str) -> str:
@@ -73,12 +73,12 @@ def with_arguments(template: str, arguments: Mapping[str, Any], model: str) -> s
     """
     if not arguments:
         return template
-    known = template_variables(template)
+    variables = template_variables(template)
     for name in arguments:
-        if name not in known:
+        if name not in variables:
             raise ConfigurationError(
                 f"policy {model!r}: chat_template_kwargs has {name!r}, which its chat template does not read; "
-                + did_you_mean(name, known, f"it reads {known or 'none'}")
+                + did_you_mean(name, variables, f"it reads {variables or 'none'}")
             )
     sets = (
         f"{{% if {name} is not defined %}}{{% set {name} = {value!r} %}}{{% endif %}}"

@@ -91,10 +91,10 @@ class JSONForm(CallForm):
             start = position + len(self.opening)
             name = None
             if self.between is not None:
-                name, found, _ = text[start:].partition(self.between)
-                if not found:
+                name, separator, _ = text[start:].partition(self.between)
+                if not separator:
                     raise ValueError("no arguments")
-                start += len(name) + len(found)
+                start += len(name) + len(separator)
             start += len(text[start:]) - len(text[start:].lstrip())
             value, stop = _DECODER.raw_decode(text, start)
             if name is not None:
@@ -128,9 +128,9 @@ class TaggedForm(CallForm):
 
     def values(self, text: str, tools: Tools) -> Iterator[object]:
         """See :meth:`CallForm.values`."""
-        for part in text.split(self.opening)[1:]:
-            name, found, rest = part.partition(self.after_name)
-            if not found:
+        for call in text.split(self.opening)[1:]:
+            name, separator, rest = call.partition(self.after_name)
+            if not separator:
                 raise ValueError("the name does not end")
             name, arguments = name.strip(), {}
             while rest.lstrip().startswith(self.before_key):
@@ -139,7 +139,7 @@ class TaggedForm(CallForm):
                 value, end, rest = rest.partition(self.after_value)
                 if not between or not end:
                     raise ValueError("an argument does not end")
-                arguments[key.strip()] = _typed(value.strip("\n"), name, key.strip(), tools)
+                arguments[key.strip()] = _typed_value(value.strip("\n"), name, key.strip(), tools)
             yield {"name": name, "arguments": arguments}
 
 
@@ -164,25 +164,25 @@ def written_reply(render: Callable[[list[Message], bool], str], reply: Message) 
         render: see :func:`find_call_form`.
         reply: the assistant's message.
     """
-    asked, prompted, answered = render([QUESTION], False), render([QUESTION], True), render([QUESTION, reply], False)
+    question, prompted, answered = render([QUESTION], False), render([QUESTION], True), render([QUESTION, reply], False)
     _, _, closing = render([QUESTION, Message("assistant", "probe")], False).rpartition("probe")
-    begun, called = prompted[len(asked) :], answered[len(asked) :]
+    begun, called = prompted[len(question) :], answered[len(question) :]
     header = begun[: common_prefix(begun, called)]
     if header != begun:  # a call continues differently; both may begin with the same letters
         header = header[: max(header.rfind("\n"), header.rfind(">")) + 1]
-    return asked, header, called[len(header) :].removesuffix(closing)
+    return question, header, called[len(header) :].removesuffix(closing)
 
 
 def _json_form(written: str) -> CallForm | None:
     name, key = written.find(_NAME), written.find("first_key")
     if name < 0 or key < 0:
         return None
-    for begin in (place for place, letter in enumerate(written[:name]) if letter == "{"):
-        value = _decoded(written, begin)
+    for begin in (index for index, letter in enumerate(written[:name]) if letter == "{"):
+        value = _decode_json(written, begin)
         if isinstance(value, dict) and value.get("name") == _NAME and _ARGUMENTS in value.values():
             return JSONForm(_last_word(written[:begin].rstrip().removesuffix("[")))
     begin = written.rfind("{", 0, key)
-    if begin > name and _decoded(written, begin) == _ARGUMENTS:
+    if begin > name and _decode_json(written, begin) == _ARGUMENTS:
         return JSONForm(_last_word(written[:name]), written[name + len(_NAME) : begin].strip())
     return None
 
@@ -191,8 +191,8 @@ def _tagged_form(written: str) -> CallForm | None:
     """Return the form, by the texts between name, keys and values."""
     texts, rest = [], written
     for mark in (_NAME, "first_key", "first value", "second_key", "271"):
-        text, found, rest = rest.partition(mark)
-        if not found:
+        text, separator, rest = rest.partition(mark)
+        if not separator:
             return None
         texts.append(text)
     opening, to_first, after_key, to_second, again = texts
@@ -201,17 +201,19 @@ def _tagged_form(written: str) -> CallForm | None:
     after_name, after_value = to_first.removesuffix(before_key).strip(), to_second.removesuffix(before_key).strip()
     after_name = after_name or "\n" * to_first.startswith("\n")  # GLM ends a name with the line
     form = TaggedForm(_last_word(opening), after_name, before_key, after_key.strip(), after_value)
-    parts = (form.opening, after_name, before_key, form.after_key, after_value)
-    return form if again == after_key and all(parts) and not any(_NAME in part for part in parts) else None
+    pieces = (form.opening, after_name, before_key, form.after_key, after_value)
+    return form if again == after_key and all(pieces) and not any(_NAME in piece for piece in pieces) else None
 
 
-def _typed(value: str, tool: str, argument: str, tools: Tools) -> Any:
+def _typed_value(value: str, tool: str, argument: str, tools: Tools) -> Any:
     """Return the value of an argument's text: JSON if the tool's schema has another type than text."""
-    for schema in (item["function"] for item in tools):
+    for schema in (entry["function"] for entry in tools):
         if schema["name"] == tool:
             properties = (schema.get("parameters") or {}).get("properties") or {}  # parquet fills in null
-            found = properties.get(argument)
-            kind = found.get("type", "string") if isinstance(found, Mapping) else "string"  # a schema may be true
+            schema_of_argument = properties.get(argument)
+            kind = (
+                schema_of_argument.get("type", "string") if isinstance(schema_of_argument, Mapping) else "string"
+            )  # a schema may be true
             if kind != "string":
                 with suppress(ValueError, RecursionError):  # the check against the schema reports it
                     return json.loads(value)
@@ -222,7 +224,7 @@ def _last_word(text: str) -> str:
     return (text.split() or [""])[-1]
 
 
-def _decoded(text: str, begin: int) -> object:
+def _decode_json(text: str, begin: int) -> object:
     try:
         return _DECODER.raw_decode(text, begin)[0]
     except ValueError:

@@ -90,9 +90,9 @@ class _Level:
             if CAUSAL_TOKENS - width <= before <= width:
                 self._causal = _CausalLayout(None if equal else chain, before, width, device)
             self._chain = on_device(chain[:1] if equal else chain, device)
-            self._parts = self._divided(*self._chain.shape)
+            self._parts = self._divide(*self._chain.shape)
 
-    def _divided(self, rows: int, before: int) -> list[list[tuple[slice, slice]]]:
+    def _divide(self, rows: int, before: int) -> list[list[tuple[slice, slice]]]:
         """Return segments and queries whose masks are held at once: lists, by segments, of parts of their queries.
 
         Args:
@@ -157,8 +157,8 @@ class _Level:
         width = queries.stop - queries.start
         causal = torch.ones(width, queries.stop, dtype=torch.bool, device=chain.device).tril(queries.start)
         shape = (len(chain), 1, width, -1)
-        seen = torch.cat([chain[:, None, None].expand(shape), causal.expand(shape)], -1)
-        return torch.zeros(seen.shape, dtype=dtype, device=chain.device).masked_fill_(~seen, float("-inf"))
+        visible = torch.cat([chain[:, None, None].expand(shape), causal.expand(shape)], -1)
+        return torch.zeros(visible.shape, dtype=dtype, device=chain.device).masked_fill_(~visible, float("-inf"))
 
     def with_chains(self, states: Sequence[Tensor]) -> Tensor:
         """Return states of these segments after those of their chains, [S, keys, heads, dim].
@@ -166,10 +166,10 @@ class _Level:
         Args:
             states: by level, [S, W, heads, dim].
         """
-        own = states[-1]
+        own_states = states[-1]
         if not self.before:
-            return own
-        return torch.cat([*(_repeated(states[level], parents) for level, parents in self.before), own], 1)
+            return own_states
+        return torch.cat([*(_repeat(states[level], parents) for level, parents in self.before), own_states], 1)
 
 
 class _CausalLayout:
@@ -201,11 +201,11 @@ class _CausalLayout:
         key, value = (x.flatten(0, 1).index_select(0, self._order).unflatten(0, rows) for x in (key, value))
         placed = query.new_zeros(key.shape[0] * key.shape[1], *query.shape[2:])
         placed = placed.index_copy(0, self._places, query.flatten(0, 1)).unflatten(0, rows)
-        found = _attention(placed, key, value, scaling, None, dropout)
-        return found.flatten(0, 1).index_select(0, self._places).unflatten(0, query.shape[:2])
+        attended = _attention(placed, key, value, scaling, None, dropout)
+        return attended.flatten(0, 1).index_select(0, self._places).unflatten(0, query.shape[:2])
 
 
-def _repeated(states: Tensor, parents: Tensor | int) -> Tensor:
+def _repeat(states: Tensor, parents: Tensor | int) -> Tensor:
     """Return states [S, W, heads, dim] of the given segments, or of each, repeated this number of times."""
     if isinstance(parents, Tensor):
         return states.index_select(0, parents)
@@ -236,22 +236,22 @@ class PackedLayout:
         real, tokens = sum(self._sizes), len(query)
         query, key, value = query[:real], key[:real], value[:real]
         if self._mask is not None:
-            found = tree_attention(query, key, value, self._mask, scaling)
+            attended = tree_attention(query, key, value, self._mask, scaling)
         else:
-            found = self._by_segment(query, key, value, scaling, dropout)
-        return F.pad(found, (0, 0, 0, 0, 0, tokens - real)) if real < tokens else found
+            attended = self._by_segment(query, key, value, scaling, dropout)
+        return F.pad(attended, (0, 0, 0, 0, 0, tokens - real)) if real < tokens else attended
 
     def _by_segment(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, dropout: float) -> Tensor:
-        parts: list[Tensor] = []
+        outputs: list[Tensor] = []
         keys: list[Tensor] = []
         values: list[Tensor] = []
         by_level = (states.split(self._sizes) for states in (query, key, value))
         for level, own_q, own_k, own_v in zip(self._levels, *by_level, strict=True):
             keys.append(level.block.batched(own_k))
             values.append(level.block.batched(own_v))
-            found = level.attend(level.block.batched(own_q), keys, values, scaling, dropout)
-            parts.append(level.block.flattened(found))
-        return torch.cat(parts)
+            output = level.attend(level.block.batched(own_q), keys, values, scaling, dropout)
+            outputs.append(level.block.flattened(output))
+        return torch.cat(outputs)
 
 
 def _attention(
@@ -308,8 +308,8 @@ def packed_attention_forward(
     computed = attention_dtype(value.dtype, value.device)
     query, key, states = (x[0].transpose(0, 1).to(computed) for x in (query, key, value))
     with torch.autocast(value.device.type, enabled=False):  # which would cast to its own dtype
-        found = packed_layout.attend(query, key, states, scaling, dropout)
-    return found.to(value.dtype).unsqueeze(0), None
+        attended = packed_layout.attend(query, key, states, scaling, dropout)
+    return attended.to(value.dtype).unsqueeze(0), None
 
 
 AttentionInterface.register(ATTENTION_NAME, packed_attention_forward)
@@ -329,7 +329,7 @@ def forward_switches(model: nn.Module, attention: str | None, noise: bool = Fals
     values = list(implementation)
     for module in model.modules():
         if module.training and vars(module).get("gradient_checkpointing"):
-            values.append((module, "_gradient_checkpointing_func", _switched(module, implementation, noise)))
+            values.append((module, "_gradient_checkpointing_func", _with_switches(module, implementation, noise)))
             if not noise:  # training-only noise of the layer itself, such as layer drop
                 rates = [name for name, value in vars(module).items() if "drop" in name and isinstance(value, float)]
                 values += [(module, name, 0.0) for name in rates]
@@ -339,14 +339,14 @@ def forward_switches(model: nn.Module, attention: str | None, noise: bool = Fals
         yield
 
 
-def _switched(module: Any, implementation: _Values, noise: bool) -> Callable[..., Any]:
+def _with_switches(module: Any, implementation: _Values, noise: bool) -> Callable[..., Any]:
     """Return the module's checkpointing function, with the switches set while the forward function runs."""
     checkpointing = module._gradient_checkpointing_func
 
     def apply(forward: Callable[..., Any], *args: Any) -> Any:
         def run(*inputs: Any) -> Any:
-            modules = [] if noise else [part for part in module.modules() if part.training]
-            with exchanged(implementation + [(part, "training", False) for part in modules]):
+            modules = [] if noise else [submodule for submodule in module.modules() if submodule.training]
+            with exchanged(implementation + [(submodule, "training", False) for submodule in modules]):
                 return forward(*inputs)
 
         return checkpointing(run, *args)

@@ -118,7 +118,9 @@ class _WeightedDivergence(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        scaled = [None if part is None else part * grads[0].to(part.dtype) for part in ctx.saved_tensors]
+        scaled = [
+            None if gradient is None else gradient * grads[0].to(gradient.dtype) for gradient in ctx.saved_tensors
+        ]
         return (*scaled, *([None] * 7))
 
 
@@ -134,30 +136,30 @@ def _divergence(log_p: Tensor, log_q: Tensor, beta: float) -> tuple[Tensor, Tens
     """Return the divergences [n] and their slopes [n, V] in the student's logits; overwrites its arguments."""
     if beta == 0.0:
         p = log_p.exp()
-        found = log_p.sub_(log_q).mul_(p).sum(-1)
-        return found, log_q.exp_().sub_(p)
+        divergences = log_p.sub_(log_q).mul_(p).sum(-1)
+        return divergences, log_q.exp_().sub_(p)
     q = log_q.exp()
     if beta == 1.0:
         excess = log_q.sub_(log_p)
-        found = torch.einsum("nv,nv->n", q, excess)
-        return found, excess.sub_(found[:, None]).mul_(q)
+        divergences = torch.einsum("nv,nv->n", q, excess)
+        return divergences, excess.sub_(divergences[:, None]).mul_(q)
     log_m = torch.logaddexp(log_p + math.log(beta), log_q + math.log1p(-beta))
     excess = log_q.sub_(log_m)
-    of_student = torch.einsum("nv,nv->n", q, excess)
+    student_term = torch.einsum("nv,nv->n", q, excess)
     p = log_p.exp()
-    of_teacher = torch.einsum("nv,nv->n", p, log_p.sub_(log_m))
-    slope = excess.sub_(of_student[:, None]).mul_(q).mul_(1.0 - beta)
-    return beta * of_teacher + (1.0 - beta) * of_student, slope
+    teacher_term = torch.einsum("nv,nv->n", p, log_p.sub_(log_m))
+    slope = excess.sub_(student_term[:, None]).mul_(q).mul_(1.0 - beta)
+    return beta * teacher_term + (1.0 - beta) * student_term, slope
 
 
 def _top_k_divergence(log_p: Tensor, log_q: Tensor, beta: float, k: int) -> tuple[Tensor, Tensor]:
     """Return :func:`_divergence` over the teacher's k most probable tokens and one bucket of the others."""
     top, ids = log_p.topk(k, -1)
     rest = [table.scatter(-1, ids, -math.inf).logsumexp(-1, keepdim=True) for table in (log_p, log_q)]
-    buckets = [torch.cat([kept, tail], -1) for kept, tail in zip((top, log_q.gather(-1, ids)), rest, strict=True)]
-    found, slope = _divergence(buckets[0], buckets[1], beta)
+    buckets = [torch.cat([top_k, tail], -1) for top_k, tail in zip((top, log_q.gather(-1, ids)), rest, strict=True)]
+    divergences, slope = _divergence(buckets[0], buckets[1], beta)
     # Within the bucket, the student's tokens share the slope by their probabilities.
-    return found, log_q.sub_(rest[1]).exp_().mul_(slope[:, -1:]).scatter_(-1, ids, slope[:, :-1])
+    return divergences, log_q.sub_(rest[1]).exp_().mul_(slope[:, -1:]).scatter_(-1, ids, slope[:, :-1])
 
 
 class Lesson(NamedTuple):
@@ -199,7 +201,7 @@ class Teaching(NamedTuple):
         over the tokens with the lessons' ``weights``. The overlap is ``min(1, pi_teacher / pi)`` of the sampled token,
         whose expectation is 1 less the total variation.
         """
-        found = hidden.new_zeros(4, hidden.shape[0], dtype=torch.promote_types(hidden.dtype, torch.float32))
+        totals = hidden.new_zeros(4, hidden.shape[0], dtype=torch.promote_types(hidden.dtype, torch.float32))
         for lesson in self.lessons:
             places = lesson.places[inputs.destinations]
             chosen = (places >= 0).nonzero().flatten()
@@ -222,5 +224,5 @@ class Teaching(NamedTuple):
             carried = divergences + (loss - loss.detach()) * weights / weights.square().sum()
             overlap = (logp[1] - logp[0]).exp().clamp(max=1.0)
             table = torch.stack([lesson.factor * carried, divergences, overlap, torch.ones_like(overlap)])
-            found = found.index_add(1, chosen, table.to(found.dtype))
-        return found
+            totals = totals.index_add(1, chosen, table.to(totals.dtype))
+        return totals

@@ -132,7 +132,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
         if grad_log_probs is None and grad_entropy is None:
             return (None,) * 6
         head = _Head(hidden, weight, bias, temperature, compute_dtype)
-        found = HeadGradients(ctx.needs_input_grad[:3], hidden, weight, bias, head.softmax_dtype)
+        gradients = HeadGradients(ctx.needs_input_grad[:3], hidden, weight, bias, head.softmax_dtype)
         if grad_log_probs is None:
             grad_log_probs = torch.zeros_like(normalizers)
         if temperature is not None:
@@ -149,10 +149,10 @@ class _ChunkedLogProbs(torch.autograd.Function):
                 slope = log_p.add_(entropy[rows].unsqueeze(-1)).mul_(grad_entropy[rows].unsqueeze(-1))
                 grad_logits = p.mul_(slope.add_(grad_target)).neg_()
             grad_logits.scatter_add_(-1, targets[rows].unsqueeze(-1), grad_target)
-            found.add(rows, grad_logits, head.hidden[rows], head.weight)
-        grad_weight = None if found.weight is None else found.weight.to(weight.dtype)
-        grad_bias = None if found.bias is None else found.bias.to(bias.dtype)
-        return found.hidden, grad_weight, grad_bias, None, None, None
+            gradients.add(rows, grad_logits, head.hidden[rows], head.weight)
+        grad_weight = None if gradients.weight is None else gradients.weight.to(weight.dtype)
+        grad_bias = None if gradients.bias is None else gradients.bias.to(bias.dtype)
+        return gradients.hidden, grad_weight, grad_bias, None, None, None
 
 
 class HeadGradients:

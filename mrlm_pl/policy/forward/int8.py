@@ -55,8 +55,8 @@ def linear_layers(model: nn.Module) -> list[str]:
     The learner reads the weights of the output head.
     """
     head = getattr(model, "get_output_embeddings", lambda: None)()
-    found = [(name, module) for name, module in model.named_modules() if type(module) in LINEAR]
-    return [name for name, module in found if module is not head and module.out_features > 1]
+    candidates = [(name, module) for name, module in model.named_modules() if type(module) in LINEAR]
+    return [name for name, module in candidates if module is not head and module.out_features > 1]
 
 
 def int8_layers(model: nn.Module) -> list[str]:

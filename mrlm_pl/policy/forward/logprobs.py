@@ -96,12 +96,12 @@ def token_outputs(
         teaching: divergences from teachers; None: none.
     """
     wanted = Wanted(True, with_entropy, value_head, teaching)
-    found = list(_evaluate(model, wanted, token_ids, lengths, action_mask, **options).unbind())
+    values = list(_evaluate(model, wanted, token_ids, lengths, action_mask, **options).unbind())
     return TokenOutputs(
-        found.pop(0),
-        found.pop(0) if with_entropy else None,
-        found.pop(0) if value_head is not None else None,
-        torch.stack(found) if teaching is not None else None,
+        values.pop(0),
+        values.pop(0) if with_entropy else None,
+        values.pop(0) if value_head is not None else None,
+        torch.stack(values) if teaching is not None else None,
     )
 
 
@@ -199,10 +199,10 @@ def hold(tokens: int, most: int) -> bool:
     ...     print(hold(700, 1000), hold(400, 1000), hold(300, 1000))
     True False True
     """
-    held = _HELD.get()
-    if held is None:
+    held_tokens = _HELD.get()
+    if held_tokens is None:
         return True
-    if held[0] and held[0] + tokens > most:
+    if held_tokens[0] and held_tokens[0] + tokens > most:
         return False
-    held[0] += tokens
+    held_tokens[0] += tokens
     return True

@@ -129,14 +129,16 @@ class RowPlan:
         leaders = torch.tensor([tree.rows[segment.leaf][0] for segment in segments])
 
         rows = torch.tensor([row for leaf in leaves for row in tree.rows[leaf]])
-        place = torch.arange(len(leaves)).repeat_interleave(torch.tensor([len(tree.rows[leaf]) for leaf in leaves]))
+        leaf_index = torch.arange(len(leaves)).repeat_interleave(
+            torch.tensor([len(tree.rows[leaf]) for leaf in leaves])
+        )
         action_row, action_column = self.action_mask[rows].nonzero(as_tuple=True)
         token = rows[action_row], action_column
         layout = _layout(levels)
         return ForwardPass(
             input_ids=self.token_ids[leaders.repeat_interleave(length), position_ids][None],
             position_ids=position_ids[None],
-            predictors=_places(layout, stop, offset - start, place[action_row], action_column - 1),
+            predictors=_places(layout, stop, offset - start, leaf_index[action_row], action_column - 1),
             targets=self.token_ids[token],
             destinations=(token[0] * self.token_ids.shape[1] + action_column),
             segments=layout,
@@ -181,7 +183,10 @@ def _places(segments: Segments, stop: Tensor, shift: Tensor, leaf: Tensor, posit
     first = [0, *itertools.accumulate(map(len, segments.lengths))]
     numbers = torch.tensor(
         [
-            [*(first[level] + own if own >= 0 else -1 for level, own in enumerate(chain)), first[-2] + number]
+            [
+                *(first[level] + ancestor if ancestor >= 0 else -1 for level, ancestor in enumerate(chain)),
+                first[-2] + number,
+            ]
             for number, chain in enumerate(segments.ancestors[-1])
         ]
     )

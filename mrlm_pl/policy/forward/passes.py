@@ -77,7 +77,7 @@ def forward_passes(
     chunks = row_chunks(model, RowPlan(token_ids, action_mask, prefix_groups), max_tokens)
     if temperatures is None:
         return chunks
-    return [replace(one, temperature=temperatures[one.destinations]) for one in chunks]
+    return [replace(chunk, temperature=temperatures[chunk.destinations]) for chunk in chunks]
 
 
 def pass_logprobs(model: nn.Module, planned: ForwardPass) -> Tensor:
@@ -171,8 +171,8 @@ def _chunked_logits(model: nn.Module, inputs: ForwardPass, wanted: Wanted, seed:
                 states, head.weight, targets, bias=head.bias, temperature=temperature, with_entropy=wanted.entropy
             )
         log_probs, entropy = log_probs[:count], None if entropy is None else entropy[:count]
-        found = wanted.stack(log_probs, entropy, lambda: predicting)
-        return found if teaching is None else torch.cat([found, teaching.divergences(predicting, head, inputs)])
+        values = wanted.stack(log_probs, entropy, lambda: predicting)
+        return values if teaching is None else torch.cat([values, teaching.divergences(predicting, head, inputs)])
 
     return _with_head(model, inputs, forward, seed)
 
@@ -240,10 +240,10 @@ def _model_logits(model: nn.Module, inputs: ForwardPass, wanted: Wanted, seed: i
     if not wanted.log_probs:
         return wanted.stack(None, None, predicting)
     logits = output.logits
-    kept = logits.shape[1]
+    columns = logits.shape[1]
     row, column = inputs.predictors // width, inputs.predictors % width
     log_probs, entropy = log_probs_from_logits(
-        logits.flatten(0, 1).index_select(0, row * kept + column - (width - kept)),
+        logits.flatten(0, 1).index_select(0, row * columns + column - (width - columns)),
         inputs.targets,
         temperature=inputs.temperature,
         with_entropy=wanted.entropy,
@@ -255,14 +255,14 @@ def flat_temperature(temperature: float | Tensor, B: int, T: int) -> Tensor | No
     """Return temperatures [B * T] on the host; None for 1."""
     if not isinstance(temperature, Tensor) and temperature == 1:
         return None
-    given = torch.as_tensor(temperature, dtype=torch.float32, device="cpu")
-    if not (given > 0).all():
-        raise ValueError(f"temperature is {given.min().item()}, but must be positive")
-    if given.shape not in ((), (B,), (B, T)):
-        raise ValueError(f"temperature has shape {tuple(given.shape)}; give a number, [{B}] or [{B}, {T}]")
-    if given.dim() < 2:
-        given = given.expand(B)[:, None]
-    return given.expand(B, T).reshape(-1)
+    temperatures = torch.as_tensor(temperature, dtype=torch.float32, device="cpu")
+    if not (temperatures > 0).all():
+        raise ValueError(f"temperature is {temperatures.min().item()}, but must be positive")
+    if temperatures.shape not in ((), (B,), (B, T)):
+        raise ValueError(f"temperature has shape {tuple(temperatures.shape)}; give a number, [{B}] or [{B}, {T}]")
+    if temperatures.dim() < 2:
+        temperatures = temperatures.expand(B)[:, None]
+    return temperatures.expand(B, T).reshape(-1)
 
 
 def check_arguments(

@@ -92,7 +92,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return _product(x, weight, bias)
     if weight.dtype == torch.int64:
         return _in_compiled_code(x, weight, bias)
-    return _differentiable(x, weight, bias) if _by_onednn(x, weight) else F.linear(x, weight, bias)
+    return _differentiable_product(x, weight, bias) if _by_onednn(x, weight) else F.linear(x, weight, bias)
 
 
 def packed(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor | None:
@@ -129,17 +129,17 @@ def multiply(left: Tensor, right: Tensor, out: Tensor, *, add: bool = False) -> 
         return
     by_columns = out.shape[0] < out.shape[1]
     size = max(1, PART // min(out.shape))
-    given = right.t() if by_columns else left
-    for place, part in zip(out.split(size, int(by_columns)), given.split(size), strict=True):
-        found = _product(left, part) if by_columns else _product(part, right.t())
-        place.add_(found) if add else place.copy_(found)
+    operand = right.t() if by_columns else left
+    for target, part in zip(out.split(size, int(by_columns)), operand.split(size), strict=True):
+        product = _product(left, part) if by_columns else _product(part, right.t())
+        target.add_(product) if add else target.copy_(product)
 
 
 def _by_onednn(x: Tensor, weight: Tensor) -> bool:
     return (
         ONEDNN_IS_FASTER
         # compiled code is for any number of rows
-        and (ROWS * weight.numel() if _traced(x) else x.numel() * weight.shape[0]) >= LEAST
+        and (ROWS * weight.numel() if _is_traced(x) else x.numel() * weight.shape[0]) >= LEAST
         and x.device.type == weight.device.type == "cpu"
         and x.dtype == weight.dtype == torch.float32
         and not torch.is_autocast_enabled("cpu")
@@ -149,29 +149,29 @@ def _by_onednn(x: Tensor, weight: Tensor) -> bool:
     )
 
 
-def _traced(x: Tensor) -> bool:
+def _is_traced(x: Tensor) -> bool:
     """Return whether the call becomes code; while one thread compiles, ``is_compiling`` is true in all of them."""
     compiler = torch.compiler
     return compiler.is_compiling() and (compiler.is_dynamo_compiling() or type(x) not in (Tensor, nn.Parameter))
 
 
-def _differentiable(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def _differentiable_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return _Linear.apply(x, weight, bias) if torch.is_grad_enabled() else _product(x, weight, bias)
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    if _traced(x):
+    if _is_traced(x):
         return _in_compiled_code(x, weight, bias)
     bias = None if bias is None else bias.contiguous()  # the operator ignores its strides
     if not (weight.is_mkldnn or weight.is_contiguous() or weight.t().is_contiguous()):
         weight = weight.contiguous()  # it reads a weight with gaps a hundred times slower
-    found: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
-    return found
+    product: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
+    return product
 
 
 def _in_compiled_code(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    found: Tensor = torch.ops.mrlm.product(x, weight, bias)
-    return found
+    product: Tensor = torch.ops.mrlm.product(x, weight, bias)
+    return product
 
 
 # torch.library.custom_op, which would allow for gradients too, takes 20 microseconds longer for each call.
@@ -195,21 +195,21 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        of_x, of_weight, _ = ctx.needs_input_grad
-        ctx.save_for_backward(x if of_weight else None, weight if of_x else None)
+        needs_x, needs_weight, _ = ctx.needs_input_grad
+        ctx.save_for_backward(x if needs_weight else None, weight if needs_x else None)
         return _product(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         rows = slope.flatten(0, -2)
-        of_x = None if weight is None else _differentiable(slope, weight.t())
-        of_weight = None if x is None else _of_weight(rows, x.flatten(0, -2))
-        return of_x, of_weight, rows.sum(0) if ctx.needs_input_grad[2] else None
+        grad_x = None if weight is None else _differentiable_product(slope, weight.t())
+        grad_weight = None if x is None else _weight_gradient(rows, x.flatten(0, -2))
+        return grad_x, grad_weight, rows.sum(0) if ctx.needs_input_grad[2] else None
 
 
-def _of_weight(slope: Tensor, x: Tensor) -> Tensor:
+def _weight_gradient(slope: Tensor, x: Tensor) -> Tensor:
     """Return ``slope.t() @ x``; the operator copies the left factor's transpose, so that is the smaller one."""
     if slope.shape[1] > x.shape[1]:
-        return _differentiable(x.t(), slope.t()).t()
-    return _differentiable(slope.t(), x.t())
+        return _differentiable_product(x.t(), slope.t()).t()
+    return _differentiable_product(slope.t(), x.t())

@@ -35,7 +35,7 @@ def rematerialized() -> AbstractContextManager[object]:
     The gradients are the same, bit for bit, and may be computed after the context. A change of a kept activation in
     place raises RuntimeError in the backward pass, as without the context.
     """
-    return torch.autograd.graph.saved_tensors_hooks(_packed, lambda kept: kept())
+    return torch.autograd.graph.saved_tensors_hooks(_pack, lambda unpack: unpack())
 
 
 class _Result:
@@ -64,7 +64,7 @@ class _Result:
         return states
 
 
-def _packed(states: Tensor) -> Callable[[], Tensor]:
+def _pack(states: Tensor) -> Callable[[], Tensor]:
     """Return a function that recomputes an activation or, where that is not cheap, returns the kept one."""
     base = states._base if states._is_view() else states
     result = None
@@ -100,23 +100,23 @@ class _Kept:
 
 def _result(node: Any) -> _Result | None:
     """Return the result of a node, if few operations recompute it from kept activations; None for others."""
-    found = _known(node)
-    if found is not None:
-        return found
+    result = _stored_result(node)
+    if result is not None:
+        return result
     before = [argument for argument, _ in node.next_functions]
     # A product keeps an argument only for the gradient of the other. A weight may be gathered for its layer alone.
     if node.name() not in _OPERATIONS or None in before or any(map(_is_weight, before)):
         return None
-    arguments = [argument for argument in map(_known, before) if argument is not None]
+    arguments = [argument for argument in map(_stored_result, before) if argument is not None]
     if any(argument.operations == _MOST_OPERATIONS for argument in arguments):
         return None
-    found = _Result(node, arguments)
+    result = _Result(node, arguments)
     # weakly: the result holds its node, and a reference cycle through the graph is never freed
-    node.metadata[__name__] = weakref.ref(found)
-    return found
+    node.metadata[__name__] = weakref.ref(result)
+    return result
 
 
-def _known(node: Any) -> _Result | None:
+def _stored_result(node: Any) -> _Result | None:
     reference = node.metadata.get(__name__)
     return None if reference is None else reference()
 

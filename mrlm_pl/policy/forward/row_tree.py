@@ -62,7 +62,7 @@ class RowTree:
         if labels is None:
             active.sort(key=lambda row: -fed_lengths[row])
             return cls([[row] for row in active], [fed_lengths[row] for row in active], [0] * len(active))
-        order, common = _sorted(token_ids, fed_lengths, labels.tolist(), active)
+        order, common = _sort_rows(token_ids, fed_lengths, labels.tolist(), active)
         tree = cls([], [], [])
         least = 0
         for row, shared in zip(order, common, strict=True):
@@ -79,14 +79,14 @@ class RowTree:
 
     def _keep_worthwhile(self) -> None:
         """Share less where a segment would save too little."""
-        whole = list(self.shared)
-        due = [(0, len(whole), 0)] if whole else []
+        all_shared = list(self.shared)
+        due = [(0, len(all_shared), 0)] if all_shared else []
         while due:
             first, last, start = due.pop()
             if last - first == 1:
                 continue
-            common = min(whole[first + 1 : last])
-            branches = [leaf for leaf in range(first + 1, last) if whole[leaf] == common]
+            common = min(all_shared[first + 1 : last])
+            branches = [leaf for leaf in range(first + 1, last) if all_shared[leaf] == common]
             if (last - first - 1) * (common - start) < LEAST_SAVING:
                 common = start
             for leaf in branches:
@@ -109,16 +109,16 @@ class RowTree:
         if max_tokens is None or (ends[-1] <= max_tokens and read[-1] <= MOST_READ * max_tokens):
             return [range(leaves)] if leaves else []
         most_read = MOST_READ * max_tokens
-        cost, found = self._cheapest(ends, read, max_tokens, most_read)
+        cost, cheapest = self._cheapest(ends, read, max_tokens, most_read)
         too_small, enough = 0, max_tokens
         while enough - too_small > 1:
             bound = (too_small + enough) // 2
-            other, smaller = self._cheapest(ends, read, bound, most_read)
-            if other == cost:
-                enough, found = bound, smaller
+            smaller_cost, smaller = self._cheapest(ends, read, bound, most_read)
+            if smaller_cost == cost:
+                enough, cheapest = bound, smaller
             else:
                 too_small = bound
-        return found
+        return cheapest
 
     def _cheapest(
         self, ends: Sequence[int], read: Sequence[int], max_tokens: int, most_read: int
@@ -147,22 +147,22 @@ class RowTree:
                 starts.popleft()
             best.append(best[starts[0]] + self.shared[starts[0]] + CHUNK_COST)
             begin.append(starts[0])
-        found = []
+        chunks = []
         last = leaves
         while last:
-            found.append(range(begin[last], last))
+            chunks.append(range(begin[last], last))
             last = begin[last]
-        return best[leaves], found[::-1]
+        return best[leaves], chunks[::-1]
 
     def segments(self, leaves: range) -> tuple[list[list[Segment]], list[Segment]]:
         """Return the shared segments of some consecutive leaves, by level, and each leaf's own segment."""
         levels: list[list[Segment]] = []
-        own = []
+        own_segments = []
         due: list[tuple[int, int, int, tuple[int, ...]]] = [(leaves.start, leaves.stop, 0, ())]
         while due:
             first, last, start, chain = due.pop()
             if last - first == 1:
-                own.append(Segment(first, start, self.fed[first], chain))
+                own_segments.append(Segment(first, start, self.fed[first], chain))
                 continue
             common = min(self.shared[first + 1 : last])
             if common > start:
@@ -172,10 +172,10 @@ class RowTree:
                 chain = (*chain, len(levels[len(chain)]) - 1)
             branches = [leaf for leaf in range(first + 1, last) if self.shared[leaf] == common]
             due += [(a, b, common, chain) for a, b in itertools.pairwise([first, *branches, last])][::-1]
-        return levels, own
+        return levels, own_segments
 
 
-def _sorted(
+def _sort_rows(
     token_ids: Tensor, fed_lengths: Sequence[int], labels: Sequence[int], rows: list[int]
 ) -> tuple[list[int], list[int]]:
     """Return rows in an order in which common beginnings are adjacent, and the tokens shared with the row before.
@@ -189,7 +189,7 @@ def _sorted(
     end = torch.iinfo(torch.int32).max
     ids = token_ids.where(torch.arange(token_ids.shape[1]) < fed[:, None], end)
     keys = ids.numpy().astype(">u4")
-    rank = {label: place for place, label in enumerate(sorted(longest, key=lambda label: -longest[label]))}
+    rank = {label: index for index, label in enumerate(sorted(longest, key=lambda label: -longest[label]))}
     order = sorted(rows, key=lambda row: (rank[labels[row]], keys[row].tobytes()))
     if not order:
         return [], []

@@ -54,11 +54,11 @@ def tree_mask(segments: Segments, device: torch.device) -> BlockMask:
 
     def mask_mod(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         # a token's segment is in the chain of another if its interval holds the other's
-        own = of_token[0][q]
-        return (of_token[0][k] <= own) & (own < of_token[1][k]) & (k <= q)
+        enter_of_query = of_token[0][q]
+        return (of_token[0][k] <= enter_of_query) & (enter_of_query < of_token[1][k]) & (k <= q)
 
     (some, some_columns), (whole, whole_columns) = (
-        tuple(on_device(table, device) for table in _ordered(blocks)) for blocks in _blocks(chains, lengths)
+        tuple(on_device(table, device) for table in _block_columns(blocks)) for blocks in _blocks(chains, lengths)
     )
     tokens = sum(lengths)
     return BlockMask.from_kv_blocks(
@@ -96,21 +96,21 @@ def _blocks(chains: Sequence[Sequence[int]], lengths: Sequence[int]) -> tuple[np
     count = -(-ends[-1] // _BLOCK)
     seen = np.zeros((count, count), dtype=bool)
     # of each block of queries, how many segments it touches, and how many of these see all of a block of keys
-    touched, whole = np.zeros(count, dtype=np.int64), np.zeros((count, count), dtype=np.int64)
+    touched, seen_whole = np.zeros(count, dtype=np.int64), np.zeros((count, count), dtype=np.int64)
     for (start, stop), chain in zip(spans, chains, strict=True):
         queries = slice(start // _BLOCK, -(-stop // _BLOCK))
         touched[queries] += 1
         for begin, end in (*(spans[segment] for segment in chain), (start, stop)):
             seen[queries, begin // _BLOCK : -(-end // _BLOCK)] = True
-            whole[queries, -(-begin // _BLOCK) : max(-(-begin // _BLOCK), end // _BLOCK)] += 1
+            seen_whole[queries, -(-begin // _BLOCK) : max(-(-begin // _BLOCK), end // _BLOCK)] += 1
     seen = np.tril(seen)
-    full = np.tril(whole == touched[:, None], -1) & seen
+    full = np.tril(seen_whole == touched[:, None], -1) & seen
     if ends[-1] % _BLOCK:
         full[-1] = False
     return seen & ~full, full
 
 
-def _ordered(blocks: np.ndarray) -> tuple[Tensor, Tensor]:
+def _block_columns(blocks: np.ndarray) -> tuple[Tensor, Tensor]:
     """Return the number of each row's blocks, [1, 1, rows], and their columns before all others, [1, 1, rows, rows]."""
     columns = np.argsort(~blocks, axis=1, kind="stable").astype(np.int32)
     numbers = blocks.sum(1, dtype=np.int32)
@@ -133,11 +133,11 @@ def tree_attention(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, s
     """Return the attention [N, heads, dim] of queries [N, heads, dim] to keys and values [N, kv heads, dim]."""
     attend = compiled_flex_attention() if query.device.type == "cuda" else flex_attention
     heads_first = (states.transpose(0, 1)[None] for states in (query, key, value))
-    found: Tensor = attend(
+    attended: Tensor = attend(
         *heads_first,
         block_mask=mask,
         scale=scaling,
         enable_gqa=query.shape[1] != key.shape[1],
         kernel_options=_KERNEL,
     )
-    return found[0].transpose(0, 1)
+    return attended[0].transpose(0, 1)

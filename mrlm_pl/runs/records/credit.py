@@ -23,7 +23,7 @@ from mrlm_pl.episode_files import episode_files, iteration_file, not_kept, read_
 from mrlm_pl.errors import ConfigurationError, writing
 from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.contract import RolloutFacts
-from mrlm_pl.learner.credit.records import credited, uncredited
+from mrlm_pl.learner.credit.records import credited, without_credit
 from mrlm_pl.learner.metrics import Metrics
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.runs.evaluation import loaded_policies, sampling_from
@@ -214,7 +214,7 @@ class _Crediting:
         Raises:
             ConfigurationError: the credit needs other episodes.
         """
-        plain = [uncredited(episode) for episode in episodes]
+        plain = [without_credit(episode) for episode in episodes]
         included = [episode for episode in plain if episode.excluded is None]
         groups = Counter(episode.group for episode in included if not episode.failed and episode.origin is None)
         training = [

@@ -13,7 +13,7 @@ import grpc
 
 from mrlm_pl.engines.base import Engine, Sample, SampleRequest
 from mrlm_pl.errors import EngineError, RemoteError
-from mrlm_pl.grouping import in_parts
+from mrlm_pl.grouping import split_by_size
 from mrlm_pl.serving.policies.service import MAX_REQUESTS
 from mrlm_pl.serving.transport import environment_pb2 as pb
 from mrlm_pl.serving.transport import environment_pb2_grpc
@@ -57,7 +57,7 @@ class RemoteEngine(Engine):
             RemoteError: its answer is not of the protocol.
         """
         samples: list[Sample] = []
-        for chunk in in_parts(requests, _tokens, MAX_REQUESTS, MAX_TOKENS):
+        for chunk in split_by_size(requests, _tokens, MAX_REQUESTS, MAX_TOKENS):
             batch = pb.SampleBatch(requests=[_to_request(request) for request in chunk])
             reply = await asyncio.wrap_future(submit(self._ask("Sample", batch)))
             samples += [_from_sample(sample, self.address.target) for sample in reply.samples]

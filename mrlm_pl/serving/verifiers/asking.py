@@ -12,7 +12,7 @@ import grpc
 
 from mrlm_pl.concurrency.calls import together
 from mrlm_pl.errors import DataError, RemoteError
-from mrlm_pl.grouping import in_parts
+from mrlm_pl.grouping import split_by_size
 from mrlm_pl.reward_models.scorer import Conversation, TextScore
 from mrlm_pl.serving.transport.addresses import Servers
 from mrlm_pl.serving.transport.codec import to_json
@@ -74,7 +74,7 @@ async def request_scores(terms: Terms, conversations: Sequence[Conversation]) ->
                 f"conversation {number} has {len(messages)} messages with {_characters(messages)} characters; a "
                 f"verifier takes one message or more, and up to {MAX_CHARACTERS} characters"
             )
-    chunks = in_parts(conversations, _characters, terms.batch_size, REQUEST_CHARACTERS)
+    chunks = split_by_size(conversations, _characters, terms.batch_size, REQUEST_CHARACTERS)
     return [score for scores in await together(map(score_chunk, chunks)) for score in scores]
 
 

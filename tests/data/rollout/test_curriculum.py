@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from mrlm_pl.algorithms import GRPO
 from mrlm_pl.data import RolloutDataModule
-from mrlm_pl.data.rollout.tasks import RunTasks, SuccessRateCurriculum, TaskStream, apportioned
+from mrlm_pl.data.rollout.tasks import RunTasks, SuccessRateCurriculum, TaskStream, apportion
 from mrlm_pl.engines import Sampling
 from mrlm_pl.environment import DatasetTasks, Outcome
 from mrlm_pl.episode import Message
@@ -199,8 +199,8 @@ def test_a_run_that_continues_with_other_groups_plays_the_next_tasks(echo: Any, 
 
 
 def test_apportioned_numbers_are_never_below_zero() -> None:
-    assert apportioned({"a": -0.5, "b": 1.5}, 1) == {"a": 0, "b": 1}
-    assert apportioned({"a": -0.9, "b": -0.9, "c": 1.4, "d": 1.4}, 1) in (
+    assert apportion({"a": -0.5, "b": 1.5}, 1) == {"a": 0, "b": 1}
+    assert apportion({"a": -0.9, "b": -0.9, "c": 1.4, "d": 1.4}, 1) in (
         {"a": 0, "b": 0, "c": 1, "d": 0},
         {"a": 0, "b": 0, "c": 0, "d": 1},
     )

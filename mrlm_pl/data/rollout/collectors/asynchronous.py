@@ -214,7 +214,8 @@ class AsyncCollector(Collector):
             "async/reweighted_groups": float(self._reweighted),
         }
         # An iteration that was played during earlier updates is complete at once: its own rate means nothing.
-        collected.seconds, collected.earlier_tokens = now - self._begun, self._tokens - restored
+        collected.seconds = now - self._begun
+        collected.earlier_tokens = self._tokens - restored
         self._tokens += token_count(collected.played) - restored
         if self._continuous is not None:
             busy, seconds = self._continuous.busy_seconds, now - self._since
@@ -244,7 +245,9 @@ class AsyncCollector(Collector):
         # Not on the loop, which an environment may block: a run that is ended could not be saved.
         admitted = list(self._admitted.items())
         collected = {key: group.collected for key, group in admitted if group.collected is not None}
-        complete = {key: group for key, group in collected.items() if not all(one.failed for one in group.episodes)}
+        complete = {
+            key: group for key, group in collected.items() if not all(episode.failed for episode in group.episodes)
+        }
         plain_groups = [[*key, *group.to_plain()] for key, group in sorted(complete.items(), key=lambda item: item[0])]
         return {"published": self.lags.state(), "complete": plain_groups, "made_with": self._made_with()}
 
@@ -264,11 +267,11 @@ class AsyncCollector(Collector):
             return
         drop, old = self.options.over_age == "drop", 0
         for iteration, group, *plain in state["complete"]:
-            own = Collected.from_plain(*plain)
-            too_old = self.lags.largest(iteration, own.training) > self.max_lag
+            collected = Collected.from_plain(*plain)
+            too_old = self.lags.largest(iteration, collected.training) > self.max_lag
             old += too_old
             if not (too_old and drop):
-                self._admitted[iteration, group] = _Group(collected=own)
+                self._admitted[iteration, group] = _Group(collected=collected)
         self._dropped, self._reweighted = (old, 0) if drop else (0, old)
         if old:
             logger.warning(
@@ -280,7 +283,7 @@ class AsyncCollector(Collector):
 
     def _made_with(self) -> dict[str, str]:
         """Return what decides which episodes a group has, and how they train, as text."""
-        agents = {agent for item in self.players.environments.values() for agent in item.agents}
+        agents = {agent for environment in self.players.environments.values() for agent in environment.agents}
         learner = self.players.learner
         return self.plan.made_with() | {
             "data.sampling": repr(self.sampling),
@@ -381,18 +384,18 @@ class AsyncCollector(Collector):
 
 
 def groups_ahead(
-    parts: Sequence[dict[str, Any] | None], groups: int, here: range, overlaps: bool
+    states: Sequence[dict[str, Any] | None], groups: int, here: range, overlaps: bool
 ) -> dict[str, Any] | None:
     """Return the state of this rank's collector, of the states of all ranks that saved a checkpoint; None without any.
 
     Args:
-        parts: what :meth:`AsyncCollector.state` returned on each rank; None where nothing was played ahead.
+        states: what :meth:`AsyncCollector.state` returned on each rank; None where nothing was played ahead.
         groups: in an iteration, over all ranks.
         here: numbers of this rank's groups, which may have been another rank's.
         overlaps: whether this run plays ahead; otherwise a warning says that these groups are played again.
     """
-    saved = [part for part in parts if part is not None]
-    by_key = {(item[0], item[1]): item for part in saved for item in part["complete"]}
+    saved = [state for state in states if state is not None]
+    by_key = {(group[0], group[1]): group for state in saved for group in state["complete"]}
     if by_key and not overlaps:
         logger.warning(
             "%d groups of the checkpoint, which an asynchronous run has played ahead, are played again", len(by_key)
@@ -400,5 +403,5 @@ def groups_ahead(
     if not saved or not overlaps:
         return None
     # Numbers above the last group are kept too: the collector counts and names them as dropped.
-    own = [item for (_, number), item in sorted(by_key.items()) if min(number, groups - 1) in here]
-    return {**saved[0], "complete": own}
+    groups_here = [group for (_, number), group in sorted(by_key.items()) if min(number, groups - 1) in here]
+    return {**saved[0], "complete": groups_here}

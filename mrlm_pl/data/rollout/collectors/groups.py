@@ -255,19 +255,19 @@ class Collected:
 
     def put_training(self, episodes: Sequence[Episode]) -> None:
         """Put other records in the place of :attr:`training`, in its order."""
-        own = {episode.id: episode for episode in episodes}
-        self.episodes = [own[episode.id] for episode in self.episodes]
-        self.branches = [own.get(episode.id, episode) for episode in self.branches]
+        by_id = {episode.id: episode for episode in episodes}
+        self.episodes = [by_id[episode.id] for episode in self.episodes]
+        self.branches = [by_id.get(episode.id, episode) for episode in self.branches]
 
     def to_plain(self) -> list[Any]:
         """Return the groups as plain values for a checkpoint."""
-        parts = (self.episodes, self.replaced, self.greedy, self.branches)
-        return [self.counts, *([episode.to_json() for episode in part] for part in parts)]
+        episode_lists = (self.episodes, self.replaced, self.greedy, self.branches)
+        return [self.counts, *([episode.to_json() for episode in episode_list] for episode_list in episode_lists)]
 
     @classmethod
-    def from_plain(cls, counts: Mapping[str, float], *parts: Sequence[str]) -> Collected:
+    def from_plain(cls, counts: Mapping[str, float], *episode_texts: Sequence[str]) -> Collected:
         """Restore what :meth:`to_plain` returned."""
-        episodes, replaced, greedy, branches = ([Episode.from_json(text) for text in part] for part in parts)
+        episodes, replaced, greedy, branches = ([Episode.from_json(text) for text in texts] for texts in episode_texts)
         return cls(episodes, replaced, greedy, branches, dict(counts))
 
 
@@ -303,11 +303,13 @@ class Collector:
     def make_players(self, **options: Any) -> None:
         """Make the players, with options of :meth:`Players.player`."""
         learner, sampling = self.players.learner, self.sampling
-        self.training, self.play_greedy_specs = self.players.player(sampling, crossed=True, **options), None
+        self.training = self.players.player(sampling, crossed=True, **options)
+        self.play_greedy_specs = None
         self.episode_players = [self.training]
         if learner.uses_greedy_baseline:
             greedy = self.players.player(sampling.for_all(temperature=0.0, top_p=1.0, top_k=0), **options)
-            self.play_greedy_specs, self.episode_players = greedy.play, [self.training, greedy]
+            self.play_greedy_specs = greedy.play
+            self.episode_players = [self.training, greedy]
         tree = learner.tree
         player = TreePlayer(self.training, tree.branching, self.plan.group_sizes) if tree is not None else self.training
         self.play_specs = player.play
@@ -366,10 +368,10 @@ class SyncCollector(Collector):
         unfinished = [UnfinishedGroup(self.plan, iteration, group) for group in groups]
         while True:
             due = [group for group in unfinished if group.due]
-            left = all_reduce_sum(trainer, torch.tensor(math.inf if stopped else float(len(due))))
-            if math.isinf(left):
+            groups_left = all_reduce_sum(trainer, torch.tensor(math.inf if stopped else float(len(due))))
+            if math.isinf(groups_left):
                 raise SIGTERMException
-            if not left:
+            if not groups_left:
                 break  # as long as one rank plays, all gather the weights
             stopped = not self._play(partial(self.play_due, due))
         for group in unfinished:
@@ -387,7 +389,8 @@ class SyncCollector(Collector):
                 if self.rounds is not None and not isinstance(self.training.engine, Rounds):
                     rounds = Rounds(self.players.engine, self.rounds)
                     for player in self.episode_players:
-                        player.engine, player.call = rounds, partial(rounds.call, player.caller)
+                        player.engine = rounds
+                        player.call = partial(rounds.call, player.caller)
                     self.wrap_play(rounds.apart)
                 self.training.run_blocking(play)
         except SIGTERMException:

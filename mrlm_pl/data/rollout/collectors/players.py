@@ -124,10 +124,10 @@ class StaleSnapshots:
             slots = self._slots[name] = [Snapshot(policy, version) for _ in range(count)]
             saved = restored["slots"].get(name, [])
             if len(saved) != count:
-                saved = sorted(saved, key=lambda item: item["version"])[-count:]
+                saved = sorted(saved, key=lambda state: state["version"])[-count:]
                 saved = saved[:1] * (count - len(saved)) + saved
-            for slot, item in zip(slots, saved, strict=False):
-                slot.load_state(item)
+            for slot, state in zip(slots, saved, strict=False):
+                slot.load_state(state)
 
 
 class Players:
@@ -247,11 +247,11 @@ class Players:
 
     def close(self) -> None:
         """Close the players and the engines that were made here; may be called twice."""
-        players, own, routed = self._players, self._own, self._routed
+        players, engine, routed = self._players, self._own, self._routed
         self._players, self._own, self._routed = {}, None, None
         with ExitStack() as stack:
-            if own is not None:
-                stack.callback(own.close)
+            if engine is not None:
+                stack.callback(engine.close)
             if isinstance(routed, RoutingEngine):
                 stack.callback(routed.close_elsewhere)
             if self.stale is not None:

@@ -17,7 +17,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from mrlm_pl.algorithms import GRPO, MAGRPO
 from mrlm_pl.data import RolloutDataModule
-from mrlm_pl.data.rollout.collection import check_kept
+from mrlm_pl.data.rollout.collection import warn_if_empty
 from mrlm_pl.data.rollout.collectors.groups import GroupPlan, UnfinishedGroup
 from mrlm_pl.data.rollout.tasks import TaskStream
 from mrlm_pl.engines import Sampling
@@ -392,5 +392,5 @@ def test_training_goes_on_when_validation_fails(model_folder: Path, quiet_traine
 
 
 def test_an_iteration_of_which_nothing_is_left_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    check_kept([], 7)
+    warn_if_empty([], 7)
     assert "no group of this process is left to learn from in iteration 7" in caplog.text
