@@ -18,7 +18,7 @@ from mrlm_environments.knowledge_graph.sparql import SparqlGraph, query_endpoint
 from mrlm_environments.knowledge_graph.world import world
 from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource, ToolSchema
 from mrlm_pl.environment.rows import BadRows
-from mrlm_pl.environment.tools import MalformedCall, ToolError, answered, clipped, requested_calls, written_call
+from mrlm_pl.environment.tools import MalformedCall, ToolError, answer_calls, clip, requested_calls, written_call
 from mrlm_pl.episode import ToolCall
 from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.settings import at_least, between, one_of, some_of, whole_range
@@ -181,7 +181,7 @@ class KnowledgeGraphEnvironment(Environment):
             calls = (MalformedCall(NO_CALL) if read is None else ToolCall("", *read),)
         told = []
         act = partial(self._observed, agent)
-        for answer, made in answered(calls, self.tools(agent), NO_CALL, act, limit=self.output_characters):
+        for answer, made in answer_calls(calls, self.tools(agent), NO_CALL, act, limit=self.output_characters):
             self._faults += not made
             told.append(Message("user", answer.content) if written else answer)
         self._faults += answers and not told
@@ -202,7 +202,7 @@ class KnowledgeGraphEnvironment(Environment):
         """Make a call and return its observation, which the answerer reads too."""
         observation = self._exploration.call(call.name, call.arguments)
         if agent != self.agents[-1]:
-            shown = clipped(observation, self.output_characters)
+            shown = clip(observation, self.output_characters)
             self._log = (*self._log, f"{call.name}({', '.join(call.arguments.values())})\n{shown}")
         return observation
 

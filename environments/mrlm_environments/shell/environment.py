@@ -16,7 +16,7 @@ from mrlm_environments.shell.tasks import COMPARISONS, ROW_FORM, generate_data, 
 from mrlm_environments.toolbox.programs import SOURCE, CellHolder, told
 from mrlm_pl.environment import Message, Outcome, SingleAgentEnvironment, Task, TaskSource, ToolSchema
 from mrlm_pl.environment.rows import BadRows
-from mrlm_pl.environment.tools import ToolCall, answered, requested_calls, tool_schema, written_call
+from mrlm_pl.environment.tools import ToolCall, answer_calls, requested_calls, tool_schema, written_call
 from mrlm_pl.errors import ConfigurationError, SandboxError
 from mrlm_pl.sandbox import MACHINE_PATH, Cell, Execution, Sandbox, running
 from mrlm_pl.settings import at_least
@@ -155,7 +155,7 @@ class ShellEnvironment(CellHolder, SingleAgentEnvironment):
         self._turns += 1
         self._deadline = time.monotonic() + self.sandbox.wall_seconds
         answers: list[Message] = []
-        for answer, _ in answered(requested_calls(message), TOOLS, _HOW, self._called, fault=""):
+        for answer, _ in answer_calls(requested_calls(message), TOOLS, _HOW, self._called, fault=""):
             if self._given is not None:
                 return self._judged(self._given)
             answers.append(answer)

@@ -15,7 +15,7 @@ from mrlm_environments.sql.tasks import KINDS, ROW_FORM, Kind, dbbench_task, gen
 from mrlm_environments.sql.worker import SqliteDatabase
 from mrlm_pl.environment import Message, Outcome, SingleAgentEnvironment, Task, TaskSource, ToolSchema
 from mrlm_pl.environment.rows import BadRows
-from mrlm_pl.environment.tools import ToolCall, ToolError, answered, requested_calls, tool_schema, written_call
+from mrlm_pl.environment.tools import ToolCall, ToolError, answer_calls, requested_calls, tool_schema, written_call
 from mrlm_pl.settings import at_least, between, some_of, whole_range
 
 EXECUTE = tool_schema("execute_sql", "Execute one MySQL statement.", {"query": {"type": "string"}})
@@ -127,7 +127,9 @@ class SqlEnvironment(SingleAgentEnvironment):
         answers: list[Message] = []
         faults = 0
         calls = requested_calls(message)
-        for answer, made in answered(calls, (EXECUTE, COMMIT), HOW_TO_CALL, self._called, limit=self.output_characters):
+        for answer, made in answer_calls(
+            calls, (EXECUTE, COMMIT), HOW_TO_CALL, self._called, limit=self.output_characters
+        ):
             if self._committed is not None:
                 return self._ended(self._is_right(self._committed), "answered")
             faults += not made

@@ -20,7 +20,7 @@ from mrlm_environments.libraries import library
 from mrlm_pl.concurrency.event_loop import EventLoopThread
 from mrlm_pl.environment import ToolSchema
 from mrlm_pl.environment.schemas import schema_fault
-from mrlm_pl.environment.tools import Tool, ToolError, ToolSet, clipped
+from mrlm_pl.environment.tools import Tool, ToolError, ToolSet, clip
 from mrlm_pl.episode import Task
 from mrlm_pl.errors import ConfigurationError, MRLMError
 from mrlm_pl.settings import positive
@@ -155,7 +155,7 @@ class McpTools(ToolSet):
         names = [schema.name for schema in schemas]
         for name in self.only or ():
             if name not in names:
-                has = clipped(", ".join(names), MAX_REASON) or "none"
+                has = clip(", ".join(names), MAX_REASON) or "none"
                 raise McpError(f"{self._label} has no tool {name!r}; it has {has}")
         offered = tuple(schema for schema in schemas if self.only is None or schema.name in self.only)
         if len(offered) > MAX_TOOLS:
@@ -319,7 +319,7 @@ def _text(error: BaseException, seconds: float) -> str:
     if isinstance(error, _LATE):
         return f"no answer within {seconds:g} s"
     inner = getattr(error, "exceptions", None)
-    return _text(inner[0], seconds) if inner else clipped(f"{type(error).__name__}: {error}", MAX_REASON)
+    return _text(inner[0], seconds) if inner else clip(f"{type(error).__name__}: {error}", MAX_REASON)
 
 
 def _shown(result: Any) -> str:

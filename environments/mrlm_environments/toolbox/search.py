@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mrlm_pl.environment.rows import read_rows
-from mrlm_pl.environment.tools import Tool, ToolError, clipped, tool_schema
+from mrlm_pl.environment.tools import Tool, ToolError, clip, tool_schema
 from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.settings import at_least, between
 
@@ -134,7 +134,7 @@ class WebSearch(Tool):
         parts = [f"Results from {self.backend.label}:"]
         for number, result in enumerate(found, start=1):
             address = f" ({result.address})" if result.address else ""
-            parts.append(f"[{number}] {result.title}{address}\n{clipped(result.text, self.max_characters)}")
+            parts.append(f"[{number}] {result.title}{address}\n{clip(result.text, self.max_characters)}")
         return "\n".join(parts)
 
 

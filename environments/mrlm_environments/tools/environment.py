@@ -17,7 +17,7 @@ from mrlm_environments.tools.problems import KINDS, REQUIRED_TOOLS, Kind, data_p
 from mrlm_pl.answers.numbers import equal_answers, number_value
 from mrlm_pl.environment import Message, Outcome, SingleAgentEnvironment, Task, TaskSource, ToolSchema
 from mrlm_pl.environment.rows import BadRows
-from mrlm_pl.environment.tools import Tool, ToolCall, ToolError, ToolSet, answered, requested_calls, stated_answer
+from mrlm_pl.environment.tools import Tool, ToolCall, ToolError, ToolSet, answer_calls, requested_calls, stated_answer
 from mrlm_pl.errors import ConfigurationError, did_you_mean
 from mrlm_pl.settings import at_least, between, some_of
 
@@ -140,7 +140,7 @@ class ToolEnvironment(SingleAgentEnvironment):
         earned = self._share()
         calls, how = requested_calls(message), 'Write {"name": NAME, "arguments": OBJECT}.'
         schemas = [tool.schema for tool in self._available.values()]
-        made = list(answered(calls, schemas, how, self._called, "error: ", self.max_output))
+        made = list(answer_calls(calls, schemas, how, self._called, "error: ", self.max_output))
         self._calls += len(made)
         self._errors += sum(not done for _, done in made)
         answers = [answer for answer, _ in made]

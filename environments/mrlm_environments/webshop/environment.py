@@ -24,7 +24,7 @@ from mrlm_pl.environment import (
     ToolSchema,
 )
 from mrlm_pl.environment.rows import BadRows
-from mrlm_pl.environment.tools import ToolCall, ToolError, answered, requested_calls, tool_schema, written_call
+from mrlm_pl.environment.tools import ToolCall, ToolError, answer_calls, requested_calls, tool_schema, written_call
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.settings import at_least, between, one_of
 
@@ -145,7 +145,7 @@ class WebShopEnvironment(Environment):
         self._turns += 1
         self._acted |= {agent}
         calls = requested_calls(message)
-        for answer, made in answered(calls, self.tools(agent), HOW_TO_CALL, partial(self._page_after, agent)):
+        for answer, made in answer_calls(calls, self.tools(agent), HOW_TO_CALL, partial(self._page_after, agent)):
             self._faults += not made
             self._held[agent].append(answer)
             if self._session.bought:

@@ -9,7 +9,7 @@ from typing import Any
 
 from mrlm_environments.webshop.catalog import Catalog, Product
 from mrlm_pl.environment.tasks import Shared
-from mrlm_pl.environment.tools import ToolError, clipped
+from mrlm_pl.environment.tools import ToolError, clip
 
 BACK, PREVIOUS, NEXT, BUY = "Back to Search", "< Prev", "Next >", "Buy Now"
 SUB_PAGES = ("description", "features", "reviews")
@@ -65,7 +65,7 @@ class Session(Shared):
         targets = self.targets()
         if value.strip().lower() not in targets:
             known = f"click one of {list(targets)}" if targets else "search first"
-            raise ToolError(f"there is no {clipped(value, 60)!r} to click on; {known}")
+            raise ToolError(f"there is no {clip(value, 60)!r} to click on; {known}")
         return targets[value.strip().lower()]
 
     def targets(self) -> dict[str, Session]:

@@ -15,7 +15,7 @@ from mrlm_environments.data_tasks import DataTasks
 from mrlm_environments.writing.score import GATES, MAXIMUM, RULES, STRUCTURE, Score, score_parts
 from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource
 from mrlm_pl.environment.rows import BadRows
-from mrlm_pl.environment.tools import clipped
+from mrlm_pl.environment.tools import clip
 from mrlm_pl.errors import DataError
 from mrlm_pl.settings import at_least, one_of
 
@@ -126,7 +126,7 @@ class WritingEnvironment(Environment):
         for agent, own, other in zip(self.agents, parts, reversed(parts), strict=True):
             text = (
                 f"Your part has {_count(own)} and your partner's {_count(other)}. {advice}\n"
-                f"Your partner's part:\n{clipped(other, SHOWN_CHARACTERS)}\n\nWrite a new version of your part."
+                f"Your partner's part:\n{clip(other, SHOWN_CHARACTERS)}\n\nWrite a new version of your part."
             )
             observations[agent] = (Message("user", text),)
         return Step(observations=observations)
