@@ -65,7 +65,7 @@ class ScoredEnvironment(Environment, proxy=True):
     def reset(self, task: Task) -> Observations:
         """Begin an episode; see :meth:`Environment.reset`."""
         observations = self.environment.reset(task)
-        self._messages = self._said("user", observations)
+        self._messages = self._conversation("user", observations)
         self._earned = 0.0
         return observations
 
@@ -76,10 +76,10 @@ class ScoredEnvironment(Environment, proxy=True):
             NonFiniteError: the score is NaN or infinite.
         """
         task_step = self.environment.step(actions)
-        self._messages += self._said("assistant", {agent: [action] for agent, action in actions.items()})
+        self._messages += self._conversation("assistant", {agent: [action] for agent, action in actions.items()})
         self._earned += sum(task_step.rewards.values()) / len(self.agents)
         if not task_step.done:
-            self._messages += self._said("user", task_step.observations)
+            self._messages += self._conversation("user", task_step.observations)
             return dataclasses.replace(task_step, rewards={}, components={})
         (score,) = self.scorer.probabilities([self._messages])
         return dataclasses.replace(
@@ -89,7 +89,7 @@ class ScoredEnvironment(Environment, proxy=True):
             metrics={**task_step.metrics, VERIFIER_SCORE: score, "task_reward": self._earned},
         )
 
-    def _said(self, role: Role, messages: Mapping[str, Sequence[Message]]) -> tuple[Message, ...]:
+    def _conversation(self, role: Role, messages: Mapping[str, Sequence[Message]]) -> tuple[Message, ...]:
         """Return a step's messages as the reward model reads them."""
         if len(self.agents) == 1:
             return tuple(itertools.chain.from_iterable(messages.values()))

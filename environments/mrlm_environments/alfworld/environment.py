@@ -158,10 +158,10 @@ class AlfWorldEnvironment(Environment):
         calls = requested_calls(message)
         written = None if calls else _WRITTEN.search(message.content)
         if not calls:
-            text = self._acted(agent, written[1]) if written else self._failed(HOW_TO_ACT)
+            text = self._act(agent, written[1]) if written else self._failed(HOW_TO_ACT)
             self._held[agent].append(Message("user", text))
         for answer, made in answer_calls(
-            calls, self.tools(agent), HOW_TO_ACT, lambda call: self._acted(agent, call.arguments["action"])
+            calls, self.tools(agent), HOW_TO_ACT, lambda call: self._act(agent, call.arguments["action"])
         ):
             self._turns += not made
             self._faults += not made
@@ -182,7 +182,7 @@ class AlfWorldEnvironment(Environment):
         self._faults += 1
         return text
 
-    def _acted(self, agent: str, given: str) -> str:
+    def _act(self, agent: str, given: str) -> str:
         """Take an action and return its observation."""
         text = " ".join(given[:PLAN_CHARACTERS].lower().split())
         known = self._game.actions(self._state)

@@ -155,16 +155,16 @@ class ShellEnvironment(CellHolder, SingleAgentEnvironment):
         self._turns += 1
         self._deadline = time.monotonic() + self.sandbox.wall_seconds
         answers: list[Message] = []
-        for answer, _ in answer_calls(requested_calls(message), TOOLS, _HOW, self._called, fault=""):
+        for answer, _ in answer_calls(requested_calls(message), TOOLS, _HOW, self._call_tool, fault=""):
             if self._given is not None:
-                return self._judged(self._given)
+                return self._judge(self._given)
             answers.append(answer)
         if self._turns == self.max_turns:
             self.close()
             return Outcome({"solved": 0.0}, stop_reason="max_turns", truncated=True, success=False)
         return Outcome({"solved": 0.0}, observation=answers or [Message("user", _HOW)])
 
-    def _called(self, call: ToolCall) -> str:
+    def _call_tool(self, call: ToolCall) -> str:
         """Run a script, or keep the final answer."""
         if call.name == "bash_action":
             return self._run(call.arguments["script"])
@@ -182,7 +182,7 @@ class ShellEnvironment(CellHolder, SingleAgentEnvironment):
         self.close()
         return told(done, "The system is gone.", SHOWN_CHARACTERS)
 
-    def _judged(self, answer: str) -> Outcome:
+    def _judge(self, answer: str) -> Outcome:
         data = self._task.data
         rule = data["match"]
         right = self._passes(answer) if rule is None else matches(answer, rule, self.sandbox)
@@ -203,13 +203,13 @@ class ShellEnvironment(CellHolder, SingleAgentEnvironment):
             elif self._cell is None:
                 return False
             else:
-                done = self._checked(self._cell, check, values)
+                done = self._run_check(self._cell, check, values)
                 if done.status != 0:
                     return False
                 values.append(done.output)
         return True
 
-    def _checked(self, cell: Cell, check: Mapping[str, str], values: Sequence[str]) -> Execution:
+    def _run_check(self, cell: Cell, check: Mapping[str, str], values: Sequence[str]) -> Execution:
         """Run a check program in the agent's system."""
         name = ["--"] if check["language"] == "bash" else []
         words = [shlex.quote(word) for word in (check["code"], *name, *values)]

@@ -90,9 +90,9 @@ class Session(Shared):
         targets[PREVIOUS.lower()] = replace(self, page="results", product=None, options={})
         targets |= {page: replace(self, page=page) for page in SUB_PAGES} | {BUY.lower(): replace(self, bought=True)}
         values = [(name, value) for name, own in self.product.options.items() for value in dict.fromkeys(own)]
-        taken = Counter([*targets, *(value.lower() for _, value in values)])
+        label_counts = Counter([*targets, *(value.lower() for _, value in values)])
         for name, value in values:
-            text = value.lower() if taken[value.lower()] == 1 else f"{name}: {value}".lower()
+            text = value.lower() if label_counts[value.lower()] == 1 else f"{name}: {value}".lower()
             targets[text] = replace(self, options={**self.options, name: value})
         return targets
 

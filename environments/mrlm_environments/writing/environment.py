@@ -109,15 +109,15 @@ class WritingEnvironment(Environment):
         """Score the pair, or show it to both agents; see :meth:`Environment.step`."""
         self._turn += 1
         parts = (actions[self.agents[0]].content, actions[self.agents[1]].content)
-        found = score_parts(RULES[self.family], parts, self._source, self.faithfulness)
+        score = score_parts(RULES[self.family], parts, self._source, self.faithfulness)
         if self._turn < self.turns:
-            return self._shown(parts, found)
+            return self._shown(parts, score)
         return Step(
-            components={agent: dict(found.components) for agent in self.agents},
+            components={agent: dict(score.components) for agent in self.agents},
             done=True,
             stop_reason="answered",
-            success=found.gates == GATES,
-            metrics={"gates": float(found.gates), **found.measures},
+            success=score.gates == GATES,
+            metrics={"gates": float(score.gates), **score.measures},
         )
 
     def _shown(self, parts: tuple[str, str], found: Score) -> Step:
