@@ -79,23 +79,23 @@ class AnchorGames:
         Raises:
             RolloutError: every game failed.
         """
-        found: list[float] = []
+        scores: list[float] = []
         for name in sides:
             specs = evaluation_specs(data.environments[name], self.games, self.split, data.seed, name=name)
             rank, ranks = data_parallel_rank(trainer)
-            own = data.play(specs[rank::ranks], self.sampling or data.validation_sampling)
-            scores = [game_score(episode, sides) for episode in own if not episode.failed]
-            found += [value for share in gather_ranks(trainer, scores) for value in share]
-        if not found:
+            episodes = data.play(specs[rank::ranks], self.sampling or data.validation_sampling)
+            local_scores = [game_score(episode, sides) for episode in episodes if not episode.failed]
+            scores += [value for rank_scores in gather_ranks(trainer, local_scores) for value in rank_scores]
+        if not scores:
             raise RolloutError(f"all games against an anchor failed; try `mrlm check-env {next(iter(sides))}`")
-        low, high = share_interval([(value, 1) for value in found])
+        low, high = share_interval([(value, 1) for value in scores])
         return {
-            "score": sum(found) / len(found),
+            "score": sum(scores) / len(scores),
             "low": low,
             "high": high,
-            "wins": sum(value == 1 for value in found) / len(found),
-            "draws": sum(value == 0.5 for value in found) / len(found),
-            "games": float(len(found)),
+            "wins": sum(value == 1 for value in scores) / len(scores),
+            "draws": sum(value == 0.5 for value in scores) / len(scores),
+            "games": float(len(scores)),
         }
 
 
@@ -162,7 +162,7 @@ def game_score(episode: Episode, sides: Sides) -> float:
         sides: agents of the learner and of the opponent, by environment.
     """
     rewards = episode.rewards()
-    own, other = (
+    learner_reward, opponent_reward = (
         sum(rewards.get(agent, 0.0) for agent in agents) / len(agents) for agents in sides[episode.task.environment]
     )
-    return 0.5 if own == other else float(own > other)
+    return 0.5 if learner_reward == opponent_reward else float(learner_reward > opponent_reward)

@@ -130,9 +130,10 @@ class HeldOutEvaluation(Callback):
 
     def _log(self, trainer: Trainer, reports: dict[str, EvaluationReport]) -> None:
         """Log means at the step of the update before them, whose other metrics a resumed run keeps."""
-        found = {name: (report.mean_reward, report.accuracy) for name, report in reports.items() if report.episodes}
-        means = {f"held_out/{name}/reward": reward for name, (reward, _) in found.items()}
-        means |= {f"held_out/{name}/accuracy": share for name, (_, share) in found.items() if share is not None}
+        played = {name: report for name, report in reports.items() if report.episodes}
+        means = {f"held_out/{name}/reward": report.mean_reward for name, report in played.items()}
+        accuracies = {f"held_out/{name}/accuracy": report.accuracy for name, report in played.items()}
+        means |= {name: accuracy for name, accuracy in accuracies.items() if accuracy is not None}
         for logger in trainer.loggers:
             if not isinstance(logger, MetricsFile):  # which has one row for each update
                 logger.log_metrics(means, max(trainer.global_step - 1, 0))
@@ -141,21 +142,21 @@ class HeldOutEvaluation(Callback):
         file, step = self._file(trainer, "curve"), trainer.global_step
         points = json.loads(file.read_text(encoding="utf-8"))["points"] if file.is_file() else []
         numbers = ("episodes", "mean_reward", "ci95", "accuracy", "accuracy_ci95")
-        found = {name: {key: report.to_dict()[key] for key in numbers} for name, report in reports.items()}
+        by_environment = {name: {key: report.to_dict()[key] for key in numbers} for name, report in reports.items()}
         # A run that is begun again, or resumed from an earlier step, repeats the later points.
         earlier = [point for point in points if point["step"] < step]
-        write_json(file, {"points": [*earlier, {"step": step, "environments": found}]})
+        write_json(file, {"points": [*earlier, {"step": step, "environments": by_environment}]})
 
     def _write_report(self, trainer: Trainer, moment: str) -> None:
         reports = {name: replace(report, model=moment) for name, report in self._evaluate(trainer).items()}
         if not trainer.is_global_zero:
             return
         settings, environments = recorded_settings(Path(trainer.default_root_dir)), self._rollouts(trainer).environments
-        written = {
+        records = {
             name: {**report.to_dict(), "settings": settings.get(name), "code": code_of(environments[name])}
             for name, report in reports.items()
         }
-        write_json(self._file(trainer, moment), written)
+        write_json(self._file(trainer, moment), records)
         self._print(moment, reports)
 
     def _file(self, trainer: Trainer, moment: str) -> Path:

@@ -12,7 +12,7 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import Tensor
 
 from mrlm_callbacks.anchor_games import AnchorGames, CollapseAlarm, check_language, game_score
-from mrlm_callbacks.snapshot_pool import INITIAL, Draw, SnapshotPool, check_fit, put_into, weights_of
+from mrlm_callbacks.snapshot_pool import INITIAL, Draw, SnapshotPool, check_fit, load_snapshot, weights_of
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.data.rollout.collection import CollectionObserver
 from mrlm_pl.durable_files import write_json
@@ -92,11 +92,11 @@ class SelfPlay(Callback, CollectionObserver):
                 "SelfPlay seats an opponent for each iteration, but with data.mode async episodes of later iterations "
                 "are under way when it changes; use `--data.mode sync`"
             )
-        known = {name: "trained" if algorithm.policy(name).trained else "frozen" for name in algorithm.policies}
+        kinds = {name: "trained" if algorithm.policy(name).trained else "frozen" for name in algorithm.policies}
         for name, kind in ((self.learner, "trained"), (self.opponent, "frozen")):
-            if known.get(name) != kind:
+            if kinds.get(name) != kind:
                 raise ConfigurationError(
-                    f"SelfPlay needs a {kind} policy {name!r}; policies are {known}; name them with `learner` and "
+                    f"SelfPlay needs a {kind} policy {name!r}; policies are {kinds}; name them with `learner` and "
                     "`opponent`, and set `trained: false` for the opponent"
                 )
         if algorithm.policy(self.opponent).int8 is not None:
@@ -131,14 +131,14 @@ class SelfPlay(Callback, CollectionObserver):
 
     def on_collection(self, trainer: Any, episodes: Sequence[Episode]) -> None:
         """Count the games of the iteration that begins; see :meth:`CollectionObserver.on_collection`."""
-        own = [game_score(item, self._sides) for item in episodes if self._counts(item)]
-        scores = [score for share in gather_ranks(trainer, own) for score in share]
+        local_scores = [game_score(episode, self._sides) for episode in episodes if self._counts(episode)]
+        scores = [score for rank_scores in gather_ranks(trainer, local_scores) for score in rank_scores]
         if not scores:  # the tasks of a run with several environments may all have been of the others
             return
         _, number = self._drawn
         self.table.add(self._player(self._data(trainer).stream.iteration), str(number), sum(scores), len(scores))
         self._score = sum(scores) / len(scores)
-        self.pool.note(number, self._score)
+        self.pool.record_score(number, self._score)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -151,13 +151,13 @@ class SelfPlay(Callback, CollectionObserver):
         data, (_, opponent) = self._data(trainer), self._drawn
         logged = {"score": self._score, "opponent": float(opponent), "pool": float(len(self.pool.snapshots))}
         last = trainer.max_epochs is not None and data.stream.iteration == trainer.max_epochs * data.stream.iterations
-        measured = last or data.stream.iteration % self.anchors.every == 0
-        if measured:
+        due = last or data.stream.iteration % self.anchors.every == 0
+        if due:
             self._measure(trainer)
         ratings = elo_ratings(self.table, zero=str(INITIAL))
-        own = ratings.get(self._player(data.stream.iteration - 1))
-        if own is not None:
-            logged |= {"elo": own.elo, "elo_low": own.low, "elo_high": own.high}
+        learner_rating = ratings.get(self._player(data.stream.iteration - 1))
+        if learner_rating is not None:
+            logged |= {"elo": learner_rating.elo, "elo_low": learner_rating.low, "elo_high": learner_rating.high}
             logged["opponent_elo"] = ratings[str(opponent)].elo
         values = {f"self_play/{name}": value for name, value in logged.items()}
         self._algorithm(trainer).metrics.log(trainer, values, lambda name: name == "self_play/elo")
@@ -165,7 +165,7 @@ class SelfPlay(Callback, CollectionObserver):
             self.pool.add(data.stream.iteration, weights_of(self._algorithm(trainer).policy(self.learner)))
         self._score = float("nan")
         self._seat_opponent(trainer)
-        if trainer.is_global_zero and measured:
+        if trainer.is_global_zero and due:
             report = {"ratings": {name: vars(rating) for name, rating in ratings.items()}, "anchors": self.history}
             write_json(Path(trainer.default_root_dir) / "self_play.json", report)
 
@@ -191,12 +191,12 @@ class SelfPlay(Callback, CollectionObserver):
         data = self._data(trainer)
         drawn_at, number = self._drawn
         if drawn_at != data.stream.iteration or number not in self.pool.snapshots:
-            self._drawn = (data.stream.iteration, self.pool.drawn(data.seed, data.stream.iteration))
-        self._put(trainer, self.pool.snapshots[self._drawn[1]])
+            self._drawn = (data.stream.iteration, self.pool.draw_number(data.seed, data.stream.iteration))
+        self._load_opponent(trainer, self.pool.snapshots[self._drawn[1]])
 
-    def _put(self, trainer: Trainer, weights: Mapping[str, Tensor]) -> None:
+    def _load_opponent(self, trainer: Trainer, weights: Mapping[str, Tensor]) -> None:
         algorithm = self._algorithm(trainer)
-        put_into(algorithm.policy(self.opponent), weights, algorithm.policy(self.learner))
+        load_snapshot(algorithm.policy(self.opponent), weights, algorithm.policy(self.learner))
 
     # Measurements.
 
@@ -204,7 +204,7 @@ class SelfPlay(Callback, CollectionObserver):
         """Return the results against each anchor; the last one stays in the opponent's seat."""
         results = {}
         for name, weights in {"initial": self.pool.snapshots[INITIAL], **self._anchor_weights}.items():
-            self._put(trainer, weights)
+            self._load_opponent(trainer, weights)
             results[name] = self.anchors.play(trainer, self._data(trainer), self._sides)
         return results
 
@@ -262,12 +262,12 @@ class SelfPlay(Callback, CollectionObserver):
         algorithm = self._algorithm(trainer)
         sides = {}
         for name, environment in self._data(trainer).environments.items():
-            own, other = (
+            learner_agents, opponent_agents = (
                 [agent for agent in environment.agents if algorithm.seat(agent) == policy]
                 for policy in (self.learner, self.opponent)
             )
-            if own and other:
-                sides[name] = (own, other)
+            if learner_agents and opponent_agents:
+                sides[name] = (learner_agents, opponent_agents)
         if not sides:
             raise ConfigurationError(
                 f"SelfPlay: in no environment do both {self.learner!r} and {self.opponent!r} have a seat; bind an "

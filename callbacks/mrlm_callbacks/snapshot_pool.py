@@ -44,15 +44,15 @@ class SnapshotPool:
         """Add a snapshot, and remove another one if there are too many."""
         self.snapshots[number] = weights
         if len(self.snapshots) > self.size:
-            oldest = min(held for held in self.snapshots if held != INITIAL)
+            oldest = min(set(self.snapshots) - {INITIAL})
             del self.snapshots[oldest]
             self.scores.pop(oldest, None)
 
-    def note(self, number: int, score: float) -> None:
+    def record_score(self, number: int, score: float) -> None:
         """Record the learner's mean score, from 0 to 1, in the games of an iteration against a snapshot."""
         self.scores[number] = _MEMORY * self.scores.get(number, 0.5) + (1 - _MEMORY) * score
 
-    def drawn(self, seed: int, iteration: int) -> int:
+    def draw_number(self, seed: int, iteration: int) -> int:
         """Return the number of an iteration's opponent: a function of the seed, the iteration and the pool."""
         numbers = sorted(self.snapshots)
         if self.draw == "latest":
@@ -85,7 +85,7 @@ def weights_of(policy: Policy) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def put_into(opponent: Policy, weights: Mapping[str, Tensor], learner: Policy) -> None:
+def load_snapshot(opponent: Policy, weights: Mapping[str, Tensor], learner: Policy) -> None:
     """Make a frozen policy play with the weights of a snapshot of the learner, bit for bit.
 
     Args:
@@ -97,10 +97,10 @@ def put_into(opponent: Policy, weights: Mapping[str, Tensor], learner: Policy) -
         ConfigurationError: the weights are of another shape.
     """
     if any(is_adapter(name) for name in weights):
-        now = weights_of(learner)
+        learner_weights = weights_of(learner)
         learner.model.load_state_dict(weights, strict=False)
         weights = merged_state(learner.network)
-        learner.model.load_state_dict(now, strict=False)
+        learner.model.load_state_dict(learner_weights, strict=False)
     opponent.network.load_state_dict(weights, strict=False)
 
 
@@ -110,8 +110,8 @@ def check_fit(opponent: Policy, weights: Mapping[str, Tensor], whose: str) -> No
     Raises:
         ConfigurationError: a weight is only in one of them, or has another shape.
     """
-    own = {name: weight.shape for name, weight in opponent.network.named_parameters()}
-    wrong = [name for name, shape in own.items() if name not in weights or weights[name].shape != shape]
+    shapes = {name: weight.shape for name, weight in opponent.network.named_parameters()}
+    wrong = [name for name, shape in shapes.items() if name not in weights or weights[name].shape != shape]
     if wrong:
         raise ConfigurationError(
             f"SelfPlay: {len(wrong)} weights of the opponent's model {opponent.name_or_path!r}, such as {wrong[0]!r}, "

@@ -98,9 +98,9 @@ def vote(answers: Sequence[str | None], form: Format) -> str | None:
     >>> vote(["neutral", "entailment", "entailment", "neutral"], "nli")
     'neutral'
     """
-    given = [answer for answer in answers if answer is not None]
-    votes = Counter(_same(answer, form) for answer in given)
-    return max(given, key=lambda answer: votes[_same(answer, form)], default=None)
+    stated = [answer for answer in answers if answer is not None]
+    votes = Counter(_comparison_key(answer, form) for answer in stated)
+    return max(stated, key=lambda answer: votes[_comparison_key(answer, form)], default=None)
 
 
 def agree(answers: Sequence[str | None], form: Format) -> bool:
@@ -109,32 +109,32 @@ def agree(answers: Sequence[str | None], form: Format) -> bool:
     >>> agree(["5", "5.0"], "math"), agree(["5", None], "math"), agree([None, None], "math")
     (True, False, False)
     """
-    found = {_same(answer, form) for answer in answers if answer is not None}
-    return len(found) == 1 and None not in answers
+    keys = {_comparison_key(answer, form) for answer in answers if answer is not None}
+    return len(keys) == 1 and None not in answers
 
 
-def _same(answer: str, form: Format) -> Hashable:
+def _comparison_key(answer: str, form: Format) -> Hashable:
     return number_value(answer) if form == "math" else answer
 
 
 def _read_label(text: str) -> str | None:
     text, _, _ = marked_answer(text)
-    matches = [match for match in _LABEL.finditer(text) if not _denied(text, match)]
+    matches = [match for match in _LABEL.finditer(text) if not _is_denied(text, match)]
     listed = {
-        place
-        for place, (one, two) in enumerate(itertools.pairwise(matches))
-        if one.lastgroup != two.lastgroup and _ALTERNATIVE.fullmatch(text, one.end(), two.start())
+        index
+        for index, (label, following) in enumerate(itertools.pairwise(matches))
+        if label.lastgroup != following.lastgroup and _ALTERNATIVE.fullmatch(text, label.end(), following.start())
     }
-    found: dict[str, str | None] = {}
-    for place, match in enumerate(matches):
-        if {place - 1, place} & listed:
+    last_labels: dict[str, str | None] = {}
+    for index, match in enumerate(matches):
+        if {index - 1, index} & listed:
             continue
         before = text[max(0, match.start() - _REACH) : match.start()]
         supposed = _SUPPOSED_BEFORE.search(before) or _SUPPOSED_AFTER.match(text, match.end())
-        found["marked" if _STATED.search(before) else "supposed" if supposed else "stated"] = match.lastgroup
-    return next((found[kind] for kind in ("marked", "stated", "supposed") if kind in found), None)
+        last_labels["marked" if _STATED.search(before) else "supposed" if supposed else "stated"] = match.lastgroup
+    return next((last_labels[kind] for kind in ("marked", "stated", "supposed") if kind in last_labels), None)
 
 
-def _denied(text: str, label: re.Match[str]) -> bool:
+def _is_denied(text: str, label: re.Match[str]) -> bool:
     clause = _CLAUSE_END.split(text[max(0, label.start() - _REACH) : label.start()])[-1]
     return bool(_DENIED_BEFORE.search(clause) or _DENIED_AFTER.match(text, label.end()))

@@ -60,20 +60,20 @@ class Centralized(Environment):
 
     def bounds(self, task: Task) -> tuple[float, float] | None:
         """Return the environment's, as means over its agents; see :meth:`Environment.bounds`."""
-        found = self.environment.bounds(task)
-        return found and (found[0] / len(self.environment.agents), found[1] / len(self.environment.agents))
+        bounds = self.environment.bounds(task)
+        return bounds and (bounds[0] / len(self.environment.agents), bounds[1] / len(self.environment.agents))
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
         """Return the environment's gold replies in the form of this one; see :meth:`Environment.gold`."""
-        found = self.environment.gold(task)
-        if found is None:
+        team_gold = self.environment.gold(task)
+        if team_gold is None:
             return None
-        waiting = {agent: list(replies) for agent, replies in found.items()}
+        remaining = {agent: list(replies) for agent, replies in team_gold.items()}
         played, replies, done = self.copy(), list[str](), False
         played.reset(task)
         while not done:
             due = {
-                tag: waiting[agent].pop(0) if len(waiting[agent]) > 1 else waiting[agent][0]
+                tag: remaining[agent].pop(0) if len(remaining[agent]) > 1 else remaining[agent][0]
                 for agent, tag in played._due.items()
             }
             tagged = "\n".join(f"<{tag}>{text}</{tag}>" for tag, text in due.items())
@@ -115,20 +115,20 @@ class Centralized(Environment):
         ({'left': 'a', 'right': 'c'}, {'left': None, 'right': None})
         """
         if self.separator is not None:
-            said = [part.strip() for part in reply.split(self.separator, len(self._due) - 1)]
-            return {agent: said[place] if place < len(said) else None for place, agent in enumerate(self._due)}
-        found = {
+            replies = [part.strip() for part in reply.split(self.separator, len(self._due) - 1)]
+            return {agent: replies[index] if index < len(replies) else None for index, agent in enumerate(self._due)}
+        matches = {
             agent: re.search(rf"<{tag}>(.*?)(?=</{tag}>|<agent_\d+>|$)", reply, re.DOTALL)
             for agent, tag in self._due.items()
         }
-        if len(found) == 1 and "<agent_" not in reply:
-            return dict.fromkeys(found, reply)
-        return {agent: match and match[1].strip() for agent, match in found.items()}
+        if len(matches) == 1 and "<agent_" not in reply:
+            return dict.fromkeys(matches, reply)
+        return {agent: match and match[1].strip() for agent, match in matches.items()}
 
     def _observed(self, observations: Observations) -> Observations:
         """Return the messages of all agents that are due as one."""
-        numbered = {agent: f"agent_{number}" for number, agent in enumerate(self.environment.agents, 1)}
-        self._due = {agent: tag for agent, tag in numbered.items() if agent in observations}
+        tags = {agent: f"agent_{number}" for number, agent in enumerate(self.environment.agents, 1)}
+        self._due = {agent: tag for agent, tag in tags.items() if agent in observations}
         shown = [
             f"<{tag}>\n" + "\n".join(message.content for message in observations[agent]) + f"\n</{tag}>"
             for agent, tag in self._due.items()
@@ -143,6 +143,6 @@ class Centralized(Environment):
 
     def copy(self) -> Centralized:
         """Return an independent instance; see :meth:`Environment.copy`."""
-        made = copy.copy(self)
-        made.environment = self.environment.copy()
-        return made
+        copied = copy.copy(self)
+        copied.environment = self.environment.copy()
+        return copied

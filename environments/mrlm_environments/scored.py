@@ -64,10 +64,10 @@ class ScoredEnvironment(Environment, proxy=True):
 
     def reset(self, task: Task) -> Observations:
         """Begin an episode; see :meth:`Environment.reset`."""
-        shown = self.environment.reset(task)
-        self._messages = self._said("user", shown)
+        observations = self.environment.reset(task)
+        self._messages = self._conversation("user", observations)
         self._earned = 0.0
-        return shown
+        return observations
 
     def step(self, actions: Mapping[str, Message]) -> Step:
         """Judge the joint action; see :meth:`Environment.step`.
@@ -75,21 +75,21 @@ class ScoredEnvironment(Environment, proxy=True):
         Raises:
             NonFiniteError: the score is NaN or infinite.
         """
-        found = self.environment.step(actions)
-        self._messages += self._said("assistant", {agent: [action] for agent, action in actions.items()})
-        self._earned += sum(found.rewards.values()) / len(self.agents)
-        if not found.done:
-            self._messages += self._said("user", found.observations)
-            return dataclasses.replace(found, rewards={}, components={})
+        task_step = self.environment.step(actions)
+        self._messages += self._conversation("assistant", {agent: [action] for agent, action in actions.items()})
+        self._earned += sum(task_step.rewards.values()) / len(self.agents)
+        if not task_step.done:
+            self._messages += self._conversation("user", task_step.observations)
+            return dataclasses.replace(task_step, rewards={}, components={})
         (score,) = self.scorer.probabilities([self._messages])
         return dataclasses.replace(
-            found,
+            task_step,
             rewards=dict.fromkeys(self.agents, score),
             components={agent: {"reward_model": score} for agent in self.agents},
-            metrics={**found.metrics, VERIFIER_SCORE: score, "task_reward": self._earned},
+            metrics={**task_step.metrics, VERIFIER_SCORE: score, "task_reward": self._earned},
         )
 
-    def _said(self, role: Role, messages: Mapping[str, Sequence[Message]]) -> tuple[Message, ...]:
+    def _conversation(self, role: Role, messages: Mapping[str, Sequence[Message]]) -> tuple[Message, ...]:
         """Return a step's messages as the reward model reads them."""
         if len(self.agents) == 1:
             return tuple(itertools.chain.from_iterable(messages.values()))

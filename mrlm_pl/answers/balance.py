@@ -39,7 +39,7 @@ class _Question:
     wrong: list[Answer] = field(default_factory=list)
     contradicted: int = 0
     kept: list[Answer] = field(default_factory=list)
-    made: int = 0
+    generated: int = 0
 
     @property
     def lack(self) -> str:
@@ -74,25 +74,28 @@ def balance(
     """
     at_least(1, per_question=per_question)
     fraction(validation_share=validation_share)
-    questions = _grouped(answers)
+    questions = _questions(answers)
     for question in questions:
         _choose(question, per_question, seed, fill_wrong)
-    kept = [question for question in questions if question.kept]
-    if not kept:
+    balanced = [question for question in questions if question.kept]
+    if not balanced:
         lacks = {lack: sum(question.lack == lack for question in questions) for lack in (ONLY_RIGHT, ONLY_WRONG)}
-        told = ", ".join(f"{count} have {lack}" for lack, count in lacks.items())
+        counts = ", ".join(f"{count} have {lack}" for lack, count in lacks.items())
         remedy = "collect more of each at several temperatures" + ("" if fill_wrong else ", or use --fill-wrong")
-        raise DataError(f"none of {len(questions)} questions has right and wrong answers: {told}; {remedy}")
-    held_out = _held_out(kept, seed, validation_share)
-    parts = {
-        "train": [question for question in kept if question.text not in held_out],
-        "validation": [question for question in kept if question.text in held_out],
+        raise DataError(f"none of {len(questions)} questions has right and wrong answers: {counts}; {remedy}")
+    validation_texts = _validation_texts(balanced, seed, validation_share)
+    by_split = {
+        "train": [question for question in balanced if question.text not in validation_texts],
+        "validation": [question for question in balanced if question.text in validation_texts],
     }
-    splits = {name: [answer for question in part for answer in question.kept] for name, part in parts.items()}
-    return BalancedAnswers(splits, _report(questions, parts, seed))
+    splits = {
+        name: [answer for question in split_questions for answer in question.kept]
+        for name, split_questions in by_split.items()
+    }
+    return BalancedAnswers(splits, _report(questions, by_split, seed))
 
 
-def _grouped(answers: Sequence[Answer]) -> list[_Question]:
+def _questions(answers: Sequence[Answer]) -> list[_Question]:
     """Return the questions in order, with their distinct answers."""
     questions: dict[str, _Question] = {}
     for answer in answers:
@@ -112,25 +115,25 @@ def _grouped(answers: Sequence[Answer]) -> list[_Question]:
 def _choose(question: _Question, per_question: int | None, seed: int, fill_wrong: bool) -> None:
     """Choose the answers to a question that are kept."""
     limit = len(question.right) if per_question is None else min(per_question, len(question.right))
-    right = _drawn(question.right, seed, question.text)
-    wrong = _drawn(question.wrong, seed, question.text)
+    right = _shuffle(question.right, seed, question.text)
+    wrong = _shuffle(question.wrong, seed, question.text)
     if fill_wrong and len(wrong) < limit:
-        taken = {answer.answer for answer in question.read}  # including those labeled both right and wrong
+        existing = {answer.answer for answer in question.read}  # including those labeled both right and wrong
         rng = keyed_random("wrong answers", seed, question.text)
-        texts = wrong_answers(question.text, [answer.answer for answer in right], limit - len(wrong), taken, rng)
+        texts = wrong_answers(question.text, [answer.answer for answer in right], limit - len(wrong), existing, rng)
         source = right[0]
         wrong += [Answer(source.question, text, 0.0, source.task, None, True) for text in texts]
-        question.made = len(texts)
+        question.generated = len(texts)
     count = min(limit, len(wrong))
     question.kept = right[:count] + wrong[:count]
 
 
-def _drawn(answers: Sequence[Answer], seed: int, question: str) -> list[Answer]:
+def _shuffle(answers: Sequence[Answer], seed: int, question: str) -> list[Answer]:
     """Return the answers in a random order that depends on their texts alone."""
     return sorted(answers, key=lambda answer: derive_seed("answer", seed, question, plain(answer.answer)))
 
 
-def _held_out(questions: Sequence[_Question], seed: int, share: float) -> set[str]:
+def _validation_texts(questions: Sequence[_Question], seed: int, share: float) -> set[str]:
     """Return the texts of the validation questions: at least one of two or more if ``share`` is above 0, never all."""
     order = sorted((question.text for question in questions), key=lambda text: derive_seed("held out", seed, text))
     if not share or len(order) < 2:
@@ -138,13 +141,14 @@ def _held_out(questions: Sequence[_Question], seed: int, share: float) -> set[st
     return set(order[: min(max(round(share * len(order)), 1), len(order) - 1)])
 
 
-def _report(questions: Sequence[_Question], parts: dict[str, list[_Question]], seed: int) -> dict[str, Any]:
+def _report(questions: Sequence[_Question], by_split: dict[str, list[_Question]], seed: int) -> dict[str, Any]:
     read = [answer for question in questions for answer in question.read]
     kept = [answer for question in questions for answer in question.kept]
     dropped = [question for question in questions if not question.kept]
-    contradicted, made = (sum(getattr(item, name) for item in questions) for name in ("contradicted", "made"))
-    different = sum(len(question.right) + len(question.wrong) for question in questions)
-    balances = [(_right(question.kept), len(question.kept)) for question in questions if question.kept]
+    contradicted = sum(question.contradicted for question in questions)
+    generated = sum(question.generated for question in questions)
+    distinct = sum(len(question.right) + len(question.wrong) for question in questions)
+    balances = [(_count_right(question.kept), len(question.kept)) for question in questions if question.kept]
     return {
         "seed": seed,
         "questions": {
@@ -154,13 +158,13 @@ def _report(questions: Sequence[_Question], parts: dict[str, list[_Question]], s
         },
         "answers": {
             "read": len(read),
-            "duplicates": len(read) - different - contradicted,
+            "duplicates": len(read) - distinct - contradicted,
             "contradicted": contradicted,
-            "dropped": different + made - len(kept),
-            "generated": made,
+            "dropped": distinct + generated - len(kept),
+            "generated": generated,
             "kept": len(kept),
         },
-        "right_share": {"before": _right(read) / len(read), "after": _right(kept) / len(kept)},
+        "right_share": {"before": _count_right(read) / len(read), "after": _count_right(kept) / len(kept)},
         "balance": {
             "max_difference": max(abs(2 * right - count) for right, count in balances),
             "fewest_answers": min(count for _, count in balances),
@@ -168,11 +172,11 @@ def _report(questions: Sequence[_Question], parts: dict[str, list[_Question]], s
         },
         "splits": {
             name: {
-                "questions": len(part),
-                "answers": sum(len(question.kept) for question in part),
-                "right": sum(_right(question.kept) for question in part),
+                "questions": len(split_questions),
+                "answers": sum(len(question.kept) for question in split_questions),
+                "right": sum(_count_right(question.kept) for question in split_questions),
             }
-            for name, part in parts.items()
+            for name, split_questions in by_split.items()
         },
         "dropped_questions": [
             {"question": question.text, "why": question.lack, "answers": len(question.read)} for question in dropped
@@ -180,5 +184,5 @@ def _report(questions: Sequence[_Question], parts: dict[str, list[_Question]], s
     }
 
 
-def _right(answers: Sequence[Answer]) -> int:
+def _count_right(answers: Sequence[Answer]) -> int:
     return sum(answer.correct == 1.0 for answer in answers)

@@ -192,14 +192,14 @@ def shows_steps(reply: str, question: str, answer: str) -> bool:
     >>> shows_steps("Step 1: I think. Step 2: 1+1=2", "What is 7 * 8 - 5?", "51")
     False
     """
-    given = set(map(number_value, set(_DIGITS.findall(question[-MAX_CHARACTERS:]))))
+    question_numbers = set(map(number_value, set(_DIGITS.findall(question[-MAX_CHARACTERS:]))))
     target = number_value(answer)
     equations = dict.fromkeys(_EQUATIONS.findall(_plain_text(reply[-MAX_CHARACTERS:])))
     for left, right in list(equations)[-MAX_EQUATIONS:]:
         terms = _TERMS.findall("+" + re.sub(r"[ $,]", "", left).replace("x", "*").replace("×", "*"))
         value = _chain_value(terms)
         used = {number_value(number) for _, number in terms}
-        if value is not None and value == number_value(right) and (value == target or used & given):
+        if value is not None and value == number_value(right) and (value == target or used & question_numbers):
             return True
     return False
 
@@ -229,7 +229,9 @@ def _ascii(character: str) -> str:
 
 
 def _braced_fraction(match: re.Match[str]) -> str:
-    return "\\frac" + "".join(part if part.startswith("{") else f"{{{part}}}" for part in match.groups())
+    return "\\frac" + "".join(
+        argument if argument.startswith("{") else f"{{{argument}}}" for argument in match.groups()
+    )
 
 
 def _last_box(text: str) -> str | None:
@@ -257,11 +259,11 @@ def _single_number(text: str) -> str | None:
         return None
     side = text.rpartition("=")[2].strip()
     side = re.sub(r"\b(?:minus|negative)[ ]+|(?<![0-9A-Za-z)}])-[ ]+(?=[0-9.$\\])", "-", side)
-    found = list(_NUMBERS.finditer(side))
-    if len(found) == 1:
-        rest = f"{side[: found[0].start()]} {side[found[0].end() :]}"
+    numbers = list(_NUMBERS.finditer(side))
+    if len(numbers) == 1:
+        rest = f"{side[: numbers[0].start()]} {side[numbers[0].end() :]}"
         if not _NO_VALUE.search(rest):
-            return found[0].group().strip()
+            return numbers[0].group().strip()
     value = WORDS.get(side.lower()) or expression_value(side)
     return None if value is None else str(value)
 

@@ -70,7 +70,7 @@ def read_answers(source: str, split: str = "train") -> tuple[list[Answer], int]:
     failed = 0
     for where, episode, row in read_records(source, split):
         if episode is None:
-            answers += [answer_of_row(part, where) for part in _unpaired(row)]
+            answers += [answer_of_row(answer_row, where) for answer_row in _split_pair(row)]
         elif episode.failed:
             failed += 1
         else:
@@ -106,19 +106,19 @@ def read_records(source: str, split: str) -> Iterator[tuple[str, Episode | None,
             raise DataError(f"{where} is not an episode record, as its trajectories promise: {error}") from error
 
 
-def _unpaired(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _split_pair(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return a pair as the rows of its right and its wrong answer, any other row as it is."""
     if not {"prompt", "chosen", "rejected"} <= row.keys():
         return [row]
-    texts = [_text_of(row[name]) for name in ("prompt", "chosen", "rejected")]
+    texts = [_message_text(row[name]) for name in ("prompt", "chosen", "rejected")]
     return [{"question": texts[0], "answer": texts[side], "correct": side == 1} for side in (1, 2)]
 
 
-def _text_of(part: Any) -> Any:
+def _message_text(value: Any) -> Any:
     """Return the text of a single message, and anything else, such as one with tool calls, as it is."""
-    message = part[0] if isinstance(part, list) and len(part) == 1 and isinstance(part[0], Mapping) else {}
-    more = any(map(message.get, ("tool_calls", *REASONING)))
-    return part if not message or more else message.get("content")
+    message = value[0] if isinstance(value, list) and len(value) == 1 and isinstance(value[0], Mapping) else {}
+    has_more = any(map(message.get, ("tool_calls", *REASONING)))
+    return value if not message or has_more else message.get("content")
 
 
 def answer_of_row(row: Mapping[str, Any], where: str) -> Answer:
@@ -134,7 +134,8 @@ def answer_of_row(row: Mapping[str, Any], where: str) -> Answer:
     for name, text in texts.items():
         if not isinstance(text, str) or (name == "question" and not text.strip()):
             raise DataError(f"{where}: {name!r} is {text!r:.80}; it must be text, as in {_FORM}")
-    task, temperature = row.get("task") or "", row.get("temperature")
+    task = row.get("task") or ""
+    temperature = row.get("temperature")
     if not isinstance(task, str):
         raise DataError(f"{where}: 'task' is {task!r:.80}; it must be the text of a key, or be left out")
     if temperature is not None and not _is_number(temperature, 0.0, sys.float_info.max):
@@ -146,8 +147,9 @@ def answer_of_row(row: Mapping[str, Any], where: str) -> Answer:
         raise DataError(f"{where}: 'generated' is {generated!r:.80}; it must be true or false, or be left out")
     if not isinstance(row["correct"], bool) and not _is_number(row["correct"], 0.0, 1.0):
         raise DataError(f"{where}: 'correct' is {row['correct']!r:.80}; it must be true or false, or lie in [0, 1]")
-    heat = None if temperature is None else float(temperature)
-    return Answer(texts["question"], texts["answer"], float(row["correct"]), task, heat, generated)
+    if temperature is not None:
+        temperature = float(temperature)
+    return Answer(texts["question"], texts["answer"], float(row["correct"]), task, temperature, generated)
 
 
 def _is_number(value: Any, low: float, high: float) -> bool:
@@ -164,10 +166,10 @@ def answers_of_episode(episode: Episode, where: str) -> list[Answer]:
     turns = [turn for row in rows for turn in row.turns]
     if turns and all(SCORE in turn.components for turn in turns):
         return [answer for row in rows for answer in _scored_answers(row, episode, where)]
-    acted = len(episode.trajectories) if turns else 0
-    if acted != 1:
+    num_agents = len(episode.trajectories) if turns else 0
+    if num_agents != 1:
         raise DataError(
-            f"{where}: {acted} agents of {episode.task.environment!r} acted, and no {SCORE!r} says "
+            f"{where}: {num_agents} agents of {episode.task.environment!r} acted, and no {SCORE!r} says "
             "which of them was right; collect the answers of a single agent"
         )
     if episode.success is None:
@@ -175,19 +177,21 @@ def answers_of_episode(episode: Episode, where: str) -> list[Answer]:
             f"{where}: 'success' is null, so nothing says whether the answer is right; collect in an environment that "
             "judges, and with a limit of turns and tokens that lets it"
         )
-    said = [message.content for message in rows[-1].messages if message.role == "assistant"]
-    return [_answer(rows[0], said[-1] if said else "", float(episode.success), episode, where)]
+    replies = [message.content for message in rows[-1].messages if message.role == "assistant"]
+    return [_answer(rows[0], replies[-1] if replies else "", float(episode.success), episode, where)]
 
 
 def _scored_answers(row: Trajectory, episode: Episode, where: str) -> list[Answer]:
-    said = [row.messages[place].content for place in row.replies]
+    replies = [row.messages[index].content for index in row.replies]
     scores = [turn.components[SCORE] for turn in row.turns]
-    if len(said) != len(scores):
-        raise DataError(f"{where}: agent {row.agent!r} has {len(scores)} turns and {len(said)} replies in its messages")
+    if len(replies) != len(scores):
+        raise DataError(
+            f"{where}: agent {row.agent!r} has {len(scores)} turns and {len(replies)} replies in its messages"
+        )
     for score in scores:
         if not _is_number(score, 0.0, 1.0):
             raise DataError(f"{where}: a turn's {SCORE!r} is {score!r}; it must lie in [0, 1]")
-    return [_answer(row, text, float(score > 0.5), episode, where) for text, score in zip(said, scores, strict=True)]
+    return [_answer(row, text, float(score > 0.5), episode, where) for text, score in zip(replies, scores, strict=True)]
 
 
 def _answer(row: Trajectory, text: str, correct: float, episode: Episode, where: str) -> Answer:

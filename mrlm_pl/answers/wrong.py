@@ -16,7 +16,7 @@ _DIGITS = re.compile(r"[0-9][0-9,]*(?:\.[0-9]+)?")
 _WHOLE = re.compile(r"(?P<left>[0-9]{1,9})(?P<operator> ?[-+*/x] ?)(?P<right>[0-9]{1,9})(?P<equals> ?= ?)$")
 
 
-def wrong_answers(question: str, right: Sequence[str], count: int, taken: Collection[str], rng: Random) -> list[str]:
+def wrong_answers(question: str, right: Sequence[str], count: int, existing: Collection[str], rng: Random) -> list[str]:
     """Return at most ``count`` distinct wrong answers, generated from each of the right ones in turn.
 
     A number is changed by one or ten, by swapping two digits or changing one, or to the result of the last equation
@@ -29,23 +29,24 @@ def wrong_answers(question: str, right: Sequence[str], count: int, taken: Collec
         question: the question.
         right: right answers to the question, at least one.
         count: wanted number.
-        taken: existing answers, which are not generated again; white space does not distinguish answers.
+        existing: existing answers, which are not generated again; white space does not distinguish answers.
         rng: source of all choices.
 
     >>> wrong_answers("What is 7 * 8 - 5?", ["7*8=56; 56-5=51"], 3, (), Random(0))
     ['7*8=56; 56-5=61', '7*8=56; 56-4=52', '7*8=56; 56-5=15']
     """
     asks_for_label = len({label.lower() for label in _LABEL.findall(question)}) > 1
-    sources = [_changed(text, asks_for_label, rng) for text in right]
-    known, made = {plain(text) for text in taken}, list[str]()
-    while sources and len(made) < count:
+    sources = [_wrong_versions(text, asks_for_label, rng) for text in right]
+    seen = {plain(text) for text in existing}
+    generated: list[str] = []
+    while sources and len(generated) < count:
         source = sources.pop(0)
-        text = next((text for text in source if plain(text) not in known), None)
+        text = next((text for text in source if plain(text) not in seen), None)
         if text is not None:
-            known.add(plain(text))
-            made.append(text)
+            seen.add(plain(text))
+            generated.append(text)
             sources.append(source)
-    return made
+    return generated
 
 
 def plain(text: str) -> str:
@@ -53,7 +54,7 @@ def plain(text: str) -> str:
     return " ".join(text.split())
 
 
-def _changed(right: str, asks_for_label: bool, rng: Random) -> Iterator[str]:
+def _wrong_versions(right: str, asks_for_label: bool, rng: Random) -> Iterator[str]:
     """Return wrong answers generated from one right answer, in random order."""
     final = extract_answer(right)
     has_number = final is not None and number_value(final) is not None
@@ -63,9 +64,9 @@ def _changed(right: str, asks_for_label: bool, rng: Random) -> Iterator[str]:
         return
     if final is None or not has_number or final not in right or (has_label and not _MARK.search(right)):
         return
-    start = _first_result(right, final)
-    texts = [right[:start] + _replaced(right[start:], final, other) for other in _other_numbers(final)]
-    texts += _slips(right, final)
+    start = _result_start(right, final)
+    texts = [right[:start] + _replace_number(right[start:], final, other) for other in _other_numbers(final)]
+    texts += _operand_errors(right, final)
     for text in rng.sample(texts, len(texts)):
         stated = extract_answer(text)
         if stated is not None and not equal_answers(stated, final) and not equal_answers(final, stated):
@@ -77,11 +78,11 @@ def _other_labels(right: str, rng: Random) -> Iterator[str]:
     if not _LABEL.search(right) or any(word.lower() not in _LABELS for word in _LABEL_STEM.findall(right)):
         return
     for shift in rng.sample((1, 2), 2):
-        other = {label: _LABELS[(place + shift) % len(_LABELS)] for place, label in enumerate(_LABELS)}
-        yield _LABEL.sub(lambda match, other=other: _cased(other[match[0].lower()], match[0]), right)  # type: ignore[misc]
+        other = {label: _LABELS[(index + shift) % len(_LABELS)] for index, label in enumerate(_LABELS)}
+        yield _LABEL.sub(lambda match, other=other: _match_case(other[match[0].lower()], match[0]), right)  # type: ignore[misc]
 
 
-def _cased(label: str, like: str) -> str:
+def _match_case(label: str, like: str) -> str:
     return label.upper() if like.isupper() else label.capitalize() if like[0].isupper() else label
 
 
@@ -91,62 +92,63 @@ def _other_numbers(final: str) -> list[str]:
     if match is None:
         return []
     digits = match[0]
-    plain = digits.replace(",", "")
-    places = len(plain.partition(".")[2])
-    units = int(plain.replace(".", ""))
-    changed = {units + step for step in (1, -1, 10, -10) if abs(step) == 1 or units >= 20}
+    without_commas = digits.replace(",", "")
+    decimals = len(without_commas.partition(".")[2])
+    units = int(without_commas.replace(".", ""))
+    values = {units + step for step in (1, -1, 10, -10) if abs(step) == 1 or units >= 20}
     text = str(units)
-    changed |= {int(text[:at] + text[at + 1] + text[at] + text[at + 2 :]) for at in range(len(text) - 1)}
-    for place in range(len(text)):
+    values |= {int(text[:left] + text[left + 1] + text[left] + text[left + 2 :]) for left in range(len(text) - 1)}
+    for index in range(len(text)):
         for step in (-3, 3):
-            digit = int(text[place]) + step
-            if 0 <= digit <= 9 and (place or digit):
-                changed.add(int(text[:place] + str(digit) + text[place + 1 :]))
+            digit = int(text[index]) + step
+            if 0 <= digit <= 9 and (index or digit):
+                values.add(int(text[:index] + str(digit) + text[index + 1 :]))
     grouped = "," in digits
-    others = [_written(number, places, grouped) for number in sorted(changed - {units}) if number >= 0]
-    return [final[: match.start()] + other + final[match.end() :] for other in others]
+    numbers = [_format_number(number, decimals, grouped) for number in sorted(values - {units}) if number >= 0]
+    return [final[: match.start()] + changed_digits + final[match.end() :] for changed_digits in numbers]
 
 
-def _written(units: int, places: int, grouped: bool) -> str:
-    digits = str(units).rjust(places + 1, "0")
-    whole = f"{int(digits[: len(digits) - places]):{',' if grouped else ''}}"
-    return f"{whole}.{digits[-places:]}" if places else whole
+def _format_number(units: int, decimals: int, grouped: bool) -> str:
+    digits = str(units).rjust(decimals + 1, "0")
+    whole = f"{int(digits[: len(digits) - decimals]):{',' if grouped else ''}}"
+    return f"{whole}.{digits[-decimals:]}" if decimals else whole
 
 
-def _slips(right: str, final: str) -> Iterator[str]:
+def _operand_errors(right: str, final: str) -> Iterator[str]:
     """Yield the text with another operand in the final number's equation, and its result."""
     if not final.isdigit():
         return
-    start = _first_result(right, final)
+    start = _result_start(right, final)
     match = _WHOLE.search(right[:start])
     if match is None:
         return
     a, b = int(match["left"]), int(match["right"])
-    operator, before = match["operator"].strip(), right[: match.start()]
+    operator = match["operator"].strip()
+    before = right[: match.start()]
     if expression_value(f"{a} {operator} {b}") != int(final):
         return
-    for left, other in ((a + 1, b), (a - 1, b), (a, b + 1), (a, b - 1)):
-        result = expression_value(f"{left} {operator} {other}") if min(left, other) >= 0 else None
+    for new_a, new_b in ((a + 1, b), (a - 1, b), (a, b + 1), (a, b - 1)):
+        result = expression_value(f"{new_a} {operator} {new_b}") if min(new_a, new_b) >= 0 else None
         if result is not None and result >= 0 and result.denominator == 1:
-            slip = f"{left}{match['operator']}{other}{match['equals']}"
-            told = re.sub(
+            equation = f"{new_a}{match['operator']}{new_b}{match['equals']}"
+            text_before = re.sub(
                 rf"(?<![0-9.,]){a}(?P<space> ?)[-+*/x](?P=space){b}(?= ?= ?\$?<<$)",  # before `<<48+24=72>>72`
-                rf"{left}\g<space>{operator}\g<space>{other}",
+                rf"{new_a}\g<space>{operator}\g<space>{new_b}",
                 before,
             )
-            yield told + slip + _replaced(right[start:], final, str(result))
+            yield text_before + equation + _replace_number(right[start:], final, str(result))
 
 
-def _first_result(text: str, number: str) -> int:
+def _result_start(text: str, number: str) -> int:
     """Return the first place of the number as a result, else its last place."""
-    places = [match.start() for match in _token(number).finditer(text)]
-    results = [place for place in places if text[:place].rstrip(" $").endswith("=")]
-    return (results or places[-1:] or [text.rfind(number)])[0]
+    starts = [match.start() for match in _number_pattern(number).finditer(text)]
+    results = [start for start in starts if text[:start].rstrip(" $").endswith("=")]
+    return (results or starts[-1:] or [text.rfind(number)])[0]
 
 
-def _replaced(text: str, old: str, new: str) -> str:
-    return _token(old).sub(lambda _: new, text)
+def _replace_number(text: str, old: str, new: str) -> str:
+    return _number_pattern(old).sub(lambda _: new, text)
 
 
-def _token(number: str) -> re.Pattern[str]:
+def _number_pattern(number: str) -> re.Pattern[str]:
     return re.compile(rf"(?<![0-9.,]){re.escape(number)}(?![0-9]|[.,][0-9])")

@@ -17,7 +17,17 @@ from mrlm_pl.environment import Task
 from mrlm_pl.environment.contract import Environment
 from mrlm_pl.environment.semantics import Finding, SemanticChecks, span
 from mrlm_pl.environment.tasks import SPLITS, DatasetTasks
-from mrlm_pl.environment.trial import SPAM, Play, Replies, as_plain, close, finished, play, play_copy, posed
+from mrlm_pl.environment.trial import (
+    SPAM,
+    Play,
+    Replies,
+    as_plain,
+    call_with_deadline,
+    close,
+    first_observations,
+    play,
+    play_copy,
+)
 from mrlm_pl.episode import Message
 from mrlm_pl.errors import ConfigurationError, DataError, EnvironmentContractError, MRLMError, source_line_of_error
 from mrlm_pl.settings import check_instance, one_of
@@ -78,9 +88,9 @@ class CheckReport:
     def summary(self) -> str:
         """The number of checks that passed and, where there are any, of those that do not apply."""
         applied = [check for check in self.checks if check.applies]
-        rest = len(self.checks) - len(applied)
+        inapplicable = len(self.checks) - len(applied)
         passed = f"{sum(check.passed for check in applied)} of {len(applied)} checks passed"
-        return passed + (f", {rest} {'does' if rest == 1 else 'do'} not apply" if rest else "")
+        return passed + (f", {inapplicable} {'does' if inapplicable == 1 else 'do'} not apply" if inapplicable else "")
 
     def as_json(self) -> dict[str, Any]:
         """Return the report as JSON-like data."""
@@ -127,7 +137,7 @@ class _Checker:
                 if identity is None:
                     continue
                 if not identity:
-                    identity = json.dumps(as_plain(posed(self.environment, task)))
+                    identity = json.dumps(as_plain(first_observations(self.environment, task)))
                 if owners.setdefault(identity, split) != split:
                     other = f"{task.key} is also in split {owners[identity]!r}: {identity[:200]}; "
                     raise EnvironmentContractError(
@@ -137,8 +147,8 @@ class _Checker:
         if not owners:
             return Finding("tasks have no identity", applies=False)
         counts = {split: list(owners.values()).count(split) for split in SPLITS}  # counting ends at FEW_PROBLEMS
-        more = {split: " or more" * (count >= FEW_PROBLEMS) for split, count in counts.items()}
-        shown = ", ".join(f"{count}{more[split]} in {split}" for split, count in counts.items())
+        or_more = {split: " or more" * (count >= FEW_PROBLEMS) for split, count in counts.items()}
+        shown = ", ".join(f"{count}{or_more[split]} in {split}" for split, count in counts.items())
         return Finding(f"different problems found: {shown}; none in two splits", measures=counts)
 
     def _other_rows(self, split: str) -> str:
@@ -158,9 +168,9 @@ class _Checker:
 
     def determinism(self) -> str:
         """Check that equal replies give equal episodes on two copies, also after other episodes."""
-        used = self.environment.copy()
+        played_before = self.environment.copy()
         for task in self.tasks("train"):
-            first, second = self.play(task, SPAM), self.play(task, SPAM, used)
+            first, second = self.play(task, SPAM), self.play(task, SPAM, played_before)
             if first.as_json() != second.as_json():
                 raise EnvironmentContractError(f"{task.key} differs on a copy that has played before")
         return "equal replies give equal episodes"
@@ -171,7 +181,7 @@ class _Checker:
         alone = [self.play(task, SPAM).as_json() for task in tasks]
         copies = [self.environment.copy() for _ in tasks]
         for copy, task in zip(copies, reversed(tasks), strict=True):
-            finished(copy.reset, task)
+            call_with_deadline(copy.reset, task)
         mixed = [self.play(task, SPAM, copy).as_json() for copy, task in zip(copies, tasks, strict=True)]
         if alone != mixed:
             raise EnvironmentContractError("copies share state: an episode changed while another one was under way")
@@ -183,17 +193,18 @@ class _Checker:
             return Finding("the environment's `forks` is False", applies=False)
         for task in self.tasks("train")[:2]:
             environment = self.environment.copy()
-            due = list(finished(environment.reset, task))
+            due = list(call_with_deadline(environment.reset, task))
             for _ in range(self.max_turns):
                 actions = {agent: Message("assistant", SPAM) for agent in due}
                 forked = environment.copy()
-                found, again = finished(forked.step, actions), finished(environment.step, actions)
+                forked_step = call_with_deadline(forked.step, actions)
+                original_step = call_with_deadline(environment.step, actions)
                 close(forked)
-                if found != again:
+                if forked_step != original_step:
                     raise EnvironmentContractError(f"{task.key} differs on a copy made in mid-episode")
-                if again.done:
+                if original_step.done:
                     break
-                due = list(again.observations)
+                due = list(original_step.observations)
             close(environment)
         return "copies continue in mid-episode"
 
@@ -205,7 +216,8 @@ class _Checker:
                     self.play(task, reply)
                 except Exception as error:
                     raise EnvironmentContractError(
-                        f"the reply {reply[:40]!r} ({len(reply)} characters) on {task.key} ended in {described(error)}"
+                        f"the reply {reply[:40]!r} ({len(reply)} characters) on {task.key} ended in "
+                        f"{describe_error(error)}"
                     ) from error
         return f"{len(HOSTILE_REPLIES)} hostile replies are judged"
 
@@ -213,11 +225,11 @@ class _Checker:
         """Check that a step before reset, after the end or by the wrong agents is refused."""
         environment, task = self.environment.copy(), self.tasks("train")[0]
         everybody = {agent: Message("assistant", SPAM) for agent in environment.agents}
-        self._refuses(environment, everybody, "step before reset")
-        finished(environment.reset, task)
-        self._refuses(environment, {"no-such-agent": Message("assistant", SPAM)}, "step by an unknown agent")
+        self._check_refused(environment, everybody, "step before reset")
+        call_with_deadline(environment.reset, task)
+        self._check_refused(environment, {"no-such-agent": Message("assistant", SPAM)}, "step by an unknown agent")
         self.play(task, SPAM, environment)
-        self._refuses(environment, everybody, "step after the end")
+        self._check_refused(environment, everybody, "step after the end")
         return "calls out of order are refused"
 
     def gold(self) -> str | Finding:
@@ -227,13 +239,13 @@ class _Checker:
             replies = self.environment.gold(task)
             if replies is None:
                 return Finding("no best replies are known", applies=False)
-            earned = self.play(task, replies)
+            gold_play = self.play(task, replies)
             worst = max(self.play(task, reply).reward for reply in (SPAM, *HOSTILE_REPLIES[:5]))
-            if not earned.reward > worst or earned.steps[-1].success is False:
+            if not gold_play.reward > worst or gold_play.steps[-1].success is False:
                 raise EnvironmentContractError(
-                    f"on {task.key} the best replies earn {earned.reward}, empty or hostile ones {worst}"
+                    f"on {task.key} the best replies earn {gold_play.reward}, empty or hostile ones {worst}"
                 )
-            best.append(earned.reward)
+            best.append(gold_play.reward)
         return f"best replies earn {span(best)}, above empty and hostile ones"
 
     def close(self) -> str:
@@ -243,10 +255,10 @@ class _Checker:
         close(environment)
         return "may be closed twice"
 
-    def _refuses(self, environment: Environment, actions: Mapping[str, Message], what: str) -> None:
+    def _check_refused(self, environment: Environment, actions: Mapping[str, Message], what: str) -> None:
         fault = "was accepted"
         try:
-            finished(environment.step, actions)
+            call_with_deadline(environment.step, actions)
         except EnvironmentContractError:
             return
         except Exception as error:  # an environment may raise anything
@@ -317,9 +329,9 @@ def _results(checks: Mapping[str, Callable[[], str | Finding]]) -> tuple[Check, 
         except DataError:
             raise
         except (Exception, SystemExit) as error:  # an environment may raise anything
-            told = str(error) if isinstance(error, MRLMError) else described(error)
-            same = [result.name for result in results if result.message == told]
-            results.append(Check(name, False, f"as in {same[0]!r}" if same else told))
+            message = str(error) if isinstance(error, MRLMError) else describe_error(error)
+            earlier = [result.name for result in results if result.message == message]
+            results.append(Check(name, False, f"as in {earlier[0]!r}" if earlier else message))
             if isinstance(error, DeadlineError):
                 break  # each of the others would take as long
     return tuple(results)
@@ -387,7 +399,7 @@ def check_data(environment: Environment, split: str, *, max_turns: int = 64) -> 
     return DataReport(tuple(solved), failed, tuple(without), tuple(solved.values()))
 
 
-def described(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return class, text and place of an error; the place is the innermost line outside of installed packages."""
     source = source_line_of_error(error)
     return f"{type(error).__name__}: {error}{f' ({source})' if source else ''}"

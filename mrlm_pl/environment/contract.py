@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from mrlm_pl.environment.steps import ORDER_OF_CALLS, Observations, Step, are_numbers, copying, shown
+from mrlm_pl.environment.steps import ORDER_OF_CALLS, Observations, Step, are_numbers, describe, with_call_order
 from mrlm_pl.environment.tasks import SeededTasks, TaskSource
 from mrlm_pl.episode import Message, Task
 from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, source_line, source_line_of_class
@@ -141,7 +141,7 @@ class Environment(ABC):
     def close(self) -> None:
         """Free the environment's resources; may be called twice."""
 
-    @copying
+    @with_call_order
     def copy(self) -> Environment:
         """Return an independent instance with the same settings, for an episode that runs at the same time.
 
@@ -151,9 +151,9 @@ class Environment(ABC):
         try:
             return copy.deepcopy(self)
         except Exception as error:  # attributes may raise anything
-            held = self._uncopied()
+            cause = self._uncopied()
             raise EnvironmentContractError(
-                f"environment {self.name!r} cannot be copied: {held}{type(error).__name__}: {error}; make all but "
+                f"environment {self.name!r} cannot be copied: {cause}{type(error).__name__}: {error}; make all but "
                 f"plain settings in reset{', set `forks = False`' if self.forks else ''} or write a copy method"
                 f"{source_line_of_class(type(self))}"
             ) from error
@@ -235,19 +235,19 @@ class SingleAgentEnvironment(Environment):
         outcome = self.reply(actions[agent])
         if not isinstance(outcome, Outcome):
             raise EnvironmentContractError(
-                f"environment {self.name!r}: reply returned {shown(outcome)}; return an Outcome, as in "
+                f"environment {self.name!r}: reply returned {describe(outcome)}; return an Outcome, as in "
                 f'`Outcome({{"right": 1.0}})` ({source_line(self.reply)})'
             )
-        parts = outcome.components
-        if not are_numbers(parts):
+        components = outcome.components
+        if not are_numbers(components):
             raise EnvironmentContractError(
-                f"environment {self.name!r}: the components of the Outcome are {shown(parts)}; give numbers by name, "
-                f'as in `Outcome({{"right": 1.0}})` ({source_line(self.reply)})'
+                f"environment {self.name!r}: the components of the Outcome are {describe(components)}; give numbers by "
+                f'name, as in `Outcome({{"right": 1.0}})` ({source_line(self.reply)})'
             )
         done = outcome.observation is None
         return Step(
             observations={} if done else {agent: self._as_messages(outcome.observation, self.reply)},
-            components={agent: dict(parts)},
+            components={agent: dict(components)},
             done=done,
             stop_reason=outcome.stop_reason if done else "",
             truncated=done and outcome.truncated,
@@ -263,6 +263,6 @@ class SingleAgentEnvironment(Environment):
         if isinstance(messages, Sequence) and all(isinstance(message, Message) for message in messages):
             return tuple(messages)
         raise EnvironmentContractError(
-            f"environment {self.name!r}: {method.__name__} returned the observation {shown(observation)}; return "
+            f"environment {self.name!r}: {method.__name__} returned the observation {describe(observation)}; return "
             f"text, a Message or a list of them ({source_line(method)})"
         )

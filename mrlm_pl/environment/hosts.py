@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from mrlm_pl.environment.contract import Environment, ToolSchema
-from mrlm_pl.environment.steps import Observations, Step, shown
+from mrlm_pl.environment.steps import Observations, Step, describe
 from mrlm_pl.environment.tasks import TaskSource
 from mrlm_pl.episode import Message, Task
 from mrlm_pl.errors import EnvironmentContractError
@@ -113,10 +113,10 @@ class _Host:
     def __init__(self, timeout: float) -> None:
         context = multiprocessing.get_context("spawn")
         self.timeout = timeout
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs,), name="environment-host", daemon=True)
+        self._pipe, host_end = context.Pipe()
+        self._process = context.Process(target=_serve, args=(host_end,), name="environment-host", daemon=True)
         self._process.start()
-        theirs.close()
+        host_end.close()
         self._lock = threading.Lock()
         self._numbers = itertools.count()
 
@@ -136,26 +136,26 @@ class _Host:
 
     def ask(self, instance: int, method: str, argument: Any, *, extra: float = 0.0) -> Any:
         timeout = self.timeout + extra
-        late = TimeoutError(
+        timeout_error = TimeoutError(
             f"the environment did not answer within {timeout} s and its host process was stopped; "
             "raise `step_timeout` or correct it"
         )
         with self._lock:
             try:
                 self._pipe.send((instance, method, argument))
-                answered = self._pipe.poll(timeout)
-                failed, value = self._pipe.recv() if answered else (True, late)
+                in_time = self._pipe.poll(timeout)
+                failed, value = self._pipe.recv() if in_time else (True, timeout_error)
             except (EOFError, OSError) as error:
                 self.stop()
                 raise ConnectionError("the environment's host process died or was stopped") from error
-            if not answered:
+            if not in_time:
                 self.stop()
         if failed:
             raise value
         return value
 
 
-def _portable(error: Exception) -> Exception:
+def _picklable_error(error: Exception) -> Exception:
     """Return the error if it can be pickled, else one of the contract with its name and text."""
     with suppress(Exception):  # a class with a constructor of its own may raise anything here
         if type(pickle.loads(pickle.dumps(error))) is type(error):
@@ -182,5 +182,5 @@ def _serve(pipe: Connection) -> None:
             pipe.send((False, value))  # raises before it sends what cannot be pickled
         except Exception as error:
             if value is not None:
-                error = EnvironmentContractError(f"{shown(value)} cannot be sent between processes: {error}")
-            pipe.send((True, _portable(error)))
+                error = EnvironmentContractError(f"{describe(value)} cannot be sent between processes: {error}")
+            pipe.send((True, _picklable_error(error)))

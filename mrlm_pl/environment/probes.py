@@ -14,7 +14,7 @@ from typing import Any
 
 from mrlm_pl.environment.contract import Environment, ToolSchema
 from mrlm_pl.environment.tools import written_call
-from mrlm_pl.environment.trial import SPAM, Replies, close, finished
+from mrlm_pl.environment.trial import SPAM, Replies, call_with_deadline, close
 from mrlm_pl.episode import Task
 from mrlm_pl.seeding import keyed_random
 
@@ -57,7 +57,7 @@ _READING = {
 _DATA = (str, bytes, int, float, complex, set, frozenset, PurePath, Random, type(None), type)
 
 
-def worthless(task: Task) -> dict[str, Replies]:
+def worthless_replies(task: Task) -> dict[str, Replies]:
     """Return replies to a task that deserve nothing, by name."""
     number, word = (keyed_random("worthless", name, task.key) for name in ("random number", "random word"))
     return {
@@ -81,7 +81,7 @@ def normalized(text: str) -> str:
     return re.sub(r"\s+|(?<![0-9])[.,;:!?'\"`]|[.,;:!?'\"`](?![0-9])", "", plain)
 
 
-def marked(value: Any) -> Any:
+def mark(value: Any) -> Any:
     """Return a text or number of the same form that occurs nowhere else; another value as it is."""
     if isinstance(value, str):
         return str(NUMBER) if re.fullmatch(r"\s*-?[0-9][0-9.,]*\s*", value) else f"{value}  # {MARK}"
@@ -90,7 +90,7 @@ def marked(value: Any) -> Any:
     return value
 
 
-def looking_call(tool: ToolSchema) -> str:
+def search_call(tool: ToolSchema) -> str:
     """Return a call of a tool with which an agent would look for an answer."""
     parameters = tool.parameters.get("properties", {})
     arguments: dict[str, Any] = {}
@@ -103,10 +103,10 @@ def looking_call(tool: ToolSchema) -> str:
     return written_call(tool.name, **arguments)
 
 
-def hollowed(reply: str, body: str) -> str:
+def replace_bodies(reply: str, body: str) -> str:
     """Return a reply whose fenced programs have another body in every function."""
 
-    def emptied(match: re.Match[str]) -> str:
+    def replaced(match: re.Match[str]) -> str:
         try:
             tree = ast.parse(match[1])
         except SyntaxError:
@@ -116,10 +116,10 @@ def hollowed(reply: str, body: str) -> str:
                 node.body = ast.parse(body).body
         return f"```python\n{ast.unparse(tree)}\n```"
 
-    return re.sub(r"```python\n(.*?)```", emptied, reply, flags=re.DOTALL)
+    return re.sub(r"```python\n(.*?)```", replaced, reply, flags=re.DOTALL)
 
 
-class _Broken:
+class _FailingPart:
     """Stands for a part: it has its class and its data, and every call fails and is noted."""
 
     def __init__(self, whole: Any, uses: list[str]) -> None:
@@ -130,32 +130,36 @@ class _Broken:
         return type(self.__dict__["whole"])
 
     def __getattr__(self, name: str) -> Any:
-        return broken(getattr(self.__dict__["whole"], name), self.__dict__["uses"])
+        return with_failing_parts(getattr(self.__dict__["whole"], name), self.__dict__["uses"])
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         self.__dict__["uses"].append("call")
         raise ConnectionError("a part of the environment does not answer")
 
 
-def failing_parts(environment: Environment, task: Task) -> list[str]:
+def breakable_attributes(environment: Environment, task: Task) -> list[str]:
     """Return the attributes that hold more than data during an episode: sandboxes, judges, tools, functions."""
     copied = environment.copy()
-    finished(copied.reset, task)
-    own = ("_order", "_inside")  # of the base class
-    names = [name for name, value in vars(copied).items() if name not in own and broken(value, []) is not value]
+    call_with_deadline(copied.reset, task)
+    base_attributes = ("_order", "_inside")  # of the base class
+    names = [
+        name
+        for name, value in vars(copied).items()
+        if name not in base_attributes and with_failing_parts(value, []) is not value
+    ]
     close(copied)
     return names
 
 
-def broken(value: Any, uses: list[str]) -> Any:
+def with_failing_parts(value: Any, uses: list[str]) -> Any:
     """Return a value with stand-ins for all that is more than data; their calls fail and are noted in ``uses``."""
     if isinstance(value, Mapping):
-        made = {key: broken(item, uses) for key, item in value.items()}
-        return made if any(made[key] is not value[key] for key in made) else value
+        replaced = {key: with_failing_parts(item, uses) for key, item in value.items()}
+        return replaced if any(replaced[key] is not value[key] for key in replaced) else value
     if type(value) in (list, tuple):
-        items = [broken(item, uses) for item in value]
+        items = [with_failing_parts(item, uses) for item in value]
         return value if all(map(operator.is_, items, value)) else type(value)(items)
-    return value if isinstance(value, _DATA) or _is_record(value) else _Broken(value, uses)
+    return value if isinstance(value, _DATA) or _is_record(value) else _FailingPart(value, uses)
 
 
 def _is_record(value: Any) -> bool:
@@ -163,5 +167,5 @@ def _is_record(value: Any) -> bool:
     return (
         is_dataclass(value)
         and not any(callable(item) for name, item in vars(type(value)).items() if not name.startswith("_"))
-        and all(broken(item, []) is item for item in vars(value).values())
+        and all(with_failing_parts(item, []) is item for item in vars(value).values())
     )

@@ -63,7 +63,7 @@ def read_rows(source: Rows, split: str | None, fields: Sequence[str]) -> list[di
 def numbered_rows(source: Rows, split: str | None, fields: Sequence[str]) -> list[tuple[int, dict[str, Any]]]:
     """Return the rows of :func:`read_rows` with their numbers."""
     rows = []
-    for number, row in _checked_rows(source, split, fields):
+    for number, row in _rows_or_faults(source, split, fields):
         if isinstance(row, DataError):
             raise row
         rows.append((number, row))
@@ -76,10 +76,10 @@ def all_rows(source: str, split: str | None) -> list[tuple[int, dict[str, Any] |
     Raises:
         DataError: the source is missing or unreadable, or has no rows.
     """
-    return [(number, None if isinstance(row, DataError) else row) for number, row in _checked_rows(source, split, ())]
+    return [(number, None if isinstance(row, DataError) else row) for number, row in _rows_or_faults(source, split, ())]
 
 
-def _checked_rows(
+def _rows_or_faults(
     source: Rows, split: str | None, fields: Sequence[str]
 ) -> list[tuple[int, dict[str, Any] | DataError]]:
     """Return each row of a source, or its fault, with its number.
@@ -94,18 +94,18 @@ def _checked_rows(
         rows = _local_rows(Path(source)) if _is_local(source) else _hub_rows(source, split)
     numbered = [(number, row) for number, row in enumerate(rows, start=1) if row is not _BLANK]
     if not numbered:
-        raise DataError(f"{named(source)} has no rows")
-    return [(number, _checked(row, f"{named(source)}, row {number}", fields)) for number, row in numbered]
+        raise DataError(f"{data_name(source)} has no rows")
+    return [(number, _row_or_fault(row, f"{data_name(source)}, row {number}", fields)) for number, row in numbered]
 
 
-def _checked(row: Any, where: str, fields: Sequence[str]) -> dict[str, Any] | DataError:
+def _row_or_fault(row: Any, where: str, fields: Sequence[str]) -> dict[str, Any] | DataError:
     if isinstance(row, DataError):
         return DataError(f"{where}: {row}")
     if not isinstance(row, dict):
         return DataError(f"{where}: {row!r:.80} is not an object with named fields")
-    lone = _lone_surrogate(row)
-    if lone:
-        return DataError(f"{where}: {lone} is half of a character (a lone surrogate); replace it")
+    surrogate = _lone_surrogate(row)
+    if surrogate:
+        return DataError(f"{where}: {surrogate} is half of a character (a lone surrogate); replace it")
     missing = [name for name in fields if name not in row]
     if missing:
         return DataError(f"{where}: no field {missing[0]!r}; the row has the fields {sorted(row)}")
@@ -148,18 +148,18 @@ def read_split(
     if split not in SPLITS:
         raise ConfigurationError(f"there is no split {split!r}; use {', '.join(SPLITS)}")
     one_of(get_args(BadRows), bad_rows=bad_rows)
-    source, part, belongs = _source_of(data, split)
+    source, source_split, assigned_splits = _split_source(data, split)
     form = form or f"{{{', '.join(fields)}}}"
     rows: list[tuple[int, T, str]] = []
     faults: list[DataError] = []
-    for number, row in _checked_rows(source, part, fields):
+    for number, row in _rows_or_faults(source, source_split, fields):
         try:
             if isinstance(row, DataError):
                 raise row
             try:
                 rows.append((number, make(row), split_of(identity(row))))
             except (DataError, *REFUSALS) as error:
-                raise DataError(f"{named(source)}, row {number}: {_reason(error, row, form)}") from error
+                raise DataError(f"{data_name(source)}, row {number}: {_refusal_reason(error, row, form)}") from error
         except DataError as fault:
             if bad_rows == "stop":
                 raise
@@ -167,29 +167,31 @@ def read_split(
     if faults and not rows:
         raise faults[0]
     if faults:
-        told = "\n".join(map(str, faults[:NAMED_ROWS]))
-        told += f"\nand {len(faults) - NAMED_ROWS} more" if len(faults) > NAMED_ROWS else ""
-        logger.warning("skipped %d of %d rows of %s:\n%s", len(faults), len(faults) + len(rows), named(source), told)
-    made = [(number, item) for number, item, assigned in rows if assigned in belongs]
-    if not made:
-        raise ConfigurationError(
-            f"none of the {len(rows)} rows of {named(data)} belongs to split {split!r}; give it more rows or a file of "
-            f"its own: `data: {_with_source(data, 'validation' if split == 'train' else split)}`"
+        lines = "\n".join(map(str, faults[:NAMED_ROWS]))
+        lines += f"\nand {len(faults) - NAMED_ROWS} more" if len(faults) > NAMED_ROWS else ""
+        logger.warning(
+            "skipped %d of %d rows of %s:\n%s", len(faults), len(faults) + len(rows), data_name(source), lines
         )
-    if split == "train" and "test" in belongs and len(made) < len(rows):
+    split_rows = [(number, converted) for number, converted, assigned in rows if assigned in assigned_splits]
+    if not split_rows:
+        raise ConfigurationError(
+            f"none of the {len(rows)} rows of {data_name(data)} belongs to split {split!r}; give it more rows or "
+            f"a file of its own: `data: {_with_source(data, 'validation' if split == 'train' else split)}`"
+        )
+    if split == "train" and "test" in assigned_splits and len(split_rows) < len(rows):
         logger.warning(
             "%s: %d rows in the training split, %d held out for validation; to train on all give `validation: FILE`",
-            named(source),
-            len(made),
-            len(rows) - len(made),
+            data_name(source),
+            len(split_rows),
+            len(rows) - len(split_rows),
         )
-    return made
+    return split_rows
 
 
-def _reason(error: Exception, row: Mapping[str, Any], form: str) -> str:
+def _refusal_reason(error: Exception, row: Mapping[str, Any], form: str) -> str:
     """Return why a row cannot be used.
 
-    >>> _reason(KeyError("test"), {"prompt": "P"}, "{prompt, test}")
+    >>> _refusal_reason(KeyError("test"), {"prompt": "P"}, "{prompt, test}")
     "the field 'test' is missing; a row is {prompt, test}, and this one has the fields ['prompt']"
     """
     if isinstance(error, DataError):
@@ -198,10 +200,10 @@ def _reason(error: Exception, row: Mapping[str, Any], form: str) -> str:
     return f"{reason}; a row is {form}, and this one has the fields {sorted(row)}"
 
 
-def named(data: Any) -> str:
+def data_name(data: Any) -> str:
     """Return a data set in a message.
 
-    >>> named("a.jsonl"), named([{"a": 1}]), named({"train": "a.jsonl"})
+    >>> data_name("a.jsonl"), data_name([{"a": 1}]), data_name({"train": "a.jsonl"})
     ('a.jsonl', 'the given rows', "{'train': 'a.jsonl'}")
     """
     return data if isinstance(data, str) else repr(data)[:200] if isinstance(data, Mapping) else "the given rows"
@@ -214,11 +216,11 @@ def _with_source(data: Rows | Mapping[str, Rows], split: str) -> str:
     ('{train: a.jsonl, test: FILE}', '{test: b.jsonl, train: FILE}')
     """
     sources = data if isinstance(data, Mapping) else {"train": data}
-    given = {name: source if isinstance(source, str) else "ROWS" for name, source in sources.items()}
-    return f"{{{', '.join(f'{name}: {source}' for name, source in {**given, split: 'FILE'}.items())}}}"
+    names = {name: source if isinstance(source, str) else "ROWS" for name, source in sources.items()}
+    return f"{{{', '.join(f'{name}: {source}' for name, source in {**names, split: 'FILE'}.items())}}}"
 
 
-def _source_of(data: Rows | Mapping[str, Rows], split: str) -> tuple[Rows, str, tuple[str, ...]]:
+def _split_source(data: Rows | Mapping[str, Rows], split: str) -> tuple[Rows, str, tuple[str, ...]]:
     """Return the source of a split's rows, the split in it, and the assigned splits whose rows are taken."""
     if not isinstance(data, (str, Mapping)) or (isinstance(data, str) and (_is_local(data) or "#" in data)):
         return data, split, (split,)
@@ -244,22 +246,25 @@ def _source_of(data: Rows | Mapping[str, Rows], split: str) -> tuple[Rows, str, 
     if "train" not in sources or split == "test":
         other = next((name for name in ("validation", *sources) if name in sources), "NAME")
         raise ConfigurationError(
-            f"data {named(data)} has no split {split!r}; it has {', '.join(sources) or 'none'}: play another, as with "
-            f"`--split {other}` or `split: {other}` of HeldOutEvaluation, give it as "
+            f"data {data_name(data)} has no split {split!r}; it has {', '.join(sources) or 'none'}: play another, as "
+            f"with `--split {other}` or `split: {other}` of HeldOutEvaluation, give it as "
             f"`data: {_with_source(sources, split)}`, or give one file for all splits, `data: FILE`, which is divided "
             "8 : 1 : 1"
         )
-    belongs = ("validation",) if split == "validation" else ("train", "test")
-    return sources["train"], "train", belongs
+    assigned_splits = ("validation",) if split == "validation" else ("train", "test")
+    return sources["train"], "train", assigned_splits
 
 
 def warn_of_training_rows(sources: Mapping[Any, Rows], split: str) -> None:
     """Warn, once, if a split to validate or test on has the source of the training split."""
-    own, train = sources.get(split), sources.get("train")
-    if split == "train" or not isinstance(own, str) or not isinstance(train, str):
+    split_source, training_source = sources.get(split), sources.get("train")
+    if split == "train" or not isinstance(split_source, str) or not isinstance(training_source, str):
         return
-    own, train = (os.path.realpath(os.path.expanduser(name)) for name in (own, train))
-    if own == train and ("#" in own or os.path.exists(own)):  # a data set on the hub has splits of its own
+    split_source, training_source = (
+        os.path.realpath(os.path.expanduser(name)) for name in (split_source, training_source)
+    )
+    # A data set on the hub has splits of its own.
+    if split_source == training_source and ("#" in split_source or os.path.exists(split_source)):
         _warn_of_training_rows(str(sources[split]), split)
 
 
@@ -281,13 +286,13 @@ def _is_local(source: str) -> bool:
     return source.startswith((".", "/", "~", "\\")) or source.count("/") > 1 or "\\" in source
 
 
-def without_filled(source: str, row: dict[str, Any]) -> dict[str, Any]:
+def without_arrow_nulls(source: str, row: dict[str, Any]) -> dict[str, Any]:
     """Return a row of a source without the null fields that Arrow gives its objects: each has the fields of all.
 
     Parquet files and hub data sets cannot tell null from an absent field; rows of other files are as they are.
 
     >>> row = {"arguments": {"a": 1, "b": None}}
-    >>> without_filled("owner/name", row), without_filled("rows.jsonl", row) == row
+    >>> without_arrow_nulls("owner/name", row), without_arrow_nulls("rows.jsonl", row) == row
     ({'arguments': {'a': 1}}, True)
     """
     arrow = not _is_local(source) or _stem_suffix(Path(source)) == ".parquet"
@@ -296,8 +301,8 @@ def without_filled(source: str, row: dict[str, Any]) -> dict[str, Any]:
 
 def _without_null(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _without_null(item) for name, item in value.items() if item is not None}
-    return [_without_null(item) for item in value] if isinstance(value, list) else value
+        return {name: _without_null(child) for name, child in value.items() if child is not None}
+    return [_without_null(child) for child in value] if isinstance(value, list) else value
 
 
 def _stem_suffix(path: Path) -> str:
@@ -309,14 +314,14 @@ def _local_rows(path: Path) -> list[Any]:
     """Return the rows of a file, with a :class:`DataError` for each that cannot be read."""
     path = path.expanduser()
     if not path.is_file():
-        raise DataError(_missing(path))
+        raise DataError(_missing_file_message(path))
     suffix = _stem_suffix(path)
     if suffix not in SUFFIXES:
         raise DataError(
             f"{path}: the suffix {suffix or '(none)'!r} is not read; use {', '.join(SUFFIXES)}, also with .zst or .gz"
         )
     try:
-        raw = _unpacked(path) if path.suffix in (".zst", ".gz") else path.read_bytes()
+        raw = _read_compressed(path) if path.suffix in (".zst", ".gz") else path.read_bytes()
         if suffix == ".parquet":
             return _parquet_rows(raw)
         text = raw.decode("utf-8-sig")
@@ -329,7 +334,7 @@ def _local_rows(path: Path) -> list[Any]:
         raise DataError(f"{path}: {fault}") from fault
 
 
-def _unpacked(path: Path) -> bytes:
+def _read_compressed(path: Path) -> bytes:
     """Return the content of a compressed file.
 
     Raises:
@@ -343,9 +348,9 @@ def _unpacked(path: Path) -> bytes:
     return bytes(content)
 
 
-def _missing(path: Path) -> str:
+def _missing_file_message(path: Path) -> str:
     if path.is_dir():
-        names = sorted(item.name for item in path.iterdir() if item.is_file())
+        names = sorted(entry.name for entry in path.iterdir() if entry.is_file())
         return f"{path} is a folder; name a file in it, such as {next(iter(names), 'rows.jsonl')}"
     if path.exists():
         return f"{path} is a pipe or a device; write its content to a file"
@@ -365,12 +370,12 @@ def _jsonl_rows(text: str) -> list[Any]:
 
 
 def _csv_rows(text: str) -> list[Any]:
-    wrong = DataError("the row has more or fewer cells than the header")
+    cell_fault = DataError("the row has more or fewer cells than the header")
     try:
         rows = list(csv.DictReader(io.StringIO(text), strict=True))
     except csv.Error as error:
         raise DataError(f"not CSV ({error})") from error
-    return [wrong if None in row or None in row.values() else row for row in rows]
+    return [cell_fault if None in row or None in row.values() else row for row in rows]
 
 
 def _json_rows(text: str) -> list[Any]:
@@ -380,8 +385,8 @@ def _json_rows(text: str) -> list[Any]:
         raise DataError(f"not JSON ({error})") from error
     if isinstance(content, dict):
         lists = [value for value in content.values() if isinstance(value, list)]
-        single = len(lists) == 1 and lists[0] and not isinstance(lists[0][0], dict)  # its list is a field of it
-        content = [content] if single else lists[0] if len(lists) == 1 else None
+        is_one_row = len(lists) == 1 and lists[0] and not isinstance(lists[0][0], dict)  # its list is a field of it
+        content = [content] if is_one_row else lists[0] if len(lists) == 1 else None
     if not isinstance(content, list):
         raise DataError("must hold a list of objects, or one object with a single list of them")
     return content
@@ -400,10 +405,9 @@ def _parquet_rows(raw: bytes) -> list[Any]:
 def _hub_rows(source: str, split: str | None) -> list[dict[str, Any]]:
     import datasets
 
-    own = source.partition("#")[2]
-    return [
-        dict(row) for row in _from_hub(source, functools.partial(datasets.load_dataset, split=own or split or "train"))
-    ]
+    named_split = source.partition("#")[2]
+    load = functools.partial(datasets.load_dataset, split=named_split or split or "train")
+    return [dict(row) for row in _from_hub(source, load)]
 
 
 def _hub_splits(source: str) -> list[str]:

@@ -57,7 +57,7 @@ def schema_fault(schema: Any) -> str | None:
         if not isinstance(schema, dict):
             return "it is no object"
         schemas = list(_schemas(schema))
-        for keyword, value in (item for own in schemas for item in own.items()):
+        for keyword, value in (pair for subschema in schemas for pair in subschema.items()):
             if fault := _keyword_fault(keyword, value, schemas):
                 return fault
         dialect = _validator_class(schema).META_SCHEMA
@@ -70,8 +70,8 @@ def schema_fault(schema: Any) -> str | None:
         _DEADLINE.reset(token)
     if error is None:
         return None
-    place = "/".join(str(part) for part in error.absolute_path)
-    return f"at {place or 'its top'}: {error.message[:200]}"
+    path = "/".join(str(key) for key in error.absolute_path)
+    return f"at {path or 'its top'}: {error.message[:200]}"
 
 
 def value_fault(schema: Mapping[str, Any], value: Any) -> ValidationError | str | None:
@@ -106,11 +106,11 @@ def _schemas(value: Any) -> Iterator[dict[str, Any]]:
     if not isinstance(value, dict):
         return
     yield value
-    for keyword, held in value.items():
-        if keyword in _HOLD_SCHEMAS_BY_NAME and isinstance(held, dict):
-            yield from _schemas(list(held.values()))
+    for keyword, child in value.items():
+        if keyword in _HOLD_SCHEMAS_BY_NAME and isinstance(child, dict):
+            yield from _schemas(list(child.values()))
         elif keyword not in _HOLD_VALUES:
-            yield from _schemas(held)
+            yield from _schemas(child)
 
 
 def _keyword_fault(keyword: str, value: Any, schemas: Sequence[dict[str, Any]]) -> str | None:
@@ -126,9 +126,9 @@ def _keyword_fault(keyword: str, value: Any, schemas: Sequence[dict[str, Any]]) 
         except (referencing.exceptions.Unresolvable, ValueError):
             return f"it refers to {value[:100]!r}, which it does not have"
         # A value, such as an example, may look like a schema, but its keywords were not checked.
-        if not isinstance(target, bool) and not any(own is target for own in schemas):
+        if not isinstance(target, bool) and not any(subschema is target for subschema in schemas):
             return f"it refers to {value[:100]!r}, which is no schema"
-    if keyword == "unevaluatedProperties" and any("patternProperties" in own for own in schemas):
+    if keyword == "unevaluatedProperties" and any("patternProperties" in subschema for subschema in schemas):
         return "it has both unevaluatedProperties and patternProperties, which is not supported"
     patterns = [value] if keyword == "pattern" else list(value) if keyword == "patternProperties" else []
     return next((fault for pattern in patterns if (fault := _pattern_fault(pattern))), None)
@@ -156,10 +156,10 @@ def _bounded_class(base: Any) -> Any:
     keywords = {**base.VALIDATORS, "uniqueItems": _unique_items}
     keywords |= {"pattern": _pattern, "patternProperties": _pattern_properties}
     keywords["additionalProperties"] = _additional_properties(base.VALIDATORS["additionalProperties"])
-    return jsonschema.validators.extend(base, {name: _timed(check) for name, check in keywords.items()})
+    return jsonschema.validators.extend(base, {name: _with_deadline(check) for name, check in keywords.items()})
 
 
-def _timed(check: Callable[..., Any]) -> Callable[..., Iterator[ValidationError]]:
+def _with_deadline(check: Callable[..., Any]) -> Callable[..., Iterator[ValidationError]]:
     def run(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
         if time.monotonic() > _DEADLINE.get():
             raise TimeoutError
@@ -168,13 +168,13 @@ def _timed(check: Callable[..., Any]) -> Callable[..., Iterator[ValidationError]
     return run
 
 
-def _found(pattern: str, text: str) -> bool:
-    left = max(_DEADLINE.get() - time.monotonic(), 0.001)
-    return regex.search(pattern, text, timeout=left) is not None
+def _matches(pattern: str, text: str) -> bool:
+    seconds_left = max(_DEADLINE.get() - time.monotonic(), 0.001)
+    return regex.search(pattern, text, timeout=seconds_left) is not None
 
 
 def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[ValidationError]:
-    if validator.is_type(instance, "string") and not _found(pattern, instance):
+    if validator.is_type(instance, "string") and not _matches(pattern, instance):
         yield ValidationError(f"{instance!r} does not match {pattern!r}")
 
 
@@ -183,7 +183,7 @@ def _pattern_properties(validator: Any, patterns: Any, instance: Any, schema: An
         return
     for pattern, subschema in patterns.items():
         for name, value in instance.items():
-            if _found(pattern, name):
+            if _matches(pattern, name):
                 yield from validator.descend(value, subschema, path=name, schema_path=pattern)
 
 
@@ -196,7 +196,7 @@ def _additional_properties(plain: Callable[..., Any]) -> Callable[..., Iterator[
             instance = {
                 name: value
                 for name, value in instance.items()
-                if not any(_found(pattern, name) for pattern in patterns)
+                if not any(_matches(pattern, name) for pattern in patterns)
             }
         yield from plain(validator, subschema, instance, {**schema, "patternProperties": {}})
 

@@ -21,7 +21,7 @@ from typing import TypeAlias
 from mrlm_pl.environment import probes
 from mrlm_pl.environment.contract import Environment
 from mrlm_pl.environment.tasks import SPLITS, TaskSource
-from mrlm_pl.environment.trial import SPAM, Play, Replies, close, play, play_copy, posed
+from mrlm_pl.environment.trial import SPAM, Play, Replies, close, first_observations, play, play_copy
 from mrlm_pl.episode import Task
 from mrlm_pl.errors import EnvironmentContractError
 from mrlm_pl.grouping import grouped, mapped
@@ -68,8 +68,8 @@ class SemanticChecks:
 
     def checks(self) -> dict[str, Callable[[], Finding]]:
         """Return all checks by their ids, which reports keep."""
-        own = (self.oracle, self.floor, self.injection, self.canary, self.leakage, self.replay, self.failure)
-        return {check.__name__: check for check in own}
+        methods = (self.oracle, self.floor, self.injection, self.canary, self.leakage, self.replay, self.failure)
+        return {check.__name__: check for check in methods}
 
     def oracle(self) -> Finding:
         """Check that the known best replies earn the maximum, at once and not after wrong ones."""
@@ -90,19 +90,19 @@ class SemanticChecks:
                     f"{bounds[1]:g}"
                 )
             declared += bounds is not None
-            most = played.reward if bounds is None else bounds[1]
-            for name, replies in self._late(task, gold):
-                earned = self._play(task, replies).reward
-                if earned > most + TOLERANCE:
+            maximum = played.reward if bounds is None else bounds[1]
+            for name, replies in self._wrong_then_gold(task, gold):
+                reward = self._play(task, replies).reward
+                if reward > maximum + TOLERANCE:
                     raise EnvironmentContractError(
-                        f"on {task.key} {name} earns {earned:g}, the gold replies alone {played.reward:g}"
+                        f"on {task.key} {name} earns {reward:g}, the gold replies alone {played.reward:g}"
                     )
             best.append(played.reward)
         if not best:
             return Finding("no gold replies are known; define `gold(self, task)`", applies=False)
-        known = "the declared maximum" if declared else "`bounds` declares no maximum"
+        maximum_note = "the declared maximum" if declared else "`bounds` declares no maximum"
         return Finding(
-            f"gold replies earn {span(best)} on {len(best)} tasks: {known}",
+            f"gold replies earn {span(best)} on {len(best)} tasks: {maximum_note}",
             measures={"tasks": len(best), "gold": fmean(best)},
         )
 
@@ -126,19 +126,19 @@ class SemanticChecks:
         rewards = grouped(
             (name, self._play(task, replies).reward)
             for task in tasks
-            for name, replies in probes.worthless(task).items()
+            for name, replies in probes.worthless_replies(task).items()
         )
-        earned = {name: fmean(found) for name, found in rewards.items()}
-        name = max(earned, key=lambda name: earned[name])
-        margin = maximum - earned[name]
-        if earned[name] > floor + CHANCE * (maximum - floor) + TOLERANCE or (margin < TOLERANCE and not opponents):
+        means = {name: fmean(values) for name, values in rewards.items()}
+        name = max(means, key=lambda name: means[name])
+        margin = maximum - means[name]
+        if means[name] > floor + CHANCE * (maximum - floor) + TOLERANCE or (margin < TOLERANCE and not opponents):
             raise EnvironmentContractError(
-                f"{name} replies earn {earned[name]:g} on average, the floor is {floor:g} and the maximum {maximum:g}"
+                f"{name} replies earn {means[name]:g} on average, the floor is {floor:g} and the maximum {maximum:g}"
             )
         reason = "; a game of opponents, whose rewards sum to the same" if opponents else ""
         return Finding(
-            f"{name} replies earn the most of worthless ones, {earned[name]:g}, {margin:g} below the maximum{reason}",
-            measures={"floor": floor, "maximum": maximum, "margin": margin, **earned},
+            f"{name} replies earn the most of worthless ones, {means[name]:g}, {margin:g} below the maximum{reason}",
+            measures={"floor": floor, "maximum": maximum, "margin": margin, **means},
         )
 
     def injection(self) -> Finding:
@@ -156,57 +156,62 @@ class SemanticChecks:
 
     def canary(self) -> Finding:
         """Check that no observation or tool result shows a secret field of a task's data."""
-        searched: set[str] = set()
-        unread: set[str] = set()
+        marked_fields: set[str] = set()
+        unmarked_fields: set[str] = set()
         for task in self.tasks:
             for name in self.environment.secrets:
                 if name not in task.data or task.data[name] in (None, "", [], {}):
                     continue
-                other = replace(task, data={**task.data, name: mapped(task.data[name], probes.marked)})
-                if other == task:  # a truth value has no form that occurs nowhere else
-                    unread.add(name)
+                marked_task = replace(task, data={**task.data, name: mapped(task.data[name], probes.mark)})
+                if marked_task == task:  # a truth value has no form that occurs nowhere else
+                    unmarked_fields.add(name)
                     continue
                 try:
-                    shown = [self._play(other, replies).shown for replies in self._readings()]
+                    texts = [self._play(marked_task, replies).shown for replies in self._searching_replies()]
                 except EnvironmentContractError:
                     raise
                 except Exception:  # an environment may refuse a value of another form
-                    unread.add(name)
+                    unmarked_fields.add(name)
                     continue
-                searched.add(name)
-                if any(probes.MARK in text or str(probes.NUMBER) in text for text in shown):
+                marked_fields.add(name)
+                if any(probes.MARK in text or str(probes.NUMBER) in text for text in texts):
                     raise EnvironmentContractError(
                         f"{task.key} shows its field {name!r} to an agent; take it out of the observations, or out of "
                         "`secrets` if agents may know it"
                     )
-        unread -= searched
-        left = f"; {', '.join(sorted(unread))} cannot be marked" if unread else ""
-        if not searched:
-            return Finding(f"tasks have no secret field of {', '.join(self.environment.secrets)}{left}", applies=False)
+        unmarked_fields -= marked_fields
+        unmarked_note = f"; {', '.join(sorted(unmarked_fields))} cannot be marked" if unmarked_fields else ""
+        if not marked_fields:
+            return Finding(
+                f"tasks have no secret field of {', '.join(self.environment.secrets)}{unmarked_note}", applies=False
+            )
         return Finding(
-            f"a mark in place of {', '.join(sorted(searched))} is never shown to an agent{left}",
-            measures={"fields": len(searched)},
+            f"a mark in place of {', '.join(sorted(marked_fields))} is never shown to an agent{unmarked_note}",
+            measures={"fields": len(marked_fields)},
         )
 
     def leakage(self) -> Finding:
         """Check that no problem, and no text that only spacing, case or punctuation tell apart, is in two splits."""
         owners: dict[str, tuple[str, str]] = {}
-        compared, texts = 0, True
+        compared, compare_texts = 0, True
         for split in SPLITS:
             source = self.environment.tasks(split)
-            named = self._named(source, 0, COMPARED_TASKS)
-            begun = [task for task, _ in named] if texts else []
-            if source.size is not None and any(name for _, name in named):  # the default reads the data for each name
-                named += self._named(source, COMPARED_TASKS, COMPARED_ROWS)
-            shown = [probes.normalized(self._shown(task)) for task in begun]
-            texts = texts and 4 * len(set(shown)) > len(shown)  # else they begin alike and differ later
-            keyed = [("problem", task, name) for task, name in named if name]
-            keyed += [("text", task, text) for task, text in zip(begun, shown, strict=True) if text] if texts else []
-            compared += len({task.index for _, task, _ in keyed})
-            for kind, task, what in keyed:
-                other, key = owners.setdefault(f"{kind} {what}", (split, task.key))
+            problems = self._identified_tasks(source, 0, COMPARED_TASKS)
+            text_tasks = [task for task, _ in problems] if compare_texts else []
+            # The default identity reads the data for each task.
+            if source.size is not None and any(name for _, name in problems):
+                problems += self._identified_tasks(source, COMPARED_TASKS, COMPARED_ROWS)
+            first_texts = [probes.normalized(self._first_text(task)) for task in text_tasks]
+            if 4 * len(set(first_texts)) <= len(first_texts):  # they begin alike and differ later
+                compare_texts = False
+            identities = [("problem", task, name) for task, name in problems if name]
+            if compare_texts:
+                identities += [("text", task, text) for task, text in zip(text_tasks, first_texts, strict=True) if text]
+            compared += len({task.index for _, task, _ in identities})
+            for kind, task, identity in identities:
+                other, key = owners.setdefault(f"{kind} {identity}", (split, task.key))
                 if other != split:
-                    raise EnvironmentContractError(f"{task.key} poses the same {kind} as {key}: {what[:200]}")
+                    raise EnvironmentContractError(f"{task.key} poses the same {kind} as {key}: {identity[:200]}")
         if not compared:
             return Finding("tasks have no identity, or begin alike; define `identity(self, task)`", applies=False)
         return Finding(f"{compared} tasks, none in two splits", measures={"compared": compared})
@@ -217,8 +222,8 @@ class SemanticChecks:
         for task in self.tasks:
             gold = self._gold(task)
             plays += [(task, SPAM), *([(task, gold)] if gold is not None else [])]
-        recorded = [self._play(*one).as_json() for one in plays]
-        for (task, replies), before in zip(plays, recorded, strict=True):
+        first_plays = [self._play(*arguments).as_json() for arguments in plays]
+        for (task, replies), before in zip(plays, first_plays, strict=True):
             if self._play(task, replies).as_json() != before:
                 raise EnvironmentContractError(f"{task.key} differs when the same replies are played again")
         measures = {"plays": len(plays)}
@@ -240,12 +245,12 @@ class SemanticChecks:
             timeout=REPLAY_SECONDS,
         )
         if done.returncode:
-            said = done.stderr.decode(errors="replace")[-300:]
-            raise EnvironmentContractError(f"another process cannot replay the episodes: {said}")
+            error_text = done.stderr.decode(errors="replace")[-300:]
+            raise EnvironmentContractError(f"another process cannot replay the episodes: {error_text}")
         replayed = json.loads(done.stdout.splitlines()[-1])
         if isinstance(replayed, str):
             return Finding(f"{len(plays)} episodes equal; not played in another process: {replayed}", measures=measures)
-        for (task, _), before, after in zip(plays, recorded, replayed, strict=True):
+        for (task, _), before, after in zip(plays, first_plays, replayed, strict=True):
             if before != after:
                 raise EnvironmentContractError(
                     f"{task.key} differs in another process; sort sets, and draw from the task's seed"
@@ -257,49 +262,49 @@ class SemanticChecks:
         reached: set[str] = set()
         for task in self.tasks[:2]:
             gold = self._gold(task)
-            tried = self._readings() if gold is None else [gold, *self._readings()]
-            for replies in tried:
-                for place in probes.failing_parts(self.environment, task):
-                    if self._survives(task, replies, place, reached):
+            attempts = self._searching_replies() if gold is None else [gold, *self._searching_replies()]
+            for replies in attempts:
+                for attribute in probes.breakable_attributes(self.environment, task):
+                    if self._rewarded_despite_failure(task, replies, attribute, reached):
                         raise EnvironmentContractError(
-                            f"on {task.key} `{place}` failed and the episode was rewarded; let the error through, so "
-                            "that the episode is counted as failed"
+                            f"on {task.key} `{attribute}` failed and the episode was rewarded; let the error through, "
+                            "so that the episode is counted as failed"
                         )
         if not reached:
             return Finding("the environment uses no part that could fail", applies=False)
         return Finding(f"failures of {', '.join(sorted(reached))} fail the episode", measures={"parts": len(reached)})
 
-    def _survives(self, task: Task, replies: Replies, place: str, reached: set[str]) -> bool:
+    def _rewarded_despite_failure(self, task: Task, replies: Replies, attribute: str, reached: set[str]) -> bool:
         """Return whether an episode ends with rewards although a part of the environment failed."""
         environment = self.environment.copy()
         uses: list[str] = []
-        whole = stand_in = None
+        original = stand_in = None
 
-        def break_part(began: Environment) -> None:
-            nonlocal whole, stand_in
-            whole = began.__dict__[place]
-            stand_in = began.__dict__[place] = probes.broken(whole, uses)
+        def break_part(environment_copy: Environment) -> None:
+            nonlocal original, stand_in
+            original = environment_copy.__dict__[attribute]
+            stand_in = environment_copy.__dict__[attribute] = probes.with_failing_parts(original, uses)
 
         try:
-            play(environment, task, replies, max_turns=self.max_turns, must_end=False, began=break_part)
+            play(environment, task, replies, max_turns=self.max_turns, must_end=False, after_reset=break_part)
             survived = bool(uses)
         except Exception:  # the failure, or the error that the environment makes of it
             survived = False
         if uses:
-            reached.add(place)
-        if environment.__dict__.get(place) is stand_in:
-            environment.__dict__[place] = whole
+            reached.add(attribute)
+        if environment.__dict__.get(attribute) is stand_in:
+            environment.__dict__[attribute] = original
         close(environment)
         return survived
 
-    def _named(self, source: TaskSource, start: int, stop: int) -> list[tuple[Task, str]]:
+    def _identified_tasks(self, source: TaskSource, start: int, stop: int) -> list[tuple[Task, str]]:
         """Return tasks that have an identity, with it."""
         tasks = islice(source, start, stop)
-        return [(task, name) for task in tasks if (name := self.environment.identity(task)) is not None]
+        return [(task, identity) for task in tasks if (identity := self.environment.identity(task)) is not None]
 
-    def _shown(self, task: Task) -> str:
-        observed = posed(self.environment, task)
-        return "\n".join(f"{agent}: {message.content}" for agent, given in observed.items() for message in given)
+    def _first_text(self, task: Task) -> str:
+        observed = first_observations(self.environment, task)
+        return "\n".join(f"{agent}: {message.content}" for agent, messages in observed.items() for message in messages)
 
     def _play(self, task: Task, replies: Replies) -> Play:
         return play_copy(self.environment, task, replies, max_turns=self.max_turns, must_end=False)
@@ -309,22 +314,22 @@ class SemanticChecks:
             self._golds[task.key] = self.environment.gold(task)
         return self._golds[task.key]
 
-    def _bases(self, task: Task) -> Iterator[tuple[str, dict[str, Sequence[str]]]]:
+    def _wrong_replies(self, task: Task) -> Iterator[tuple[str, dict[str, Sequence[str]]]]:
         """Yield wrong replies of all agents: a refusal, and the right answer to another task."""
         agents = self.environment.agents
         yield "a refusal", dict.fromkeys(agents, (SPAM,))
         gold = self._gold(task)
-        others = (self._gold(other) for other in self.tasks)
-        wrong = next((other for other in others if other is not None and gold is not None and other != gold), None)
+        golds = (self._gold(other) for other in self.tasks)
+        wrong = next((other for other in golds if other is not None and gold is not None and other != gold), None)
         if wrong is not None:
             yield "the answer to another task", {agent: wrong.get(agent) or [""] for agent in agents}
 
-    def _late(self, task: Task, gold: TeamReplies) -> Iterator[tuple[str, TeamReplies]]:
+    def _wrong_then_gold(self, task: Task, gold: TeamReplies) -> Iterator[tuple[str, TeamReplies]]:
         """Yield wrong replies, and wrong replies of all agents or of one before the gold replies, with their names."""
         agents = self.environment.agents
-        wrongs: list[tuple[str, TeamReplies]] = list(self._bases(task))
+        wrongs: list[tuple[str, TeamReplies]] = list(self._wrong_replies(task))
         constant: TeamReplies = {
-            agent: [probes.hollowed(said, "return True") for said in gold.get(agent, ("",))] for agent in agents
+            agent: [probes.replace_bodies(reply, "return True") for reply in gold.get(agent, ("",))] for agent in agents
         }
         if any(constant[agent] != list(gold.get(agent, ("",))) for agent in agents):
             wrongs.append(("a program that returns True", constant))
@@ -337,23 +342,27 @@ class SemanticChecks:
 
     def _attacks(self, task: Task) -> Iterator[tuple[str, str, TeamReplies, TeamReplies]]:
         """Yield an agent, a name, replies with an attack by this agent, and the same with a harmless text."""
-        for _, base in self._bases(task):
+        for _, base in self._wrong_replies(task):
             for agent in self.environment.agents:
                 for text in probes.INJECTIONS:
-                    both = (text, re.sub(r"[A-Za-z_]{2,}", lambda word: word[0][::-1], text))
-                    forged, plain = ({**base, agent: [f"{said}\n{part}" for said in base[agent]]} for part in both)
+                    texts = (text, re.sub(r"[A-Za-z_]{2,}", lambda word: word[0][::-1], text))
+                    forged, plain = (
+                        {**base, agent: [f"{reply}\n{appended}" for reply in base[agent]]} for appended in texts
+                    )
                     yield agent, repr(text), forged, plain
         gold = self._gold(task) or {}
         for agent in self.environment.agents:
             for name, bodies in probes.PROGRAMS.items():
-                attack, harmless = ([probes.hollowed(said, body) for said in gold.get(agent, ())] for body in bodies)
+                attack, harmless = (
+                    [probes.replace_bodies(reply, body) for reply in gold.get(agent, ())] for body in bodies
+                )
                 if attack != list(gold.get(agent, ())):
                     yield agent, name, {**gold, agent: attack}, {**gold, agent: harmless}
 
-    def _readings(self) -> list[Replies]:
+    def _searching_replies(self) -> list[Replies]:
         """Return replies that look for answers: a refusal, whose feedback may tell them, and calls of each tool."""
         agents = self.environment.agents
-        calls = {agent: [probes.looking_call(tool) for tool in self.environment.tools(agent)] for agent in agents}
+        calls = {agent: [probes.search_call(tool) for tool in self.environment.tools(agent)] for agent in agents}
         return [SPAM, *([{agent: calls[agent] or [SPAM] for agent in agents}] if any(calls.values()) else [])]
 
 
@@ -364,7 +373,11 @@ def answer_replay() -> None:
     except (ImportError, AttributeError) as error:  # its class is in a script, or in a file outside of the path
         print(json.dumps(str(error)))
         return
-    print(json.dumps([play_copy(environment, *one, max_turns=max_turns, must_end=False).as_json() for one in plays]))
+    print(
+        json.dumps(
+            [play_copy(environment, *arguments, max_turns=max_turns, must_end=False).as_json() for arguments in plays]
+        )
+    )
 
 
 def span(values: Sequence[float]) -> str:

@@ -48,17 +48,19 @@ class Step:
 
     def __post_init__(self) -> None:
         if self.components and not self.rewards:
-            numbers = {agent: parts for agent, parts in self.components.items() if are_numbers(parts)}
-            object.__setattr__(self, "rewards", {agent: math.fsum(parts.values()) for agent, parts in numbers.items()})
+            numbers = {agent: components for agent, components in self.components.items() if are_numbers(components)}
+            object.__setattr__(
+                self, "rewards", {agent: math.fsum(components.values()) for agent, components in numbers.items()}
+            )
         for name in ("success", "truncated", "done"):
             value = getattr(self, name)
             if value is not None and is_number(value) and value in (0, 1):
                 object.__setattr__(self, name, bool(value))  # records and other processes take no other type
 
 
-def are_numbers(parts: Any) -> bool:
+def are_numbers(components: Any) -> bool:
     """Return whether the parts of a reward are numbers by name."""
-    return isinstance(parts, Mapping) and all(map(is_number, parts.values()))
+    return isinstance(components, Mapping) and all(map(is_number, components.values()))
 
 
 def is_number(value: Any) -> bool:
@@ -124,17 +126,17 @@ class TurnOrder:
             NonFiniteError: a reward is NaN or infinite.
         """
         if not isinstance(step, Step):
-            raise self._error(f"step returned {shown(step)}", "return a Step")
+            raise self._error(f"step returned {describe(step)}", "return a Step")
         if not isinstance(step.rewards, Mapping):
             remedy = f"give them by agent, as in {{{self.agents[0]!r}: 1.0}}"
-            raise self._error(f"the rewards are {shown(step.rewards)}", remedy)
+            raise self._error(f"the rewards are {describe(step.rewards)}", remedy)
         self._acted = self._acted.union(self._due or ())  # a new set: an episode that forks has a copy of this order
         for agent in (*step.rewards, *step.components):
             if agent not in self.agents:
                 raise self._error(f"a reward names the agent {agent!r}", f"its agents are {list(self.agents)}")
         for agent, reward in step.rewards.items():
             if not is_number(reward):
-                raise self._error(f"the reward of agent {agent!r} is {shown(reward)}", "give a number")
+                raise self._error(f"the reward of agent {agent!r} is {describe(reward)}", "give a number")
             if not math.isfinite(reward):
                 raise NonFiniteError(
                     f"environment {self.environment!r}: the reward of agent {agent!r} is {reward!r}; "
@@ -144,22 +146,25 @@ class TurnOrder:
                 raise self._error(
                     f"agent {agent!r} has reward {reward!r} before its first decision", "reward it after it has acted"
                 )
-        for agent, parts in step.components.items():
-            if not are_numbers(parts):
-                raise self._error(f"the components of agent {agent!r} are {shown(parts)}", "give numbers by name")
-            total, reward = math.fsum(parts.values()), step.rewards.get(agent, 0.0)
+        for agent, components in step.components.items():
+            if not are_numbers(components):
+                raise self._error(
+                    f"the components of agent {agent!r} are {describe(components)}", "give numbers by name"
+                )
+            total, reward = math.fsum(components.values()), step.rewards.get(agent, 0.0)
             if not abs(total - reward) <= COMPONENT_TOLERANCE * max(1.0, abs(reward)):
                 raise self._error(
-                    f"the reward of agent {agent!r} is {reward!r} but its components {dict(parts)} sum to {total!r}",
+                    f"the reward of agent {agent!r} is {reward!r} but its components {dict(components)} "
+                    f"sum to {total!r}",
                     "make every part of a reward a component",
                 )
         for name, metric in step.metrics.items():
             if not (is_number(metric) and math.isfinite(metric)):
-                raise self._error(f"the metric {name!r} is {shown(metric)}", "give a finite number")
+                raise self._error(f"the metric {name!r} is {describe(metric)}", "give a finite number")
         if step.success not in (None, False, True):
-            raise self._error(f"success is {shown(step.success)}", "give True, False or None")
+            raise self._error(f"success is {describe(step.success)}", "give True, False or None")
         if not isinstance(step.truncated, bool):
-            raise self._error(f"truncated is {shown(step.truncated)}", "give True or False")
+            raise self._error(f"truncated is {describe(step.truncated)}", "give True or False")
         receivers = self._receivers(step.observations)
         if step.done and receivers:
             raise self._error(f"the episode is done but {sorted(receivers)} received observations", "send none")
@@ -168,21 +173,21 @@ class TurnOrder:
         if step.done and not step.stop_reason:
             raise self._error("the episode is done without a stop_reason", "name why it ended")
         if step.done and not isinstance(step.stop_reason, str):
-            raise self._error(f"the stop_reason is {shown(step.stop_reason)}", "name why it ended in a word")
+            raise self._error(f"the stop_reason is {describe(step.stop_reason)}", "name why it ended in a word")
         self._due = receivers
 
     def _receivers(self, observations: Observations) -> frozenset[str]:
         remedy = f'return new messages by agent, as in {{{self.agents[0]!r}: [Message("user", "...")]}}'
         if not isinstance(observations, Mapping):
-            raise self._error(f"the observations are {shown(observations)}", remedy)
+            raise self._error(f"the observations are {describe(observations)}", remedy)
         for agent, messages in observations.items():
             if agent not in self.agents:
                 raise self._error(f"an observation is for agent {agent!r}", f"its agents are {list(self.agents)}")
             if isinstance(messages, str) or not isinstance(messages, Sequence):
-                raise self._error(f"the observation of agent {agent!r} is {shown(messages)}", remedy)
+                raise self._error(f"the observation of agent {agent!r} is {describe(messages)}", remedy)
             strange = [item for item in messages if not (isinstance(item, Message) and isinstance(item.content, str))]
             if strange:
-                raise self._error(f"the observation of agent {agent!r} holds {shown(strange[0])}", remedy)
+                raise self._error(f"the observation of agent {agent!r} holds {describe(strange[0])}", remedy)
             if not messages and agent not in self._acted:
                 raise self._error(f"agent {agent!r} has no message before its first decision", remedy)
         return frozenset(observations)
@@ -191,7 +196,7 @@ class TurnOrder:
         return EnvironmentContractError(f"environment {self.environment!r}: {fault}; {remedy}")
 
 
-def checked(
+def with_checks(
     method: Callable[..., Any],
     check_result: Callable[[Any, Any], None],
     check_argument: Callable[[Any, Any], None] | None = None,
@@ -208,7 +213,7 @@ def checked(
     """
 
     @contextmanager
-    def inside(environment: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Iterator[None]:
+    def calling(environment: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Iterator[None]:
         if check_argument is not None:
             check_argument(environment, next(iter((*arguments, *named.values())), None))
         environment.__dict__["_inside"] = True
@@ -217,7 +222,7 @@ def checked(
         finally:
             environment.__dict__["_inside"] = False
 
-    def verified(environment: Any, result: Any) -> Any:
+    def check_returned(environment: Any, result: Any) -> Any:
         try:
             check_result(environment, result)
         except (EnvironmentContractError, ConfigurationError, NonFiniteError) as error:
@@ -225,34 +230,34 @@ def checked(
         return result
 
     @functools.wraps(method)
-    def called(self: Any, *arguments: Any, **named: Any) -> Any:
+    def call(self: Any, *arguments: Any, **named: Any) -> Any:
         if self.__dict__.get("_inside"):
             return method(self, *arguments, **named)
-        with inside(self, arguments, named):
+        with calling(self, arguments, named):
             result = method(self, *arguments, **named)
-        return verified(self, result)
+        return check_returned(self, result)
 
     @functools.wraps(method)
-    async def awaited(self: Any, *arguments: Any, **named: Any) -> Any:
+    async def call_async(self: Any, *arguments: Any, **named: Any) -> Any:
         if self.__dict__.get("_inside"):
             return await method(self, *arguments, **named)
-        with inside(self, arguments, named):
+        with calling(self, arguments, named):
             result = await method(self, *arguments, **named)
-        return verified(self, result)
+        return check_returned(self, result)
 
-    return awaited if inspect.iscoroutinefunction(method) else called
+    return call_async if inspect.iscoroutinefunction(method) else call
 
 
-def copying(method: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def with_call_order(method: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return an environment's ``copy`` whose result keeps the position in the order of calls."""
 
     @functools.wraps(method)
     def copied(self: Any) -> Any:
-        made = method(self)
-        made.__dict__["_inside"] = False
+        copied_environment = method(self)
+        copied_environment.__dict__["_inside"] = False
         if self.forks:
-            made.__dict__["_order"] = copy.copy(self.__dict__.get("_order"))
-        return made
+            copied_environment.__dict__["_order"] = copy.copy(self.__dict__.get("_order"))
+        return copied_environment
 
     return copied
 
@@ -260,7 +265,7 @@ def copying(method: Callable[[Any], Any]) -> Callable[[Any], Any]:
 def _forget_order(environment: Any, task: Any) -> None:
     environment.__dict__["_order"] = None
     if not isinstance(getattr(task, "data", {}), Mapping):  # a record of it could not be read again
-        fault = f"environment {environment.name!r}: the data of task {task.key} is {shown(task.data)}"
+        fault = f"environment {environment.name!r}: the data of task {task.key} is {describe(task.data)}"
         raise EnvironmentContractError(f"{fault}; give a mapping, as in {{'question': ...}}")
 
 
@@ -286,27 +291,27 @@ def _check_tasks(environment: Any, source: Any) -> None:
         raise ConfigurationError(f"environment {environment.name!r}: its agents are {agents}; {remedy}")
     if not (hasattr(source, "__getitem__") and hasattr(source, "size")):
         raise ConfigurationError(
-            f"environment {environment.name!r}: tasks returned {shown(source)}; return a TaskSource, as in "
+            f"environment {environment.name!r}: tasks returned {describe(source)}; return a TaskSource, as in "
             "`DatasetTasks(self.name, split, rows)`"
         )
-    posed = getattr(source, "environment", environment.name)
-    if posed != environment.name:
+    source_environment = getattr(source, "environment", environment.name)
+    if source_environment != environment.name:
         raise ConfigurationError(
-            f"environment {environment.name!r}: its tasks are made for {posed!r}; give {type(source).__name__} "
-            "`self.name`"
+            f"environment {environment.name!r}: its tasks are made for {source_environment!r}; give "
+            f"{type(source).__name__} `self.name`"
         )
 
 
 ORDER_OF_CALLS: Mapping[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
-    "reset": functools.partial(checked, check_argument=_forget_order, check_result=_start_order),
-    "step": functools.partial(checked, check_argument=_check_actions, check_result=_record_step),
-    "tasks": functools.partial(checked, check_result=_check_tasks),  # sources check the split
-    "copy": copying,
+    "reset": functools.partial(with_checks, check_argument=_forget_order, check_result=_start_order),
+    "step": functools.partial(with_checks, check_argument=_check_actions, check_result=_record_step),
+    "tasks": functools.partial(with_checks, check_result=_check_tasks),  # sources check the split
+    "copy": with_call_order,
 }
 """Wrappers of an environment's methods by name, which check them and keep a :class:`TurnOrder` for each episode."""
 
 
-def shown(value: Any) -> str:
+def describe(value: Any) -> str:
     """Return a value in a message, with its type."""
     text = repr(value)
     return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"

@@ -118,9 +118,9 @@ def requested_calls(message: Message) -> tuple[ToolCall | MalformedCall, ...]:
     if message.tool_calls:
         return message.tool_calls
     texts = [match[1].strip() for match in islice(_CALL.finditer(message.content), MAX_CALLS + 1)]
-    asked = [read_call(text, number) for number, text in enumerate(texts[:MAX_CALLS])]
-    more = [MalformedCall(f"a reply may ask for {MAX_CALLS} calls at most")] if len(texts) > MAX_CALLS else []
-    return (*asked, *more)
+    calls = [read_call(text, number) for number, text in enumerate(texts[:MAX_CALLS])]
+    surplus = [MalformedCall(f"a reply may ask for {MAX_CALLS} calls at most")] if len(texts) > MAX_CALLS else []
+    return (*calls, *surplus)
 
 
 def written_call(tool: str, /, **arguments: Any) -> str:
@@ -177,9 +177,9 @@ def nested_too_deeply(value: object) -> bool:
     """
     level = [value]
     for _ in range(MAX_LEVELS + 1):
-        held = [part for part in level if isinstance(part, (list, dict))]
-        level = [item for part in held for item in (part.values() if isinstance(part, dict) else part)]
-    return bool(held)
+        containers = [part for part in level if isinstance(part, (list, dict))]
+        level = [item for part in containers for item in (part.values() if isinstance(part, dict) else part)]
+    return bool(containers)
 
 
 def argument_fault(schema: ToolSchema, arguments: Mapping[str, Any]) -> str | None:
@@ -192,11 +192,11 @@ def argument_fault(schema: ToolSchema, arguments: Mapping[str, Any]) -> str | No
     fault = value_fault(schema.parameters, dict(arguments))
     if fault is None or isinstance(fault, str):
         return fault
-    place = ".".join(str(part) for part in fault.absolute_path)
-    return clipped(f"{place}: {fault.message}" if place else fault.message, 300)
+    path = ".".join(str(key) for key in fault.absolute_path)
+    return clip(f"{path}: {fault.message}" if path else fault.message, 300)
 
 
-def checked_call(call: ToolCall | MalformedCall, tools: Sequence[ToolSchema], how: str) -> ToolCall:
+def check_call(call: ToolCall | MalformedCall, tools: Sequence[ToolSchema], how: str) -> ToolCall:
     """Return a call that one of the tools can be called with.
 
     Args:
@@ -225,7 +225,7 @@ def tool_message(call: ToolCall | MalformedCall, text: str) -> Message:
     return Message("tool", text, tool_call_id=call.id, name=call.name)
 
 
-def answered(
+def answer_calls(
     calls: Sequence[ToolCall | MalformedCall],
     tools: Sequence[ToolSchema],
     how: str,
@@ -244,17 +244,17 @@ def answered(
         limit: characters of an answer that the agent sees.
 
     >>> calls = requested_calls(Message("assistant", written_call("add", a=1) + written_call("subtract")))
-    >>> for answer, made in answered(calls, [ToolSchema("add", "")], "", lambda call: f"{call.arguments['a'] + 1}"):
+    >>> for answer, made in answer_calls(calls, [ToolSchema("add", "")], "", lambda call: f"{call.arguments['a'] + 1}"):
     ...     print(made, answer.content)
     True 2
     False Error: there is no tool 'subtract'; the tools are add
     """
     for call in calls:
         try:
-            text, made = make(checked_call(call, tools, how)), True
+            text, succeeded = make(check_call(call, tools, how)), True
         except ToolError as error:
-            text, made = f"{fault}{error}", False
-        yield tool_message(call, clipped(text, limit)), made
+            text, succeeded = f"{fault}{error}", False
+        yield tool_message(call, clip(text, limit)), succeeded
 
 
 def stated_answer(text: str) -> str | None:
@@ -267,16 +267,16 @@ def stated_answer(text: str) -> str | None:
     return answers[-1].strip() if answers else None
 
 
-def clipped(text: str, limit: int) -> str:
+def clip(text: str, limit: int) -> str:
     """Return the text, or its beginning and a note of how much was left out.
 
-    >>> clipped("abcdef", 4)
+    >>> clip("abcdef", 4)
     'abcd\\n[2 more characters]'
     """
     return text if len(text) <= limit else f"{text[:limit]}\n[{len(text) - limit} more characters]"
 
 
-def described(tools: Sequence[Mapping[str, Any]]) -> str:
+def tool_instructions(tools: Sequence[Mapping[str, Any]]) -> str:
     """Return instructions for models whose chat template does not list tools.
 
     Args:

@@ -47,11 +47,12 @@ class Play:
     @property
     def shown(self) -> str:
         """All observations as text."""
-        return "\n".join(message.content for seen in self.observed for given in seen.values() for message in given)
+        by_agent = (messages for observations in self.observed for messages in observations.values())
+        return "\n".join(message.content for messages in by_agent for message in messages)
 
     def as_json(self) -> str:
         """Return observations and steps as text."""
-        return json.dumps([[as_plain(seen) for seen in self.observed], [asdict(step) for step in self.steps]])
+        return json.dumps([list(map(as_plain, self.observed)), list(map(asdict, self.steps))])
 
 
 def play(
@@ -61,7 +62,7 @@ def play(
     *,
     max_turns: int,
     must_end: bool = True,
-    began: Callable[[Environment], None] = lambda environment: None,
+    after_reset: Callable[[Environment], None] = lambda environment: None,
 ) -> Play:
     """Play one episode on an environment, which stays open.
 
@@ -71,17 +72,17 @@ def play(
         replies: of the agents.
         max_turns: limit of the episode's length.
         must_end: whether a longer episode is an error, or truncated.
-        began: called after ``reset``.
+        after_reset: called after ``reset``.
 
     Raises:
         EnvironmentContractError: the environment breaks the contract, or the episode does not end.
     """
     order = TurnOrder(environment.name, environment.agents)
-    observations: Observations = finished(environment.reset, task)
+    observations: Observations = call_with_deadline(environment.reset, task)
     order.record_reset(observations)
-    began(environment)
-    seen, steps = [observations], list[Step]()
-    spoken = dict.fromkeys(environment.agents, 0)
+    after_reset(environment)
+    observed, steps = [observations], list[Step]()
+    replies_used = dict.fromkeys(environment.agents, 0)
     while not (steps and steps[-1].done):
         if len(steps) == max_turns:
             if not must_end:
@@ -92,17 +93,17 @@ def play(
             if isinstance(replies, str):
                 text = replies
             elif callable(replies):
-                text = replies(seen[-1][agent])
+                text = replies(observed[-1][agent])
             else:
-                text = replies[agent][min(spoken[agent], len(replies[agent]) - 1)]
+                text = replies[agent][min(replies_used[agent], len(replies[agent]) - 1)]
             actions[agent] = Message("assistant", text)
-            spoken[agent] += 1
-        step: Step = finished(environment.step, actions)
+            replies_used[agent] += 1
+        step: Step = call_with_deadline(environment.step, actions)
         order.record_step(step)
         steps.append(step)
         if not step.done:
-            seen.append(step.observations)
-    return Play(tuple(seen), tuple(steps))
+            observed.append(step.observations)
+    return Play(tuple(observed), tuple(steps))
 
 
 def play_copy(environment: Environment, task: Task, replies: Replies, *, max_turns: int, must_end: bool = True) -> Play:
@@ -114,16 +115,16 @@ def play_copy(environment: Environment, task: Task, replies: Replies, *, max_tur
         close(copied)
 
 
-def posed(environment: Environment, task: Task) -> Observations:
+def first_observations(environment: Environment, task: Task) -> Observations:
     """Return the first observations of a task on a new copy of an environment."""
     return play_copy(environment, task, "", max_turns=0, must_end=False).observed[0]
 
 
-class _Late(BaseException):
+class _DeadlinePassed(BaseException):
     """A call is late; unlike an ``Exception``, no environment takes it for an error of its own."""
 
 
-def finished(method: Callable[..., Any], *arguments: Any) -> Any:
+def call_with_deadline(method: Callable[..., Any], *arguments: Any) -> Any:
     """Return the result of a method that may be ``async``, also where a loop runs in this thread, as in a notebook.
 
     Raises:
@@ -132,27 +133,27 @@ def finished(method: Callable[..., Any], *arguments: Any) -> Any:
     """
 
     def stop(*_: object) -> None:
-        raise _Late
+        raise _DeadlinePassed
 
-    main = threading.current_thread() is threading.main_thread()  # no other has handlers of signals
-    guarded = main and signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
-    if guarded:
+    in_main_thread = threading.current_thread() is threading.main_thread()  # no other has handlers of signals
+    alarm_set = in_main_thread and signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
+    if alarm_set:
         signal.signal(signal.SIGALRM, stop)
         timer = signal.setitimer(signal.ITIMER_REAL, CALL_SECONDS)
     try:
         value = method(*arguments)
-        return awaited(value) if inspect.iscoroutine(value) else value
-    except _Late as late:
+        return run_coroutine(value) if inspect.iscoroutine(value) else value
+    except _DeadlinePassed as late:
         fault = f"{method.__qualname__} did not return within {CALL_SECONDS:g} s"
         raise DeadlineError(fault).with_traceback(late.__traceback__) from None
     finally:
-        if guarded:
+        if alarm_set:
             signal.setitimer(signal.ITIMER_REAL, *timer)
-        if guarded and signal.getsignal(signal.SIGALRM) is stop:  # else the environment has set its own
+        if alarm_set and signal.getsignal(signal.SIGALRM) is stop:  # else the environment has set its own
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
 
-def awaited(coroutine: Coroutine[Any, Any, Any]) -> Any:
+def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
     """Return the result of a coroutine, which runs on an event loop of its own."""
     loop = EventLoopThread()
     try:
@@ -163,7 +164,7 @@ def awaited(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 def close(environment: Environment) -> None:
     """Close an environment, whose ``close`` may be ``async``."""
-    finished(environment.close)
+    call_with_deadline(environment.close)
 
 
 def as_plain(observations: Observations) -> dict[str, Any]:

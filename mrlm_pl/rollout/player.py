@@ -22,7 +22,7 @@ from mrlm_pl.concurrency.event_loop import END_SECONDS, EventLoopThread
 from mrlm_pl.engines.base import Engine, sample_checked
 from mrlm_pl.environment import Environment
 from mrlm_pl.environment.hosts import STARTUP_SECONDS, EnvironmentHosts
-from mrlm_pl.environment.tools import clipped
+from mrlm_pl.environment.tools import clip
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError, MRLMError, NonFiniteError, PolicyError, source_line_of_error
 from mrlm_pl.rollout.play import CONTEXT_STOP, TURN_STOP, EpisodeSpec, Play, Seat
@@ -205,7 +205,7 @@ class EpisodePlayer:
                 logger.warning(
                     "closing a %r environment: %s; further errors of this kind are not logged",
                     environment.name,
-                    clipped(str(result.error), MOST_OF_AN_ERROR),
+                    clip(str(result.error), MOST_OF_AN_ERROR),
                 )
 
     def _close_one(self, environment: Environment) -> None:
@@ -328,4 +328,4 @@ class EpisodePlayer:
                 line = "" if isinstance(error, MRLMError) else source_line_of_error(error)
                 where = f" ({line})" if line else ""
                 at = f"{phase} of {play.spec.task.key} at turn {play.steps}{where}"
-                play.error = f"{type(error).__name__} in {at}: {clipped(str(error), MOST_OF_AN_ERROR)}"
+                play.error = f"{type(error).__name__} in {at}: {clip(str(error), MOST_OF_AN_ERROR)}"

@@ -17,7 +17,7 @@ from transformers.utils.logging import disable_progress_bar
 from mrlm_pl.engines import Engine, InProcessEngine
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.environment import Environment
-from mrlm_pl.environment.trial import awaited
+from mrlm_pl.environment.trial import run_coroutine
 from mrlm_pl.errors import ConfigurationError, RolloutError, did_you_mean, tell
 from mrlm_pl.evaluation.arena import ArenaReport, arena_report
 from mrlm_pl.evaluation.report import EvaluationReport
@@ -278,7 +278,7 @@ def _close(environment: Environment) -> None:
     try:
         closing = cast(Any, environment).close()
         if inspect.iscoroutine(closing):
-            awaited(closing)
+            run_coroutine(closing)
     except Exception as error:
         logger.warning("closing the %r environment: %s: %s", environment.name, type(error).__name__, error)
 

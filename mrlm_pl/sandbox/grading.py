@@ -44,8 +44,8 @@ class Tests:
 
     def request(self) -> dict[str, Any]:
         """Return the request to the process of the tests."""
-        tests = {"context": self.context, "names": self.required(), "entry": self.entry, "tests": list(self.parts)}
-        return {"operation": "grade", **tests}
+        fields = {"context": self.context, "names": self.required(), "entry": self.entry, "tests": list(self.parts)}
+        return {"operation": "grade", **fields}
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ class UnitTests:
 
     def request(self) -> dict[str, Any]:
         """Return the request to the process of the tests."""
-        tests = {"context": self.context, "names": list(self.names), "tests": self.code}
-        return {"operation": "grade_unit_tests", **tests, "operators": list(self.operators)}
+        fields = {"context": self.context, "names": list(self.names), "tests": self.code}
+        return {"operation": "grade_unit_tests", **fields, "operators": list(self.operators)}
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def _relay(
     Raises:
         SandboxError: the tests broke before they received anything from the program, or the sandbox server is gone.
     """
-    message, answered = tests.request(), False
+    message, program_answered = tests.request(), False
     while True:
         reply = grader.request(message, deadline)
         if grader.ending == "time":
@@ -188,8 +188,8 @@ def _relay(
             return {}, "time"
         if candidate.ending is not None:
             message = {"gone": True}
-        answered = True
+        program_answered = True
     # An answer of the program may have broken the tests. If that were an error, a program could choose to have one.
-    if answered and candidate.server.alive:
+    if program_answered and candidate.server.alive:
         return {"fault": fault}, candidate.ending
     raise SandboxError(fault)

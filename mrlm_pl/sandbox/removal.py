@@ -22,22 +22,22 @@ def remove_tree(path: str) -> None:
         return
     try:
         above: list[tuple[str, tuple[int, int], list[str]]] = []  # a folder's name, its parent, and its siblings
-        left = _without_files(folder)
-        while left or above:
-            if left:
-                name, holder = left.pop(), _identity(folder)
-                inner = open_folder(name, folder)
-                above.append((name, holder, left))
-                left = _without_files(inner)
+        subfolders = _remove_files(folder)
+        while subfolders or above:
+            if subfolders:
+                name, parent = subfolders.pop(), _identity(folder)
+                next_folder = open_folder(name, folder)
+                above.append((name, parent, subfolders))
+                subfolders = _remove_files(next_folder)
             else:
-                name, holder, left = above.pop()
-                inner = os.open("..", _FOLDER, dir_fd=folder)
-                if _identity(inner) != holder:
-                    os.close(inner)
+                name, parent, subfolders = above.pop()
+                next_folder = os.open("..", _FOLDER, dir_fd=folder)
+                if _identity(next_folder) != parent:
+                    os.close(next_folder)
                     raise OSError(f"the folder {name!r} below {path} was moved while it was removed")
-                os.rmdir(name, dir_fd=inner)
+                os.rmdir(name, dir_fd=next_folder)
             os.close(folder)
-            folder = inner
+            folder = next_folder
     finally:
         os.close(folder)
     os.rmdir(path)
@@ -55,19 +55,19 @@ def open_folder(name: str, above: int | None = None) -> int:
     """
     with suppress(PermissionError):
         return os.open(name, _FOLDER, dir_fd=above)
-    place = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=above)
+    path_descriptor = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=above)
     try:
-        os.chmod(f"/proc/self/fd/{place}", 0o700)
-        return os.open(".", _FOLDER, dir_fd=place)
+        os.chmod(f"/proc/self/fd/{path_descriptor}", 0o700)
+        return os.open(".", _FOLDER, dir_fd=path_descriptor)
     finally:
-        os.close(place)
+        os.close(path_descriptor)
 
 
-def _without_files(folder: int) -> list[str]:
+def _remove_files(folder: int) -> list[str]:
     """Return names of the folders in a folder, after all else was removed from it."""
     os.fchmod(folder, 0o700)  # it may be readable and not writable
-    with os.scandir(folder) as found:
-        entries = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in found]
+    with os.scandir(folder) as listing:
+        entries = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in listing]
     for name, is_folder in entries:
         if not is_folder:
             os.unlink(name, dir_fd=folder)
@@ -75,5 +75,5 @@ def _without_files(folder: int) -> list[str]:
 
 
 def _identity(folder: int) -> tuple[int, int]:
-    found = os.fstat(folder)
-    return found.st_dev, found.st_ino
+    status = os.fstat(folder)
+    return status.st_dev, status.st_ino

@@ -96,20 +96,20 @@ class Sandbox:
             ConfigurationError: the machine does not offer the minimum, or one of ``packages`` is not installed.
             SandboxError: it does not offer the level that was asked for, or no level at all.
         """
-        return self._host().level
+        return self._server_process().level
 
-    def _host(self) -> ServerProcess:
+    def _server_process(self) -> ServerProcess:
         if self.level is not None:
             return server(self.level, self.packages)
-        found, reasons = _strongest_here()
-        if STRENGTH[found] < STRENGTH[self.minimum]:
+        level, reasons = _strongest_level()
+        if STRENGTH[level] < STRENGTH[self.minimum]:
             raise ConfigurationError(
-                f"sandbox.minimum is {self.minimum!r}, but this machine offers only {found!r} "
+                f"sandbox.minimum is {self.minimum!r}, but this machine offers only {level!r} "
                 f"({'; '.join(reasons.values())}); allow user namespaces (sysctl user.max_user_namespaces, and in a "
                 "container seccomp and AppArmor profiles that let unshare pass), serve the environment from a machine "
                 "that has them, or lower sandbox.minimum"
             )
-        return server(found, self.packages)
+        return server(level, self.packages)
 
     def open(self, *, shell: bool = False, requests: int = 1) -> Cell:
         """Return a locked-down child that answers requests; close it.
@@ -122,16 +122,16 @@ class Sandbox:
             ConfigurationError: one of ``packages`` is not installed.
             SandboxError: it cannot be made.
         """
-        host = self._host()
+        server_process = self._server_process()
         settings = CellSettings(
-            number=next(host.numbers),
+            number=next(server_process.numbers),
             memory_mb=self.memory_mb,
             cpu_seconds=math.ceil(self.wall_seconds * requests) + 1,
             disk_mb=self.disk_mb,
             shell=shell,
-            folders=host.folders,
+            folders=server_process.folders,
         )
-        return Cell(host, settings, self.output_kb * 1024)
+        return Cell(server_process, settings, self.output_kb * 1024)
 
     def run(self, source: str) -> Execution:
         """Run a Python program in a fresh child; the value of a last expression is printed.
@@ -153,19 +153,19 @@ class Sandbox:
 
     def script(self, cell: Cell, script: str) -> Execution:
         """Run a ``bash`` script in an open cell, which keeps the files of earlier scripts."""
-        namespaces = cell.server.level == "namespaces"
+        in_namespaces = cell.server.level == "namespaces"
         message = {
             "operation": "shell",
             "script": script,
             "seconds": self.wall_seconds,
-            "folder": HOME if namespaces else cell.server.folder_of(cell.settings.number),
-            "own_group": namespaces,
+            "folder": HOME if in_namespaces else cell.server.folder_of(cell.settings.number),
+            "own_group": in_namespaces,
         }
         # The child ends a script at its time and lives on; should it not answer, it is ended itself.
-        done = self.execute(cell, message, grace=0.5)
-        if done.status == SHELL_TIMED_OUT and done.seconds >= self.wall_seconds:
-            return replace(done, ending="time")
-        return done
+        execution = self.execute(cell, message, grace=0.5)
+        if execution.status == SHELL_TIMED_OUT and execution.seconds >= self.wall_seconds:
+            return replace(execution, ending="time")
+        return execution
 
     def copy_files(self, source: Cell, target: Cell) -> bool:
         """Make the private folders of a system hold those of another one; both need namespaces.
@@ -219,13 +219,13 @@ def running() -> AbstractContextManager[Any]:
 
 
 @cache
-def _strongest_here() -> tuple[IsolationName, dict[IsolationName, str]]:
+def _strongest_level() -> tuple[IsolationName, dict[IsolationName, str]]:
     """Return what :func:`strongest` finds, looked for once and logged."""
-    found, reasons = strongest()
+    level, reasons = strongest()
     for reason in reasons.values():
         logger.warning("%s", reason)
-    if found == "namespaces":
-        logger.info("untrusted code runs at sandbox level %r", found)
+    if level == "namespaces":
+        logger.info("untrusted code runs at sandbox level %r", level)
     else:
-        logger.warning("untrusted code runs at sandbox level %r only; see docs/sandbox.md", found)
-    return found, reasons
+        logger.warning("untrusted code runs at sandbox level %r only; see docs/sandbox.md", level)
+    return level, reasons

@@ -16,7 +16,7 @@ def pool_of(*numbers: int, size: int = 3, draw: Any = "uniform") -> SnapshotPool
 
 def test_the_initial_snapshot_stays_and_the_oldest_of_the_others_leaves() -> None:
     pool = pool_of(0, 10, 20)
-    pool.note(10, 1.0)
+    pool.record_score(10, 1.0)
     pool.add(30, {})
     assert sorted(pool.snapshots) == [0, 20, 30]
     assert pool.scores == {}
@@ -27,27 +27,27 @@ def test_the_initial_snapshot_stays_and_the_oldest_of_the_others_leaves() -> Non
 
 def test_the_draw_is_a_function_of_seed_and_iteration() -> None:
     pool = pool_of(0, 10, 20)
-    drawn = [pool.drawn(0, iteration) for iteration in range(600)]
-    assert drawn == [pool.drawn(0, iteration) for iteration in range(600)]
-    assert drawn != [pool.drawn(1, iteration) for iteration in range(600)]
+    drawn = [pool.draw_number(0, iteration) for iteration in range(600)]
+    assert drawn == [pool.draw_number(0, iteration) for iteration in range(600)]
+    assert drawn != [pool.draw_number(1, iteration) for iteration in range(600)]
     counts = Counter(drawn)
     assert all(150 < counts[number] < 250 for number in (0, 10, 20)), "200 each, 4.3 standard deviations"
 
 
 def test_the_latest() -> None:
-    assert {pool_of(0, 10, 20, draw="latest").drawn(0, iteration) for iteration in range(50)} == {20}
+    assert {pool_of(0, 10, 20, draw="latest").draw_number(0, iteration) for iteration in range(50)} == {20}
 
 
 def test_prioritized_weights() -> None:
     pool = pool_of(0, 10, 20, draw="prioritized")
-    pool.note(0, 1.0)  # .75 * .5 + .25 = .625
-    pool.note(0, 1.0)  # .75 * .625 + .25 = .71875
-    pool.note(10, 0.0)  # .375
+    pool.record_score(0, 1.0)  # .75 * .5 + .25 = .625
+    pool.record_score(0, 1.0)  # .75 * .625 + .25 = .71875
+    pool.record_score(10, 0.0)  # .375
     assert [pool.weight(number) for number in (0, 10, 20)] == pytest.approx([0.28125**2, 0.625**2, 0.5**2])
     for _ in range(50):
-        pool.note(0, 1.0)
+        pool.record_score(0, 1.0)
     assert pool.weight(0) == pytest.approx(0.01), "a beaten snapshot is still drawn now and then"
-    counts = Counter(pool.drawn(0, iteration) for iteration in range(2000))
+    counts = Counter(pool.draw_number(0, iteration) for iteration in range(2000))
     expected = {0: 0.01, 10: 0.390625, 20: 0.25}
     for number, weight in expected.items():
         share = weight / sum(expected.values())

@@ -8,7 +8,7 @@ import pytest
 
 from mrlm_pl.errors import SandboxError
 from mrlm_pl.sandbox import Sandbox, Tests, UnitTests, grade
-from mrlm_pl.sandbox.inside.grader import in_words, raised
+from mrlm_pl.sandbox.inside.grader import describe_error, make_error
 
 SANDBOX = Sandbox(wall_seconds=2)
 CHECK = """
@@ -113,10 +113,10 @@ def test_an_error_of_a_code_has_the_words_of_the_program_s_error() -> None:
 @pytest.mark.parametrize("kind", ["UnicodeDecodeError", "UnicodeEncodeError", "UnicodeTranslateError"])
 def test_errors_of_codes_keep_class_and_arguments_and_can_be_shown(kind: str) -> None:
     arguments = ["utf-8", "x", -(2**62), -(2**62) + 1, "r"]
-    error = raised("text", kind, arguments)
+    error = make_error("text", kind, arguments)
     assert type(error).__name__ == kind
     assert list(error.args) == arguments
-    assert in_words(error).startswith(kind)
+    assert describe_error(error).startswith(kind)
 
 
 def test_an_error_without_words_is_its_class() -> None:
@@ -124,5 +124,5 @@ def test_an_error_without_words_is_its_class() -> None:
         def __str__(self) -> str:
             raise RuntimeError
 
-    assert in_words(MuteError()) == "MuteError"
-    assert in_words(ValueError("x" * 9999)) == "ValueError: " + "x" * 488
+    assert describe_error(MuteError()) == "MuteError"
+    assert describe_error(ValueError("x" * 9999)) == "ValueError: " + "x" * 488

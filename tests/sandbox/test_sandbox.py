@@ -416,7 +416,7 @@ def test_a_server_that_starts_late_is_no_reason_for_a_weaker_level(monkeypatch: 
     monkeypatch.setattr(server_process, "STARTUP_SECONDS", 0.001)
     monkeypatch.setattr(server_process, "_servers", {})
     monkeypatch.setattr(server_process, "_refused", dict(server_process._refused))
-    sandbox_module._strongest_here.cache_clear()
+    sandbox_module._strongest_level.cache_clear()
     with pytest.raises(SandboxError, match=rf"of level '{strongest}' did not start within 0\.001 s; try again[^;]*$"):
         _ = Sandbox().isolation
     monkeypatch.setattr(server_process, "STARTUP_SECONDS", 60.0)
@@ -431,13 +431,13 @@ def test_a_minimum_that_is_not_met_is_an_error_with_a_remedy(monkeypatch: pytest
         return server(level)
 
     monkeypatch.setattr(server_process, "server", refuse)
-    sandbox_module._strongest_here.cache_clear()
+    sandbox_module._strongest_level.cache_clear()
     try:
         with pytest.raises(ConfigurationError) as refused:
             _ = Sandbox(minimum="namespaces").isolation
         weaker = Sandbox(minimum="limits").isolation
     finally:
-        sandbox_module._strongest_here.cache_clear()
+        sandbox_module._strongest_level.cache_clear()
     for part in ("sandbox.minimum is 'namespaces'", "unshare: not permitted", "max_user_namespaces", "lower"):
         assert part in str(refused.value)
     assert weaker in ("limits", "landlock")
@@ -445,10 +445,10 @@ def test_a_minimum_that_is_not_met_is_an_error_with_a_remedy(monkeypatch: pytest
 
 def test_a_weaker_level_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(sandbox_module, "strongest", lambda: ("limits", {"landlock": "no Landlock here"}))
-    sandbox_module._strongest_here.cache_clear()
+    sandbox_module._strongest_level.cache_clear()
     with caplog.at_level(logging.WARNING):
         assert Sandbox().isolation == "limits"
-    sandbox_module._strongest_here.cache_clear()
+    sandbox_module._strongest_level.cache_clear()
     assert "no Landlock here" in caplog.text
     assert "level 'limits' only" in caplog.text
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from mrlm_pl.sandbox.host.usage import family
+from mrlm_pl.sandbox.host.usage import process_tree
 
 REPOSITORY = Path(__file__).parents[2]
 SECONDS = 200
@@ -144,7 +144,7 @@ def left_after_kill(process: subprocess.Popen[str]) -> list[int]:
     assert process.stdout is not None
     word, number = process.stdout.readline().split()
     assert word == "up"
-    members = list(family(int(number)))
+    members = list(process_tree(int(number)))
     assert len(alive(members)) >= 4, "the server, a program, a shell, and what its script started"
     process.send_signal(signal.SIGKILL)
     process.wait(SECONDS)
@@ -169,7 +169,7 @@ def test_a_killed_server_leaves_nothing(trainer: Callable, level: str) -> None:
         assert process.stdout is not None
         word, number = process.stdout.readline().split()
         assert word == "up"
-        members = list(family(int(number)))
+        members = list(process_tree(int(number)))
         assert len(alive(members)) >= 5, "the server, a program, a shell, and what its script started"
         os.kill(int(number), signal.SIGKILL)
         assert wait_until_gone(members) == []

@@ -15,11 +15,11 @@ from mrlm_pl.sandbox.host.usage import (
     MAX_COUNTED,
     MAX_DEPTH,
     DiskUse,
-    family,
-    mapped_without_name,
-    open_without_name,
-    resident,
+    process_tree,
+    resident_bytes,
     tree_size,
+    unnamed_mapped_inodes,
+    unnamed_open_files,
 )
 
 MEBIBYTE = 1 << 20
@@ -94,10 +94,10 @@ def test_open_files_without_a_name_are_counted_once(folder: Path) -> None:
     file = nameless(folder / "file")
     second = os.dup(file)
     key = os.fstat(file).st_dev, os.fstat(file).st_ino
-    assert MEBIBYTE <= open_without_name(os.getpid())[key] < 2 * MEBIBYTE
+    assert MEBIBYTE <= unnamed_open_files(os.getpid())[key] < 2 * MEBIBYTE
     os.close(file)
     os.close(second)
-    assert key not in open_without_name(os.getpid())
+    assert key not in unnamed_open_files(os.getpid())
 
 
 def test_descriptors_of_a_thread_whose_table_is_its_own_are_seen(folder: Path) -> None:
@@ -115,7 +115,7 @@ def test_descriptors_of_a_thread_whose_table_is_its_own_are_seen(folder: Path) -
     thread = threading.Thread(target=keep)
     thread.start()
     assert ready.wait(60)
-    inodes = {inode for _, inode in open_without_name(os.getpid())}
+    inodes = {inode for _, inode in unnamed_open_files(os.getpid())}
     done.set()
     thread.join()
     assert found[0] in inodes
@@ -128,15 +128,15 @@ def test_a_mapped_file_without_a_name_counts_as_much_as_is_allowed(folder: Path)
     file = nameless(folder / "file")
     inode = os.fstat(file).st_ino
     place = ctypes.c_void_p(libc.mmap(None, 4096, mmap.PROT_READ, mmap.MAP_SHARED, file, ctypes.c_long(0)))
-    before = use.look([os.getpid()])[0]
+    before = use.measure([os.getpid()])[0]
     os.close(file)
-    assert mapped_without_name(os.getpid(), str(folder)) == {inode}
-    once, twice = use.look([os.getpid()])[0], use.look([os.getpid()])[0]
+    assert unnamed_mapped_inodes(os.getpid(), str(folder)) == {inode}
+    once, twice = use.measure([os.getpid()])[0], use.measure([os.getpid()])[0]
     libc.munmap(place, 4096)
     assert before >= MEBIBYTE, "its size is known while it is open"
     assert once < before, "it may be about to be closed"
     assert twice - once == whole
-    assert use.look([os.getpid()])[0] == once
+    assert use.measure([os.getpid()])[0] == once
 
 
 def test_a_name_that_claims_to_be_removed_is_a_name(folder: Path) -> None:
@@ -144,25 +144,25 @@ def test_a_name_that_claims_to_be_removed_is_a_name(folder: Path) -> None:
         file.write(BLOCK)
         file.flush()
         with mmap.mmap(file.fileno(), 0):
-            assert mapped_without_name(os.getpid(), str(folder)) == set()
+            assert unnamed_mapped_inodes(os.getpid(), str(folder)) == set()
             inode = os.fstat(file.fileno()).st_ino
             (folder / "file (deleted)").unlink()
             (folder / "file (deleted) (deleted)").write_bytes(b"a name that the removed file is shown by")
-            assert mapped_without_name(os.getpid(), str(folder)) == {inode}
+            assert unnamed_mapped_inodes(os.getpid(), str(folder)) == {inode}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user for a while")
 def test_a_process_that_cannot_be_looked_into_counts_as_much_as_is_allowed(folder: Path) -> None:
     use = DiskUse(str(folder), 7 * MEBIBYTE)  # the fixture is an ordinary user, and process 1 is root's
-    assert use.look([1])[0] < MEBIBYTE
-    assert use.look([1])[0] >= 7 * MEBIBYTE
-    assert use.look([])[0] < MEBIBYTE
+    assert use.measure([1])[0] < MEBIBYTE
+    assert use.measure([1])[0] >= 7 * MEBIBYTE
+    assert use.measure([])[0] < MEBIBYTE
 
 
 def test_a_process_that_is_gone_uses_nothing(folder: Path) -> None:
     process = subprocess.Popen(["/bin/true"])
     process.wait()
-    assert resident(process.pid) == 0
-    assert list(family(process.pid)) == [process.pid]
+    assert resident_bytes(process.pid) == 0
+    assert list(process_tree(process.pid)) == [process.pid]
     use = DiskUse(str(folder), MEBIBYTE)
-    assert use.look([process.pid]) == use.look([process.pid]) == (0, 0)
+    assert use.measure([process.pid]) == use.measure([process.pid]) == (0, 0)

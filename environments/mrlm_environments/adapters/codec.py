@@ -100,10 +100,10 @@ class TextCodec:
         """
         from gymnasium import spaces
 
-        said = reply[-READ:].rpartition("<action>")[2].partition("</action>")[0].strip()
-        value: Any = said
+        stated = reply[-READ:].rpartition("<action>")[2].partition("</action>")[0].strip()
+        value: Any = stated
         if parts := _parts(space):
-            split = (line.partition(":") for line in said.split("\n"))
+            split = (line.partition(":") for line in stated.split("\n"))
             lines = {name.strip(): action for name, colon, action in split if colon}
             if absent := [name for name in parts if name not in lines]:
                 raise IllegalActionError(f"Your reply has no line {absent[0]!r}. {self.instructions(space)}")
@@ -111,7 +111,9 @@ class TextCodec:
             return found if isinstance(space, spaces.Dict) else tuple(found.values())
         if isinstance(space, spaces.Discrete):
             names = "|".join(sorted(map(re.escape, self.actions), key=len, reverse=True))
-            spoken = re.findall(rf"(?<!\w)(?:{names})(?!\w)", said, re.IGNORECASE) if names else _NUMBER.findall(said)
+            spoken = (
+                re.findall(rf"(?<!\w)(?:{names})(?!\w)", stated, re.IGNORECASE) if names else _NUMBER.findall(stated)
+            )
             legal = self.legal(space, mask)
             for value, name in legal.items():
                 if spoken and spoken[-1].lower() == name.lower():
@@ -119,7 +121,7 @@ class TextCodec:
             fault = f"{spoken[-1]} is not legal" if spoken else "Your reply names no action"
             raise IllegalActionError(f"{fault}. {self.choices(space, mask) or self.instructions(space)}")
         if not isinstance(space, spaces.Text):
-            numbers = np.array([float(number) for number in _NUMBER.findall(said)])
+            numbers = np.array([float(number) for number in _NUMBER.findall(stated)])
             with np.errstate(over="ignore", invalid="ignore"):  # beyond the space's type: another number, or infinite
                 cast = numbers.astype(space.dtype)
             exact = np.isfinite(cast).all() if cast.dtype.kind == "f" else np.array_equal(cast, numbers)

@@ -48,16 +48,16 @@ class GymnasiumEnvironment(SpacesEnvironment):
         settings = {"render_mode": "ansi", **self.settings} if self.render else self.settings
         return library("gymnasium", "gymnasium").make(self.id, **settings)
 
-    def start(self, made: Any, seed: int) -> Moment:
+    def start(self, env: Any, seed: int) -> Moment:
         """Reset; see :meth:`SpacesEnvironment.start`."""
-        return Moment(self._views_of(made, *made.reset(seed=seed)))
+        return Moment(self._views_of(env, *env.reset(seed=seed)))
 
-    def act(self, made: Any, actions: Mapping[str, Any]) -> Moment:
+    def act(self, env: Any, actions: Mapping[str, Any]) -> Moment:
         """Step; see :meth:`SpacesEnvironment.act`."""
-        observation, reward, terminated, truncated, info = made.step(actions["agent"])
-        views = {} if terminated or truncated else self._views_of(made, observation, info)
+        observation, reward, terminated, truncated, info = env.step(actions["agent"])
+        views = {} if terminated or truncated else self._views_of(env, observation, info)
         return Moment(views, {"agent": reward}, truncated=truncated and not terminated)
 
-    def _views_of(self, made: Any, observation: Any, info: Mapping[str, Any]) -> dict[str, View]:
+    def _views_of(self, env: Any, observation: Any, info: Mapping[str, Any]) -> dict[str, View]:
         seen = view(observation, info)
-        return {"agent": View(made.render(), seen.mask) if self.render else seen}
+        return {"agent": View(env.render(), seen.mask) if self.render else seen}

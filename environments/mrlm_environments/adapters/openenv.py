@@ -99,20 +99,20 @@ class OpenEnvEnvironment(Environment):
             self._link = link = _Link(self.url, self._headers, self.message_seconds, self.message_mb)
             self._disconnect = weakref.finalize(self, lambda link: submit(link.close()), link)
             try:
-                found = await link.ask("reset", task.data)
+                result = await link.ask("reset", task.data)
                 break
             except FullServerError:
                 if not await waiting.pause():
                     raise
-        if found.get("done"):
+        if result.get("done"):
             raise RemoteError(f"openenv: {self.url} ends the episode at its reset of {dict(task.data)}")
-        shown = [Message("system", self.system_prompt)] * bool(self.system_prompt) + self._shown(found)
+        messages = [Message("system", self.system_prompt)] * bool(self.system_prompt) + self._as_messages(result)
         if self.action in ("", "json"):
             schema = (await link.ask("schema"))["action"]
             self._form = self.action or _only_text(schema) or "json"
             if self._form == "json":
-                shown.append(Message("user", f"Reply with one JSON object of this schema: {json.dumps(schema)}"))
-        return {self.agents[0]: shown}
+                messages.append(Message("user", f"Reply with one JSON object of this schema: {json.dumps(schema)}"))
+        return {self.agents[0]: messages}
 
     async def step(self, actions: Mapping[str, Message]) -> Step:  # type: ignore[override]
         """Send the action; see :meth:`Environment.step`.
@@ -124,15 +124,15 @@ class OpenEnvEnvironment(Environment):
         self._turn += 1
         ((agent, action),), fault = actions.items(), ""
         try:
-            found = await self._link.ask("step", _fields(action.content, self._form))
+            result = await self._link.ask("step", _fields(action.content, self._form))
         except InvalidActionError as error:
-            found, fault = {"observation": {}}, f"This is no valid action: {error}"
-        seen, done = found["observation"], bool(found.get("done"))
+            result, fault = {"observation": {}}, f"This is no valid action: {error}"
+        seen, done = result["observation"], bool(result.get("done"))
         late = self.max_turns is not None and self._turn >= self.max_turns
         over = done or late  # its observation may lack the fields of the others
         return Step(
-            {} if over else {agent: [Message("user", fault)] if fault else self._shown(found)},
-            {agent: float(found.get("reward") or 0.0)},
+            {} if over else {agent: [Message("user", fault)] if fault else self._as_messages(result)},
+            {agent: float(result.get("reward") or 0.0)},
             done=over,
             stop_reason="done" if done else "max_turns" if late else "",
             truncated=bool(seen.get("truncated")) if done else late,
@@ -145,17 +145,17 @@ class OpenEnvEnvironment(Environment):
         self._disconnect()
         self._link = None
 
-    def _shown(self, found: Mapping[str, Any]) -> list[Message]:
+    def _as_messages(self, result: Mapping[str, Any]) -> list[Message]:
         """Return an observation as messages."""
-        seen = {name: part for name, part in found["observation"].items() if name not in _OF_THE_STEP}
+        fields = {name: part for name, part in result["observation"].items() if name not in _OF_THE_STEP}
         if self.observation:
-            return [Message("user", self.observation.format_map(seen))]
-        if isinstance(chat := seen.get("messages"), dict) and len(chat) == 1:
+            return [Message("user", self.observation.format_map(fields))]
+        if isinstance(chat := fields.get("messages"), dict) and len(chat) == 1:
             (given,) = chat.values()
             return [Message(message["role"], message["content"]) for message in given]
-        values = [value for value in seen.values() if value is not None]
+        values = [value for value in fields.values() if value is not None]
         alone = len(values) == 1 and isinstance(values[0], str)
-        return [Message("user", values[0] if alone else json.dumps(seen, ensure_ascii=False))]
+        return [Message("user", values[0] if alone else json.dumps(fields, ensure_ascii=False))]
 
 
 class FullServerError(RemoteError):

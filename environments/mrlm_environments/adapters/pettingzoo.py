@@ -55,60 +55,60 @@ class PettingZooEnvironment(SpacesEnvironment):
             return pettingzoo.make("parallel" if self.parallel else "aec", self.id, **self.settings)
         return getattr(importlib.import_module(self.id), "parallel_env" if self.parallel else "env")(**self.settings)
 
-    def agents_of(self, made: Any) -> tuple[str, ...]:
+    def agents_of(self, env: Any) -> tuple[str, ...]:
         """Return all agents, present or not; see :meth:`SpacesEnvironment.agents_of`.
 
         Raises:
             ConfigurationError: the environment does not say which there can be.
         """
-        agents = getattr(made, "possible_agents", None)
+        agents = getattr(env, "possible_agents", None)
         if not agents:
             raise ConfigurationError(f"pettingzoo: {self.id!r} has no `possible_agents`; list them there")
         self._ids = {str(agent): agent for agent in agents}
         return tuple(self._ids)
 
-    def action_space(self, made: Any, agent: str) -> Any:
+    def action_space(self, env: Any, agent: str) -> Any:
         """Return an agent's action space; see :meth:`SpacesEnvironment.action_space`."""
-        return made.action_space(self._ids[agent])
+        return env.action_space(self._ids[agent])
 
-    def start(self, made: Any, seed: int) -> Moment:
+    def start(self, env: Any, seed: int) -> Moment:
         """Reset; see :meth:`SpacesEnvironment.start`."""
         if not self.parallel:
-            made.reset(seed=seed)
-            return Moment(self._selected(made))
-        observations, infos = made.reset(seed=seed)
-        return Moment({str(agent): view(observations[agent], infos.get(agent, {})) for agent in made.agents})
+            env.reset(seed=seed)
+            return Moment(self._selected(env))
+        observations, infos = env.reset(seed=seed)
+        return Moment({str(agent): view(observations[agent], infos.get(agent, {})) for agent in env.agents})
 
-    def act(self, made: Any, actions: Mapping[str, Any]) -> Moment:
+    def act(self, env: Any, actions: Mapping[str, Any]) -> Moment:
         """Step; see :meth:`SpacesEnvironment.act`."""
         if not self.parallel:
-            return self._act_in_turn(made, *actions.values())
-        observations, rewards, terminated, truncated, infos = made.step(
+            return self._act_in_turn(env, *actions.values())
+        observations, rewards, terminated, truncated, infos = env.step(
             {self._ids[agent]: action for agent, action in actions.items()}
         )
         views = {
             str(agent): view(observations[agent], infos.get(agent, {}))
-            for agent in made.agents
+            for agent in env.agents
             if not (terminated[agent] or truncated[agent])
         }
         limited = not views and any(truncated[agent] and not terminated[agent] for agent in truncated)
         return Moment(views, {str(agent): reward for agent, reward in rewards.items()}, limited)
 
-    def _act_in_turn(self, made: Any, action: Any) -> Moment:
+    def _act_in_turn(self, env: Any, action: Any) -> Moment:
         """Step by the selected agent; step the dead ones by None until a living one is selected or none is left."""
-        before = {**made._cumulative_rewards, made.agent_selection: 0}  # the agent's own sum starts at 0
-        made.step(action)
-        rewards = {str(agent): total - before.get(agent, 0) for agent, total in made._cumulative_rewards.items()}
+        before = {**env._cumulative_rewards, env.agent_selection: 0}  # the agent's own sum starts at 0
+        env.step(action)
+        rewards = {str(agent): total - before.get(agent, 0) for agent, total in env._cumulative_rewards.items()}
         limited = False
-        while made.agents:
-            if views := self._selected(made):
+        while env.agents:
+            if views := self._selected(env):
                 return Moment(views, rewards)
-            agent = made.agent_selection
-            limited = limited or (made.truncations[agent] and not made.terminations[agent])
-            made.step(None)
+            agent = env.agent_selection
+            limited = limited or (env.truncations[agent] and not env.terminations[agent])
+            env.step(None)
         return Moment({}, rewards, limited)
 
-    def _selected(self, made: Any) -> dict[str, View]:
+    def _selected(self, env: Any) -> dict[str, View]:
         """Return the selected agent's view; empty if it is dead."""
-        observation, _, terminated, truncated, info = made.last()
-        return {} if terminated or truncated else {str(made.agent_selection): view(observation, info)}
+        observation, _, terminated, truncated, info = env.last()
+        return {} if terminated or truncated else {str(env.agent_selection): view(observation, info)}

@@ -98,7 +98,7 @@ class ReasoningGymEnvironment(SingleAgentEnvironment):
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
         """Return the generator's answer in the tag, None where its own scorer does not give it 1."""
-        entry = self._posed(task)
+        entry = self._pose(task)
         if self._dataset(task.data["generator"]).score_answer(entry["answer"], entry) != 1.0:
             return None
         return {self.agents[0]: [f"<{self.tag}>{entry['answer']}</{self.tag}>" if self.tag else entry["answer"]]}
@@ -109,7 +109,7 @@ class ReasoningGymEnvironment(SingleAgentEnvironment):
         Raises:
             EnvironmentContractError: the generator makes another question of the same index.
         """
-        self._generator, self._entry = task.data["generator"], self._posed(task)
+        self._generator, self._entry = task.data["generator"], self._pose(task)
         return opening(task.data["question"], self.system_prompt)
 
     def reply(self, message: Message) -> Outcome:
@@ -118,8 +118,8 @@ class ReasoningGymEnvironment(SingleAgentEnvironment):
         answer = extract(message.content, self.tag) if self.tag else message.content.strip()
         failed = False
         try:
-            found = float(self._dataset(self._generator).score_answer(answer, self._entry))
-            score = min(1.0, max(0.0, found))  # sums of the library's may round to more
+            dataset_score = float(self._dataset(self._generator).score_answer(answer, self._entry))
+            score = min(1.0, max(0.0, dataset_score))  # sums of the library's may round to more
         except Exception:  # scorers parse answers in many ways, and raise anything on a malformed one
             score, failed = 0.0, True
         if _NAN.search(answer or "") and not _NAN.search(str(self._entry["answer"])):
@@ -137,7 +137,7 @@ class ReasoningGymEnvironment(SingleAgentEnvironment):
         entry = self._made(name, index)
         return {"generator": name, "index": index, "question": entry["question"], "answer": str(entry["answer"])}
 
-    def _posed(self, task: Task) -> dict[str, Any]:
+    def _pose(self, task: Task) -> dict[str, Any]:
         """Return the entry of a task, whose other fields need not be JSON."""
         entry = self._made(task.data["generator"], task.data["index"])
         if entry["question"] != task.data["question"]:

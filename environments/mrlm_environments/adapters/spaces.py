@@ -85,33 +85,33 @@ class SpacesEnvironment(Environment):
         at_least(0, f"{self.name}: ", retries=retries)
         self.id, self.settings, self.codec, self.prompt = id, dict(settings or {}), codec or TextCodec(), prompt
         self.retries, self.penalty, self.success_at = retries, penalty, success_at
-        self._made: Any = None
+        self._env: Any = None
         with asked_for(f"{self.name}: {id!r} with settings {self.settings} and prompt {prompt!r}"):
-            made = self.make()
-            self.agents = self.agents_of(made)
-            for agent, seen in self.start(made, 0).views.items():
-                self._opening(made, agent)
+            env = self.make()
+            self.agents = self.agents_of(env)
+            for agent, seen in self.start(env, 0).views.items():
+                self._opening(env, agent)
                 self.codec.observation(seen.observation, agent)
-            made.close()
+            env.close()
 
     @abstractmethod
     def make(self) -> Any:
         """Return a new environment of the library."""
 
-    def agents_of(self, made: Any) -> tuple[str, ...]:
+    def agents_of(self, env: Any) -> tuple[str, ...]:
         """Return all agents of the library's environment, by default one."""
         return ("agent",)
 
-    def action_space(self, made: Any, agent: str) -> Any:
+    def action_space(self, env: Any, agent: str) -> Any:
         """Return an agent's action space, by default that of the library's environment."""
-        return made.action_space
+        return env.action_space
 
     @abstractmethod
-    def start(self, made: Any, seed: int) -> Moment:
+    def start(self, env: Any, seed: int) -> Moment:
         """Reset the library's environment."""
 
     @abstractmethod
-    def act(self, made: Any, actions: Mapping[str, Any]) -> Moment:
+    def act(self, env: Any, actions: Mapping[str, Any]) -> Moment:
         """Step the library's environment by the actions of the agents that are due."""
 
     def tasks(self, split: str) -> TaskSource:
@@ -122,23 +122,23 @@ class SpacesEnvironment(Environment):
 
     def reset(self, task: Task) -> Observations:
         """Begin an episode; see :meth:`Environment.reset`."""
-        if self._made is None:
-            self._made = self.make()
+        if self._env is None:
+            self._env = self.make()
         self._actions: dict[str, Any] = {}
         self._tries = dict.fromkeys(self.agents, 0)
         self._returns = dict.fromkeys(self.agents, 0.0)
         self._held: dict[str, float] = {}
         self._spoke: set[str] = set()
         self._counts = {"illegal": 0.0, "illegal_of": 0.0}
-        self._views = self.start(self._made, task.data["seed"]).views
+        self._views = self.start(self._env, task.data["seed"]).views
         return self._observations()
 
     def step(self, actions: Mapping[str, Message]) -> Step:
         """Read the replies and, once all are legal, act; see :meth:`Environment.step`."""
-        made, faults = self._made, {}
+        env, faults = self._env, {}
         self._spoke.update(actions)
         for agent, message in actions.items():
-            space, mask = self.action_space(made, agent), self._views[agent].mask
+            space, mask = self.action_space(env, agent), self._views[agent].mask
             try:
                 self._actions[agent] = self.codec.action(message.content, space, mask)
             except IllegalActionError as error:
@@ -157,10 +157,10 @@ class SpacesEnvironment(Environment):
         else:
             chosen, self._actions = self._actions, {}
             self._tries = dict.fromkeys(self.agents, 0)
-            moment = self.act(made, chosen)
+            moment = self.act(env, chosen)
             reason = "truncated" if moment.truncated else "terminated"
         self._views, done = moment.views, not moment.views
-        rewards = self._earned(moment.rewards)
+        rewards = self._pay_out(moment.rewards)
         mean = sum(self._returns.values()) / len(self.agents)
         return Step(
             observations=self._observations(),
@@ -174,32 +174,32 @@ class SpacesEnvironment(Environment):
 
     def close(self) -> None:
         """Close the library's environment; see :meth:`Environment.close`."""
-        if self._made is not None:
-            self._made.close()
-            self._made = None
+        if self._env is not None:
+            self._env.close()
+            self._env = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Return all but the library's environment; a copy makes its own."""
-        return {**self.__dict__, "_made": None}
+        return {**self.__dict__, "_env": None}
 
     def _observations(self) -> Observations:
-        made, found = self._made, {}
+        env, found = self._env, {}
         for agent, seen in self._views.items():
-            parts = [] if agent in self._spoke else [self._opening(made, agent)]
+            parts = [] if agent in self._spoke else [self._opening(env, agent)]
             parts.append(self.codec.observation(seen.observation, agent))
-            parts.append(self.codec.choices(self.action_space(made, agent), seen.mask))
+            parts.append(self.codec.choices(self.action_space(env, agent), seen.mask))
             found[agent] = (Message("user", "\n".join(filter(None, parts))),)
         return found
 
-    def _opening(self, made: Any, agent: str) -> str:
-        instructions = self.codec.instructions(self.action_space(made, agent))
+    def _opening(self, env: Any, agent: str) -> str:
+        instructions = self.codec.instructions(self.action_space(env, agent))
         return self.prompt.format(id=self.id, agent=agent, instructions=instructions)
 
-    def _earned(self, rewards: Mapping[str, float]) -> dict[str, float]:
+    def _pay_out(self, rewards: Mapping[str, float]) -> dict[str, float]:
         """Return the rewards of agents that have decided, with those from before."""
         for agent, reward in rewards.items():
             self._held[agent] = self._held.get(agent, 0.0) + float(reward)
-        earned = {agent: self._held.pop(agent) for agent in list(self._held) if agent in self._spoke}
-        for agent, reward in earned.items():
+        due_rewards = {agent: self._held.pop(agent) for agent in list(self._held) if agent in self._spoke}
+        for agent, reward in due_rewards.items():
             self._returns[agent] += reward
-        return earned
+        return due_rewards

@@ -15,7 +15,7 @@ from mrlm_environments.alfworld.house import ROOMS
 from mrlm_environments.alfworld.similarity import most_similar
 from mrlm_environments.data_tasks import opening
 from mrlm_pl.environment import Environment, Message, Observations, SeededTasks, Step, Task, TaskSource, ToolSchema
-from mrlm_pl.environment.tools import answered, clipped, requested_calls, tool_schema, written_call
+from mrlm_pl.environment.tools import answer_calls, clip, requested_calls, tool_schema, written_call
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.settings import at_least, between, one_of, some_of, whole_range
 
@@ -153,15 +153,15 @@ class AlfWorldEnvironment(Environment):
         if agent == PLANNER:
             self._turns += 1
             self._planned = self._turns
-            self._held[ACTOR].append(Message("user", f"Plan: {clipped(message.content, PLAN_CHARACTERS)}"))
+            self._held[ACTOR].append(Message("user", f"Plan: {clip(message.content, PLAN_CHARACTERS)}"))
             return self._next(ACTOR)
         calls = requested_calls(message)
         written = None if calls else _WRITTEN.search(message.content)
         if not calls:
-            text = self._acted(agent, written[1]) if written else self._failed(HOW_TO_ACT)
+            text = self._act(agent, written[1]) if written else self._failed(HOW_TO_ACT)
             self._held[agent].append(Message("user", text))
-        for answer, made in answered(
-            calls, self.tools(agent), HOW_TO_ACT, lambda call: self._acted(agent, call.arguments["action"])
+        for answer, made in answer_calls(
+            calls, self.tools(agent), HOW_TO_ACT, lambda call: self._act(agent, call.arguments["action"])
         ):
             self._turns += not made
             self._faults += not made
@@ -182,7 +182,7 @@ class AlfWorldEnvironment(Environment):
         self._faults += 1
         return text
 
-    def _acted(self, agent: str, given: str) -> str:
+    def _act(self, agent: str, given: str) -> str:
         """Take an action and return its observation."""
         text = " ".join(given[:PLAN_CHARACTERS].lower().split())
         known = self._game.actions(self._state)
@@ -194,7 +194,7 @@ class AlfWorldEnvironment(Environment):
         else:
             observed = self._failed(NOTHING)
         if agent == ACTOR:
-            self._held[PLANNER].append(Message("user", f"> {clipped(text, 100)}\n{observed}"))
+            self._held[PLANNER].append(Message("user", f"> {clip(text, 100)}\n{observed}"))
         return observed + self._listed()
 
     def _listed(self) -> str:

@@ -62,7 +62,7 @@ class GameTasks(TaskSource):
         folder = Path(folders[split])
         found = [folder] if folder.is_file() else sorted(folder.rglob("game.tw-pddl"))
         usual = [str(file) for file in found if not any(part in str(file.relative_to(folder)) for part in LEFT_OUT)]
-        self.files = [file for file in usual if _decoded(file).solvable is not False]
+        self.files = [file for file in usual if _decode(file).solvable is not False]
         if not self.files:
             raise DataError(f"{folder} holds no game of ALFWorld; name a folder with files game.tw-pddl")
         self.size = len(self.files)
@@ -80,7 +80,7 @@ def read_game(file: str) -> Mapping[str, Any]:
     Raises:
         DataError: the file is of another form, or its goal is not one of the six kinds.
     """
-    decoded = _decoded(file)
+    decoded = _decode(file)
     try:
         return {**_texts(decoded.grammar, file), **_problem(_COMMENT.sub("", decoded.pddl_problem.lower()), file)}
     except (IndexError, KeyError, ValueError) as error:
@@ -180,7 +180,7 @@ def _texts(grammar: str, file: str) -> dict[str, Any]:
     return {"instruction": found(r'Your task is to: ([^"]*?)\.?"'), "wording": wording}
 
 
-def _decoded(file: str) -> _File:
+def _decode(file: str) -> _File:
     try:
         return msgspec.json.decode(Path(file).read_bytes(), type=_File)
     except (OSError, msgspec.MsgspecError) as error:

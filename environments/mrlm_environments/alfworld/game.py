@@ -143,7 +143,7 @@ class Game(Shared):
         if verb == "close":
             return replace(state, opened=state.opened - {first}), f"You close the {first}."
         if verb == "take":
-            return self._taken(state, first, last), f"You pick up the {first} from the {last}."
+            return self._take(state, first, last), f"You pick up the {first} from the {last}."
         if verb == "move":
             return self._put(state, first, last), filled(self.wording.moved, o=first, r=last)
         if verb == "use":
@@ -191,7 +191,7 @@ class Game(Shared):
             return f"{MIDDLE_OF_ROOM}nothing."  # as in ALFWorld, which lists the receptacles only at the beginning
         near = listed(name for name, places in state.near.items() if state.place in places)
         floor = [name for name in near for receptacle in here if (name, receptacle) in state.left]
-        return f"You are facing the {_joined(here)}. Next to it, you see {_series(floor)}."
+        return f"You are facing the {_join_names(here)}. Next to it, you see {_series(floor)}."
 
     def view(self, state: State, receptacle: str) -> str:
         """Return the text of ``examine`` for a receptacle."""
@@ -214,7 +214,7 @@ class Game(Shared):
             return f"This is a {' '.join(filter(None, words))} {name}."
         return f"This {name} is on." if "istoggled" in facts else f"There's nothing special about {name}."
 
-    def _taken(self, state: State, name: str, receptacle: str) -> State:
+    def _take(self, state: State, name: str, receptacle: str) -> State:
         inside = {**state.inside, name: [own for own in state.inside[name] if own != receptacle]}
         near = {**state.near, name: [own for own in state.near[name] if own != state.place]}
         return replace(state, inside=inside, near=near, held=name, left=state.left | {(name, receptacle)})
@@ -240,7 +240,7 @@ def _with_fact(state: State, fact: str, name: str) -> State:
     return replace(state, facts=state.facts | {(fact, name)})
 
 
-def _joined(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     """Return ``a``, ``a, and b`` or ``a, b, and c``."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])}, and {names[-1]}"
 
@@ -248,4 +248,4 @@ def _joined(names: Sequence[str]) -> str:
 def _series(names: Iterable[str]) -> str:
     """Return names with articles, or ``nothing``."""
     articled = [f"a {name}" for name in names]
-    return _joined(articled) if articled else "nothing"
+    return _join_names(articled) if articled else "nothing"

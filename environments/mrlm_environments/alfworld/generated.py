@@ -68,7 +68,7 @@ def generated_game(
         if split_of(identity(data)) != split:
             continue
         data["instruction"] = rng.choice(GOALS[kind].texts).format(o=target, r=destination)
-        data["objects"] = _placed(rng, number, target, destination, 2 if kind == "pick_two" else 1)
+        data["objects"] = _place_objects(rng, number, target, destination, 2 if kind == "pick_two" else 1)
         if steps[0] <= len(solution(generated(data), steps[1])):
             return data
     raise ConfigurationError(
@@ -107,7 +107,7 @@ def _goals(number: int, kind: Kind) -> Sequence[tuple[str, str]]:
     ]
 
 
-def _placed(rng: Random, number: int, target: str, destination: str, least: int) -> dict[str, list[str]]:
+def _place_objects(rng: Random, number: int, target: str, destination: str, least: int) -> dict[str, list[str]]:
     """Return the receptacle of each object, with ``least`` of the target or more and none in its destination."""
     house, kinds, lamps = floor_plan(number)
     objects: dict[str, list[str]] = {}

@@ -90,7 +90,7 @@ class ClassCompletionEnvironment(Environment):
     def reset(self, task: Task) -> Observations:
         """Return the skeleton and its own methods for each agent that has some; see :meth:`Environment.reset`."""
         self._task, parts = task, self._parts(task)
-        return {agent: opening(_posed(task.data, methods), self.system_prompt) for agent, methods in parts.items()}
+        return {agent: opening(_pose(task.data, methods), self.system_prompt) for agent, methods in parts.items()}
 
     def step(self, actions: Mapping[str, Message]) -> Step:
         """Merge and grade the agents' methods; see :meth:`Environment.step`.
@@ -105,21 +105,21 @@ class ClassCompletionEnvironment(Environment):
             replies = [read_reply(text, data["class"], data["methods"]) for text in texts]
             merged = merge(data["skeleton"], data["class"], data["methods"], replies)
         # A class without a written method cannot pass, and its tests would take the time of real ones.
-        found = grade(self.sandbox, merged.source if merged and merged.written else None, tests_of(data))
+        result = grade(self.sandbox, merged.source if merged and merged.written else None, tests_of(data))
         total = len(data["methods"])
         written = merged.written if merged else frozenset()
         components = {
             "methods": METHODS * len(written) / total,
-            "tests": TESTS * found.counted,
+            "tests": TESTS * result.counted,
             "overlap": -len(merged.overlapping) / total if merged else 0.0,
         }
-        metrics = {"compiles": float(merged is not None), "passed": found.counted}
+        metrics = {"compiles": float(merged is not None), "passed": result.counted}
         return Step(
             components={agent: dict(components) for agent in actions},
             done=True,
             stop_reason="answered" if merged else "invalid_program",
-            success=found.solved and len(written) == total,
-            metrics={**metrics, "isolation": float(STRENGTH[found.isolation])},
+            success=result.solved and len(written) == total,
+            metrics={**metrics, "isolation": float(STRENGTH[result.isolation])},
         )
 
     def _parts(self, task: Task) -> dict[str, list[str]]:
@@ -127,10 +127,10 @@ class ClassCompletionEnvironment(Environment):
         return dict(zip(self.agents, shares(task.data["methods"], len(self.agents)), strict=False))
 
 
-def _posed(data: Mapping[str, Any], methods: Sequence[str]) -> str:
-    others = [method for method in data["methods"] if method not in methods]
-    told = f" Others write {', '.join(others)} at the same time." if others else ""
+def _pose(data: Mapping[str, Any], methods: Sequence[str]) -> str:
+    other_methods = [method for method in data["methods"] if method not in methods]
+    others_note = f" Others write {', '.join(other_methods)} at the same time." if other_methods else ""
     return (
-        f"```python\n{data['skeleton'].strip()}\n```\nOf this class, write {', '.join(methods)}.{told} "
+        f"```python\n{data['skeleton'].strip()}\n```\nOf this class, write {', '.join(methods)}.{others_note} "
         "Answer with these methods only, in a fenced block."
     )

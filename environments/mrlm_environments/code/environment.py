@@ -10,7 +10,7 @@ from mrlm_environments.code.rows import ROW_FORM, identity, program_of, task_dat
 from mrlm_environments.data_tasks import DataTasks, opening
 from mrlm_pl.environment import Message, Outcome, SingleAgentEnvironment, Task, TaskSource
 from mrlm_pl.environment.rows import BadRows
-from mrlm_pl.environment.tools import clipped
+from mrlm_pl.environment.tools import clip
 from mrlm_pl.sandbox import STRENGTH, Grade, Sandbox, grade
 from mrlm_pl.settings import at_least, some_of, whole_range
 
@@ -127,7 +127,7 @@ def feedback_on(result: Grade) -> str:
     if result.ending == "time":
         return "The program took too long."
     if not result.loaded:
-        return f"The program could not be loaded: {clipped(result.fault or 'it ended', MAX_FAULT_CHARACTERS)}"
+        return f"The program could not be loaded: {clip(result.fault or 'it ended', MAX_FAULT_CHARACTERS)}"
     if result.ending is not None:
         return "The program ended its process while it was tested."
     return f"{result.passed} of {result.run} tests passed."

@@ -94,7 +94,7 @@ def _argument(rng: Random, kind: CodeKind, near: int = 5) -> Any:
 
 def _value(expression: str, argument: Any) -> Any:
     """Return the value of an expression of this module's own making."""
-    known: dict[str, Callable[..., Any]] = {
+    builtin_functions: dict[str, Callable[..., Any]] = {
         "abs": abs, "len": len, "max": max, "min": min, "sorted": sorted, "sum": sum,
     }  # fmt: skip
-    return eval(expression, {"__builtins__": known, "x": argument})
+    return eval(expression, {"__builtins__": builtin_functions, "x": argument})

@@ -45,13 +45,13 @@ def task_data(row: Mapping[str, Any], packages: Sequence[str] = ()) -> dict[str,
         ValueError: its tests test nothing or need a module that is not there; also
             :data:`~mrlm_pl.environment.rows.REFUSALS`: it is none of them, or its tests are no Python.
     """
-    made = _read(row)
-    tests_of(made).required()
-    ast.parse(str(made["solution"] or ""))
-    if not any(isinstance(node, ast.Assert) for test in made["tests"] for node in ast.walk(ast.parse(test))):
+    data = _read(row)
+    tests_of(data).required()
+    ast.parse(str(data["solution"] or ""))
+    if not any(isinstance(node, ast.Assert) for test in data["tests"] for node in ast.walk(ast.parse(test))):
         raise ValueError("its tests assert nothing")
-    check_modules((context_of(made), *made["tests"]), packages, "the task")
-    return made
+    check_modules((context_of(data), *data["tests"]), packages, "the task")
+    return data
 
 
 def tests_of(data: Mapping[str, Any]) -> Tests | UnitTests:
@@ -189,27 +189,33 @@ def _mbpp(row: Mapping[str, Any]) -> dict[str, Any]:
     given = _with_imports("\n".join(map(str, imports)), [*tests, setup])
     text = str(row["text"] if "text" in row else row["prompt"])
     # Some set-ups build objects of a class that the program is to define.
-    built = unbound_names(setup) - bound_names(given)
-    if not built:
+    built_names = unbound_names(setup) - bound_names(given)
+    if not built_names:
         given, setup = f"{given}\n{setup}", ""
     # The reference program says which names are the task's: some have the name of a built-in function.
-    known = f"{given}\n{setup}"
-    defined = bound_names(str(row["code"])) if "code" in row else set(Tests(tuple(tests), None, known).required())
-    if built - defined and "code" in row:
-        raise ValueError(f"test_setup_code uses {', '.join(sorted(built - defined))}, which its code does not define")
+    available_code = f"{given}\n{setup}"
+    defined = (
+        bound_names(str(row["code"])) if "code" in row else set(Tests(tuple(tests), None, available_code).required())
+    )
+    if built_names - defined and "code" in row:
+        raise ValueError(
+            f"test_setup_code uses {', '.join(sorted(built_names - defined))}, which its code does not define"
+        )
     called = [(node.func.id, node) for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
     calls = [(name, node) for name, node in called if name in defined]
     if not calls:
         raise ValueError(f"the test {tests[0]!r} calls no function that a program could define")
-    shown = (
-        f"\nDefine {', '.join(sorted(built))} as well. This code comes first:\n```python\n{setup}\n```" if built else ""
+    setup_note = (
+        f"\nDefine {', '.join(sorted(built_names))} as well. This code comes first:\n```python\n{setup}\n```"
+        if built_names
+        else ""
     )
     return {
-        "prompt": f"{text}\nIt is called like this: {ast.unparse(calls[0][1])}{shown}",
+        "prompt": f"{text}\nIt is called like this: {ast.unparse(calls[0][1])}{setup_note}",
         "given": given,
         "setup": setup,
         "entry": None,
-        "names": sorted({name for name, _ in calls} | built),
+        "names": sorted({name for name, _ in calls} | built_names),
         "tests": tests,
         "solution": row.get("code"),
     }

@@ -98,7 +98,7 @@ def aux_use(code: str, name: str) -> AuxUse:
         calls = [parent for parent in used if isinstance(parent, (ast.Call, ast.keyword))]
         read = {node.id for node in names if isinstance(node.ctx, ast.Load)}
         direct = [call for call in calls if isinstance(call, ast.Call) and _is_aux(call.func)]
-        ignores = any(_dropped(call, parents, read) for call in direct)
+        ignores = any(_is_dropped(call, parents, read) for call in direct)
         thin = (len(body) == 1 and isinstance(body[0], ast.Return)) or all(map(_plain_statement, body))
         return AuxUse(bool(calls), bool(calls) and thin, ignores)
     except BROKEN:
@@ -124,7 +124,7 @@ def _plain(node: ast.expr) -> bool:
     return isinstance(node, (ast.Name, ast.Constant))
 
 
-def _dropped(call: ast.Call, parents: dict[int, ast.AST], read: set[str]) -> bool:
+def _is_dropped(call: ast.Call, parents: dict[int, ast.AST], read: set[str]) -> bool:
     """Return whether the value of a call is used by nothing."""
     node: ast.AST = call
     while (parent := parents.get(id(node))) is not None:

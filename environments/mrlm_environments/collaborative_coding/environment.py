@@ -17,7 +17,7 @@ from mrlm_environments.collaborative_coding.revealed import hold_out
 from mrlm_environments.data_tasks import DataTasks, opening
 from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource
 from mrlm_pl.environment.rows import BadRows
-from mrlm_pl.environment.tools import clipped
+from mrlm_pl.environment.tools import clip
 from mrlm_pl.errors import DataError
 from mrlm_pl.sandbox import STRENGTH, Grade, Sandbox, grade
 from mrlm_pl.settings import at_least, between, one_of, some_of, whole_range
@@ -206,7 +206,7 @@ class CollaborativeCodingEnvironment(Environment):
             for test in self._revealed:
                 alone = tests_of({**self._data, "tests": [test], "names": [self._entry]})
                 if not grade(self.sandbox, judged.program, alone).solved:
-                    lines.append(f"Failed: {clipped(test, 500)}")
+                    lines.append(f"Failed: {clip(test, 500)}")
         return lines
 
 

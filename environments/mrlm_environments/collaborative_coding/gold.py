@@ -27,14 +27,14 @@ def split_solution(solution: str, entry: str) -> tuple[str, str]:
         raise ValueError(f"the solution does not define {entry}")
     imports = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
     helpers = [node for node in tree.body if not (isinstance(node, METHOD) and node.name == entry)]
-    main, aux = _divided(function)
+    main, aux = _divide(function)
     return ast.unparse(ast.Module([*helpers, aux], [])), ast.unparse(ast.Module([*imports, main], []))
 
 
 def _without_aux(tree: ast.Module) -> ast.Module:
     """Return the solution with its own ``aux`` renamed."""
-    taken = {inner.id for inner in ast.walk(tree) if isinstance(inner, ast.Name)} | bound_names(ast.unparse(tree))
-    fresh = next(name for number in itertools.count(1) if (name := f"{AUX}_{number}") not in taken)
+    used_names = {inner.id for inner in ast.walk(tree) if isinstance(inner, ast.Name)} | bound_names(ast.unparse(tree))
+    fresh = next(name for number in itertools.count(1) if (name := f"{AUX}_{number}") not in used_names)
     is_argument = any(isinstance(node, ast.arg) and node.arg == AUX for node in ast.walk(tree))
     for node in ast.walk(tree):
         if isinstance(node, ast.alias):
@@ -48,19 +48,19 @@ def _without_aux(tree: ast.Module) -> ast.Module:
     return tree
 
 
-def _divided(function: ast.FunctionDef) -> tuple[ast.FunctionDef, ast.FunctionDef]:
+def _divide(function: ast.FunctionDef) -> tuple[ast.FunctionDef, ast.FunctionDef]:
     """Return the main function, and ``aux`` with the whole of the function's body."""
-    aux, main, given = copy.deepcopy(function), copy.deepcopy(function), function.args
+    aux, main, parameters = copy.deepcopy(function), copy.deepcopy(function), function.args
     aux.name = AUX
     if not isinstance(aux.body[-1], ast.Return):
         aux.body += ast.parse("return None").body
     for node in own_nodes(aux.body):
         if isinstance(node, ast.Return):
             node.value = ast.List([node.value or ast.Constant(None)], ast.Load())
-    passed = [node.arg for node in (*given.posonlyargs, *given.args)]
-    passed += [f"*{given.vararg.arg}"] if given.vararg else []
-    passed += [f"{node.arg}={node.arg}" for node in given.kwonlyargs]
-    passed += [f"**{given.kwarg.arg}"] if given.kwarg else []
-    name = next(name for name in ("found", "helped", "from_aux") if name not in bound_by(ast.walk(given)))
-    main.body = ast.parse(f"{name} = {AUX}({', '.join(passed)})\nreturn {name}[0]").body
+    arguments = [node.arg for node in (*parameters.posonlyargs, *parameters.args)]
+    arguments += [f"*{parameters.vararg.arg}"] if parameters.vararg else []
+    arguments += [f"{node.arg}={node.arg}" for node in parameters.kwonlyargs]
+    arguments += [f"**{parameters.kwarg.arg}"] if parameters.kwarg else []
+    name = next(name for name in ("found", "helped", "from_aux") if name not in bound_by(ast.walk(parameters)))
+    main.body = ast.parse(f"{name} = {AUX}({', '.join(arguments)})\nreturn {name}[0]").body
     return main, aux

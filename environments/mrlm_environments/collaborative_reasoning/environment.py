@@ -171,15 +171,15 @@ class CollaborativeReasoningEnvironment(Environment):
             EnvironmentContractError: the scorer gave something that is no score.
         """
         # Halves of characters cannot be given to models.
-        said = {person_of(agent): message.content for agent, message in actions.items()}
-        texts = {person: text.encode("utf-8", "replace").decode() for person, text in said.items()}
+        replies = {person_of(agent): message.content for agent, message in actions.items()}
+        texts = {person: text.encode("utf-8", "replace").decode() for person, text in replies.items()}
         for person, text in texts.items():
             self._said[person].append(Message("assistant", text))
-        alone = self._judged({STUDENT: texts[STUDENT]}) if STUDENT in texts else {}
+        alone = self._judge({STUDENT: texts[STUDENT]}) if STUDENT in texts else {}
         if SUMMARIZER in texts:
             step = self._summed_up(texts[SUMMARIZER])
         elif LEADER in texts:
-            answers = self._judged(texts)
+            answers = self._judge(texts)
             self._record.rounds[-1] |= answers
             step = self._next_turn(self._pay(answers))
         else:
@@ -199,7 +199,7 @@ class CollaborativeReasoningEnvironment(Environment):
 
     def _answered(self, texts: Mapping[str, str]) -> Step:
         """Reward the solvers; ask the leader, or go to the next turn."""
-        answers = self._judged(texts)
+        answers = self._judge(texts)
         self._record.rounds.append(answers)
         pay, turn = self._pay(answers), len(self._record.rounds)
         if self._summary is not None:
@@ -259,31 +259,31 @@ class CollaborativeReasoningEnvironment(Environment):
         faults = self.masks.faults(text, answered=answer is not None)
         return (None if faults else answer), faults
 
-    def _judged(self, said: Mapping[str, str]) -> dict[str, Answer]:
+    def _judge(self, replies: Mapping[str, str]) -> dict[str, Answer]:
         """Return all answers of a turn, scored at once: by the label, or by the model where they are not masked.
 
         Raises:
             EnvironmentContractError: the model gave a value that is no probability, or another number of scores.
         """
-        found = {}
-        for person, text in said.items():
+        by_person = {}
+        for person, text in replies.items():
             answer, faults = self._read(text, self._record.form, self._problem)
             right = is_right(answer, self._record.expected, self._record.form)
-            found[person] = Answer(text, answer, faults, right, float(right))
-        valid = [person for person, answer in found.items() if not answer.faults]
+            by_person[person] = Answer(text, answer, faults, right, float(right))
+        valid = [person for person, answer in by_person.items() if not answer.faults]
         if isinstance(self.scorer, str) or not valid:
-            return found
+            return by_person
         name = type(self.scorer).__name__
         try:
-            scores = self.scorer.score_batch([exchange(self._question, said[person]) for person in valid])
+            scores = self.scorer.score_batch([exchange(self._question, replies[person]) for person in valid])
             values = [as_probability(score, self.scorer.probability) for score in scores]
         except NonFiniteError as error:  # of one answer: it costs the episode, not the run
             raise EnvironmentContractError(f"the scorer {name} failed: {error}") from error
         if len(values) != len(valid):
             raise EnvironmentContractError(f"the scorer {name} gave {len(values)} scores for {len(valid)} answers")
         self._truncated += sum(score.truncated for score in scores)
-        return found | {
-            person: replace(found[person], score=value) for person, value in zip(valid, values, strict=True)
+        return by_person | {
+            person: replace(by_person[person], score=value) for person, value in zip(valid, values, strict=True)
         }
 
     def _pay(self, answers: Mapping[str, Answer]) -> dict[str, dict[str, float]]:

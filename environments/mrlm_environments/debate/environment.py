@@ -113,7 +113,7 @@ class DebateEnvironment(Environment):
         if len(self._arguments) < 2 * self.max_turns:
             return Step(self._observations(OPPONENT[SIDE_OF[agent]]))
         debate = Debate(self._topic, tuple(self._arguments), derive_seed("judge", self._seed))
-        return self._judged(self.judge.judge(debate))
+        return self._judge(self.judge.judge(debate))
 
     def close(self) -> None:
         """Free the judge's resources."""
@@ -136,7 +136,7 @@ class DebateEnvironment(Environment):
         parts.append(f"Turn {turn} of {self.max_turns}:")
         return {AGENT_OF[side]: (Message("user", "\n\n".join(parts)),)}
 
-    def _judged(self, verdict: Verdict) -> Step:
+    def _judge(self, verdict: Verdict) -> Step:
         winner = verdict.winner(self.tie_margin)
         components = {AGENT_OF[side]: self._components(side, verdict, winner) for side in SIDES}
         return Step(
@@ -157,10 +157,12 @@ class DebateEnvironment(Environment):
     def _components(self, side: Side, verdict: Verdict, winner: str) -> dict[str, float]:
         if self.reward == "win":
             return {"win": 0.0 if winner == TIE else 1.0 if winner == side else -1.0}
-        own, other = verdict.parts[side], verdict.parts[OPPONENT[side]]
+        parts, opponent_parts = verdict.parts[side], verdict.parts[OPPONENT[side]]
         if self.reward == "score":
-            return dict(own)
-        return {name: own.get(name, 0.0) - other.get(name, 0.0) for name in sorted({*own, *other})}
+            return dict(parts)
+        return {
+            name: parts.get(name, 0.0) - opponent_parts.get(name, 0.0) for name in sorted({*parts, *opponent_parts})
+        }
 
 
 def opening_side(seed: int) -> Side:

@@ -91,7 +91,7 @@ class ChatEndpoint(TextGenerator):
         """Return the text of the first choice; see :meth:`TextGenerator.generate`."""
         asked = {"messages": [message.to_chat() for message in messages], "seed": seed % (1 << 31), **self.body}
         body = json.dumps({name: value for name, value in asked.items() if value is not None}).encode()
-        raw = within(self.seconds, lambda: self._posted(body), self.label)
+        raw = within(self.seconds, lambda: self._post(body), self.label)
         try:
             content = json.loads(raw)["choices"][0]["message"]["content"]
         except (ValueError, RecursionError, LookupError, TypeError) as error:
@@ -100,7 +100,7 @@ class ChatEndpoint(TextGenerator):
             raise GenerationError(f"{self.label} answered without a text: {raw[:200]!r}")
         return content
 
-    def _posted(self, body: bytes) -> bytes:
+    def _post(self, body: bytes) -> bytes:
         headers = {"Content-Type": "application/json"}
         key = os.environ.get(self.key_variable)
         if key:
@@ -111,9 +111,11 @@ class ChatEndpoint(TextGenerator):
                 raw: bytes = response.read(MAX_REPLY_BYTES + 1)
         except urllib.error.HTTPError as error:
             with error:
-                told = error.read(200)
+                response_text = error.read(200)
             again = error.code >= 500 or error.code in _AGAIN
-            raise GenerationError(f"{self.label} answered with status {error.code}: {told!r}", again) from error
+            raise GenerationError(
+                f"{self.label} answered with status {error.code}: {response_text!r}", again
+            ) from error
         except (OSError, http.client.HTTPException) as error:
             raise GenerationError(f"{self.label} cannot be asked: {type(error).__name__}: {error}") from error
         if len(raw) > MAX_REPLY_BYTES:

@@ -40,13 +40,13 @@ class RewardModelJudge(Judge):
             MRLMError: see the model's ``score_batch``.
             NonFiniteError: a score is NaN or infinite.
         """
-        found = self.model.score_batch([side_conversation(debate, side) for side in SIDES])
-        scaled = [TextScore(item.value / self.scale) for item in found]
+        text_scores = self.model.score_batch([side_conversation(debate, side) for side in SIDES])
+        scaled = [TextScore(item.value / self.scale) for item in text_scores]
         parts = {
             side: {"judge": as_probability(item, self.model.probability)}
             for side, item in zip(SIDES, scaled, strict=True)
         }
-        return Verdict(parts, {"judge_truncated": sum(item.truncated for item in found) / len(SIDES)})
+        return Verdict(parts, {"judge_truncated": sum(item.truncated for item in text_scores) / len(SIDES)})
 
     def close(self) -> None:
         """Free the model's resources."""

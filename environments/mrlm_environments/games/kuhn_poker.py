@@ -68,7 +68,7 @@ class KuhnPoker(OpponentsGame):
 
     def _end(self, reason: str, winner: str, chips: float) -> Step:
         metrics = {"illegal": float(reason == "illegal_action"), "chips": chips}
-        return self._ended(reason, winner, chips, len(self._history), metrics)
+        return self._last_step(reason, winner, chips, len(self._history), metrics)
 
 
 def _deal(rng: Random) -> dict[str, Any]:

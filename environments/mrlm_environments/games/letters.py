@@ -13,6 +13,6 @@ def chosen_letter(reply: str, letters: str) -> str | None:
     >>> chosen_letter(" c, gladly", "CA"), chosen_letter("A", "CA"), chosen_letter("Both", "CA")
     ('C', 'A', None)
     """
-    found = _LETTER.search(reply[:1000])
-    letter = found.group().upper() if found else ""
+    match = _LETTER.search(reply[:1000])
+    letter = match.group().upper() if match else ""
     return letter if letter and letter in letters else None

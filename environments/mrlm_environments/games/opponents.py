@@ -25,7 +25,9 @@ class OpponentsGame(Environment):
     def _other(self, agent: str) -> str:
         return self.agents[1 - self.agents.index(agent)]
 
-    def _ended(self, reason: str, winner: str | None, stake: float, moves: int, metrics: Mapping[str, float]) -> Step:
+    def _last_step(
+        self, reason: str, winner: str | None, stake: float, moves: int, metrics: Mapping[str, float]
+    ) -> Step:
         """Return the last step. The winner earns 0 if it has had no turn: agents earn nothing before their first."""
         rewards = dict.fromkeys(self.agents, 0.0)
         if winner is not None:

@@ -85,7 +85,7 @@ class PlanPath(Environment):
         distances = _distances(grid)
         path, here = "", grid.index(START)
         while distances[here]:
-            ways = {move: _moved(distances, here, step) for move, step in _steps(grid).items()}
+            ways = {move: _move(distances, here, step) for move, step in _steps(grid).items()}
             move = next(move for move, there in ways.items() if distances[there] < distances[here])
             path, here = path + move, ways[move]
         replies = [path[first : first + self.moves] for first in range(0, len(path), self.moves)]
@@ -137,7 +137,7 @@ class PlanPath(Environment):
         """Return the place that moves lead to; they end at the goal."""
         here, steps = self._here, _steps(self._grid)
         for move in moves:
-            here = here if self._distances[here] == 0 else _moved(self._distances, here, steps[move])
+            here = here if self._distances[here] == 0 else _move(self._distances, here, steps[move])
         return here
 
 
@@ -157,7 +157,7 @@ def _steps(grid: str) -> dict[str, int]:
     return dict(zip(MOVES, (-width, width, -1, 1), strict=True))
 
 
-def _moved(free: Collection[int], here: int, step: int) -> int:
+def _move(free: Collection[int], here: int, step: int) -> int:
     """Return the place that a step leads to; one that is not free, beside the grid for example, is not entered."""
     return here + step if here + step in free else here
 
@@ -166,13 +166,13 @@ def _distances(grid: str) -> dict[int, int]:
     """Return the length of a shortest path to the goal from every place that has one, by breadth-first search."""
     free = {place for place, mark in enumerate(grid) if mark not in (WALL, END)}
     reached = [grid.index(GOAL)]
-    found = {reached[0]: 0}
+    distances = {reached[0]: 0}
     for here in reached:
-        for there in (_moved(free, here, step) for step in _steps(grid).values()):
-            if there not in found:
-                found[there] = found[here] + 1
+        for there in (_move(free, here, step) for step in _steps(grid).values()):
+            if there not in distances:
+                distances[there] = distances[here] + 1
                 reached.append(there)
-    return found
+    return distances
 
 
 def _grid(rng: Random, size: int, walls: int, distance: tuple[int, int]) -> dict[str, Any]:

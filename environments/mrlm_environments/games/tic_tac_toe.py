@@ -70,7 +70,9 @@ class TicTacToe(OpponentsGame):
 
     def _end(self, reason: str, winner: str | None) -> Step:
         metrics = {"draw": winner is None, "illegal": reason == "illegal_move", "moves": self._moves}
-        return self._ended(reason, winner, 1.0, self._moves, {name: float(value) for name, value in metrics.items()})
+        return self._last_step(
+            reason, winner, 1.0, self._moves, {name: float(value) for name, value in metrics.items()}
+        )
 
 
 def move(reply: str) -> int | None:

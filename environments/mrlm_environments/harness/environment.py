@@ -119,7 +119,7 @@ class HarnessEnvironment(QuestionEnvironment):
             await self.gateway.run(self.gateway.remove, left)
         self._row = task.data
         session = self._session = self.gateway.add(lambda: Session(self.agents, self.limits, task.data, self.ignore))
-        await self.gateway.run(self._started, session)
+        await self.gateway.run(self._start, session)
         if prompts := await self.gateway.run(session.next):
             return prompts
         if session.refusal:
@@ -140,7 +140,7 @@ class HarnessEnvironment(QuestionEnvironment):
         if prompts:
             return Step(prompts, components=posted)
         self._session = None
-        return await self._scored(session, posted)
+        return await self._score(session, posted)
 
     def close(self) -> None:
         """Stop the program, and the endpoint with the last one; see :meth:`Environment.close`."""
@@ -156,7 +156,7 @@ class HarnessEnvironment(QuestionEnvironment):
             word.format_map(plain)
         return plain
 
-    async def _started(self, session: Session) -> None:
+    async def _start(self, session: Session) -> None:
         """Start the program of an episode; on the gateway's event loop."""
         endpoint = self.gateway.endpoint(session)
         if self.command is not None:
@@ -178,21 +178,21 @@ class HarnessEnvironment(QuestionEnvironment):
             await self.gateway.remove(session)  # accepts no further rewards
         return prompts, session.take_rewards()
 
-    async def _scored(self, session: Session, posted: Mapping[str, Mapping[str, float]]) -> Step:
+    async def _score(self, session: Session, posted: Mapping[str, Mapping[str, float]]) -> Step:
         """Return the last step, from the reward functions and the rewards posted since the step before."""
         output = session.program.result()
         if self.rewards and not (self._returns and output is None):
-            found = self._judged(await self.awaited(output, copy.deepcopy(dict(self._row))))
+            step = self._judge(await self.awaited(output, copy.deepcopy(dict(self._row))))
         elif session.rewarded:
-            found = Step(done=True, stop_reason="ended")
+            step = Step(done=True, stop_reason="ended")
         else:
             raise ProgramError(
                 "the program ended without a reward; post it to $MRLM_EPISODE_URL/reward, return it from the "
                 "function, or give the environment `rewards`"
             )
         acted = [agent for agent in self.agents if agent in session.acted]
-        mean = math.fsum([*found.rewards.values(), *session.posted.values()]) / len(self.agents)
-        parts = {agent: [own.get(agent, {}) for own in (found.components, posted)] for agent in acted}
+        mean = math.fsum([*step.rewards.values(), *session.posted.values()]) / len(self.agents)
+        parts = {agent: [by_agent.get(agent, {}) for by_agent in (step.components, posted)] for agent in acted}
         components = {agent: summed(item for part in own for item in part.items()) for agent, own in parts.items()}
         return Step(
             components=components,

@@ -18,7 +18,7 @@ from mrlm_environments.knowledge_graph.sparql import SparqlGraph, query_endpoint
 from mrlm_environments.knowledge_graph.world import world
 from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource, ToolSchema
 from mrlm_pl.environment.rows import BadRows
-from mrlm_pl.environment.tools import MalformedCall, ToolError, answered, clipped, requested_calls, written_call
+from mrlm_pl.environment.tools import MalformedCall, ToolError, answer_calls, clip, requested_calls, written_call
 from mrlm_pl.episode import ToolCall
 from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.settings import at_least, between, one_of, some_of, whole_range
@@ -175,18 +175,18 @@ class KnowledgeGraphEnvironment(Environment):
         written = None if calls else _ACTION.search(text)
         final = _FINAL.search(text) if answers and not calls else None
         if final:
-            return self._judged(int(final[1]))
+            return self._judge(int(final[1]))
         if written:
             read = read_action(written[1])
             calls = (MalformedCall(NO_CALL) if read is None else ToolCall("", *read),)
         told = []
-        act = partial(self._observed, agent)
-        for answer, made in answered(calls, self.tools(agent), NO_CALL, act, limit=self.output_characters):
+        act = partial(self._call_tool, agent)
+        for answer, made in answer_calls(calls, self.tools(agent), NO_CALL, act, limit=self.output_characters):
             self._faults += not made
             told.append(Message("user", answer.content) if written else answer)
         self._faults += answers and not told
         if self._turns == self.max_turns:
-            return self._ended("max_turns")
+            return self._end("max_turns")
         metrics = {"failed_calls": float(self._faults)}
         if not answers and (not told or self._own == self._limit):
             self._own, following = 0, self.agents[self.agents.index(agent) + 1]
@@ -198,23 +198,23 @@ class KnowledgeGraphEnvironment(Environment):
         """The replies of an explorer."""
         return self.max_turns // len(self.agents)
 
-    def _observed(self, agent: str, call: ToolCall) -> str:
+    def _call_tool(self, agent: str, call: ToolCall) -> str:
         """Make a call and return its observation, which the answerer reads too."""
         observation = self._exploration.call(call.name, call.arguments)
         if agent != self.agents[-1]:
-            shown = clipped(observation, self.output_characters)
+            shown = clip(observation, self.output_characters)
             self._log = (*self._log, f"{call.name}({', '.join(call.arguments.values())})\n{shown}")
         return observation
 
-    def _judged(self, number: int) -> Step:
+    def _judge(self, number: int) -> Step:
         try:
             given = self._exploration.answer(number)
         except ToolError:
             self._faults += 1
-            return self._ended("invalid_variable")
-        return self._ended("answered", given)
+            return self._end("invalid_variable")
+        return self._end("answered", given)
 
-    def _ended(self, stop_reason: str, given: frozenset[str] = frozenset()) -> Step:
+    def _end(self, stop_reason: str, given: frozenset[str] = frozenset()) -> Step:
         scores = {"exact": float(given == self._answer), "f1": f1_score(given, self._answer)}
         parts: dict[str, float] = {self.reward: scores[self.reward]}
         if stop_reason != "answered":

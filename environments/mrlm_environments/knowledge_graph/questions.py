@@ -82,7 +82,7 @@ def generate_question(
     number, kind, depth = rng.randrange(WORLDS), rng.choice(list(kinds)), rng.randint(*hops)
     home = world(split, number, entities)
     for _ in range(ATTEMPTS):
-        drawn = _drawn(rng, home, kind, depth)
+        drawn = _draw_question(rng, home, kind, depth)
         if drawn is None:
             continue
         question, program, named = drawn
@@ -102,7 +102,7 @@ def generate_question(
     )
 
 
-def _drawn(rng: Random, home: World, kind: Kind, hops: int) -> Drawn | None:
+def _draw_question(rng: Random, home: World, kind: Kind, hops: int) -> Drawn | None:
     """Return a candidate; None where the random choices do not fit the kind."""
     start = rng.choice(list(home.names))
     path = _path(rng, home, home.names[start], hops)

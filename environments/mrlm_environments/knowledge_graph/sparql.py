@@ -74,15 +74,15 @@ class SparqlGraph(Shared):
 
     def neighbors(self, nodes: Program, relation: str) -> Program:
         """See :meth:`TripleStore.neighbors`."""
-        return _combined("neighbors", nodes, relation)
+        return _combine("neighbors", nodes, relation)
 
     def intersection(self, first: Program, second: Program) -> Program:
         """See :meth:`TripleStore.intersection`."""
-        return _combined("both", first, second)
+        return _combine("both", first, second)
 
     def best(self, nodes: Program, attribute: str, largest: bool) -> Program:
         """See :meth:`TripleStore.best`."""
-        return _combined("best", nodes, attribute, largest)
+        return _combine("best", nodes, attribute, largest)
 
     def members(self, nodes: Program) -> frozenset[str]:
         """See :meth:`TripleStore.members`."""
@@ -141,7 +141,7 @@ class SparqlGraph(Shared):
         return iri.removeprefix(self.namespace)
 
 
-def _combined(kind: str, *parts: Any) -> Program:
+def _combine(kind: str, *parts: Any) -> Program:
     """Return the program of a further step.
 
     Raises:

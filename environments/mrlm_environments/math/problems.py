@@ -61,18 +61,18 @@ def decimal_text(value: Fraction) -> str:
     >>> decimal_text(Fraction(6, 2)), decimal_text(Fraction(-7, 4)), decimal_text(Fraction(7, 3))
     ('3', '-1.75', '7/3')
     """
-    places = next((places for places in range(13) if (value * 10**places).denominator == 1), 0)
-    return f"{Decimal(f'{value * 10**places}e-{places}'):f}" if places else str(value)
+    decimals = next((decimals for decimals in range(13) if (value * 10**decimals).denominator == 1), 0)
+    return f"{Decimal(f'{value * 10**decimals}e-{decimals}'):f}" if decimals else str(value)
 
 
 def _problem(question: str, answer: int | Fraction, steps: Sequence[str], key: str) -> Problem:
     return Problem(question, decimal_text(Fraction(answer)), "; ".join(steps), key)
 
 
-def _worked(question: str, key: str, *steps: str) -> Problem:
+def _problem_from_steps(question: str, key: str, *steps: str) -> Problem:
     """Return a problem whose answer is the value of the last step; each step is an expression of numbers.
 
-    >>> _worked("3 bags of 4 nuts, 2 lost?", "bags", "3*4", "12-2").solution
+    >>> _problem_from_steps("3 bags of 4 nuts, 2 lost?", "bags", "3*4", "12-2").solution
     '3*4=12; 12-2=10'
     """
     values = [Fraction(evaluate(step)) for step in steps]
@@ -80,10 +80,10 @@ def _worked(question: str, key: str, *steps: str) -> Problem:
     return _problem(question, values[-1], equations, key)
 
 
-def _asked(expression: str, *steps: str) -> Problem:
+def _expression_problem(expression: str, *steps: str) -> Problem:
     """Return the problem that asks for an expression's value, in one step by default."""
     key = expression.replace(" ", "")
-    return _worked(f"What is {expression}?", key, *(steps or [key]))
+    return _problem_from_steps(f"What is {expression}?", key, *(steps or [key]))
 
 
 def _arithmetic(rng: Random, difficulty: int) -> Problem:
@@ -100,7 +100,7 @@ def _sum_or_difference(rng: Random, difficulty: int, operator: str) -> Problem:
         a, b = max(a, b), min(a, b)
     if difficulty == MAX_DIFFICULTY:
         a, b = a / 100, b / 100
-    return _asked(f"{decimal_text(a)} {operator} {decimal_text(b)}")
+    return _expression_problem(f"{decimal_text(a)} {operator} {decimal_text(b)}")
 
 
 def _product(rng: Random, difficulty: int) -> Problem:
@@ -118,7 +118,7 @@ def _product(rng: Random, difficulty: int) -> Problem:
     elif difficulty > 3 and b % 10:
         tens, ones = b - b % 10, b % 10
         steps = [f"{a}*{tens}", f"{a}*{ones}", f"{a * tens}+{a * ones}"]
-    return _asked(f"{a} * {b}", *steps)
+    return _expression_problem(f"{a} * {b}", *steps)
 
 
 def _quotient(rng: Random, difficulty: int) -> Problem:
@@ -129,7 +129,7 @@ def _quotient(rng: Random, difficulty: int) -> Problem:
         (d_low, d_high), (q_low, q_high) = (((2, 9), (2, 12)), ((2, 9), (11, 99)), ((11, 49), (11, 99)))[difficulty - 2]
         divisor = rng.randint(d_low, d_high)
         dividend = divisor * rng.randint(q_low, q_high)
-    return _asked(f"{dividend} / {divisor}")
+    return _expression_problem(f"{dividend} / {divisor}")
 
 
 def _algebra(rng: Random, difficulty: int) -> Problem:
@@ -201,45 +201,45 @@ def _word(rng: Random, difficulty: int) -> Problem:
 
 def _gains(rng: Random, name: str, thing: str) -> Problem:
     a, b = rng.randint(1, 20), rng.randint(1, 10)
-    return _worked(f"{name} has {a} {thing}, gets {b}. Total?", f"gains {a} {b}", f"{a}+{b}")
+    return _problem_from_steps(f"{name} has {a} {thing}, gets {b}. Total?", f"gains {a} {b}", f"{a}+{b}")
 
 
 def _loses(rng: Random, name: str, thing: str) -> Problem:
     a, b = rng.randint(2, 20), rng.randint(1, 10)
     a, b = max(a, b), min(a, b)
-    return _worked(f"{name} has {a} {thing}, loses {b}. Left?", f"loses {a} {b}", f"{a}-{b}")
+    return _problem_from_steps(f"{name} has {a} {thing}, loses {b}. Left?", f"loses {a} {b}", f"{a}-{b}")
 
 
 def _bags(rng: Random, name: str, thing: str) -> Problem:
     a, b = rng.randint(2, 12), rng.randint(2, 12)
-    return _worked(f"{name} has {a} bags of {b} {thing}. Total?", f"bags {a} {b}", f"{a}*{b}")
+    return _problem_from_steps(f"{name} has {a} bags of {b} {thing}. Total?", f"bags {a} {b}", f"{a}*{b}")
 
 
 def _shares(rng: Random, name: str, thing: str) -> Problem:
     a, b = rng.randint(2, 12), rng.randint(2, 12)
     question = f"{name} puts {a * b} {thing} evenly in {a} bags. How many per bag?"
-    return _worked(question, f"shares {a} {b}", f"{a * b}/{a}")
+    return _problem_from_steps(question, f"shares {a} {b}", f"{a * b}/{a}")
 
 
 def _bags_less(rng: Random, name: str, thing: str) -> Problem:
     a, b = rng.randint(2, 12), rng.randint(3, 20)
     c = rng.randint(1, a * b - 1)
     question = f"{name} buys {a} bags of {b} {thing} and gives away {c}. How many are left?"
-    return _worked(question, f"bags less {a} {b} {c}", f"{a}*{b}", f"{a * b}-{c}")
+    return _problem_from_steps(question, f"bags less {a} {b} {c}", f"{a}*{b}", f"{a * b}-{c}")
 
 
 def _times_as_many(rng: Random, name: str, thing: str) -> Problem:
     a, b = rng.randint(3, 40), rng.randint(2, 6)
     friend = rng.choice([other for other in NAMES if other != name])
     question = f"{name} has {a} {thing}. {friend} has {b} times as many. How many do they have together?"
-    return _worked(question, f"times as many {a} {b}", f"{a}*{b}", f"{a}+{a * b}")
+    return _problem_from_steps(question, f"times as many {a} {b}", f"{a}*{b}", f"{a}+{a * b}")
 
 
 def _discount(rng: Random, name: str, thing: str) -> Problem:
     percent, price = rng.choice((5, 10, 15, 20, 25, 30, 40, 50)), rng.randint(2, 50) * 20
     off = price * percent // 100
     question = f"A box of {thing} costs ${price}. {name} gets {percent}% off. How many dollars does {name} pay?"
-    return _worked(question, f"discount {percent} {price}", f"{price}*{percent}/100", f"{price}-{off}")
+    return _problem_from_steps(question, f"discount {percent} {price}", f"{price}*{percent}/100", f"{price}-{off}")
 
 
 def _journey(rng: Random, name: str, thing: str) -> Problem:
@@ -250,7 +250,7 @@ def _journey(rng: Random, name: str, thing: str) -> Problem:
         f"How many km is that?"
     )
     steps = f"{first}*{hours}", f"{second}*{more}", f"{first * hours}+{second * more}"
-    return _worked(question, f"journey {first} {hours} {second} {more}", *steps)
+    return _problem_from_steps(question, f"journey {first} {hours} {second} {more}", *steps)
 
 
 def _savings(rng: Random, name: str, thing: str) -> Problem:
@@ -264,7 +264,7 @@ def _savings(rng: Random, name: str, thing: str) -> Problem:
     )
     steps = f"{wage}*{hours}", f"{wage * hours}*{days}", f"{earned}*{percent}/100", f"{earned}-{spent}"
     key = f"savings {wage} {hours} {days} {percent} {price}"
-    return _worked(question, key, *steps, f"{earned - spent}-{price}")
+    return _problem_from_steps(question, key, *steps, f"{earned - spent}-{price}")
 
 
 def _ratio(rng: Random, name: str, thing: str) -> Problem:
@@ -276,7 +276,7 @@ def _ratio(rng: Random, name: str, thing: str) -> Problem:
         f"{name}. How many {thing} does {name} have?"
     )
     steps = f"{a}+{b}", f"{total}/{a + b}", f"{a}*{unit}", f"{mine}+{given}"
-    return _worked(question, f"ratio {a} {b} {unit} {given}", *steps)
+    return _problem_from_steps(question, f"ratio {a} {b} {unit} {given}", *steps)
 
 
 _STORIES: tuple[tuple[Callable[[Random, str, str], Problem], ...], ...] = (
@@ -295,21 +295,21 @@ def _multistep(rng: Random, difficulty: int) -> Problem:
         operator = rng.choice("+-")
         if operator == "-":
             c = min(c, a + b)
-        return _asked(f"{a} + {b} {operator} {c}", f"{a}+{b}", f"{a + b}{operator}{c}")
+        return _expression_problem(f"{a} + {b} {operator} {c}", f"{a}+{b}", f"{a + b}{operator}{c}")
     low, high = ((2, 9), (2, 12), (11, 30), (11, 60))[difficulty - 2]
     a, b, c, d = (rng.randint(low, high) for _ in range(4))
     if difficulty == 2:
         operator = rng.choice("+-")
         c = min(c, a * b)
-        return _asked(f"{a} * {b} {operator} {c}", f"{a}*{b}", f"{a * b}{operator}{c}")
+        return _expression_problem(f"{a} * {b} {operator} {c}", f"{a}*{b}", f"{a * b}{operator}{c}")
     if difficulty == 3:
-        return _asked(f"({a} + {b}) * {c} - {d}", f"{a}+{b}", f"{a + b}*{c}", f"{(a + b) * c}-{d}")
+        return _expression_problem(f"({a} + {b}) * {c} - {d}", f"{a}+{b}", f"{a + b}*{c}", f"{(a + b) * c}-{d}")
     if difficulty == 4:
         steps = f"{a}+{b}", f"{c}-{d}", f"{a + b}*{c - d}", f"{(a + b) * (c - d)}+{a}"
-        return _asked(f"({a} + {b}) * ({c} - {d}) + {a}", *steps)
+        return _expression_problem(f"({a} + {b}) * ({c} - {d}) + {a}", *steps)
     k = rng.randint(2, 9)
     parts = f"{k * b}/{k}", f"{b}+{c}", f"{b + c}*{d}", f"{a}*{k}", f"{(b + c) * d}-{a * k}"
-    return _asked(f"({k * b} / {k} + {c}) * {d} - {a} * {k}", *parts)
+    return _expression_problem(f"({k * b} / {k} + {c}) * {d} - {a} * {k}", *parts)
 
 
 _GENERATORS: dict[Kind, Callable[[Random, int], Problem]] = {

@@ -128,14 +128,14 @@ class QuestionEnvironment(Environment):
     def reset(self, task: Task) -> Observations:
         """Pose the row; see :meth:`Environment.reset`."""
         self._row = task.data
-        return self._posed(task.data)
+        return self._pose(task.data)
 
     def step(self, actions: Mapping[str, Message]) -> Step:
         """Reward the replies; see :meth:`Environment.step`."""
         values = [reward.call(*self._arguments(actions)) for reward in self.rewards.values()]
         if any(map(inspect.isawaitable, values)):  # of a plain function, or in a subclass
             values = in_daemon(lambda: asyncio.run(together(map(_awaited, values)))).result()
-        return self._judged(values)
+        return self._judge(values)
 
     async def awaited(self, *arguments: Any) -> list[Any]:
         """Return the values of the reward functions, which wait side by side."""
@@ -154,7 +154,7 @@ class QuestionEnvironment(Environment):
         """Return the row's fields in the prompts as text; all fields where the prompts have none."""
         return json.dumps({name: row[name] for name in self._asked or row}, sort_keys=True)
 
-    def _posed(self, row: Mapping[str, Any]) -> dict[str, list[Message]]:
+    def _pose(self, row: Mapping[str, Any]) -> dict[str, list[Message]]:
         """Return each agent's first messages."""
         posed = {}
         for agent, template in self.prompts.items():
@@ -181,7 +181,7 @@ class QuestionEnvironment(Environment):
         for name in self._asked:
             if plain[name] is None or plain[name] == []:
                 raise DataError(f"{name} is {plain[name]}, and a prompt asks for it; give a text or messages")
-        self._posed(plain)
+        self._pose(plain)
         return plain
 
     def _arguments(self, actions: Mapping[str, Message]) -> tuple[Any, dict[str, Any]]:
@@ -189,7 +189,7 @@ class QuestionEnvironment(Environment):
         replies = {agent: actions[agent].content for agent in self.agents}
         return (replies if len(replies) > 1 else replies[self.agents[0]]), copy.deepcopy(dict(self._row))
 
-    def _judged(self, values: Sequence[Any]) -> Step:
+    def _judge(self, values: Sequence[Any]) -> Step:
         """Return the end of the episode from the values of the reward functions."""
         components: dict[str, dict[str, float]] = {agent: {} for agent in self.agents}
         for (name, reward), value in zip(self.rewards.items(), values, strict=True):
@@ -233,7 +233,7 @@ class _Awaited(QuestionEnvironment):
 
     async def step(self, actions: Mapping[str, Message]) -> Step:  # type: ignore[override]
         """Reward the replies; see :meth:`Environment.step`."""
-        return self._judged(await self.awaited(*self._arguments(actions)))
+        return self._judge(await self.awaited(*self._arguments(actions)))
 
 
 async def _called(call: Callable[..., Any], replies: Any, row: dict[str, Any]) -> Any:

@@ -16,7 +16,7 @@ from mrlm_environments.shell.tasks import COMPARISONS, ROW_FORM, generate_data, 
 from mrlm_environments.toolbox.programs import SOURCE, CellHolder, told
 from mrlm_pl.environment import Message, Outcome, SingleAgentEnvironment, Task, TaskSource, ToolSchema
 from mrlm_pl.environment.rows import BadRows
-from mrlm_pl.environment.tools import ToolCall, answered, requested_calls, tool_schema, written_call
+from mrlm_pl.environment.tools import ToolCall, answer_calls, requested_calls, tool_schema, written_call
 from mrlm_pl.errors import ConfigurationError, SandboxError
 from mrlm_pl.sandbox import MACHINE_PATH, Cell, Execution, Sandbox, running
 from mrlm_pl.settings import at_least
@@ -155,16 +155,16 @@ class ShellEnvironment(CellHolder, SingleAgentEnvironment):
         self._turns += 1
         self._deadline = time.monotonic() + self.sandbox.wall_seconds
         answers: list[Message] = []
-        for answer, _ in answered(requested_calls(message), TOOLS, _HOW, self._called, fault=""):
+        for answer, _ in answer_calls(requested_calls(message), TOOLS, _HOW, self._call_tool, fault=""):
             if self._given is not None:
-                return self._judged(self._given)
+                return self._judge(self._given)
             answers.append(answer)
         if self._turns == self.max_turns:
             self.close()
             return Outcome({"solved": 0.0}, stop_reason="max_turns", truncated=True, success=False)
         return Outcome({"solved": 0.0}, observation=answers or [Message("user", _HOW)])
 
-    def _called(self, call: ToolCall) -> str:
+    def _call_tool(self, call: ToolCall) -> str:
         """Run a script, or keep the final answer."""
         if call.name == "bash_action":
             return self._run(call.arguments["script"])
@@ -182,7 +182,7 @@ class ShellEnvironment(CellHolder, SingleAgentEnvironment):
         self.close()
         return told(done, "The system is gone.", SHOWN_CHARACTERS)
 
-    def _judged(self, answer: str) -> Outcome:
+    def _judge(self, answer: str) -> Outcome:
         data = self._task.data
         rule = data["match"]
         right = self._passes(answer) if rule is None else matches(answer, rule, self.sandbox)
@@ -203,13 +203,13 @@ class ShellEnvironment(CellHolder, SingleAgentEnvironment):
             elif self._cell is None:
                 return False
             else:
-                done = self._checked(self._cell, check, values)
+                done = self._run_check(self._cell, check, values)
                 if done.status != 0:
                     return False
                 values.append(done.output)
         return True
 
-    def _checked(self, cell: Cell, check: Mapping[str, str], values: Sequence[str]) -> Execution:
+    def _run_check(self, cell: Cell, check: Mapping[str, str], values: Sequence[str]) -> Execution:
         """Run a check program in the agent's system."""
         name = ["--"] if check["language"] == "bash" else []
         words = [shlex.quote(word) for word in (check["code"], *name, *values)]

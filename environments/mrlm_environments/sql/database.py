@@ -181,10 +181,10 @@ def state_rows(rows: Iterable[Sequence[Any]]) -> list[tuple[Any, ...]]:
     Raises:
         SqlError: they have more than :data:`STATE_CHARACTERS`.
     """
-    found, length = [], 0
+    tuples, length = [], 0
     for row in rows:
-        found.append(tuple(row))
+        tuples.append(tuple(row))
         length += 50 + sum(len(str(value)) for value in row)
         if length > STATE_CHARACTERS:
             raise SqlError("the table is too large")
-    return found
+    return tuples

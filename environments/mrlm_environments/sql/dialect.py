@@ -86,7 +86,7 @@ def sqlite_statement(query: str) -> str:
         trees = [tree for tree in sqlglot.parse(query, read=BoundedMySQL) if tree is not None]
         if len(trees) != 1:
             raise SqlError("give exactly one statement" if trees else "the statement is empty")
-        return _written(trees[0])
+        return _sql_text(trees[0])
     except SqlError:
         raise
     except RecursionError:
@@ -102,7 +102,7 @@ def _first_fault(error: Exception) -> str:
     return found[0].get("description") or str(error).splitlines()[0]
 
 
-def _written(tree: Node) -> str:
+def _sql_text(tree: Node) -> str:
     if not isinstance(tree, STATEMENTS):
         raise SqlError("statements of this form are not executed here")
     if isinstance(tree, (exp.Show, exp.Describe)):
@@ -151,7 +151,7 @@ def _is_number(node: Node, aliases: frozenset[str]) -> bool:
     return isinstance(node, NUMBERS)
 
 
-def _enclosed(node: Node) -> Node:
+def _enclose(node: Node) -> Node:
     return node.copy() if isinstance(node, (exp.Column, exp.Paren, exp.Literal)) else exp.Paren(this=node.copy())
 
 
@@ -167,7 +167,7 @@ def _mend_comparisons(tree: Node) -> None:
         if not any(_is_number(part, aliases) for part in (node.this, *others)):
             collates = any(isinstance(part, exp.Collate) for part in (node.this, *others))
             if not collates and not isinstance(node.this, (exp.Tuple, exp.Null)):
-                collated = exp.Collate(this=_enclosed(node.this), expression=exp.Var(this=COLLATION))
+                collated = exp.Collate(this=_enclose(node.this), expression=exp.Var(this=COLLATION))
                 node.this.replace(collated)
             continue
         for part in (node.this, *others):
@@ -200,7 +200,7 @@ def _mend_functions(tree: Node) -> None:
             binary = node.expression.name.lower().endswith("bin")
             node.set("expression", exp.Var(this="BINARY" if binary else COLLATION))
         elif isinstance(node, exp.Cast) and node.to.this in (exp.DataType.Type.BINARY, exp.DataType.Type.VARBINARY):
-            node.replace(exp.Collate(this=_enclosed(node.this), expression=exp.Var(this="BINARY")))
+            node.replace(exp.Collate(this=_enclose(node.this), expression=exp.Var(this="BINARY")))
         elif isinstance(node, exp.Cast) and node.to.this == exp.DataType.Type.DECIMAL:
             digits = node.to.expressions[1].name if len(node.to.expressions) > 1 else "0"
             real = exp.cast(node.this.copy(), "DOUBLE")

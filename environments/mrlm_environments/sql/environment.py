@@ -15,7 +15,7 @@ from mrlm_environments.sql.tasks import KINDS, ROW_FORM, Kind, dbbench_task, gen
 from mrlm_environments.sql.worker import SqliteDatabase
 from mrlm_pl.environment import Message, Outcome, SingleAgentEnvironment, Task, TaskSource, ToolSchema
 from mrlm_pl.environment.rows import BadRows
-from mrlm_pl.environment.tools import ToolCall, ToolError, answered, requested_calls, tool_schema, written_call
+from mrlm_pl.environment.tools import ToolCall, ToolError, answer_calls, requested_calls, tool_schema, written_call
 from mrlm_pl.settings import at_least, between, some_of, whole_range
 
 EXECUTE = tool_schema("execute_sql", "Execute one MySQL statement.", {"query": {"type": "string"}})
@@ -127,17 +127,19 @@ class SqlEnvironment(SingleAgentEnvironment):
         answers: list[Message] = []
         faults = 0
         calls = requested_calls(message)
-        for answer, made in answered(calls, (EXECUTE, COMMIT), HOW_TO_CALL, self._called, limit=self.output_characters):
+        for answer, made in answer_calls(
+            calls, (EXECUTE, COMMIT), HOW_TO_CALL, self._call_tool, limit=self.output_characters
+        ):
             if self._committed is not None:
-                return self._ended(self._is_right(self._committed), "answered")
+                return self._end(self._is_right(self._committed), "answered")
             faults += not made
             answers.append(answer)
         metrics = {"failed_calls": float(faults if calls else 1)}
         if self._turns == self.max_turns:
-            return self._ended(False, "max_turns", metrics)
+            return self._end(False, "max_turns", metrics)
         return Outcome(observation=answers or HOW_TO_CALL, metrics=metrics)
 
-    def _called(self, call: ToolCall) -> str:
+    def _call_tool(self, call: ToolCall) -> str:
         """Execute a statement, or keep the final answers."""
         if call.name == COMMIT.name:
             self._committed = call.arguments["answers"]
@@ -169,7 +171,7 @@ class SqlEnvironment(SingleAgentEnvironment):
             return False
         return state == data["state"]
 
-    def _ended(self, right: bool, stop_reason: str, metrics: Mapping[str, float] | None = None) -> Outcome:
+    def _end(self, right: bool, stop_reason: str, metrics: Mapping[str, float] | None = None) -> Outcome:
         self.close()
         return Outcome(
             {"correct": float(right)},

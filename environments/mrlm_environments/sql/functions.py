@@ -53,15 +53,15 @@ def folded(text: str) -> str:
     >>> folded("É") == folded("e"), folded("2–1") == folded("2-1")
     (True, False)
     """
-    return _folded_short(text) if len(text) <= 200 else _folded(text)
+    return _folded_short(text) if len(text) <= 200 else _fold(text)
 
 
-def _folded(text: str) -> str:
+def _fold(text: str) -> str:
     letters = unicodedata.normalize("NFKD", text.casefold())
     return "".join(letter for letter in letters if not unicodedata.combining(letter))
 
 
-_folded_short = lru_cache(maxsize=4096)(_folded)  # sorting asks for the same texts again and again
+_folded_short = lru_cache(maxsize=4096)(_fold)  # sorting asks for the same texts again and again
 
 
 def number_text(value: Any) -> Any:
@@ -103,7 +103,7 @@ def _found(value: Any, pattern: Any) -> str | None:
     return match.group() if match else None
 
 
-def _replaced(value: Any, pattern: Any, by: Any) -> str:
+def _regexp_replace(value: Any, pattern: Any, by: Any) -> str:
     letters, new = text(value), text(by)
     if len(letters) * len(new) > MAX_REPLACED:
         raise ValueError("the text and its replacement are too long")
@@ -156,7 +156,7 @@ def _parsed_date(value: Any, form: Any) -> str | None:
     return when.strftime("%Y-%m-%d" if when.time() == datetime.min.time() else "%Y-%m-%d %H:%M:%S")
 
 
-def _joined(separator: Any, *values: Any) -> str | None:
+def _concat_ws(separator: Any, *values: Any) -> str | None:
     return None if separator is None else text(separator).join(text(value) for value in values if value is not None)
 
 
@@ -168,7 +168,7 @@ def _before(value: Any, separator: Any, count: Any) -> str:
     return text(separator).join(parts[:count] if count > 0 else parts[count:])
 
 
-def _padded(value: Any, width: Any, filling: Any, left: bool) -> str | None:
+def _pad(value: Any, width: Any, filling: Any, left: bool) -> str | None:
     """Return a text of a given width, filled up or cut; None where it cannot be filled up."""
     letters, width = text(value), min(int(width), MAX_TEXT)
     fill = "".join(itertools.islice(itertools.cycle(text(filling)), max(0, width - len(letters))))
@@ -177,7 +177,7 @@ def _padded(value: Any, width: Any, filling: Any, left: bool) -> str | None:
     return (fill + letters if left else letters + fill)[:width]
 
 
-def _repeated(value: Any, count: Any) -> str:
+def _repeat(value: Any, count: Any) -> str:
     if len(text(value)) * int(count) > MAX_TEXT:
         raise ValueError(f"a text may have {MAX_TEXT} bytes")
     return text(value) * int(count)
@@ -193,11 +193,11 @@ def _number(value: Any) -> float:
     """Return a value's number: of a text the beginning that is one, else 0."""
     if isinstance(value, (int, float)):
         return value
-    found = regex.match(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", text(value))
-    return float(found.group()) if found else 0.0
+    prefix = regex.match(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", text(value))
+    return float(prefix.group()) if prefix else 0.0
 
 
-def _truncated(value: Any, digits: Any) -> float:
+def _truncate(value: Any, digits: Any) -> float:
     scale = 10.0 ** max(-300, min(300, int(digits)))
     return math.trunc(_number(value) * scale) / scale
 
@@ -221,9 +221,9 @@ _STRICT: dict[str, tuple[int, Callable[..., Any]]] = {
     "substring": (-1, _middle),
     "instr": (2, lambda value, part: folded(text(value)).find(folded(text(part))) + 1),
     "substring_index": (3, _before),
-    "lpad": (3, partial(_padded, left=True)),
-    "rpad": (3, partial(_padded, left=False)),
-    "repeat": (2, _repeated),
+    "lpad": (3, partial(_pad, left=True)),
+    "rpad": (3, partial(_pad, left=False)),
+    "repeat": (2, _repeat),
     "reverse": (1, lambda value: text(value)[::-1]),
     "field": (-1, _place),
     "find_in_set": (2, lambda value, of: _place(value, *text(of).split(","))),
@@ -234,11 +234,11 @@ _STRICT: dict[str, tuple[int, Callable[..., Any]]] = {
     "sqrt": (1, lambda value: math.sqrt(_number(value)) if _number(value) >= 0 else None),
     "power": (2, lambda base, exponent: math.pow(_number(base), _number(exponent))),
     "sign": (1, lambda value: (_number(value) > 0) - (_number(value) < 0)),
-    "truncate": (2, _truncated),
+    "truncate": (2, _truncate),
     "number_to_str": (2, lambda value, digits: f"{_number(value):,.{min(30, max(0, int(digits)))}f}"),
     "octet_length": (1, lambda value: len(text(value).encode())),
     "regexp": (2, lambda pattern, value: int(_found(value, pattern) is not None)),
-    "regexp_replace": (3, _replaced),
+    "regexp_replace": (3, _regexp_replace),
     "regexp_substr": (2, _found),
     "date": (-1, _of_moment(_date)),
     "year": (1, _of_moment(attrgetter("year"))),
@@ -256,7 +256,7 @@ def install(connection: sqlite3.Connection) -> None:
     """Give a connection the functions and the collation."""
     for name, (count, function) in _STRICT.items():
         connection.create_function(name, count, _strict(function), deterministic=True)
-    connection.create_function("concat_ws", -1, _joined, deterministic=True)
+    connection.create_function("concat_ws", -1, _concat_ws, deterministic=True)
 
     def compare(first: str, second: str) -> int:
         one, other = folded(first), folded(second)

@@ -76,11 +76,11 @@ class ServerDatabase:
         text, metadata = self._sqlalchemy.Text(collation=self.collation), self._sqlalchemy.MetaData()
         for table in tables:
             columns = [self._sqlalchemy.Column(column, text) for column in table["columns"]]
-            made = self._sqlalchemy.Table(table["name"], metadata, *columns)
-            made.create(self._connection, checkfirst=False)
+            created_table = self._sqlalchemy.Table(table["name"], metadata, *columns)
+            created_table.create(self._connection, checkfirst=False)
             if table["rows"]:
                 rows = [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]]
-                self._connection.execute(made.insert(), rows)
+                self._connection.execute(created_table.insert(), rows)
 
     def _run(self, statement: str) -> Any:
         # Without the option a percent sign in the statement would be taken for a place of a parameter.

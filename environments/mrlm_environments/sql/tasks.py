@@ -48,9 +48,9 @@ def generated_task(rng: Random, kinds: Sequence[Kind], rows: tuple[int, int]) ->
     content = [[one, rng.choice(groups), str(rng.randint(1, 99)), str(rng.randint(1, 9) * 100)] for one in chosen]
     table = {"name": name, "columns": list(columns), "rows": content}
     kind = rng.choice(list(kinds))
-    question, answers, after, statement = _drawn(rng, kind, table, groups)
+    question, answers, after, statement = _draw_question(rng, kind, table, groups)
     return {
-        "question": f"{question}\n{_described([table])}",
+        "question": f"{question}\n{_describe_tables([table])}",
         "tables": [table],
         "kind": kind,
         "answers": answers,
@@ -60,11 +60,11 @@ def generated_task(rng: Random, kinds: Sequence[Kind], rows: tuple[int, int]) ->
     }
 
 
-def _described(tables: Sequence[Mapping[str, Any]]) -> str:
+def _describe_tables(tables: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(f"Table `{table['name']}`, columns {', '.join(table['columns'])}." for table in tables)
 
 
-def _drawn(rng: Random, kind: Kind, table: Mapping[str, Any], groups: Sequence[str]) -> Drawn:
+def _draw_question(rng: Random, kind: Kind, table: Mapping[str, Any], groups: Sequence[str]) -> Drawn:
     """Return a question of a kind, or a change, with what is asked for.
 
     In statements, ``+ 0`` makes MySQL compare numbers, not texts.
@@ -82,9 +82,9 @@ def _drawn(rng: Random, kind: Kind, table: Mapping[str, Any], groups: Sequence[s
         return f"How many rows have {columns[column]} above {bound}?", [count], None, statement
     if kind == "insert":
         values = rng.choice(("Zoe", "Zed", "Z9")), rng.choice(groups), rng.randint(1, 99), rng.randint(1, 9) * 100
-        told = ", ".join(f"{column} {value}" for column, value in zip(columns, values, strict=True))
+        condition = ", ".join(f"{column} {value}" for column, value in zip(columns, values, strict=True))
         after = [*rows, list(map(str, values))]
-        return f"Add a row: {told}.", [], after, f"INSERT INTO {source} VALUES {values}"
+        return f"Add a row: {condition}.", [], after, f"INSERT INTO {source} VALUES {values}"
     if kind == "update":
         group, amount = rng.choice(rows)[1], rng.randint(1, 9)
         after = [[*row[:2], str(int(row[2]) + amount), row[3]] if row[1] == group else row for row in rows]
@@ -97,21 +97,21 @@ def _drawn(rng: Random, kind: Kind, table: Mapping[str, Any], groups: Sequence[s
         return f"Remove all rows with {columns[2]} of {bound} or more.", [], after, statement
     column, other = rng.choice(((2, 3), (3, 2)))
     bound = int(rng.choice(rows)[other])
-    found = [row for row in rows if int(row[other]) <= bound]
+    matching_rows = [row for row in rows if int(row[other]) <= bound]
     where = f"FROM {source} WHERE {quoted[other]} <= {bound}"
     if kind == "order":
         # Equal numbers would leave the order open, so the first column decides between them.
-        found.sort(key=lambda row: (-int(row[column]), row[0]))
-        count = rng.randint(1, min(3, len(found)))
+        matching_rows.sort(key=lambda row: (-int(row[column]), row[0]))
+        count = rng.randint(1, min(3, len(matching_rows)))
         question = (
             f"Of the rows with {columns[other]} of {bound} or less, which {count} {columns[0]} have the highest "
             f"{columns[column]} (among equal ones the first by alphabet)?"
         )
         order = f"ORDER BY {quoted[column]} + 0 DESC, {quoted[0]} LIMIT {count}"
-        return question, [row[0] for row in found[:count]], None, f"SELECT {quoted[0]} {where} {order}"
+        return question, [row[0] for row in matching_rows[:count]], None, f"SELECT {quoted[0]} {where} {order}"
     word, of = ("highest", max) if kind == "max" else ("total", sum)
     question = f"What is the {word} {columns[column]} where {columns[other]} is {bound} or less?"
-    answer = of(int(row[column]) for row in found)
+    answer = of(int(row[column]) for row in matching_rows)
     return question, [answer], None, f"SELECT {kind.upper()}({quoted[column]} + 0) {where}"
 
 
@@ -135,7 +135,7 @@ def dbbench_task(row: Mapping[str, Any]) -> dict[str, Any]:
     state = "_".join(sorted(hashes))
     extra = [str(row[name]) for name in ("evidence", "add_description") if row.get(name)]
     return {
-        "question": "\n".join([row["description"], *(extra or [_described(tables)])]),
+        "question": "\n".join([row["description"], *(extra or [_describe_tables(tables)])]),
         "tables": tables,
         "kind": kind,
         "answers": [] if state else label,

@@ -131,16 +131,16 @@ class _Worker:
         if self._process is not None and self._process.poll() is None:
             return
         self.databases.clear()
-        self._pipe, theirs = Pipe()
-        command = [sys.executable, "-I", "-c", _START, str(theirs.fileno()), json.dumps(sys.path)]
+        self._pipe, worker_end = Pipe()
+        command = [sys.executable, "-I", "-c", _START, str(worker_end.fileno()), json.dumps(sys.path)]
         try:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True
+                command, stdin=subprocess.DEVNULL, pass_fds=[worker_end.fileno()], start_new_session=True
             )
         except OSError as error:
             raise MRLMError(f"sql: no process for SQLite can be started: {error}") from error
         finally:
-            theirs.close()
+            worker_end.close()
 
     def ask(self, seconds: float, method: str, *arguments: Any) -> Any:
         """Return the process's answer.

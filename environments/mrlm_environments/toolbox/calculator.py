@@ -105,10 +105,10 @@ def _source(expression: str) -> str:
     text = expression.lower().translate(_SPELLINGS).rstrip("=? \n\t")
     if not text.strip():
         raise ToolError("the expression is empty")
-    return " ".join(map(_written, _TOKEN.finditer(text)))
+    return " ".join(map(_python_token, _TOKEN.finditer(text)))
 
 
-def _written(token: re.Match[str]) -> str:
+def _python_token(token: re.Match[str]) -> str:
     """Return a token as Python; a postfix sign (per cent, factorial) becomes a subscript, which binds as closely."""
     kind, text = token.lastgroup, token.group()
     if kind == "strange":
@@ -140,7 +140,7 @@ def _value(node: ast.expr, depth: int) -> Number:
         node = node.left
     value = _operand(node, depth)
     for step in reversed(spine):
-        value = _checked(_OPERATORS[type(step.op)](value, _value(step.right, depth + 1)))
+        value = _check_number(_OPERATORS[type(step.op)](value, _value(step.right, depth + 1)))
     return value
 
 
@@ -155,25 +155,25 @@ def _operand(node: ast.expr, depth: int) -> Number:
             raise ToolError(f"there is no name {node.id[:40]!r}; {_KNOWN}")
         return _CONSTANTS[node.id]
     if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Name):
-        return _called(node.slice.id, [node.value], depth)
+        return _call_function(node.slice.id, [node.value], depth)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
-        return _called(node.func.id, node.args, depth)
+        return _call_function(node.func.id, node.args, depth)
     if isinstance(node, ast.Tuple):
         raise ToolError("a comma separates the arguments of a function; write 1234, not 1,234")
     raise ToolError("it is not an expression; write a sign between two numbers, as in 2*(3+4)")
 
 
-def _called(name: str, nodes: Sequence[ast.expr], depth: int) -> Number:
+def _call_function(name: str, nodes: Sequence[ast.expr], depth: int) -> Number:
     arguments = [_value(node, depth + 1) for node in nodes]
     if name not in _FUNCTIONS:
         raise ToolError(f"there is no function {name[:40]!r}; {_KNOWN}")
     least, most, function = _FUNCTIONS[name]
     if not least <= len(arguments) <= most:
         raise ToolError(f"{name} takes {least if least == most else f'{least} or more'} arguments")
-    return _checked(function(*arguments))
+    return _check_number(function(*arguments))
 
 
-def _checked(value: Any) -> Number:
+def _check_number(value: Any) -> Number:
     if isinstance(value, complex):
         raise ToolError("it has no real value")
     if isinstance(value, float):
@@ -232,7 +232,7 @@ def _whole(value: Number) -> int:
     return value
 
 
-def _rounded(value: Number, digits: Number = 0) -> Number:
+def _round(value: Number, digits: Number = 0) -> Number:
     places = _whole(digits)
     if abs(places) > MAX_DIGITS:
         raise ToolError(f"rounding to {places} places; {MAX_DIGITS} are the most")
@@ -277,7 +277,7 @@ _FUNCTIONS: dict[str, tuple[int, int, Callable[..., Any]]] = {
     "max": (1, _MANY, max),
     "min": (1, _MANY, min),
     "perm": (2, 2, partial(_choices, math.perm)),
-    "round": (1, 2, _rounded),
+    "round": (1, 2, _round),
     "sqrt": (1, 1, _square_root),
     "sum": (1, _MANY, lambda *values: sum(values)),
 }

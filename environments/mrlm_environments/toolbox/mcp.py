@@ -20,7 +20,7 @@ from mrlm_environments.libraries import library
 from mrlm_pl.concurrency.event_loop import EventLoopThread
 from mrlm_pl.environment import ToolSchema
 from mrlm_pl.environment.schemas import schema_fault
-from mrlm_pl.environment.tools import Tool, ToolError, ToolSet, clipped
+from mrlm_pl.environment.tools import Tool, ToolError, ToolSet, clip
 from mrlm_pl.episode import Task
 from mrlm_pl.errors import ConfigurationError, MRLMError
 from mrlm_pl.settings import positive
@@ -93,7 +93,7 @@ class McpTools(ToolSet):
                 name or schema cannot be used; the message names it.
         """
         if self._offered is None:  # no cached_property: before Python 3.12 all instances would wait for one another
-            self._offered = self._listed()
+            self._offered = self._list_tools()
         return [_RemoteTool(schema, self) for schema in self._offered]
 
     def open(self, task: Task) -> None:
@@ -104,7 +104,7 @@ class McpTools(ToolSet):
         """
         if not self.shared or (self._connection is not None and self._connection.lost):
             self.close()
-        self._connected()
+        self._connect()
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Call a tool of the server and return its answer.
@@ -131,7 +131,7 @@ class McpTools(ToolSet):
         # A copy starts its own server; it knows the tools already.
         return {**self.__dict__, "_connection": None, "_finalizer": None}
 
-    def _connected(self) -> _Connection:
+    def _connect(self) -> _Connection:
         if self._connection is None:
             from mcp.client.stdio import StdioServerParameters
 
@@ -145,17 +145,17 @@ class McpTools(ToolSet):
             self._finalizer = weakref.finalize(self, self._connection.close)
         return self._connection
 
-    def _listed(self) -> tuple[ToolSchema, ...]:
+    def _list_tools(self) -> tuple[ToolSchema, ...]:
         running = self._connection is not None
         try:
-            schemas = self._connected().list_tools(self.start_timeout)
+            schemas = self._connect().list_tools(self.start_timeout)
         finally:
             if not running:
                 self.close()
         names = [schema.name for schema in schemas]
         for name in self.only or ():
             if name not in names:
-                has = clipped(", ".join(names), MAX_REASON) or "none"
+                has = clip(", ".join(names), MAX_REASON) or "none"
                 raise McpError(f"{self._label} has no tool {name!r}; it has {has}")
         offered = tuple(schema for schema in schemas if self.only is None or schema.name in self.only)
         if len(offered) > MAX_TOOLS:
@@ -210,7 +210,7 @@ class _Connection:
 
     def list_tools(self, seconds: float) -> list[ToolSchema]:
         try:
-            return self._wait(self._listed(), seconds)
+            return self._wait(self._list_tools(), seconds)
         except Exception as error:
             reason = f"{_text(error, seconds)}; check the command or address{self._last_words()}"
             raise McpError(f"{self.label} does not list its tools: {reason}") from error
@@ -229,7 +229,7 @@ class _Connection:
             self.lost = self.lost or found == (CONNECTION_CLOSED, "Connection closed")
             why = "the tool's server has ended" if self.lost else f"it failed: {_text(error, seconds)}"
             raise ToolError(why) from error
-        text = _shown(result)
+        text = _result_text(result)
         if result.is_error:
             raise ToolError(text or "the tool failed")
         return text
@@ -259,7 +259,7 @@ class _Connection:
     async def _left(self) -> None:
         self._leave.set()
 
-    async def _listed(self) -> list[ToolSchema]:
+    async def _list_tools(self) -> list[ToolSchema]:
         found: list[ToolSchema] = []
         page = await self._client.list_tools()
         while True:
@@ -319,10 +319,10 @@ def _text(error: BaseException, seconds: float) -> str:
     if isinstance(error, _LATE):
         return f"no answer within {seconds:g} s"
     inner = getattr(error, "exceptions", None)
-    return _text(inner[0], seconds) if inner else clipped(f"{type(error).__name__}: {error}", MAX_REASON)
+    return _text(inner[0], seconds) if inner else clip(f"{type(error).__name__}: {error}", MAX_REASON)
 
 
-def _shown(result: Any) -> str:
+def _result_text(result: Any) -> str:
     """Return a tool's answer as text: its texts, and for other content the kind of it."""
     parts = []
     for block in result.content:

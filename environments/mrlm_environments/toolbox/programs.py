@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from mrlm_pl.environment.tools import Tool, clipped, tool_schema
+from mrlm_pl.environment.tools import Tool, clip, tool_schema
 from mrlm_pl.episode import Task
 from mrlm_pl.sandbox import Cell, Execution, Sandbox, running
 
@@ -123,11 +123,11 @@ def told(done: Execution, consequence: str = "", limit: int = OUTPUT_CHARACTERS)
         consequence: of the end of its process.
         limit: characters of the output that are shown.
     """
-    lines = [clipped(done.output.rstrip("\n"), limit)] if done.output.strip("\n") else []
+    lines = [clip(done.output.rstrip("\n"), limit)] if done.output.strip("\n") else []
     if done.cut:
         lines.append("[the rest of the output was thrown away]")
     if done.error is not None:
-        lines.append(clipped(done.error, limit))
+        lines.append(clip(done.error, limit))
     if done.status and done.ending is None:
         lines.append(f"[exit status {done.status}]")
     if done.ending is not None:

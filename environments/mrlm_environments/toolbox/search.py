@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mrlm_pl.environment.rows import read_rows
-from mrlm_pl.environment.tools import Tool, ToolError, clipped, tool_schema
+from mrlm_pl.environment.tools import Tool, ToolError, clip, tool_schema
 from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.settings import at_least, between
 
@@ -70,7 +70,7 @@ class CorpusSearch(SearchBackend):
     @property
     def label(self) -> str:  # type: ignore[override]
         """Name of the searched collection, which is never the web."""
-        return f"a local corpus of {_indexed(self.path)[1]} documents (not the web)"
+        return f"a local corpus of {_build_index(self.path)[1]} documents (not the web)"
 
     def search(self, query: str, k: int) -> list[SearchResult]:
         """Return documents that hold any of the query's words, those with the most telling words first."""
@@ -78,7 +78,7 @@ class CorpusSearch(SearchBackend):
         if not words:
             return []
         match = " OR ".join(f'"{word}"' for word in words)
-        connection, _, lock = _indexed(self.path)
+        connection, _, lock = _build_index(self.path)
         with lock:
             rows = connection.execute(
                 "SELECT title, text FROM documents WHERE documents MATCH ? "
@@ -134,12 +134,12 @@ class WebSearch(Tool):
         parts = [f"Results from {self.backend.label}:"]
         for number, result in enumerate(found, start=1):
             address = f" ({result.address})" if result.address else ""
-            parts.append(f"[{number}] {result.title}{address}\n{clipped(result.text, self.max_characters)}")
+            parts.append(f"[{number}] {result.title}{address}\n{clip(result.text, self.max_characters)}")
         return "\n".join(parts)
 
 
 @functools.lru_cache(maxsize=8)
-def _indexed(path: Path) -> tuple[sqlite3.Connection, int, threading.Lock]:
+def _build_index(path: Path) -> tuple[sqlite3.Connection, int, threading.Lock]:
     """Return the index of a corpus, its number of documents, and the lock for searching it."""
     rows = read_rows(str(path), None, ("title", "text"))
     for number, row in enumerate(rows, start=1):

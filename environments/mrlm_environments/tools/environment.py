@@ -17,7 +17,7 @@ from mrlm_environments.tools.problems import KINDS, REQUIRED_TOOLS, Kind, data_p
 from mrlm_pl.answers.numbers import equal_answers, number_value
 from mrlm_pl.environment import Message, Outcome, SingleAgentEnvironment, Task, TaskSource, ToolSchema
 from mrlm_pl.environment.rows import BadRows
-from mrlm_pl.environment.tools import Tool, ToolCall, ToolError, ToolSet, answered, requested_calls, stated_answer
+from mrlm_pl.environment.tools import Tool, ToolCall, ToolError, ToolSet, answer_calls, requested_calls, stated_answer
 from mrlm_pl.errors import ConfigurationError, did_you_mean
 from mrlm_pl.settings import at_least, between, some_of
 
@@ -136,16 +136,16 @@ class ToolEnvironment(SingleAgentEnvironment):
         self._turn += 1
         answer = stated_answer(_CALLS.sub(" ", message.content))
         if answer is not None:
-            return self._ended(self._is_right(answer), self._share(), "answered")
+            return self._end(self._is_right(answer), self._share(), "answered")
         earned = self._share()
         calls, how = requested_calls(message), 'Write {"name": NAME, "arguments": OBJECT}.'
         schemas = [tool.schema for tool in self._available.values()]
-        made = list(answered(calls, schemas, how, self._called, "error: ", self.max_output))
+        made = list(answer_calls(calls, schemas, how, self._call_tool, "error: ", self.max_output))
         self._calls += len(made)
         self._errors += sum(not done for _, done in made)
         answers = [answer for answer, _ in made]
         if self._turn == self.max_turns:
-            return self._ended(False, earned, "max_turns")
+            return self._end(False, earned, "max_turns")
         paid = {"shaping": self.shaping * (self._share() - earned)}
         return Outcome(paid, observation=answers or NUDGE, metrics=self._metrics())
 
@@ -159,7 +159,7 @@ class ToolEnvironment(SingleAgentEnvironment):
         files: Mapping[str, str] = self._task.data.get("expected_files") or {}
         return same_answer(answer, self._task.data["answer"]) and all(self._holds(*file) for file in files.items())
 
-    def _ended(self, correct: bool, earned: float, reason: str) -> Outcome:
+    def _end(self, correct: bool, earned: float, reason: str) -> Outcome:
         """Return the final reward; ``earned`` is the share of tools that earlier replies were rewarded for."""
         share = self._share() if self._required else float(correct)
         self._finish_tools()
@@ -180,7 +180,7 @@ class ToolEnvironment(SingleAgentEnvironment):
         """Return the share of the required tools that were called with success; 0 when none is required."""
         return len(self._required & self._used) / len(self._required) if self._required else 0.0
 
-    def _called(self, call: ToolCall) -> str:
+    def _call_tool(self, call: ToolCall) -> str:
         """Call a tool and return its answer."""
         text = self._available[call.name].call(call.arguments)
         self._used.add(call.name)
@@ -215,10 +215,10 @@ def same_answer(reply: str, expected: str) -> bool:
     """
     if number_value(expected) is not None:
         return equal_answers(reply.strip().removesuffix("."), expected)
-    return _normalized(reply) == _normalized(expected)
+    return _normalize(reply) == _normalize(expected)
 
 
-def _normalized(text: str) -> str:
+def _normalize(text: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split()).removesuffix(".")
 
 

@@ -89,13 +89,13 @@ class Catalog(Shared):
 
     def search(self, keywords: str) -> tuple[str, ...]:
         """Return the numbers of the best :data:`RESULTS` products that hold any of the words, best first."""
-        known = [word for word in words(keywords, MAX_WORDS) if word in self._index.vocab_dict]
-        if not known:
+        known_words = [word for word in words(keywords, MAX_WORDS) if word in self._index.vocab_dict]
+        if not known_words:
             return ()
-        scores = self._index.get_scores(known)
-        found = scores.nonzero()[0]
-        best = found[(-scores[found]).argsort(kind="stable")[:RESULTS]]
-        return tuple(self._asins[place] for place in best)
+        scores = self._index.get_scores(known_words)
+        matches = scores.nonzero()[0]
+        best_matches = matches[(-scores[matches]).argsort(kind="stable")[:RESULTS]]
+        return tuple(self._asins[index] for index in best_matches)
 
 
 def words(text: str, most: int | None = None) -> list[str]:

@@ -24,7 +24,7 @@ from mrlm_pl.environment import (
     ToolSchema,
 )
 from mrlm_pl.environment.rows import BadRows
-from mrlm_pl.environment.tools import ToolCall, ToolError, answered, requested_calls, tool_schema, written_call
+from mrlm_pl.environment.tools import ToolCall, ToolError, answer_calls, requested_calls, tool_schema, written_call
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.settings import at_least, between, one_of
 
@@ -145,16 +145,16 @@ class WebShopEnvironment(Environment):
         self._turns += 1
         self._acted |= {agent}
         calls = requested_calls(message)
-        for answer, made in answered(calls, self.tools(agent), HOW_TO_CALL, partial(self._page_after, agent)):
+        for answer, made in answer_calls(calls, self.tools(agent), HOW_TO_CALL, partial(self._page_after, agent)):
             self._faults += not made
             self._held[agent].append(answer)
             if self._session.bought:
-                return self._ended("bought")
+                return self._end("bought")
         if not calls:
             self._faults += 1
             self._held[agent].append(Message("user", HOW_TO_CALL))
         if self._turns == self.max_turns:
-            return self._ended("max_turns")
+            return self._end("max_turns")
         acting = self._acting(self._session.page)
         if acting != agent:
             self._held[acting].append(Message("user", self._session.text()))
@@ -176,15 +176,15 @@ class WebShopEnvironment(Environment):
         acting = self._acting(self._session.page)
         return self._session.text() if acting == agent else f"The {acting} acts now."
 
-    def _ended(self, reason: str) -> Step:
+    def _end(self, reason: str) -> Step:
         session = self._session
         metrics = {"failed_calls": float(self._faults)}
         components, success = {"incomplete": -self.incomplete_penalty}, False
         if session.product is not None and session.bought:
             target = self.catalog.products[self._task.data["asin"]]
-            found = match(session.product, session.options, target, self._task.data, self.catalog.nouns)
-            components, success = found.components, found.complete
-            metrics["type"] = found.type
+            score = match(session.product, session.options, target, self._task.data, self.catalog.nouns)
+            components, success = score.components, score.complete
+            metrics["type"] = score.type
         earning = [agent for agent in self.agents if agent in self._acted]
         return Step(
             components={agent: dict(components) for agent in earning},

@@ -75,10 +75,10 @@ def read_shop(
         DataError: a file is missing or of another form, or no goal belongs to the products.
         ConfigurationError: spaCy or its model is missing.
     """
-    known = _decoded(attributes, dict[str, _Attributes])
+    known = _decode(attributes, dict[str, _Attributes])
     rows: dict[str, Product] = {}
     faults = []
-    for number, raw in enumerate(_decoded(products, list[msgspec.Raw])[:size], start=1):
+    for number, raw in enumerate(_decode(products, list[msgspec.Raw])[:size], start=1):
         try:
             row = msgspec.json.decode(raw, type=_Row)
             if row.asin not in rows and row.asin != "nan" and len(row.asin) <= 10:
@@ -92,9 +92,9 @@ def read_shop(
         more = len(faults) - NAMED_ROWS
         named = "\n".join([*faults[:NAMED_ROWS], *([f"and {more} more"] * (more > 0))])
         logger.warning("skipped %d products of %s:\n%s", len(faults), products, named)
-    asked = _decoded(goals, dict[str, list[_Goal]])
+    asked = _decode(goals, dict[str, list[_Goal]])
     posed = [
-        _posed(rows[asin], number, item)
+        _goal_data(rows[asin], number, item)
         for asin in rows
         for number, item in enumerate(asked.get(asin, []))
         if item.instruction_attributes
@@ -152,14 +152,16 @@ def _nouns_by(model: str | None) -> Callable[[str], Sequence[str]]:
 def _product(row: _Row, attributes: Sequence[str]) -> Product:
     small = row.small_description or []
     choices = row.customization_options
-    own = prices(row.pricing)
+    price_range = prices(row.pricing)
     return Product(
         asin=row.asin,
         title=row.name,
         query=row.query.lower().strip(),
         categories=tuple(part.strip() for part in row.product_category.split("›")),
-        price=own[0] if len(own) == 1 else keyed_random("webshop price", row.asin).uniform(*own),
-        price_text=" to ".join(f"${price}" for price in own),
+        price=price_range[0]
+        if len(price_range) == 1
+        else keyed_random("webshop price", row.asin).uniform(*price_range),
+        price_text=" to ".join(f"${price}" for price in price_range),
         attributes=tuple(attributes),
         options={
             name.lower(): tuple(item.value.strip().replace("/", " | ").lower() for item in values)
@@ -171,14 +173,14 @@ def _product(row: _Row, attributes: Sequence[str]) -> Product:
     )
 
 
-def _posed(product: Product, number: int, item: _Goal) -> dict[str, Any]:
+def _goal_data(product: Product, number: int, item: _Goal) -> dict[str, Any]:
     options = item.instruction_options
     wanted = list(options.values() if isinstance(options, dict) else options)
     rng = keyed_random("webshop limit", product.asin, number)
     return goal_data(product, item.instruction.strip("."), item.instruction_attributes, wanted, rng)
 
 
-def _decoded(path: str, kind: type[T]) -> T:
+def _decode(path: str, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(Path(path).expanduser().read_bytes(), type=kind)
     except OSError as error:

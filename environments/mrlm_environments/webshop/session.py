@@ -9,7 +9,7 @@ from typing import Any
 
 from mrlm_environments.webshop.catalog import Catalog, Product
 from mrlm_pl.environment.tasks import Shared
-from mrlm_pl.environment.tools import ToolError, clipped
+from mrlm_pl.environment.tools import ToolError, clip
 
 BACK, PREVIOUS, NEXT, BUY = "Back to Search", "< Prev", "Next >", "Buy Now"
 SUB_PAGES = ("description", "features", "reviews")
@@ -65,7 +65,7 @@ class Session(Shared):
         targets = self.targets()
         if value.strip().lower() not in targets:
             known = f"click one of {list(targets)}" if targets else "search first"
-            raise ToolError(f"there is no {clipped(value, 60)!r} to click on; {known}")
+            raise ToolError(f"there is no {clip(value, 60)!r} to click on; {known}")
         return targets[value.strip().lower()]
 
     def targets(self) -> dict[str, Session]:
@@ -90,9 +90,9 @@ class Session(Shared):
         targets[PREVIOUS.lower()] = replace(self, page="results", product=None, options={})
         targets |= {page: replace(self, page=page) for page in SUB_PAGES} | {BUY.lower(): replace(self, bought=True)}
         values = [(name, value) for name, own in self.product.options.items() for value in dict.fromkeys(own)]
-        taken = Counter([*targets, *(value.lower() for _, value in values)])
+        label_counts = Counter([*targets, *(value.lower() for _, value in values)])
         for name, value in values:
-            text = value.lower() if taken[value.lower()] == 1 else f"{name}: {value}".lower()
+            text = value.lower() if label_counts[value.lower()] == 1 else f"{name}: {value}".lower()
             targets[text] = replace(self, options={**self.options, name: value})
         return targets
 

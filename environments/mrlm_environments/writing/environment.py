@@ -15,7 +15,7 @@ from mrlm_environments.data_tasks import DataTasks
 from mrlm_environments.writing.score import GATES, MAXIMUM, RULES, STRUCTURE, Score, score_parts
 from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource
 from mrlm_pl.environment.rows import BadRows
-from mrlm_pl.environment.tools import clipped
+from mrlm_pl.environment.tools import clip
 from mrlm_pl.errors import DataError
 from mrlm_pl.settings import at_least, one_of
 
@@ -109,15 +109,15 @@ class WritingEnvironment(Environment):
         """Score the pair, or show it to both agents; see :meth:`Environment.step`."""
         self._turn += 1
         parts = (actions[self.agents[0]].content, actions[self.agents[1]].content)
-        found = score_parts(RULES[self.family], parts, self._source, self.faithfulness)
+        score = score_parts(RULES[self.family], parts, self._source, self.faithfulness)
         if self._turn < self.turns:
-            return self._shown(parts, found)
+            return self._shown(parts, score)
         return Step(
-            components={agent: dict(found.components) for agent in self.agents},
+            components={agent: dict(score.components) for agent in self.agents},
             done=True,
             stop_reason="answered",
-            success=found.gates == GATES,
-            metrics={"gates": float(found.gates), **found.measures},
+            success=score.gates == GATES,
+            metrics={"gates": float(score.gates), **score.measures},
         )
 
     def _shown(self, parts: tuple[str, str], found: Score) -> Step:
@@ -126,7 +126,7 @@ class WritingEnvironment(Environment):
         for agent, own, other in zip(self.agents, parts, reversed(parts), strict=True):
             text = (
                 f"Your part has {_count(own)} and your partner's {_count(other)}. {advice}\n"
-                f"Your partner's part:\n{clipped(other, SHOWN_CHARACTERS)}\n\nWrite a new version of your part."
+                f"Your partner's part:\n{clip(other, SHOWN_CHARACTERS)}\n\nWrite a new version of your part."
             )
             observations[agent] = (Message("user", text),)
         return Step(observations=observations)

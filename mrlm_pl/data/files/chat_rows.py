@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from mrlm_pl.answers.records import REASONING, read_records
-from mrlm_pl.environment.rows import without_filled
+from mrlm_pl.environment.rows import without_arrow_nulls
 from mrlm_pl.environment.tools import call_of
 from mrlm_pl.episode import ROLES, Episode, Message, ToolCall, Trajectory
 from mrlm_pl.errors import DataError
@@ -30,7 +30,7 @@ def read_examples(source: str, split: str) -> tuple[list[tuple[str, dict[str, An
         DataError: the source is missing or unreadable, only some of its rows are episodes, or all episodes failed.
     """
     records = list(read_records(source, split))
-    rows = [(where, without_filled(source, row)) for where, episode, row in records if episode is None]
+    rows = [(where, without_arrow_nulls(source, row)) for where, episode, row in records if episode is None]
     episodes = [episode for _, episode, _ in records if episode is not None]
     if not episodes:
         return rows, []

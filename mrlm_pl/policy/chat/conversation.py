@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from mrlm_pl.environment.tools import described, tool_message
+from mrlm_pl.environment.tools import tool_instructions, tool_message
 from mrlm_pl.episode import Message
 from mrlm_pl.errors import PolicyError
 from mrlm_pl.policy.chat.limits import EndlessTemplateError, check_template, deadline
@@ -376,7 +376,7 @@ class Conversation:
         if not self.tools or self.chat.describes_tools(self.tools):
             return [*messages]
         first = messages[0]
-        return [Message(first.role, f"{described(self.tools)}\n\n{first.content}"), *messages[1:]]
+        return [Message(first.role, f"{tool_instructions(self.tools)}\n\n{first.content}"), *messages[1:]]
 
     def _begin(self, row: Row) -> None:
         self.row_index = len(self.rows)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from mrlm_pl.errors import SandboxError
 from mrlm_pl.sandbox.host.server_process import STARTUP_SECONDS, ServerProcess
-from mrlm_pl.sandbox.host.usage import DiskUse, family, resident
+from mrlm_pl.sandbox.host.usage import DiskUse, process_tree, resident_bytes
 from mrlm_pl.sandbox.inside.channel import MAX_LINE, oversized
 from mrlm_pl.sandbox.wall.confinement import MAX_FILES, MEBIBYTE, CellSettings
 
@@ -39,28 +39,28 @@ class Cell(AbstractContextManager["Cell"]):
     Args:
         server: where it is forked.
         settings: its limits.
-        kept_output: bytes of its output that are kept.
+        max_output: bytes of its output that are kept.
 
     Raises:
         SandboxError: it could not be locked down.
     """
 
-    def __init__(self, server: ServerProcess, settings: CellSettings, kept_output: int) -> None:
-        self.server, self.settings, self.kept_output = server, settings, kept_output
+    def __init__(self, server: ServerProcess, settings: CellSettings, max_output: int) -> None:
+        self.server, self.settings, self.max_output = server, settings, max_output
         self.ending: Ending | None = None
         self._output, self._printed = bytearray(), 0
         self._buffer = bytearray()
-        far_requests, self._requests = os.pipe()
-        self._replies, far_replies = os.pipe()
-        self._out, far_output = os.pipe()
-        os.fchmod(far_output, 0o622)  # scripts open it again as /dev/stdout and /dev/stderr
-        far = [far_requests, far_replies, far_output]
+        child_requests, self._requests = os.pipe()
+        self._replies, child_replies = os.pipe()
+        self._out, child_output = os.pipe()
+        os.fchmod(child_output, 0o622)  # scripts open it again as /dev/stdout and /dev/stderr
+        child_ends = [child_requests, child_replies, child_output]
         for descriptor in (self._requests, self._replies, self._out):
             os.set_blocking(descriptor, False)
         try:
-            self._ended: threading.Event = server.open(settings, far)
+            self._ended: threading.Event = server.open(settings, child_ends)
         finally:
-            for descriptor in far:
+            for descriptor in child_ends:
                 os.close(descriptor)
         # For a cell that was not closed, such as one of an environment that was dropped in the middle of an episode.
         self._finalizer = weakref.finalize(
@@ -122,7 +122,7 @@ class Cell(AbstractContextManager["Cell"]):
     def _drain(self) -> None:
         """Read the available output; endless output is left after the bytes that end a cell."""
         with suppress(_EndedError):
-            while self._out_open and self._take_output():
+            while self._out_open and self._read_output():
                 pass
 
     def _set_up(self) -> int:
@@ -144,21 +144,21 @@ class Cell(AbstractContextManager["Cell"]):
                 if (end := self._buffer.find(b"\n", searched)) >= 0:
                     line = bytes(self._buffer[:end])
                     del self._buffer[: end + 1]
-                    return _parsed(line)
+                    return _parse_message(line)
                 searched = len(self._buffer)
             if len(self._buffer) > MAX_LINE:
                 raise _EndedError("output")
-            left = deadline - time.monotonic()
-            if left <= 0:
+            seconds_left = deadline - time.monotonic()
+            if seconds_left <= 0:
                 raise _EndedError("time")
             self._watch()
-            waiting = select.poll()  # select() cannot wait for descriptors above 1023, which a trainer may have
-            waiting.register(self._replies, select.POLLIN)
+            poller = select.poll()  # select() cannot wait for descriptors above 1023, which a trainer may have
+            poller.register(self._replies, select.POLLIN)
             if self._out_open:
-                waiting.register(self._out, select.POLLIN)
+                poller.register(self._out, select.POLLIN)
             if unsent:
-                waiting.register(self._requests, select.POLLOUT)
-            ready = {descriptor for descriptor, _ in waiting.poll(min(left, WATCH_SECONDS) * 1000)}
+                poller.register(self._requests, select.POLLOUT)
+            ready = {descriptor for descriptor, _ in poller.poll(min(seconds_left, WATCH_SECONDS) * 1000)}
             if self._requests in ready:
                 try:
                     unsent = unsent[os.write(self._requests, unsent[:65536]) :]
@@ -167,14 +167,14 @@ class Cell(AbstractContextManager["Cell"]):
                 except BrokenPipeError as error:
                     raise _EndedError("exit") from error
             if self._out in ready:
-                self._take_output()
+                self._read_output()
             if self._replies in ready:
                 chunk = os.read(self._replies, 65536)
                 if not chunk:
                     raise _EndedError("exit")
                 self._buffer += chunk
 
-    def _take_output(self) -> bool:
+    def _read_output(self) -> bool:
         """Read the available output; return whether there was any."""
         try:
             chunk = os.read(self._out, 65536)
@@ -184,7 +184,7 @@ class Cell(AbstractContextManager["Cell"]):
             self._out_open = False
             return False
         self._printed += len(chunk)
-        self._output += chunk[: max(self.kept_output - len(self._output), 0)]
+        self._output += chunk[: max(self.max_output - len(self._output), 0)]
         if self._printed > MAX_PRINTED:
             raise _EndedError("output")
         return True
@@ -194,16 +194,16 @@ class Cell(AbstractContextManager["Cell"]):
         now = time.monotonic()
         if now < self._next_watch:
             return
-        watched = list(family(self._process)) if self._process else []
+        processes = list(process_tree(self._process)) if self._process else []
         # A program has one process, whose memory the kernel bounds; at mere limits it may start others.
-        if self.settings.shell and sum(map(resident, watched)) > self.settings.memory_mb * MEBIBYTE:
+        if self.settings.shell and sum(map(resident_bytes, processes)) > self.settings.memory_mb * MEBIBYTE:
             raise _EndedError("memory")
         if self._disk is not None:
-            size, files = self._disk.look(watched)
+            size, files = self._disk.measure(processes)
             if size > self.settings.disk_mb * MEBIBYTE or files > MAX_FILES:
                 raise _EndedError("disk")
-        spent = time.monotonic() - now
-        self._next_watch = now + max(WATCH_SECONDS, 5 * spent)  # watching takes a fifth of the time at most
+        seconds_spent = time.monotonic() - now
+        self._next_watch = now + max(WATCH_SECONDS, 5 * seconds_spent)  # watching takes a fifth of the time at most
 
 
 def _abandon(server: ServerProcess, number: int, descriptors: tuple[int, ...]) -> None:
@@ -212,7 +212,7 @@ def _abandon(server: ServerProcess, number: int, descriptors: tuple[int, ...]) -
         os.close(descriptor)
 
 
-def _parsed(line: bytes) -> dict[str, Any]:
+def _parse_message(line: bytes) -> dict[str, Any]:
     if oversized(line):
         raise _EndedError("output")
     try:

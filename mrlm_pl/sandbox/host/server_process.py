@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from mrlm_pl.errors import ConfigurationError, SandboxError
-from mrlm_pl.sandbox.host.usage import states
+from mrlm_pl.sandbox.host.usage import process_states
 from mrlm_pl.sandbox.inside.server import MAX_MESSAGE
 from mrlm_pl.sandbox.removal import remove_tree
 from mrlm_pl.sandbox.wall.confinement import CellSettings
@@ -61,44 +61,44 @@ class ServerProcess:
 
     def __init__(self, level: IsolationName, packages: tuple[str, ...] = ()) -> None:
         self.level = level
-        found = {package: _folder_of(package) for package in packages}
-        self.folders = tuple(sorted(set(found.values())))
+        package_folders = {package: _package_folder(package) for package in packages}
+        self.folders = tuple(sorted(set(package_folders.values())))
         self.owner = os.getpid()
         self.numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._ended: dict[int, threading.Event] = {}
         self._listening = True
         self._folder = ""
-        self._link, far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._link, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         package = str(Path(__file__).parents[2])
-        arguments = (far_end.fileno(), level, tempfile.gettempdir(), json.dumps(found))
+        arguments = (server_end.fileno(), level, tempfile.gettempdir(), json.dumps(package_folders))
         # A fresh interpreter with an empty environment: a fork of this process would hand its memory to hostile code.
         self._process = subprocess.Popen(
             [sys.executable, "-S", "-s", "-c", _BOOT, package, *map(str, arguments)],
             env={"PYTHONHASHSEED": "0"},  # equal programs meet sets in equal order; -I would ignore it
             cwd="/",
             stdin=subprocess.DEVNULL,
-            pass_fds=[far_end.fileno()],
+            pass_fds=[server_end.fileno()],
             start_new_session=True,
         )
-        far_end.close()
+        server_end.close()
         self._link.settimeout(STARTUP_SECONDS)
         try:
-            first = self._receive()
+            reply = self._receive()
         except TimeoutError:
             self.close()
             raise SandboxError(
                 f"the sandbox server of level {level!r} did not start within {STARTUP_SECONDS:g} s; try again when the "
                 "machine is less busy"
             ) from None
-        if "ready" not in first:
+        if "ready" not in reply:
             self.close()
             raise LevelError(
                 f"sandbox level {level!r} cannot be set up here: "
-                f"{first.get('failed', 'the server ended').strip().splitlines()[-1]}"
+                f"{reply.get('failed', 'the server ended').strip().splitlines()[-1]}"
             )
         self._link.settimeout(None)
-        self._folder = str(first["folder"])
+        self._folder = str(reply["folder"])
         threading.Thread(target=self._listen, name="sandbox-server", daemon=True).start()
 
     @property
@@ -138,7 +138,7 @@ class ServerProcess:
         else:
             raise SandboxError(
                 f"cell {number} of the sandbox server does not end within {KILL_SECONDS} s; "
-                f"the server and its cells, each with its state: {states(self._process.pid)}"
+                f"the server and its cells, each with its state: {process_states(self._process.pid)}"
             )
         if self._folder:
             remove_tree(self.folder_of(number))
@@ -191,14 +191,14 @@ class ServerProcess:
                 self._link.shutdown(socket.SHUT_RDWR)
             with self._lock:
                 self._listening = False
-                waiting, self._ended = list(self._ended.values()), {}
-            for ended in waiting:
+                events, self._ended = list(self._ended.values()), {}
+            for ended in events:
                 ended.set()
 
 
-_Kind = tuple[IsolationName, tuple[str, ...]]
-_servers: dict[_Kind, ServerProcess] = {}
-_refused: dict[_Kind, str] = {}
+_ServerKey = tuple[IsolationName, tuple[str, ...]]
+_servers: dict[_ServerKey, ServerProcess] = {}
+_refused: dict[_ServerKey, str] = {}
 """Reasons of kinds that cannot be set up: each further request would start a process, and others would wait."""
 
 _lock = threading.Lock()
@@ -212,32 +212,32 @@ def server(level: IsolationName, packages: tuple[str, ...] = ()) -> ServerProces
         SandboxError: the server does not start in time.
     """
     with _lock:
-        kind = (level, packages)
-        if kind in _refused:
-            raise LevelError(_refused[kind])
-        found = _servers.get(kind)
-        if found is None or not found.alive:
-            if found is not None:
-                found.close()
+        key = (level, packages)
+        if key in _refused:
+            raise LevelError(_refused[key])
+        process = _servers.get(key)
+        if process is None or not process.alive:
+            if process is not None:
+                process.close()
             try:
-                found = _servers[kind] = ServerProcess(level, packages)
+                process = _servers[key] = ServerProcess(level, packages)
             except LevelError as error:
-                _refused[kind] = str(error)
+                _refused[key] = str(error)
                 raise
-        return found
+        return process
 
 
-def _folder_of(package: str) -> str:
+def _package_folder(package: str) -> str:
     """Return the folder that a package of this interpreter is installed in.
 
     Raises:
         ConfigurationError: it is not installed, or is no package of a file system.
     """
-    found = importlib.util.find_spec(package) if package.isidentifier() else None
-    if found is None or found.origin is None or not os.path.isfile(found.origin):
+    spec = importlib.util.find_spec(package) if package.isidentifier() else None
+    if spec is None or spec.origin is None or not os.path.isfile(spec.origin):
         raise ConfigurationError(f"sandbox.packages: there is no package {package!r} here; install it or leave it out")
-    module = os.path.realpath(found.origin)
-    return os.path.dirname(os.path.dirname(module) if found.submodule_search_locations else module)
+    module = os.path.realpath(spec.origin)
+    return os.path.dirname(os.path.dirname(module) if spec.submodule_search_locations else module)
 
 
 def strongest() -> tuple[IsolationName, dict[IsolationName, str]]:
@@ -259,16 +259,16 @@ def strongest() -> tuple[IsolationName, dict[IsolationName, str]]:
 
 @atexit.register
 def _close_all() -> None:
-    for found in list(_servers.values()):
-        found.close()
+    for process in list(_servers.values()):
+        process.close()
 
 
 def _after_fork() -> None:
     """Forget all servers in a forked process; a thread that it does not have may have held the lock."""
     global _lock
     _lock = threading.Lock()
-    for found in _servers.values():
-        found._link.close()  # the servers end with their owner, not with the last copy of the link
+    for process in _servers.values():
+        process._link.close()  # the servers end with their owner, not with the last copy of the link
     _servers.clear()
 
 

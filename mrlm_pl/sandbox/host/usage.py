@@ -15,28 +15,28 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 _BLOCK = 512
 
 
-def family(process: int) -> Iterator[int]:
+def process_tree(process: int) -> Iterator[int]:
     """Yield a process and all that descend from it."""
-    waiting = [process]
-    while waiting:
-        current = waiting.pop()
+    pending = [process]
+    while pending:
+        current = pending.pop()
         yield current
         with suppress(OSError):  # it ended meanwhile
             for thread in os.listdir(f"/proc/{current}/task"):
                 with open(f"/proc/{current}/task/{thread}/children") as file:
-                    waiting += map(int, file.read().split())
+                    pending += map(int, file.read().split())
 
 
-def states(process: int) -> dict[int, str]:
+def process_states(process: int) -> dict[int, str]:
     """Return the state letter (``R`` running, ``D`` waiting for a disk, ``Z`` ended, ...) of a process's family."""
-    found = {}
-    for member in family(process):
+    letters = {}
+    for member in process_tree(process):
         with suppress(OSError), open(f"/proc/{member}/stat") as file:
-            found[member] = file.read().rpartition(")")[2].split()[0]
-    return found
+            letters[member] = file.read().rpartition(")")[2].split()[0]
+    return letters
 
 
-def resident(process: int) -> int:
+def resident_bytes(process: int) -> int:
     """Return bytes of memory that are a process's own."""
     with suppress(OSError), open(f"/proc/{process}/statm") as file:
         _, pages, shared, *_ = map(int, file.read().split())
@@ -49,71 +49,73 @@ class DiskUse:
 
     Args:
         folder: of the cell.
-        whole: bytes that are counted for a file of unknown size.
+        unknown_bytes: bytes that are counted for a file of unknown size.
     """
 
-    def __init__(self, folder: str, whole: int) -> None:
-        self._folder, self._whole = folder, whole
+    def __init__(self, folder: str, unknown_bytes: int) -> None:
+        self._folder, self._unknown_bytes = folder, unknown_bytes
         self._hidden: set[tuple[str, int]] = set()
 
-    def look(self, processes: Iterable[int]) -> tuple[int, int]:
+    def measure(self, processes: Iterable[int]) -> tuple[int, int]:
         """Return bytes on disk, and number of files in the folder.
 
         Args:
             processes: those of the cell.
         """
         size, files = tree_size(self._folder)
-        nameless: dict[tuple[int, int], int] = {}
+        unnamed_sizes: dict[tuple[int, int], int] = {}
         hidden: set[tuple[str, int]] = set()
         for process in processes:
             try:
-                nameless |= open_without_name(process)
-                mapped = mapped_without_name(process, self._folder)
+                unnamed_sizes |= unnamed_open_files(process)
+                mapped = unnamed_mapped_inodes(process, self._folder)
             except PermissionError:  # it made itself unreadable
                 hidden.add(("process", process))
             except OSError:  # it ended meanwhile
                 continue
             else:
-                hidden |= {("file", inode) for inode in mapped - {inode for _, inode in nameless}}
+                hidden |= {("file", inode) for inode in mapped - {inode for _, inode in unnamed_sizes}}
         # A file is mapped without being open for a moment while it is closed, and a process unreadable while it starts.
-        lasting, self._hidden = hidden & self._hidden, hidden
-        return size + sum(nameless.values()) + self._whole * len(lasting), files
+        lasting_hidden, self._hidden = hidden & self._hidden, hidden
+        return size + sum(unnamed_sizes.values()) + self._unknown_bytes * len(lasting_hidden), files
 
 
-def open_without_name(process: int) -> dict[tuple[int, int], int]:
+def unnamed_open_files(process: int) -> dict[tuple[int, int], int]:
     """Return bytes on disk of the files that a process has open and that no folder holds, by device and inode.
 
     Raises:
         OSError: the process is gone, or may not be looked into.
     """
-    found = {}
+    sizes = {}
     for thread in os.listdir(f"/proc/{process}/task"):  # each may have descriptors of its own
-        place = f"/proc/{process}/task/{thread}/fd"
+        descriptors = f"/proc/{process}/task/{thread}/fd"
         with suppress(FileNotFoundError, ProcessLookupError):  # the thread ended meanwhile
-            for name in os.listdir(place):
+            for name in os.listdir(descriptors):
                 with suppress(FileNotFoundError):  # closed meanwhile
-                    file = os.stat(f"{place}/{name}")
+                    file = os.stat(f"{descriptors}/{name}")
                     if stat.S_ISREG(file.st_mode) and not file.st_nlink:
-                        found[file.st_dev, file.st_ino] = file.st_blocks * _BLOCK
-    return found
+                        sizes[file.st_dev, file.st_ino] = file.st_blocks * _BLOCK
+    return sizes
 
 
-def mapped_without_name(process: int, folder: str) -> set[int]:
+def unnamed_mapped_inodes(process: int, folder: str) -> set[int]:
     """Return inodes of a folder's files that a process has in its memory and that have no name any more.
 
     Raises:
         OSError: the process is gone, or may not be looked into.
     """
-    below, removed, found = os.fsencode(folder) + b"/", b" (deleted)", set()
+    prefix = os.fsencode(folder) + b"/"
+    suffix = b" (deleted)"
+    inodes = set()
     with open(f"/proc/{process}/maps", "rb") as file:
-        lines = [line for line in file if line.endswith(removed + b"\n") and below in line]
+        lines = [line for line in file if line.endswith(suffix + b"\n") and prefix in line]
     for line in lines:
         *_, inode, path = line.rstrip(b"\n").split(maxsplit=5)
         with suppress(OSError):  # else a name that ends so
             if os.lstat(path).st_ino == int(inode):
                 continue
-        found.add(int(inode))
-    return found
+        inodes.add(int(inode))
+    return inodes
 
 
 def tree_size(path: str) -> tuple[int, int]:

@@ -53,11 +53,11 @@ def serve(requests: int, replies: int) -> None:
         try:
             reply = {"ok": operations[request["operation"]](request)}
         except BaseException as error:  # whatever a program raises, also sys.exit, is an answer
-            reply = {"error": _described(error), "kind": type(error).__name__}
+            reply = {"error": _describe_error(error), "kind": type(error).__name__}
         try:
             channel.send(reply, within_limit=True)
         except ValueError as error:  # too large: it fails this call, and not all that come after it
-            channel.send({"error": _described(error), "kind": "ValueError"})
+            channel.send({"error": _describe_error(error), "kind": "ValueError"})
 
 
 def _run(source: str, session: dict[str, Any]) -> None:
@@ -88,18 +88,18 @@ def _shell(request: dict[str, Any]) -> int:
             os.write(2, f"bash: {error}\n".encode("ascii", "backslashreplace"))
         os._exit(CANNOT_START)
     pause = 0.001
-    found, raw = os.waitpid(process, os.WNOHANG)
-    while not found and time.monotonic() < deadline:
+    ended_process, wait_status = os.waitpid(process, os.WNOHANG)
+    while not ended_process and time.monotonic() < deadline:
         time.sleep(pause)
         pause = min(2 * pause, 0.02)
-        found, raw = os.waitpid(process, os.WNOHANG)
-    if not found:
+        ended_process, wait_status = os.waitpid(process, os.WNOHANG)
+    if not ended_process:
         with suppress(ProcessLookupError):
             os.killpg(process, signal.SIGKILL) if request["own_group"] else os.kill(process, signal.SIGKILL)
     with suppress(ChildProcessError):  # those that were left to this process, which is the first one
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
-    return os.waitstatus_to_exitcode(raw) if found else SHELL_TIMED_OUT
+    return os.waitstatus_to_exitcode(wait_status) if ended_process else SHELL_TIMED_OUT
 
 
 def _stop_others() -> None:
@@ -108,7 +108,7 @@ def _stop_others() -> None:
         os.kill(-1, signal.SIGSTOP)
 
 
-def _described(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     try:
         return "".join(traceback.format_exception_only(error)).strip()[-MAX_ERROR_CHARACTERS:]
     except BaseException:  # its own __str__ may raise anything

@@ -35,11 +35,11 @@ class Files:
         Beyond ``MAX_FILES`` files, ``MAX_BYTES`` bytes of all or ``MAX_DEPTH`` folders, files are left out.
         """
         # Contents, not times: two changes within the clock's step would look like one.
-        found: dict[str, tuple[bytes, int]] = {}
-        self._read("", found, 0)
-        changes: dict[str, list[Any] | None] = dict.fromkeys(self._seen.keys() - found.keys())
-        changes |= {path: [file[0].hex(), file[1]] for path, file in found.items() if self._seen.get(path) != file}
-        self._seen = found
+        files: dict[str, tuple[bytes, int]] = {}
+        self._read("", files, 0)
+        changes: dict[str, list[Any] | None] = dict.fromkeys(self._seen.keys() - files.keys())
+        changes |= {path: [file[0].hex(), file[1]] for path, file in files.items() if self._seen.get(path) != file}
+        self._seen = files
         return changes
 
     def apply(self, changes: Any) -> None:
@@ -59,8 +59,8 @@ class Files:
                     os.remove(full)
                 continue
             data, mode = bytes.fromhex(content[0]), content[1] & 0o777
-            others = sum(len(other) for name, (other, _) in self._seen.items() if name != path)
-            if others + len(data) > MAX_BYTES or len(self._seen.keys() | {path}) > MAX_FILES:
+            other_bytes = sum(len(other) for name, (other, _) in self._seen.items() if name != path)
+            if other_bytes + len(data) > MAX_BYTES or len(self._seen.keys() | {path}) > MAX_FILES:
                 raise ValueError(f"more than {MAX_FILES} files or {MAX_BYTES} bytes of files")
             os.makedirs(os.path.dirname(full), exist_ok=True)
             # In place: a process with the file open, such as a database, reads the new content.
@@ -74,18 +74,18 @@ class Files:
                 os.chmod(full, mode)
             self._seen[path] = data, mode
 
-    def _read(self, folder: str, found: dict[str, tuple[bytes, int]], depth: int) -> None:
+    def _read(self, folder: str, files: dict[str, tuple[bytes, int]], depth: int) -> None:
         with os.scandir(os.path.join(self._root, folder)) as entries:
             for entry in sorted(entries, key=lambda entry: entry.name):
                 path = f"{folder}{entry.name}"
                 if entry.is_dir(follow_symlinks=False):
                     if depth + 1 < MAX_DEPTH:
-                        self._read(f"{path}/", found, depth + 1)
+                        self._read(f"{path}/", files, depth + 1)
                 elif entry.is_file(follow_symlinks=False) and not entry.name.endswith(_PRIVATE):
-                    room = MAX_BYTES - sum(len(data) for data, _ in found.values())
+                    bytes_left = MAX_BYTES - sum(len(data) for data, _ in files.values())
                     status = entry.stat(follow_symlinks=False)
-                    if len(found) < MAX_FILES and status.st_size <= room:
-                        found[path] = _content(entry.path, status.st_mode & 0o777), status.st_mode & 0o777
+                    if len(files) < MAX_FILES and status.st_size <= bytes_left:
+                        files[path] = _read_content(entry.path, status.st_mode & 0o777), status.st_mode & 0o777
 
 
 def pack(root: str) -> str:
@@ -96,10 +96,10 @@ def pack(root: str) -> str:
     Raises:
         ValueError: the files hold more than ``MAX_PACKED_BYTES``.
     """
-    packed: list[list[Any]] = []
-    waiting, size, device = [root], 0, os.lstat(root).st_dev
-    while waiting:
-        path = waiting.pop()
+    entries: list[list[Any]] = []
+    pending, size, device = [root], 0, os.lstat(root).st_dev
+    while pending:
+        path = pending.pop()
         status = os.lstat(path)
         if status.st_dev != device:
             continue
@@ -111,26 +111,26 @@ def pack(root: str) -> str:
             size += status.st_size
             if size > MAX_PACKED_BYTES:
                 raise ValueError(f"the files of the system hold more than {MAX_PACKED_BYTES} bytes")
-            content = _content(path, mode).decode("latin-1")
+            content = _read_content(path, mode).decode("latin-1")
         elif kind == stat.S_IFDIR:
             if mode & 0o500 != 0o500:
                 os.chmod(path, mode | 0o500)
-            waiting += [os.path.join(path, name) for name in os.listdir(path)]
+            pending += [os.path.join(path, name) for name in os.listdir(path)]
         elif kind != stat.S_IFIFO:
             continue  # sockets belong to a process
-        packed.append([path, kind, mode, status.st_atime_ns, status.st_mtime_ns, content])
-    for path, kind, mode, accessed, modified, _ in reversed(packed):
+        entries.append([path, kind, mode, status.st_atime_ns, status.st_mtime_ns, content])
+    for path, kind, mode, accessed, modified, _ in reversed(entries):
         if kind == stat.S_IFDIR:  # as it was before it was looked into
             os.utime(path, ns=(accessed, modified))
             os.chmod(path, mode)
-    return base64.b64encode(zlib.compress(json.dumps(packed).encode(), 1)).decode()
+    return base64.b64encode(zlib.compress(json.dumps(entries).encode(), 1)).decode()
 
 
 def unpack(root: str, text: str) -> None:
     """Make a folder hold what :func:`pack` found in the same one, and nothing else."""
     _clear(root, os.lstat(root).st_dev)
-    packed = json.loads(zlib.decompress(base64.b64decode(text)))
-    for path, kind, _, _, _, content in packed:
+    entries = json.loads(zlib.decompress(base64.b64decode(text)))
+    for path, kind, _, _, _, content in entries:
         if kind == stat.S_IFDIR:
             os.makedirs(path, exist_ok=True)
         elif kind == stat.S_IFLNK:
@@ -140,7 +140,7 @@ def unpack(root: str, text: str) -> None:
         else:
             with open(path, "wb") as file:
                 file.write(content.encode("latin-1"))
-    for path, kind, mode, accessed, modified, _ in reversed(packed):  # making the content of a folder changes its time
+    for path, kind, mode, accessed, modified, _ in reversed(entries):  # making the content of a folder changes its time
         if kind != stat.S_IFLNK:
             os.chmod(path, mode)
         os.utime(path, ns=(accessed, modified), follow_symlinks=False)
@@ -160,7 +160,7 @@ def _clear(folder: str, device: int) -> None:
             os.remove(entry.path)
 
 
-def _content(path: str, mode: int) -> bytes:
+def _read_content(path: str, mode: int) -> bytes:
     """Return the content of a file, also of one that its owner may not read at present."""
     readable = os.access(path, os.R_OK)
     if not readable:

@@ -40,7 +40,7 @@ def grade(channel: Channel, request: dict[str, Any]) -> dict[str, Any]:
     discard_output()
     tally: dict[str, Any] = {"passed": 0, "run": 0, "fault": ""}
     for part in request["tests"]:
-        reached = tally["run"]
+        run_before = tally["run"]
         try:
             _run(channel, request, part, tally)
         except CandidateGone:
@@ -48,23 +48,23 @@ def grade(channel: Channel, request: dict[str, Any]) -> dict[str, Any]:
             break
         except Exception as error:
             # Assertions behind the error count, else one error after the first success would be rewarded.
-            tally["run"] = max(tally["run"] + 1, reached + _asserts(part))
-            tally["fault"] = tally["fault"] or in_words(error)
+            tally["run"] = max(tally["run"] + 1, run_before + _count_asserts(part))
+            tally["fault"] = tally["fault"] or describe_error(error)
     return tally
 
 
 def discard_output() -> None:
     """Send everything that this process prints to ``/dev/null``: tests may print values without end."""
-    nothing = os.open("/dev/null", os.O_WRONLY)
+    dev_null = os.open("/dev/null", os.O_WRONLY)
     for descriptor in (1, 2):
-        os.dup2(nothing, descriptor)
-    os.close(nothing)
+        os.dup2(dev_null, descriptor)
+    os.close(dev_null)
 
 
-def in_words(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return an error's class and text, at most ``MAX_FAULT_CHARACTERS``; the class alone if it has no text.
 
-    >>> in_words(ValueError("odd"))
+    >>> describe_error(ValueError("odd"))
     'ValueError: odd'
     """
     try:
@@ -84,14 +84,18 @@ def _run(channel: Channel, request: dict[str, Any], part: str, tally: dict[str, 
         def call(*arguments: Any, **named: Any) -> Any:
             nonlocal calls
             calls += 1
-            asked = {"name": name, "arguments": encode(list(arguments), _refuse), "named": encode(named, _refuse)}
+            call_request = {
+                "name": name,
+                "arguments": encode(list(arguments), _refuse),
+                "named": encode(named, _refuse),
+            }
             # The candidate may have made them: it must not be able to end the tests by their size.
-            channel.send({"ask": asked}, within_limit=True)
+            channel.send({"ask": call_request}, within_limit=True)
             answer = channel.receive()
             if "gone" in answer:
                 raise CandidateGone
             if "error" in answer:
-                raise raised(answer["error"], answer.get("kind"))
+                raise make_error(answer["error"], answer.get("kind"))
             try:
                 return decode(answer["ok"], lambda mention: mention)
             except (ValueError, TypeError, KeyError, SyntaxError, OverflowError, RecursionError) as error:
@@ -119,16 +123,16 @@ def _run(channel: Channel, request: dict[str, Any], part: str, tally: dict[str, 
 
     def failed(error: Exception) -> None:
         record(False)
-        tally["fault"] = tally["fault"] or in_words(error)
+        tally["fault"] = tally["fault"] or describe_error(error)
 
     namespace.update({_RECORD: record, _CONSTANT: record_constant, _FAILED: failed})
-    counted = ast.fix_missing_locations(_CountAsserts().visit(ast.parse(part)))
-    exec(compile(counted, "<tests>", "exec"), namespace)
+    tree = ast.fix_missing_locations(_CountAsserts().visit(ast.parse(part)))
+    exec(compile(tree, "<tests>", "exec"), namespace)
     if request["entry"] and "check" in namespace:
         namespace["check"](namespace[request["entry"]])
 
 
-def _asserts(tests: str) -> int:
+def _count_asserts(tests: str) -> int:
     return sum(isinstance(node, ast.Assert) and not _is_constant(node) for node in ast.walk(ast.parse(tests)))
 
 
@@ -152,7 +156,7 @@ class _CountAsserts(ast.NodeTransformer):
         return ast.copy_location(ast.Try([record], [handler], [], []), node)
 
 
-def raised(text: str, kind: Any, arguments: Sequence[Any] | None = None) -> Exception:
+def make_error(text: str, kind: Any, arguments: Sequence[Any] | None = None) -> Exception:
     """Return the error of a call, as the built-in class that tests may expect, else as :class:`CandidateError`.
 
     Args:
@@ -160,19 +164,22 @@ def raised(text: str, kind: Any, arguments: Sequence[Any] | None = None) -> Exce
         kind: name of its class.
         arguments: of its constructor; the text alone by default.
     """
-    known = getattr(builtins, kind, None) if isinstance(kind, str) else None
-    if not (isinstance(known, type) and issubclass(known, Exception)) or known in (StopIteration, UnicodeError):
+    error_class = getattr(builtins, kind, None) if isinstance(kind, str) else None
+    if not (isinstance(error_class, type) and issubclass(error_class, Exception)):
+        return CandidateError(text)
+    if error_class in (StopIteration, UnicodeError):
         return CandidateError(text)
     try:
-        given = (text,) if arguments is None else tuple(arguments)
-        if issubclass(known, UnicodeError):
+        error_arguments = (text,) if arguments is None else tuple(arguments)
+        if issubclass(error_class, UnicodeError):
             # Their own text reads the object at their offsets, which the candidate could place outside of it.
-            words = text.removeprefix(f"{kind}: ")
-            told: Any = type(kind, (known,), {"__str__": lambda error: words, "__module__": known.__module__})
-            error = told.__new__(told)
-            error.args = given
+            message = text.removeprefix(f"{kind}: ")
+            methods = {"__str__": lambda error: message, "__module__": error_class.__module__}
+            unicode_class: Any = type(kind, (error_class,), methods)
+            error = unicode_class.__new__(unicode_class)
+            error.args = error_arguments
             return error
-        return known(*given)
+        return error_class(*error_arguments)
     except Exception:  # a class whose constructor wants other arguments
         return CandidateError(text)
 

@@ -25,7 +25,7 @@ class Program:
     def __init__(self) -> None:
         self._module = types.ModuleType(MODULE)
         self._names = self._module.__dict__
-        self._kept: list[Any] = []
+        self._objects: list[Any] = []
         self._numbers: dict[int, int] = {}
         self._files = Files()
         self._shared = Shared(lambda value: encode(value, self.keep), lambda data: decode(data, self.recall))
@@ -55,12 +55,12 @@ class Program:
         """
         self._files.apply(request["files"])
         self._shared.apply(request["shared"])
-        arguments = [self._received(data, number) for data, number in request["arguments"]]
-        named = {key: self._received(data, number) for key, data, number in request["named"]}
-        held = [self._hold(value) for value in (*arguments, *named.values())]
-        reply: dict[str, Any] = {"held": held}
+        arguments = [self._decode_argument(data, number) for data, number in request["arguments"]]
+        named = {key: self._decode_argument(data, number) for key, data, number in request["named"]}
+        numbers = [self._hold(value) for value in (*arguments, *named.values())]
+        reply: dict[str, Any] = {"held": numbers}
         try:
-            value = self._perform(request["action"], arguments, named)
+            value = self._run_action(request["action"], arguments, named)
             reply["value"] = encode(value, self.keep)
             reply["number"] = self._hold(value)
         except Exception as error:
@@ -68,9 +68,9 @@ class Program:
             reply["raised"] = {"kind": type(error).__name__, "text": f"{error}"[:2000], "arguments": details}
         return {**reply, "files": self._files.changed(), "shared": self._shared.changed()}
 
-    def _received(self, data: Any, number: int | None) -> Any:
+    def _decode_argument(self, data: Any, number: int | None) -> Any:
         """Return an argument: the container of a number, where the tests got it from here."""
-        return decode(data, self.recall) if number is None else self._kept[number]
+        return decode(data, self.recall) if number is None else self._objects[number]
 
     def _hold(self, value: Any) -> int | None:
         """Return the number of a container, of which the tests have a copy from now on; None of other values."""
@@ -82,21 +82,21 @@ class Program:
 
     def keep(self, value: Any) -> Opaque:
         """Return the mention of an object, the same one each time."""
-        number = self._numbers.setdefault(id(value), len(self._kept))
-        if number == len(self._kept):
-            self._kept.append(value)
+        number = self._numbers.setdefault(id(value), len(self._objects))
+        if number == len(self._objects):
+            self._objects.append(value)
         return Opaque(number, type(value).__name__)
 
     def recall(self, mention: Opaque) -> Any:
         """Return the object of a mention."""
-        return self._kept[mention.number]
+        return self._objects[mention.number]
 
-    def _perform(self, action: str, arguments: list[Any], named: dict[str, Any]) -> Any:
+    def _run_action(self, action: str, arguments: list[Any], named: dict[str, Any]) -> Any:
         if action == "global":
             return self._names[arguments[0]]
         if action == "call":
             return arguments[0](*arguments[1:], **named)
-        known = BUILT_IN.get(action) or getattr(operator, action, None)
-        if known is not None:
-            return known(*arguments)
+        function = BUILT_IN.get(action) or getattr(operator, action, None)
+        if function is not None:
+            return function(*arguments)
         return getattr(arguments[0], action)(*arguments[1:])

@@ -102,17 +102,17 @@ class _Server:
 
     def serve(self) -> NoReturn:
         """Open, kill and reap cells as asked."""
-        woken, wake = os.pipe()
-        os.set_blocking(woken, False)
-        os.set_blocking(wake, False)
-        signal.set_wakeup_fd(wake)
+        wake_reader, wake_writer = os.pipe()
+        os.set_blocking(wake_reader, False)
+        os.set_blocking(wake_writer, False)
+        signal.set_wakeup_fd(wake_writer)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)  # only its byte in the pipe is wanted
         self._send({"ready": os.getpid(), "folder": self.folder})
         while True:
-            ready, _, _ = select.select([self.link.fileno(), woken], [], [])
-            if woken in ready:
+            ready, _, _ = select.select([self.link.fileno(), wake_reader], [], [])
+            if wake_reader in ready:
                 with suppress(BlockingIOError):
-                    os.read(woken, 4096)
+                    os.read(wake_reader, 4096)
             if self.link.fileno() in ready:
                 try:
                     text, descriptors, _, _ = socket.recv_fds(self.link, MAX_MESSAGE, 3)
@@ -120,10 +120,10 @@ class _Server:
                     self._end()
                 if not text:
                     self._end()
-                self._obey(json.loads(text), descriptors)
+                self._handle(json.loads(text), descriptors)
             self._reap()
 
-    def _obey(self, message: dict[str, Any], descriptors: list[int]) -> None:
+    def _handle(self, message: dict[str, Any], descriptors: list[int]) -> None:
         if "kill" in message:
             processes = [process for process, number in self.cells.items() if number == message["kill"]]
             for process in processes:
@@ -147,7 +147,7 @@ class _Server:
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            _arrange(descriptors)
+            _arrange_descriptors(descriptors)
             sys.stdin = open(0)  # noqa: SIM115 (for the life of the process)
             sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
             sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
@@ -172,16 +172,16 @@ class _Server:
 
     def _reap(self) -> None:
         while True:
-            found = None
+            child = None
             with suppress(ChildProcessError):
-                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if found is None:
+                child = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if child is None:
                 return
-            if found.si_pid in self.cells and self.level != "namespaces":
+            if child.si_pid in self.cells and self.level != "namespaces":
                 # Before it is reaped, its number cannot be another group's.
-                self._kill_group(found.si_pid)
-            _, status = os.waitpid(found.si_pid, 0)
-            number = self.cells.pop(found.si_pid, None)
+                self._kill_group(child.si_pid)
+            _, status = os.waitpid(child.si_pid, 0)
+            number = self.cells.pop(child.si_pid, None)
             if number is not None:
                 if self.level == "limits":
                     self._kill_strays()
@@ -234,18 +234,18 @@ class _Server:
         os._exit(0)
 
 
-def _close_all_but(kept: int) -> None:
+def _close_all_but(kept_descriptor: int) -> None:
     """Close every descriptor except one; 0, 1 and 2 become /dev/null."""
-    nothing = os.open("/dev/null", os.O_RDWR)
+    dev_null = os.open("/dev/null", os.O_RDWR)
     for descriptor in (0, 1, 2):
-        os.dup2(nothing, descriptor)
-    os.closerange(3, kept)
-    os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))
+        os.dup2(dev_null, descriptor)
+    os.closerange(3, kept_descriptor)
+    os.closerange(kept_descriptor + 1, os.sysconf("SC_OPEN_MAX"))
 
 
-def _arrange(descriptors: list[int]) -> None:
+def _arrange_descriptors(descriptors: list[int]) -> None:
     """Put a cell's requests, replies and output on their places, and close everything else."""
-    high = [os.dup2(descriptor, 200 + place, inheritable=False) for place, descriptor in enumerate(descriptors)]
+    high = [os.dup2(descriptor, 200 + index, inheritable=False) for index, descriptor in enumerate(descriptors)]
     for source, target in ((high[0], REQUESTS), (high[1], REPLIES), (high[2], 1), (high[2], 2)):
         os.dup2(source, target, inheritable=target in (1, 2))
     os.closerange(REPLIES + 1, os.sysconf("SC_OPEN_MAX"))

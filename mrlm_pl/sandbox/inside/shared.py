@@ -20,40 +20,40 @@ class Shared:
 
     def __init__(self, encode: Callable[[Any], Any], decode: Callable[[Any], Any]) -> None:
         self._encode, self._decode = encode, decode
-        self._held: dict[int, tuple[Any, Any]] = {}
+        self._copies: dict[int, tuple[Any, Any]] = {}
 
     def hold(self, number: int, container: Any) -> Any:
         """Return the copy that is held under the number: an earlier one with the content of this one, or this one."""
-        held = self._held.pop(number, (container, None))[0]
-        if held is not container:
-            update(held, container)
-        if _is_small(held):
-            self._held[number] = (held, self._encode(held))
-            while len(self._held) > MAX_CONTAINERS:
-                del self._held[next(iter(self._held))]
-        return held
+        copied = self._copies.pop(number, (container, None))[0]
+        if copied is not container:
+            update(copied, container)
+        if _is_small(copied):
+            self._copies[number] = (copied, self._encode(copied))
+            while len(self._copies) > MAX_CONTAINERS:
+                del self._copies[next(iter(self._copies))]
+        return copied
 
     def number_of(self, value: Any) -> int | None:
         """Return the number under which a container is held; None of anything else."""
-        return next((number for number, (container, _) in self._held.items() if container is value), None)
+        return next((number for number, (container, _) in self._copies.items() if container is value), None)
 
     def changed(self) -> list[Any]:
         """Return the number and data of each container that changed since the last look."""
         changes = []
-        for number, (container, data) in self._held.items():
-            now = self._encode(container)
-            if now != data:
-                changes.append([number, now])
-                self._held[number] = (container, now)
+        for number, (container, data) in self._copies.items():
+            new_data = self._encode(container)
+            if new_data != data:
+                changes.append([number, new_data])
+                self._copies[number] = (container, new_data)
         return changes
 
     def apply(self, changes: Any) -> None:
         """Change the copies in the same way; those that are no longer held are left out."""
         for number, data in changes:
-            if number in self._held:
-                container = self._held[number][0]
+            if number in self._copies:
+                container = self._copies[number][0]
                 update(container, self._decode(data))
-                self._held[number] = (container, self._encode(container))
+                self._copies[number] = (container, self._encode(container))
 
 
 def update(old: Any, new: Any) -> None:
@@ -87,12 +87,12 @@ def _merged(old: Any, new: Any) -> Any:
 
 
 def _is_small(container: Any) -> bool:
-    waiting, values = [container], 0
-    while waiting:
-        value = waiting.pop()
-        values += 1
+    pending, count = [container], 0
+    while pending:
+        value = pending.pop()
+        count += 1
         if isinstance(value, (*KINDS, tuple)):
-            if values + len(waiting) + len(value) > MAX_VALUES:
+            if count + len(pending) + len(value) > MAX_VALUES:
                 return False
-            waiting += [*value, *value.values()] if isinstance(value, dict) else value
+            pending += [*value, *value.values()] if isinstance(value, dict) else value
     return True

@@ -14,7 +14,7 @@ from typing import Any
 
 from mrlm_pl.sandbox.inside.channel import Channel
 from mrlm_pl.sandbox.inside.files import Files
-from mrlm_pl.sandbox.inside.grader import CandidateError, CandidateGone, discard_output, in_words, raised
+from mrlm_pl.sandbox.inside.grader import CandidateError, CandidateGone, describe_error, discard_output, make_error
 from mrlm_pl.sandbox.inside.shared import KINDS, Shared
 from mrlm_pl.sandbox.inside.values import Opaque, decode, encode
 
@@ -89,8 +89,8 @@ class _Program:
         message = {
             "operation": "use",
             "action": action,
-            "arguments": [self._passed(value) for value in arguments],
-            "named": [[key, *self._passed(value)] for key, value in named.items()],
+            "arguments": [self._encode_argument(value) for value in arguments],
+            "named": [[key, *self._encode_argument(value)] for key, value in named.items()],
             "files": self._files.changed(),
             "shared": self._shared.changed(),
         }
@@ -109,20 +109,20 @@ class _Program:
         # A StopIteration of anything else would end a generator of the tests, not a test.
         raise StopIteration if action == "__next__" and answer["ok"]["raised"]["kind"] == "StopIteration" else error
 
-    def _passed(self, value: Any) -> list[Any]:
+    def _encode_argument(self, value: Any) -> list[Any]:
         """Return a value as data, and its number where it is a container that the program has a copy of."""
         return [encode(value, self._mention), self._shared.number_of(value)]
 
-    def _read(self, reply: Any, given: list[Any]) -> tuple[Any, Exception | None]:
+    def _read(self, reply: Any, sent: list[Any]) -> tuple[Any, Exception | None]:
         """Return the value of an answer, or the error; containers and files change as the program changed them."""
-        for number, value in zip(reply["held"], given, strict=True):
+        for number, value in zip(reply["held"], sent, strict=True):
             if type(value) in KINDS and type(number) is int:
                 self._shared.hold(number, value)
         self._files.apply(reply["files"])
         self._shared.apply(reply["shared"])
         if "raised" in reply:
             fault = reply["raised"]
-            return None, raised(str(fault["text"]), fault["kind"], decode(fault["arguments"], self._recall))
+            return None, make_error(str(fault["text"]), fault["kind"], decode(fault["arguments"], self._recall))
         value, number = decode(reply["value"], self._recall), reply.get("number")
         return (self._shared.hold(number, value) if type(value) in KINDS and type(number) is int else value), None
 
@@ -156,7 +156,7 @@ class _Result(unittest.TestResult):
         self.fault = self.fault or "a test passed that should fail"
 
     def addFailure(self, test: unittest.TestCase, err: Any) -> None:  # noqa: N802
-        self.fault = self.fault or in_words(err[1])
+        self.fault = self.fault or describe_error(err[1])
 
     addError = addFailure  # noqa: N815
 
@@ -192,5 +192,5 @@ def grade_unit_tests(channel: Channel, request: dict[str, Any]) -> dict[str, Any
         total = suite.countTestCases()
         suite.run(result)
     except (CandidateGone, CandidateError) as error:
-        result.fault = result.fault or in_words(error)
+        result.fault = result.fault or describe_error(error)
     return {"passed": result.passed, "run": max(total - len(result.skipped), 0), "fault": result.fault}

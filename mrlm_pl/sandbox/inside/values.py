@@ -117,10 +117,10 @@ def decode(data: Any, recall: Callable[[Opaque], Any], depth: int = 0) -> Any:
 
 
 def _type(content: Any) -> type:
-    named = getattr(builtins, content)
-    if type(named) is not type:
+    builtin_type = getattr(builtins, content)
+    if type(builtin_type) is not type:
         raise ValueError(f"{content!r:.40} is no built-in type")
-    return named
+    return builtin_type
 
 
 def _complex(items: list[Any]) -> complex:

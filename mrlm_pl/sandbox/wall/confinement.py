@@ -106,8 +106,8 @@ def interpreter_folders() -> tuple[str, ...]:
 @functools.cache
 def _program_folders() -> tuple[str, ...]:
     """Return places of programs and their libraries, without those that lie in others: each costs a child's start."""
-    places = {os.path.realpath(path) for path in (*_SYSTEM, *interpreter_folders()) if os.path.exists(path)}
-    return tuple(path for path in sorted(places) if not any(path.startswith(f"{other}/") for other in places))
+    folders = {os.path.realpath(path) for path in (*_SYSTEM, *interpreter_folders()) if os.path.exists(path)}
+    return tuple(path for path in sorted(folders) if not any(path.startswith(f"{other}/") for other in folders))
 
 
 @functools.cache
@@ -154,8 +154,8 @@ def enter_namespaces(folders: Iterable[str]) -> None:
         syscalls.become_user(NOBODY)
         syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)  # else its own /proc entries, which set the maps, are root's
     user, group = os.getuid(), os.getgid()
-    others = syscalls.CLONE_NEWNS if as_root else filesystem
-    syscalls.unshare(others | syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWPID)
+    namespaces = syscalls.CLONE_NEWNS if as_root else filesystem
+    syscalls.unshare(namespaces | syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWPID)
     syscalls.map_identity(INNER_USER, INNER_USER, user, group)
     if not as_root:
         _make_root(folders)
@@ -164,17 +164,17 @@ def enter_namespaces(folders: Iterable[str]) -> None:
 def _make_root(folders: Iterable[str]) -> None:
     """Make a new root: the system's programs and this interpreter, read-only, four devices, and empty folders."""
     syscalls.mount("none", "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
-    shown = [path for path in dict.fromkeys([*_SYSTEM, *interpreter_folders(), *folders]) if os.path.exists(path)]
-    shown = [path for path in shown if not os.path.islink(path) and (path == "/usr" or not path.startswith("/usr/"))]
+    paths = [path for path in dict.fromkeys([*_SYSTEM, *interpreter_folders(), *folders]) if os.path.exists(path)]
+    paths = [path for path in paths if not os.path.islink(path) and (path == "/usr" or not path.startswith("/usr/"))]
     # Held open, because the new root is put over /tmp, which may hide some of them.
-    sources = {path: os.open(path, os.O_PATH | os.O_CLOEXEC) for path in [*shown, *_DEVICES, "/proc"]}
+    sources = {path: os.open(path, os.O_PATH | os.O_CLOEXEC) for path in [*paths, *_DEVICES, "/proc"]}
     root = "/tmp"
     syscalls.mount("tmpfs", root, "tmpfs", _SAFE, "size=1m,nr_inodes=512,mode=755")
-    for path in [*shown, *_DEVICES, "/proc"]:
+    for path in [*paths, *_DEVICES, "/proc"]:
         target = root + path
-        _show(f"/proc/self/fd/{sources[path]}", target)
+        _bind_mount(f"/proc/self/fd/{sources[path]}", target)
         if path != "/proc":  # in which children write the maps of their users
-            syscalls.restrict_mounts(target, _READ_ONLY if path in shown else syscalls.MS_RDONLY)
+            syscalls.restrict_mounts(target, _READ_ONLY if path in paths else syscalls.MS_RDONLY)
     for descriptor in sources.values():
         os.close(descriptor)
     for name in _LINKS:
@@ -201,7 +201,7 @@ def confine_in_namespaces(cell: CellSettings) -> None:
         OSError: a step failed; the child must end.
     """
     os.setsid()  # process groups reach over namespaces: without this, kill(0) would reach the server
-    own_processes = cell.shell and _show_own_processes()
+    own_processes = cell.shell and _mount_own_proc()
     syscalls.unshare(syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWNS)
     syscalls.map_identity(INNER_USER, INNER_USER, INNER_USER, INNER_USER)
     mode = 755 if cell.shell else 700
@@ -215,7 +215,7 @@ def confine_in_namespaces(cell: CellSettings) -> None:
         _enter_own_root()
     os.chdir(HOME if cell.shell else BOX)
     syscalls.drop_capabilities()
-    _limit(cell)
+    _set_limits(cell)
     _close_file_system(cell, ["/"] if cell.shell else [BOX])  # the machine's folders in a shell's root are read-only
     syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
     seccomp.install(_filter_in_namespaces(cell.shell))
@@ -233,17 +233,17 @@ def _enter_own_root() -> None:
         file.write(_LOG)
     for folder in ("/usr", "/usr/local"):
         syscalls.mount(BOX + folder, BOX + folder, None, syscalls.MS_BIND)
-    shown = {path: path for folder in ("/", "/usr", "/usr/local") for path in _entries(folder)}
-    shown["/usr/local/.bin"] = shown.pop(OWN_PROGRAMS, "/old")
-    for path in _entries(OWN_PROGRAMS):
+    path_of_target = {path: path for folder in ("/", "/usr", "/usr/local") for path in _paths_in(folder)}
+    path_of_target["/usr/local/.bin"] = path_of_target.pop(OWN_PROGRAMS, "/old")
+    for path in _paths_in(OWN_PROGRAMS):
         os.symlink(f"../.bin/{os.path.basename(path)}", BOX + path)
-    for place, path in (_NEVER_THEIRS | shown).items():
-        if place in (BOX, "/old", "/usr", "/usr/local", *SYSTEM_FOLDERS):
+    for target, path in (_NEVER_THEIRS | path_of_target).items():
+        if target in (BOX, "/old", "/usr", "/usr/local", *SYSTEM_FOLDERS):
             continue
         if os.path.islink(path) and not os.path.realpath(path).startswith("/usr/"):
-            os.symlink(os.readlink(path), BOX + place)
+            os.symlink(os.readlink(path), BOX + target)
         else:
-            _show(path, BOX + place)
+            _bind_mount(path, BOX + target)
     if not _libraries_are_shown():
         syscalls.mount("/dev/null", BOX + _LINKER_CACHE, None, syscalls.MS_BIND)
     syscalls.restrict_mounts(f"{BOX}/proc", _READ_ONLY | syscalls.MS_NOEXEC)
@@ -252,7 +252,7 @@ def _enter_own_root() -> None:
     syscalls.detach(".")
 
 
-def _entries(folder: str) -> list[str]:
+def _paths_in(folder: str) -> list[str]:
     """Return paths in a folder, without broken links: scripts could supply their targets."""
     names = os.listdir(folder) if os.access(folder, os.R_OK) else ()
     return [path for path in (os.path.join(folder, name) for name in names) if os.path.exists(path)]
@@ -262,7 +262,7 @@ def _filter_in_namespaces(shell: bool) -> Filter:
     return Filter(processes=shell, private=True, modes=None, truncate=True, only_itself=False)
 
 
-def _show(path: str, target: str) -> None:
+def _bind_mount(path: str, target: str) -> None:
     """Make a target and mount a file or folder there; links are followed."""
     if os.path.isdir(path):
         os.makedirs(target, exist_ok=True)
@@ -272,7 +272,7 @@ def _show(path: str, target: str) -> None:
     syscalls.mount(path, target, None, syscalls.MS_BIND | syscalls.MS_REC)
 
 
-def _show_own_processes() -> bool:
+def _mount_own_proc() -> bool:
     """Mount a ``/proc`` that shows this cell's processes and nothing of the machine; False where that is refused.
 
     It is refused by kernels before 5.8, and in containers that hide a part of their own ``/proc``.
@@ -301,7 +301,7 @@ def confine_in_folder(cell: CellSettings, folder: str, *, landlocked: bool) -> N
     os.chdir(folder)
     if landlocked and os.getuid() == 0:
         syscalls.drop_capabilities()
-    _limit(cell, 0 if own_user else _tasks_of_user())
+    _set_limits(cell, 0 if own_user else _tasks_of_user())
     # It ends with the server, and a script's processes with it, which have no such signal of their own: the process
     # that runs scripts ends its group. A change of user clears the signal.
     if cell.shell:
@@ -352,13 +352,13 @@ def _become_cell_user(cell: CellSettings, folder: str) -> bool:
 
 
 def _all_can_read(path: str) -> bool:
-    parts = os.path.realpath(path).split("/")[1:]
-    folders = ["/" + "/".join(parts[:count]) for count in range(len(parts))]
+    names = os.path.realpath(path).split("/")[1:]
+    folders = ["/" + "/".join(names[:count]) for count in range(len(names))]
     return os.stat(path).st_mode & 0o004 != 0 and all(os.stat(folder).st_mode & 0o001 for folder in folders)
 
 
-def _limit(cell: CellSettings, others: int = 0) -> None:
-    """Set the limits of this process, whose user has ``others`` tasks."""
+def _set_limits(cell: CellSettings, other_tasks: int = 0) -> None:
+    """Set the limits of this process, whose user has ``other_tasks`` tasks."""
     memory = cell.memory_mb * MEBIBYTE
     for kind, value in (
         (resource.RLIMIT_AS, memory),
@@ -366,7 +366,7 @@ def _limit(cell: CellSettings, others: int = 0) -> None:
         (resource.RLIMIT_STACK, 16 * MEBIBYTE),
         (resource.RLIMIT_FSIZE, cell.disk_mb * MEBIBYTE),
         (resource.RLIMIT_CPU, cell.cpu_seconds),
-        (resource.RLIMIT_NPROC, others + (SHELL_TASKS if cell.shell else PYTHON_TASKS)),
+        (resource.RLIMIT_NPROC, other_tasks + (SHELL_TASKS if cell.shell else PYTHON_TASKS)),
         (resource.RLIMIT_NOFILE, SHELL_OPEN_FILES if cell.shell else OPEN_FILES),
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_MEMLOCK, 0),

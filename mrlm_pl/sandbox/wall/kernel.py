@@ -28,7 +28,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 libc.syscall.restype = ctypes.c_long
 
 
-def checked(result: int, what: str) -> int:
+def check_result(result: int, what: str) -> int:
     """Return the result of a call of libc.
 
     Raises:
@@ -48,14 +48,14 @@ def syscall(number: int, *arguments: Any) -> int:
     """
     if number < 0:
         raise OSError(f"no system call numbers for {MACHINE}")
-    passed = [ctypes.c_long(value) if isinstance(value, int) else value for value in arguments]
-    return checked(libc.syscall(ctypes.c_long(number), *passed), f"system call {number}")
+    c_arguments = [ctypes.c_long(value) if isinstance(value, int) else value for value in arguments]
+    return check_result(libc.syscall(ctypes.c_long(number), *c_arguments), f"system call {number}")
 
 
 def prctl(option: int, value: int = 0, pointer: Any = None) -> None:
     """Set an attribute of this process."""
     extra = ctypes.c_ulong(0) if pointer is None else pointer
-    checked(libc.prctl(ctypes.c_int(option), ctypes.c_ulong(value), extra, 0, 0), f"prctl {option}")
+    check_result(libc.prctl(ctypes.c_int(option), ctypes.c_ulong(value), extra, 0, 0), f"prctl {option}")
 
 
 def ending_with_parent(number: signal.Signals) -> tuple[str, ...]:
@@ -76,19 +76,19 @@ def ending_with_parent(number: signal.Signals) -> tuple[str, ...]:
 
 def unshare(flags: int) -> None:
     """Give this process new namespaces (for ``CLONE_NEWPID``, its next children)."""
-    checked(libc.unshare(ctypes.c_int(flags)), "unshare")
+    check_result(libc.unshare(ctypes.c_int(flags)), "unshare")
 
 
 def enter_namespace(descriptor: int, kind: int) -> None:
     """Join the namespace that a descriptor names."""
-    checked(libc.setns(ctypes.c_int(descriptor), ctypes.c_int(kind)), "setns")
+    check_result(libc.setns(ctypes.c_int(descriptor), ctypes.c_int(kind)), "setns")
 
 
 def mount(source: str | None, target: str, kind: str | None, flags: int = 0, options: str | None = None) -> None:
     """Mount a file system."""
     values = [None if value is None else value.encode() for value in (source, target, kind, options)]
     result = libc.mount(values[0], values[1], values[2], ctypes.c_ulong(flags), values[3])
-    checked(result, f"mount {target}")
+    check_result(result, f"mount {target}")
 
 
 def restrict_mounts(path: str, flags: int, *, below: bool = True) -> None:
@@ -104,7 +104,7 @@ def pivot_root(new_root: str, old_root: str) -> None:
 
 def detach(path: str) -> None:
     """Unmount a path and all below it."""
-    checked(libc.umount2(path.encode(), MNT_DETACH), f"umount {path}")
+    check_result(libc.umount2(path.encode(), MNT_DETACH), f"umount {path}")
 
 
 def map_identity(inner_uid: int, inner_gid: int, outer_uid: int, outer_gid: int) -> None:

@@ -38,14 +38,14 @@ def restrict(read: Iterable[str], write: Iterable[str], execute: Iterable[str]) 
     Raises:
         OSError: the kernel refuses.
     """
-    offered = version()
+    landlock_version = version()
     handled = _ALL_OF_FIRST_VERSION
     for since, right in ((2, _REFER), (3, _TRUNCATE), (5, _IOCTL)):
-        handled |= right if offered >= since else 0
+        handled |= right if landlock_version >= since else 0
     fields = [handled]
-    if offered >= 4:
+    if landlock_version >= 4:
         fields.append(_BIND_TCP | _CONNECT_TCP)
-    if offered >= 6:
+    if landlock_version >= 6:
         fields.append(_ABSTRACT_SOCKETS | _SIGNALS)
     rules = _ruleset(fields)
     writing = handled & ~(_EXECUTE | _MAKE_CHAR | _MAKE_BLOCK | _IOCTL)
@@ -75,13 +75,13 @@ def _enforce(rules: int) -> None:
 
 def _allow(rules: int, path: str, rights: int) -> None:
     try:
-        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except (FileNotFoundError, PermissionError):
         return  # there is nothing of that name that this user could reach
     try:
         if not os.path.isdir(path):
             rights &= _ON_FILES
-        rule = ctypes.create_string_buffer(struct.pack("=Qi", rights, place), 12)
+        rule = ctypes.create_string_buffer(struct.pack("=Qi", rights, descriptor), 12)
         syscall(_ADD, rules, _RULE_PATH_BENEATH, rule, 0)
     finally:
-        os.close(place)
+        os.close(descriptor)

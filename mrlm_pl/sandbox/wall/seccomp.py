@@ -35,15 +35,15 @@ def program(allowed: Filter) -> bytes:
     ]
     for number, outcome in table.items():
         if outcome.checks:
-            block = _checked(outcome)
+            block = _argument_steps(outcome)
             steps += [(_JUMP_EQUAL, 0, len(block), number), *block]
     # The rest in ascending order, each run of equal answers as "below its end: this answer".
-    answers = [_answer(table.get(number, UNKNOWN)) for number in range(max(table) + 1)]
+    answers = [_return_value(table.get(number, UNKNOWN)) for number in range(max(table) + 1)]
     end = 0
     for answer, run in itertools.groupby(answers):
         end += len(list(run))
         steps += [(_JUMP_AT_LEAST, 1, 0, end), (_RETURN, 0, 0, answer)]
-    steps.append((_RETURN, 0, 0, _answer(UNKNOWN)))
+    steps.append((_RETURN, 0, 0, _return_value(UNKNOWN)))
     return struct.pack("HBBI" * len(steps), *itertools.chain.from_iterable(steps))
 
 
@@ -64,16 +64,16 @@ class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("steps", ctypes.c_void_p))
 
 
-def _checked(outcome: Outcome) -> list[tuple[int, int, int, int]]:
+def _argument_steps(outcome: Outcome) -> list[tuple[int, int, int, int]]:
     """Return steps that test the arguments: code, steps to skip if true and if false, and value."""
     steps = []
     for check in outcome.checks:
         steps += [(_LOAD, 0, 0, _ARGUMENTS_AT + 8 * check.argument + 4 * check.word), (_AND, 0, 0, check.mask)]
-        left = len(check.values)
-        steps += [(_JUMP_EQUAL, left - place, 0, value) for place, value in enumerate(check.values)]
-        steps.append((_RETURN, 0, 0, _answer(outcome)))
+        num_values = len(check.values)
+        steps += [(_JUMP_EQUAL, num_values - index, 0, value) for index, value in enumerate(check.values)]
+        steps.append((_RETURN, 0, 0, _return_value(outcome)))
     return [*steps, (_RETURN, 0, 0, _ALLOW)]
 
 
-def _answer(outcome: Outcome) -> int:
+def _return_value(outcome: Outcome) -> int:
     return _ALLOW if outcome.error is None else _ERRNO | outcome.error

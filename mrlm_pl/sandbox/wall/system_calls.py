@@ -18,8 +18,8 @@ _COLUMN = {"x86_64": 0, "aarch64": -1}.get(MACHINE, 0)
 def _numbers(table: str) -> dict[str, int]:
     """Return numbers by name on this machine from entries ``NAME=X86_64/AARCH64``, or one number for both."""
     pairs = (entry.split("=") for entry in table.split())
-    found = {name: numbers.split("/")[_COLUMN] for name, numbers in pairs}
-    return {name: int(number) for name, number in found.items() if number != "-"}
+    numbers_by_name = {name: numbers.split("/")[_COLUMN] for name, numbers in pairs}
+    return {name: int(number) for name, number in numbers_by_name.items() if number != "-"}
 
 
 # Linux 6.18: arch/x86/entry/syscalls/syscall_64.tbl, and scripts/syscall.tbl for aarch64. From 424 on they agree.
@@ -166,13 +166,13 @@ def outcomes(allowed: Filter) -> dict[int, Outcome]:
     """
     if MACHINE not in ("x86_64", "aarch64"):
         raise OSError(errno.ENOSYS, f"no system call numbers for {MACHINE}")
-    found: dict[int, Outcome] = {}
+    by_number: dict[int, Outcome] = {}
 
     def answer(table: dict[str, int], error: int | None) -> None:
-        found.update(dict.fromkeys(table.values(), Outcome(error)))
+        by_number.update(dict.fromkeys(table.values(), Outcome(error)))
 
     def check(name: str, error: int, checks: Iterable[Check]) -> None:
-        found[_CHECKED[name]] = Outcome(error, tuple(checks)) if checks else ALLOWED
+        by_number[_CHECKED[name]] = Outcome(error, tuple(checks)) if checks else ALLOWED
 
     answer(_ALLOWED, None)
     answer(_PRIVILEGED, errno.EPERM)
@@ -198,7 +198,7 @@ def outcomes(allowed: Filter) -> dict[int, Outcome]:
     check("ioctl", errno.ENOTTY, (Check(1, _IOCTL),))
     check("prctl", errno.EPERM, (Check(0, _PRCTL),))
     check("prlimit64", errno.EPERM, (Check(0, (0,)),))  # limits of other processes
-    only = (Check(0, (ITSELF,)),) if allowed.only_itself else ()
+    itself = (Check(0, (ITSELF,)),) if allowed.only_itself else ()
     for name in ("kill", "tgkill"):
-        check(name, errno.EPERM, only)
-    return found
+        check(name, errno.EPERM, itself)
+    return by_number

@@ -139,7 +139,7 @@ def test_only_agents_without_a_legal_action_are_asked_again() -> None:
 def test_a_reward_before_the_first_decision_is_counted_with_it() -> None:
     environment = PettingZooEnvironment("classic/rps_v2")
     environment.reset(task())
-    assert environment._earned({"player_0": 1.0, "player_1": 2.0}) == {}
+    assert environment._pay_out({"player_0": 1.0, "player_1": 2.0}) == {}
     assert act(environment, player_0=0).rewards == {"player_0": 1.0}
     assert act(environment, player_1=1).rewards == {"player_0": -1.0, "player_1": 3.0}
 

@@ -516,7 +516,7 @@ def test_weaker_sandboxes_and_bad_settings_are_refused() -> None:
 
 
 def test_a_machine_without_namespaces_says_so_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mrlm_pl.sandbox.sandbox._strongest_here", lambda: ("landlock", {}))
+    monkeypatch.setattr("mrlm_pl.sandbox.sandbox._strongest_level", lambda: ("landlock", {}))
     with pytest.raises(ConfigurationError, match=r"offers only 'landlock'"):
         ShellEnvironment().tasks("train")
 

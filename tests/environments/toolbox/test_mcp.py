@@ -109,7 +109,7 @@ def test_nobody_waits_for_the_server_of_another(monkeypatch: pytest.MonkeyPatch)
         both.wait(100)
         raise McpError(f"{self.url} is gone")
 
-    monkeypatch.setattr(McpTools, "_connected", met)
+    monkeypatch.setattr(McpTools, "_connect", met)
     with ThreadPoolExecutor(2) as pool:
         asked = [pool.submit(McpTools(url=f"http://{host}").tools) for host in "ab"]
     assert [str(item.exception()) for item in asked] == ["http://a is gone", "http://b is gone"]

@@ -14,7 +14,7 @@ from mrlm_environments.toolbox.search import (
     SearchBackend,
     SearchResult,
     WebSearch,
-    _indexed,
+    _build_index,
 )
 
 from mrlm_pl.environment.rows import read_rows
@@ -85,13 +85,13 @@ def test_an_empty_query_is_refused() -> None:
 def test_copies_share_the_index_and_other_processes_build_their_own() -> None:
     tool = WebSearch()
     expected = tool.call({"query": "gold"})
-    built = _indexed.cache_info().misses
+    built = _build_index.cache_info().misses
     assert copy.deepcopy(tool).call({"query": "gold"}) == expected
-    assert _indexed.cache_info().misses == built
+    assert _build_index.cache_info().misses == built
     pickled = pickle.dumps(tool)
-    _indexed.cache_clear()  # another process has no index yet
+    _build_index.cache_clear()  # another process has no index yet
     assert pickle.loads(pickled).call({"query": "gold"}) == expected
-    assert _indexed.cache_info().misses == 1
+    assert _build_index.cache_info().misses == 1
 
 
 class Fixed(SearchBackend):
