@@ -16,6 +16,9 @@ from mrlm_pl.errors import ConfigurationError, did_you_mean
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
+_NUMBER = re.compile(r"\b(int|float|bool)\b")
+_VALUE = re.compile(r"int|float|bool|str|Literal\[[^]]*\]")
+
 
 def as_settings(cls: type[T], value: Any, name: str, base: T | None = None) -> T:
     """Return the value if it is a ``cls``, else a ``cls`` made from the mapping.
@@ -48,37 +51,40 @@ def as_settings(cls: type[T], value: Any, name: str, base: T | None = None) -> T
 def check_arguments(function: F) -> F:
     """Return a function, or class, whose calls name the nearest argument for an unknown one, and take no float as int.
 
-    It takes a scalar of NumPy or torch as the number of Python that it holds, which alone a checkpoint may hold. It
-    refuses other values than a whole number for an ``int``, and None for what must have a value: both would fail where
-    the argument is used. One with keywords of any name takes them as they are; they belong to the functions that it
-    calls.
+    Of arguments that are annotated as numbers it takes a scalar of NumPy or torch as the number of Python that it
+    holds, which alone a checkpoint may hold. It refuses other values than a whole number for an ``int``, and None for a
+    number, text or choice that must have a value: both would fail where the argument is used. Keywords of any name are
+    taken as they are; they belong to the functions that this one calls.
     """
     if isinstance(function, type):
         function.__init__ = check_arguments(function.__init__)  # type: ignore[misc]
         return function
     parameters = inspect.signature(function).parameters
     open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    kinds = {
-        name: str(parameter.annotation)
-        for name, parameter in parameters.items()
-        if parameter.annotation is not parameter.empty
-    }
+    if open_ended and not function.__module__.startswith("mrlm_pl."):
+        return function  # Lightning's `save_hyperparameters` follows the frames of a user's constructors
+    positional = [name for name, parameter in parameters.items() if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+    kinds = {name: str(parameter.annotation) for name, parameter in parameters.items()}
+    numbers = {name for name, kind in kinds.items() if _NUMBER.search(kind)}
     whole_numbers = {name for name, kind in kinds.items() if kind in ("int", "int | None")}
     optional = {name for name, parameter in parameters.items() if parameter.default is None}
-    needed = {name for name, kind in kinds.items() if not re.search(r"None|Any|Optional", kind)} - optional
+    needed = {name for name, kind in kinds.items() if _VALUE.fullmatch(kind)} - optional
 
     @functools.wraps(function)
     def checked(*arguments: Any, **options: Any) -> Any:
         owner = type(arguments[0]) if function.__name__ == "__init__" else function
         if not open_ended:
             check_known(options, parameters, owner)
-        arguments, options = (*map(plain, arguments),), {name: plain(value) for name, value in options.items()}
-        for name, value in (dict(zip(parameters, arguments, strict=False)) | options).items():
+        named = dict(zip(positional, arguments, strict=False)) | options
+        converted = {name: plain(value) if name in numbers else value for name, value in named.items()}
+        for name, value in converted.items():
             if name in whole_numbers and not isinstance(value, int | None):
                 raise ConfigurationError(f"{owner.__name__}: {name} is {value!r}; it must be a whole number")
             if value is None and name in needed:
                 raise ConfigurationError(f"{owner.__name__}: {name} is None; give a value")
-        return function(*arguments, **options)
+        taken = len(positional)
+        first = [converted[name] for name in positional[: len(arguments)]]
+        return function(*first, *arguments[taken:], **{name: converted[name] for name in options})
 
     return checked  # type: ignore[return-value]
 
@@ -90,7 +96,8 @@ def plain(value: Any) -> Any:
     >>> plain(numpy.float64(0.5)), plain(numpy.int64(3)), plain("text")
     (0.5, 3, 'text')
     """
-    return value.item() if hasattr(value, "item") and getattr(value, "ndim", None) == 0 else value
+    is_scalar = hasattr(value, "item") and getattr(value, "ndim", None) == 0
+    return value.item() if is_scalar and not getattr(value, "requires_grad", False) else value
 
 
 def check_known(

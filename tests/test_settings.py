@@ -207,3 +207,29 @@ def test_an_option_that_may_be_left_out_may_be_none_however_its_type_is_written(
         return goal, count
 
     assert of_a_plugin(goal=None, count=None) == (None, None)
+
+
+def test_arguments_of_a_plugin_that_are_no_numbers_are_taken_as_they_are() -> None:
+    @check_arguments
+    def of_a_plugin(*parts: Any, scale: torch.Tensor, rate: float, count: int = 1) -> tuple[Any, ...]:
+        return (*parts, scale, rate, count)
+
+    weight = torch.nn.Parameter(torch.tensor(0.5))
+    *parts, scale, rate, count = of_a_plugin("a", None, scale=weight, rate=numpy.float64(0.25))
+    assert parts == ["a", None]
+    assert scale is weight
+    assert (type(rate), rate, count) == (float, 0.25, 1)
+
+
+def test_constructors_of_a_plugin_keep_the_frames_that_save_hyperparameters_follows() -> None:
+    class Mine(GRPO):
+        def __init__(self, policies: Any = None, gain: int = 7, **settings: Any) -> None:
+            super().__init__(policies, **settings)
+            self.save_hyperparameters(ignore=["policies"])
+
+    class Other(Mine):
+        def __init__(self, policies: Any = None, bias: int = 5, **settings: Any) -> None:
+            super().__init__(policies, **settings)
+
+    hyperparameters = Other({"main": "builtin:tiny"}, bias=6).hparams
+    assert (hyperparameters["gain"], hyperparameters["bias"]) == (7, 6)

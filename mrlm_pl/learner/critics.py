@@ -224,6 +224,11 @@ class PolicyCritics(Critic):
 class ScoreHead(PolicyCritics):
     """The value head of a reward model, on its policy, whose output head is not trained."""
 
+    def __init__(self, models: Mapping[str, Policy], policies: Mapping[str, Policy], *settings: Any) -> None:
+        super().__init__(models, policies, *settings)
+        for policy in policies.values():
+            policy.needs_head = False
+
     def read_weights(self) -> None:
         for name, policy in self.policies.items():
             policy.load_critic(name)

@@ -234,7 +234,7 @@ class Metrics:
         ]
         means = summed_pairs([*(item for pairs_of_rank, _, _ in ranks for item in pairs_of_rank.items()), *accuracies])
         # The accuracy of a batch whose episodes all failed is unknown; the environment of others may never judge.
-        unknown = {name: means.get(name.replace("accuracy", "reward"), pair) for name, pair in means.items()}
+        unknown = {name: means.get(name.removesuffix("accuracy") + "reward", pair) for name, pair in means.items()}
         means = {name: pair for name, pair in means.items() if pair[1] or not unknown[name][1]}
         counts = summed(item for _, counts_of_rank, _ in ranks for item in counts_of_rank.items())
         values = {name: total / weight if weight else math.nan for name, (total, weight) in sorted(means.items())}

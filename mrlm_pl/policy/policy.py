@@ -71,6 +71,9 @@ class Policy(nn.Module):
             reference copy: a quarter of their memory, with rounding (docs/scaling.md). The output head and the
             embedding stay as they are.
 
+    Attributes:
+        needs_head: whether the files must hold the output head; critics and reward models do without.
+
     Raises:
         PolicyError: there is no such model, it has no tokenizer or no end-of-sequence token, or its chat template might
             not end.
@@ -143,7 +146,8 @@ class Policy(nn.Module):
         self.vocabulary: int = self.config.get_text_config().vocab_size
         self.model: Any = None
         self.reference: Any = None
-        self._moving = self._is_critic = False
+        self._moving = False
+        self.needs_head = True
         self.value_head: ValueHead | None = None
 
     @property
@@ -246,7 +250,7 @@ class Policy(nn.Module):
 
     def load_critic(self, name: str) -> None:
         """Read the weights of a critic, a policy whose output head is not trained, or missing."""
-        self._is_critic = True
+        self.needs_head = False
         self.load(name=name)
         self.add_value_head()
         head = self.network.get_output_embeddings()
@@ -431,7 +435,7 @@ class Policy(nn.Module):
                     f"{list(configured_shape)}; copy, download or export it again"
                 )
             # A classifier without the head of a language model may be a critic.
-            prefix = f"{model.base_model_prefix}." if self._is_critic else ""
+            prefix = "" if self.needs_head else f"{model.base_model_prefix}."
             missing = [key for key in sorted(report["missing_keys"]) if key.startswith(prefix)]
             if missing:
                 raise PolicyError(

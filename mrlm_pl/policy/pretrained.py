@@ -97,7 +97,8 @@ def end_ids(config: Any, source: str) -> list[int]:
     except Exception as error:
         raise PolicyError(f"the generation_config.json of {source!r} cannot be read: {first_line(error)}") from error
     id_lists = [getattr(section, "eos_token_id", None) for section in configs]
-    return [token for ids in id_lists if ids is not None for token in (ids if isinstance(ids, list) else [ids])]
+    tokens = [token for ids in id_lists for token in (ids if isinstance(ids, list) else [ids])]
+    return [token for token in tokens if isinstance(token, int) and token >= 0]
 
 
 def write_model(model: PreTrainedModel, folder: str | Path, weights: Mapping[str, Tensor]) -> None:

@@ -128,6 +128,7 @@ class _ValueModel:
         from mrlm_pl.policy.forward.devices import usable_device
 
         self.policy = Policy(model=model, trained=False, int8="weights" if precision == "int8" else None)
+        self.policy.needs_head = False
         self.policy.load()
         self.policy.to(dtype=_dtype(precision))
         try:

@@ -33,6 +33,19 @@ _SAVE_TIMES = 20
 _REMOTE = re.compile(r"^\w+://")
 
 
+def _damage(path: str | Path) -> str | None:
+    """Return what is damaged in a checkpoint; None: nothing that its checksums, which torch does not compare, tell."""
+    if not zipfile.is_zipfile(path):
+        return None
+    try:
+        with zipfile.ZipFile(path) as archive:
+            has_checksums = any(record.CRC for record in archive.infolist())  # torch can leave them out
+            record = archive.testzip() if has_checksums else None
+    except Exception as error:  # of many classes
+        return f"{type(error).__name__}: {error}"
+    return None if record is None else f"its record {record!r} has another checksum"
+
+
 class DurableCheckpointIO(TorchCheckpointIO):
     """Writes a checkpoint beside its final name, forces it to the disk and then renames it: a kill leaves it whole."""
 
@@ -61,14 +74,10 @@ class DurableCheckpointIO(TorchCheckpointIO):
         Raises:
             ConfigurationError: the file is damaged, or holds something else.
         """
-        if zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as file:
-                record = file.testzip()  # torch does not compare the checksums
-            if record is not None:
-                raise ConfigurationError(
-                    f"ckpt_path: {str(path)!r} is damaged: its record {record!r} has another checksum; restore the "
-                    "file from a copy, or name another"
-                )
+        if (damage := _damage(path)) is not None:
+            raise ConfigurationError(
+                f"ckpt_path: {str(path)!r} is damaged: {damage}; restore the file from a copy, or name another"
+            )
         # The base class unpickles everything that comes from a URL.
         checkpoint = super().load_checkpoint(path, map_location, weights_only is not False)
         check_checkpoint(checkpoint, path)

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from mrlm_pl.durable_files import draft_of, force_to_disk, replacing
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.trainer.resume import check_checkpoint
+from mrlm_pl.trainer.resume import NO_OPTIMIZER, check_checkpoint
 from mrlm_pl.trainer.sharded_checkpoint import METADATA_FILE, check_sharded_checkpoint, sharded_shapes
 
 COLLECTIVE_DEADLINE = timedelta(minutes=30)
@@ -107,6 +107,8 @@ class FSDP(ModelParallelStrategy):
         else:
             saved = torch.load(path, map_location="cpu", mmap=True, weights_only=weights_only is not False)
             check_checkpoint(saved, path)
+            if self._optimizers and not saved.get("optimizer_states"):
+                raise ConfigurationError(NO_OPTIMIZER)
             shapes = {name: weight.shape for name, weight in saved["state_dict"].items()}
         if hasattr(module, "check_weights"):  # first: torch's errors name no option
             module.check_weights(shapes)

@@ -29,6 +29,11 @@ from mrlm_pl.trainer.bounds import updates_served
 
 _VERSION = "pytorch-lightning_version"
 
+NO_OPTIMIZER = (
+    "ckpt_path: the checkpoint holds weights, but not the optimizer's state; name another, or give the policy's folder "
+    "as `model`"
+)
+
 PLAIN_TRAINER = (
     "Lightning's own Trainer has no run folder: `episodes` and `policies` are written to its `default_root_dir` (by "
     "default the working folder), where the next fit overwrites them; a kill may leave half a checkpoint. "
@@ -233,10 +238,7 @@ def check_resumable(trainer: Any, checkpoint: Mapping[str, Any]) -> None:
             "with its weights, leave ckpt_path out and give the run's folder as `model` of the policy"
         )
     if trainer.strategy.lightning_restore_optimizer and not checkpoint.get("optimizer_states"):
-        raise ConfigurationError(
-            "ckpt_path: the checkpoint holds weights, but not the optimizer's state; name another, or give the "
-            "policy's folder as `model`"
-        )
+        raise ConfigurationError(NO_OPTIMIZER)
 
 
 def _resumed_loggers(trainer: Trainer) -> list[ResumedLogger]:

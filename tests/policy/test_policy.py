@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from mrlm_pl.algorithms import CorrectnessModel
 from mrlm_pl.environment.tools import tool_schema
 from mrlm_pl.episode import Message
 from mrlm_pl.errors import ConfigurationError, PolicyError
@@ -126,6 +127,7 @@ def test_files_without_the_output_head_are_refused_for_all_but_critics(model_fol
     with pytest.raises(PolicyError, match=r"its files lack the weights 'lm_head.weight' \(1 in all\)"):
         Policy(str(bare)).load()
     Policy(str(bare)).load_critic("critic")
+    CorrectnessModel({"main": Policy(str(bare))}).read_weights()
 
 
 def test_a_head_of_its_own_stays_so_whatever_the_configuration_says(model_folder: Path, tmp_path: Path) -> None:

@@ -183,6 +183,21 @@ def test_a_checkpoint_with_another_bit_in_its_weights_is_refused(tmp_path: Path)
     path.write_bytes(content)
     with pytest.raises(ConfigurationError, match=r"last\.ckpt' is damaged: .*data/0' has another checksum; restore"):
         files.load_checkpoint(path)
+    content[content.rindex(b"PK\x01\x02")] ^= 1  # a header of the table of records
+    path.write_bytes(content)
+    with pytest.raises(ConfigurationError, match=r"last\.ckpt' is damaged: BadZipFile: .*; restore"):
+        files.load_checkpoint(path)
+
+
+def test_a_checkpoint_without_checksums_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "last.ckpt"
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save({"state_dict": {"w": torch.ones(9)}, "pytorch-lightning_version": "2.5.0"}, path)
+    finally:
+        torch.serialization.set_crc32_options(before)
+    assert DurableCheckpointIO().load_checkpoint(path)["state_dict"]["w"].tolist() == [1.0] * 9
 
 
 def test_a_checkpoint_of_weights_alone_continues_no_run() -> None:

@@ -212,3 +212,13 @@ def test_the_command_serves_until_it_is_ended() -> None:
         finally:
             server.send_signal(signal.SIGTERM)
         assert server.wait(100) == 0
+
+
+def test_the_command_ends_with_its_terminal() -> None:
+    usual = "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL); "  # ignored where the tests run under nohup
+    start = usual + "import sys; from mrlm_pl.cli.main import main; sys.exit(main(['view', '--demo', '--port', '0']))"
+    with subprocess.Popen([sys.executable, "-c", start], stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        assert "http://127.0.0.1:" in server.stdout.readline()
+        server.send_signal(signal.SIGHUP)
+        assert server.wait(100) == -signal.SIGHUP

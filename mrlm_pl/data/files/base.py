@@ -89,6 +89,7 @@ class FixedDataModule(ChecksArguments, LightningDataModule, ABC):
         self._examples = {split: self.read(source, split) for split, source in self.sources.items()}
         self.examples: dict[DataSplit, list[Any]] = {}
         self._tokenized_for: Algorithm | None = None
+        self._fitted: Algorithm | None = None
 
     def read(self, source: str, split: str) -> list[Any]:
         """Return the examples of a source before they are tokenized.
@@ -149,10 +150,12 @@ class FixedDataModule(ChecksArguments, LightningDataModule, ABC):
                 f"{data_option(algorithm)}"
             )
         if self._tokenized_for is not algorithm:
-            if self._tokenized_for is not None:
-                self.epoch, self.position = 0, 0  # of the algorithm before
             self.tokenize()
             self._tokenized_for = algorithm
+        if stage == "fit":
+            if self._fitted not in (None, algorithm):
+                self.epoch, self.position = 0, 0  # of the algorithm before
+            self._fitted = algorithm
 
     def tokenize(self) -> None:
         """Set :attr:`examples` for the algorithm.

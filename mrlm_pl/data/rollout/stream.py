@@ -103,6 +103,7 @@ class TrainingStream:
     def restart(self) -> None:
         """Begin again for another algorithm, which would otherwise train on the rest of the former one's rollout."""
         self.iteration, self.position = 0, 0
+        self.extended, self.batches_before, self.left_out = False, 0, 0
         self._rows, self._update, self._batches, self._metrics = None, None, [], {}
         self.collection.restart()
 

@@ -19,7 +19,7 @@ from mrlm_pl.concurrency.backoff import until
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.data.rollout.checks import check_logprobs
 from mrlm_pl.engines import InProcessEngine, OpenAICompatible, Sample, SampleRequest, Sampling
-from mrlm_pl.engines.http.replicas import Terms
+from mrlm_pl.engines.http.replicas import UNUSABLE_REPLIES, Terms
 from mrlm_pl.engines.routing import RoutingEngine
 from mrlm_pl.errors import ConfigurationError, EngineError, RemoteError
 from mrlm_pl.policy import LoRA, Policy
@@ -498,6 +498,18 @@ def test_a_reply_of_something_else_is_an_error_that_shows_it(
     server.faults = [(200, reply)]
     with pytest.raises(RemoteError, match=text):
         run(remote, request((5,)))
+
+
+def test_a_server_whose_replies_stay_unusable_is_told_after_a_few(
+    serve: Callable[..., Any], engine: Callable[..., OpenAICompatible]
+) -> None:
+    server = serve()
+    remote = engine(server, terms=QUICK)
+    run(remote, request((5,)))
+    server.faults = [CUT] * 9
+    with pytest.raises(RemoteError, match="answered with invalid JSON"):
+        run(remote, request((5,)))
+    assert len(server.faults) == 9 - (UNUSABLE_REPLIES + 1)
 
 
 def test_more_tokens_than_asked_for_are_refused(
