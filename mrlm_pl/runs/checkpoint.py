@@ -34,7 +34,7 @@ _REMOTE = re.compile(r"^\w+://")
 
 
 def _damage(path: str | Path) -> str | None:
-    """Return what is damaged in a checkpoint; None: nothing that its checksums, which torch does not compare, tell."""
+    """Return the damage of a checkpoint by its checksums, which torch does not compare; None without any."""
     if not zipfile.is_zipfile(path):
         return None
     try:

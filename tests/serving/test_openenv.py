@@ -306,7 +306,7 @@ def test_a_ping_is_answered_during_a_step(
 )
 def test_no_field_of_an_observation_is_hidden(observation: dict[str, Any], shown: str) -> None:
     environment = OpenEnvEnvironment("http://127.0.0.1:8000")
-    assert environment._shown({"observation": observation}) == [Message("user", shown)]
+    assert environment._as_messages({"observation": observation}) == [Message("user", shown)]
 
 
 def test_mistakes_are_named() -> None:

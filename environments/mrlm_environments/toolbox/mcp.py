@@ -139,7 +139,7 @@ class McpTools(ToolSet):
                 command=self.command or "",
                 args=self.args,
                 env=self.env,
-                encoding_error_handler="replace",  # one stray byte would end all later answers; also of what is sent
+                encoding_error_handler="replace",  # one stray byte would end all later answers; requests too
             )
             self._connection = _Connection(self.url or process, self._label, self.start_timeout)
             self._finalizer = weakref.finalize(self, self._connection.close)

@@ -98,8 +98,9 @@ def read_with_run(
         remedy = f"name the run by `--model RUN`{', or its configuration by `--model FILE`' if files else ''}"
         raise ConfigurationError(f"config: `model` and `data` are settings of a run; {remedy}")
     for key, hint in (("model", ""), ("environment", ", or leave it out for the run's own")):
-        value = config.get(key)
-        if value is not None and not isinstance(value, (str, dict)):  # a printed configuration has null
+        value = config.get(key, "")
+        usual = value is None and key == "model" and files  # a printed configuration has `model: null`
+        if not usual and not isinstance(value, (str, dict)):
             shown = json.dumps(value)
             raise ConfigurationError(f"{key}: expected one name, but the value is {shown}; give one{hint}")
     named = named.get(CLASS) if isinstance(named, dict) else named
