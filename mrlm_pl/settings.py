@@ -63,7 +63,8 @@ def check_arguments(function: F) -> F:
     open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     if open_ended and not function.__module__.startswith("mrlm_pl."):
         return function  # Lightning's `save_hyperparameters` follows the frames of a user's constructors
-    positional = [name for name, parameter in parameters.items() if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    positional = [name for name, parameter in parameters.items() if parameter.kind in by_position]
     kinds = {name: str(parameter.annotation) for name, parameter in parameters.items()}
     numbers = {name for name, kind in kinds.items() if _NUMBER.search(kind)}
     whole_numbers = {name for name, kind in kinds.items() if kind in ("int", "int | None")}
@@ -180,7 +181,7 @@ def between(low: float, high: float, owner: str = "", **options: float | None) -
     Raises:
         ConfigurationError: a value lies outside.
     """
-    _check(owner, options, lambda value: low <= value <= high, f"it must be from {low:g} to {high:g}")
+    _check(owner, options, lambda value: low <= value <= high, f"it must be from {low} to {high}")
 
 
 def fraction(owner: str = "", **options: float) -> None:

@@ -75,3 +75,12 @@ def test_a_device_or_a_pipe_is_written_and_never_replaced(tmp_path: Path) -> Non
         os.close(reader)
     assert pipe.is_fifo()
     assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
+
+
+def test_a_link_to_a_file_descriptor_as_dev_stdout_is_never_replaced(tmp_path: Path) -> None:
+    with (tmp_path / "redirected").open("w") as file:
+        output = tmp_path / "stdout"
+        output.symlink_to(f"/proc/self/fd/{file.fileno()}")
+        write_json(output, {"reward": 1})
+        assert output.is_symlink()
+    assert json.loads((tmp_path / "redirected").read_text()) == {"reward": 1}

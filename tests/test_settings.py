@@ -221,6 +221,16 @@ def test_arguments_of_a_plugin_that_are_no_numbers_are_taken_as_they_are() -> No
     assert (type(rate), rate, count) == (float, 0.25, 1)
 
 
+def test_arguments_that_have_no_keyword_keep_their_places() -> None:
+    @check_arguments
+    def of_a_plugin(first: str, /, second: int) -> tuple[str, int]:
+        return first, second
+
+    assert of_a_plugin("a", second=2) == of_a_plugin("a", 2) == ("a", 2)
+    with pytest.raises(ConfigurationError, match=r"second is 2\.5; it must be a whole number"):
+        of_a_plugin("a", 2.5)  # type: ignore[arg-type]
+
+
 def test_constructors_of_a_plugin_keep_the_frames_that_save_hyperparameters_follows() -> None:
     class Mine(GRPO):
         def __init__(self, policies: Any = None, gain: int = 7, **settings: Any) -> None:

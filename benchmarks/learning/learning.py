@@ -121,7 +121,7 @@ CURVES = {
 FORKED = (
     *("lightning.pytorch", "torch.utils.tensorboard", "transformers.models.llama.modeling_llama", "peft"),
     *("mrlm_environments", "mrlm_callbacks.held_out_evaluation", "mrlm_pl.data.rollout.module"),
-    *("mrlm_pl.cli.commands.collect", "mrlm_pl.cli.commands.fit", "mrlm_pl.runs.trainer", "mrlm_pl.runs.evaluation"),
+    *("mrlm_pl.cli.commands.collect", "mrlm_pl.cli.commands.fit", "mrlm_pl.runs.trainer", "mrlm_pl.runs.seated_model"),
 )
 """Modules that the commands share; most of a short run would be their import."""
 

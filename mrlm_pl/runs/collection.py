@@ -21,7 +21,7 @@ from mrlm_pl.errors import ConfigurationError, RolloutError, StorageError, tell,
 from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.rollout.player import EpisodePlayer
 from mrlm_pl.runs.console import EpisodeProgress
-from mrlm_pl.runs.evaluation import Model, Precision, SeatedModel, generation_precision, sampling_from
+from mrlm_pl.runs.seated_model import Model, Precision, SeatedModel, generation_precision, sampling_from
 from mrlm_pl.settings import as_settings, at_least, check_arguments, plain
 
 CHUNK = 64

@@ -18,7 +18,7 @@ from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.evaluation.arena import ArenaReport, arena_report
 from mrlm_pl.policy import Policy
-from mrlm_pl.runs import arena, evaluation
+from mrlm_pl.runs import arena, seated_model
 from mrlm_pl.runs.records.run import read_run
 from tests.support.runs.recorded_runs import episode
 
@@ -201,7 +201,7 @@ def test_seatings_are_bounded_before_a_model_is_read() -> None:
 def test_each_player_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
     monkeypatch.setattr(
-        evaluation, "read_run", lambda model, **options: read.append(model) or read_run(model, **options)
+        seated_model, "read_run", lambda model, **options: read.append(model) or read_run(model, **options)
     )
     arena({"A": "builtin:tiny", "B": "builtin:tiny"}, "kuhn_poker", num_episodes=2, device="cpu")
     assert read == ["builtin:tiny"] * 2
@@ -224,7 +224,7 @@ def test_a_missing_folder_is_refused_before_any_player_is_loaded(
     def loaded(*_: Any) -> None:
         raise AssertionError("a player is loaded")
 
-    monkeypatch.setattr("mrlm_pl.runs.evaluation.loaded_policy", loaded)
+    monkeypatch.setattr("mrlm_pl.runs.seated_model.loaded_policy", loaded)
     with pytest.raises(ConfigurationError, match="there is no folder"):
         arena({"A": "builtin:tiny", "B": str(tmp_path / "runs/b")}, "kuhn_poker", device="cpu")
 

@@ -119,7 +119,7 @@ def test_turns_are_generated_in_the_precision_of_the_run_where_the_machine_has_i
     full, half = logprobs(model_folder), logprobs(model_folder, precision="bf16-mixed")
     assert full != half
     for has, expected in ((True, half), (False, full)):
-        monkeypatch.setattr("mrlm_pl.runs.evaluation.computes_bf16", lambda device, has=has: has)
+        monkeypatch.setattr("mrlm_pl.runs.seated_model.computes_bf16", lambda device, has=has: has)
         assert logprobs(run) == expected
         assert logprobs(run, precision="32-true") == full
         assert logprobs(run, precision="bf16-mixed") == half
@@ -142,7 +142,7 @@ def test_weights_in_memory_keep_their_dtype_unless_a_precision_is_given(
         dtypes.append(dtype)
         return InProcessEngine(dtype)
 
-    monkeypatch.setattr("mrlm_pl.runs.evaluation.InProcessEngine", engine)
+    monkeypatch.setattr("mrlm_pl.runs.seated_model.InProcessEngine", engine)
     for precision in (None, "bf16-mixed", "32-true"):
         assert mrlm_pl.evaluate(policy, "math", precision=precision, **SHORT).failed == 0
     assert dtypes == [None, torch.bfloat16, torch.float32]
@@ -155,7 +155,7 @@ def test_a_precision_reaches_the_gateway_and_the_arena(model_folder: Path, monke
         given.append(dtype)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("mrlm_pl.runs.evaluation.InProcessEngine", engine)
+    monkeypatch.setattr("mrlm_pl.runs.seated_model.InProcessEngine", engine)
     model: Any = str(model_folder)
     for play in (
         lambda: mrlm_pl.runs.arena({"A": model, "B": model}, "coordination", precision="bf16-mixed", device="cpu"),

@@ -17,8 +17,8 @@ import mrlm_pl
 from mrlm_pl import LoRA, Policy
 from mrlm_pl.cli.commands import evaluation_table
 from mrlm_pl.errors import PolicyError
-from mrlm_pl.runs.evaluation import loaded_policies
 from mrlm_pl.runs.records.run import read_run
+from mrlm_pl.runs.seated_model import loaded_policies
 from tests.support.runs.unfinished_runs import export, weights_of, write_checkpoint, write_run
 
 RUN = Path("run")

@@ -21,7 +21,7 @@ from mrlm_pl.policy import Policy
 from mrlm_pl.policy.chat import Conversation
 from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.runs import whatif
-from mrlm_pl.runs.evaluation import SeatedModel
+from mrlm_pl.runs.seated_model import SeatedModel
 from tests.serving.policies.test_placement import Partner
 
 ONE_TOKEN = Sampling(max_tokens=1, temperature=2.0)

@@ -9,6 +9,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 
@@ -115,6 +116,17 @@ def test_a_page_that_cannot_be_written_whole_leaves_the_former(
     with pytest.raises(UnicodeEncodeError):
         mrlm("view", "--demo", "--export", str(page))
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("page.html", "former")]
+
+
+def test_a_page_or_report_behind_a_link_replaces_the_file_and_not_the_link(tmp_path: Path, mrlm: Any) -> None:
+    folder = str(write_run(tmp_path / "run", [[episode("00-0"), episode("00-1")]]))
+    Path(folder, "metrics.csv").write_text("step,rollout/reward\n1,0.5\n2,0.6\n")
+    for command, option, name in (("view", "--export", "page.html"), ("report", "--output", "table.md")):
+        link, target = tmp_path / name, tmp_path / f"of-{name}"
+        link.symlink_to(target)
+        assert mrlm(command, folder, option, str(link)) == (0, ANY, ANY)
+        assert link.is_symlink()
+        assert target.read_text()
 
 
 def test_the_exported_episodes_can_be_chosen(tmp_path: Path, mrlm, monkeypatch: pytest.MonkeyPatch) -> None:

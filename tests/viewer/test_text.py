@@ -238,8 +238,8 @@ def test_mistakes(folder: Path, mrlm) -> None:
         (("--port", "99999"), "99999 is no port; name one of 0 to 65535"),
         (("--port", "-1"), "-1 is no port"),
         (("--port=",), "--port: expected int, but the value is ''\n"),
-        (("--text", "--port", "3"), "port: it is for served pages; leave it out"),
-        (("--export", "x.html", "--token-file", "t"), "token_file: it is for served pages; leave it out"),
+        (("--text", "--port", "3"), "port: 3 is for served pages; leave this option out"),
+        (("--export", "x.html", "--token-file", "t"), "token_file: 't' is for served pages; leave this option out"),
         (("--host", "nosuch.invalid", "--port", "0"), "choose another `--host`"),
     ],
 )

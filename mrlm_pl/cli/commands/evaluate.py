@@ -28,8 +28,9 @@ from mrlm_pl.evaluation.elo import Rating
 from mrlm_pl.evaluation.report import EvaluationReport, different_problems, interval_text, report_table
 from mrlm_pl.evaluation.summary import evaluation_specs, task_identity
 from mrlm_pl.policy import Policy
-from mrlm_pl.runs.evaluation import MAX_TURNS, Precision, SeatedModel, arena, sampling_from
+from mrlm_pl.runs.evaluation import arena
 from mrlm_pl.runs.records.environment_code import code_of
+from mrlm_pl.runs.seated_model import MAX_TURNS, Precision, SeatedModel, sampling_from
 
 TASK_OPTIONS = ("num_episodes", "split", "seed", "samples_per_task")
 """Options that choose the tasks."""

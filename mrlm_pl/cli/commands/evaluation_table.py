@@ -31,9 +31,9 @@ from mrlm_pl.evaluation.score_table import Score, measures, plot, score_of, tabl
 from mrlm_pl.evaluation.summary import check_samples
 from mrlm_pl.learner.policies.seats import check_seats
 from mrlm_pl.policy import BUILTIN_TINY, Policy
-from mrlm_pl.runs.evaluation import MAX_TURNS, Precision, check_served, generation_precision
 from mrlm_pl.runs.plugins import find_environment
 from mrlm_pl.runs.records.run import RecordedRun, checkpoints_of, read_run
+from mrlm_pl.runs.seated_model import MAX_TURNS, Precision, check_served, generation_precision
 
 SCHEMA = 1
 """Version of the file of a table."""

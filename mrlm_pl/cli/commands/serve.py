@@ -139,7 +139,7 @@ def _policy_service(options: Any) -> Any:
     import torch
 
     from mrlm_pl.engines import InProcessEngine
-    from mrlm_pl.runs.evaluation import loaded_policy
+    from mrlm_pl.runs.seated_model import loaded_policy
     from mrlm_pl.serving.policies.service import PolicyService
 
     dtype = torch.bfloat16 if options.policies_precision == "bf16-mixed" else None

@@ -57,8 +57,10 @@ def run(arguments: Sequence[str]) -> int:
     if options.text and options.export is not None:
         raise ConfigurationError("export: `--text` prints and `--export PAGE.html` writes a page; name one of them")
     for name in () if serves_pages else ("port", "host", "token_file"):
-        if getattr(options, name) != parser.get_default(name):
-            raise ConfigurationError(f"{name}: it is for served pages; leave it out, or `--text` and `--export`")
+        if (value := getattr(options, name)) != parser.get_default(name):
+            raise ConfigurationError(
+                f"{name}: {value!r} is for served pages; leave this option out, or leave out `--text` and `--export`"
+            )
     if not 0 <= options.port < 2**16:
         raise ConfigurationError(f"port: {options.port} is no port; name one of 0 to 65535")
     runs = demonstration() if options.demo else find_runs(options.runs)

@@ -26,7 +26,6 @@ from mrlm_pl.learner.contract import RolloutFacts
 from mrlm_pl.learner.credit.records import credited, without_credit
 from mrlm_pl.learner.metrics import Metrics
 from mrlm_pl.learner.policy_gradient import PolicyGradient
-from mrlm_pl.runs.evaluation import loaded_policies, sampling_from
 from mrlm_pl.runs.records.credit_report import Comparison, RecreditReport
 from mrlm_pl.runs.records.gradients import Gradients
 from mrlm_pl.runs.records.run import (
@@ -36,6 +35,7 @@ from mrlm_pl.runs.records.run import (
     recorded_iterations,
     recorded_settings,
 )
+from mrlm_pl.runs.seated_model import loaded_policies, sampling_from
 from mrlm_pl.settings import as_settings
 
 logger = logging.getLogger(__name__)

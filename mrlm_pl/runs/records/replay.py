@@ -20,8 +20,8 @@ from mrlm_pl.errors import ConfigurationError, DataError, nearest
 from mrlm_pl.evaluation.intervals import mean_interval
 from mrlm_pl.rollout.replay import NOT_RECORDED, RecordPlayer, differences
 from mrlm_pl.runs.collection import TEMPERATURE
-from mrlm_pl.runs.evaluation import SeatedModel
 from mrlm_pl.runs.records.run import recorded_iterations
+from mrlm_pl.runs.seated_model import SeatedModel
 
 CHUNK = 256
 """Episodes that are played together."""

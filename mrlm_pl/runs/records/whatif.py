@@ -15,8 +15,8 @@ from mrlm_pl.evaluation.intervals import difference_interval, mean_interval
 from mrlm_pl.evaluation.summary import MOST_EPISODES
 from mrlm_pl.rollout.branches import departure
 from mrlm_pl.rollout.replay import Rest, counterfactuals, script_of, written
-from mrlm_pl.runs.evaluation import Model, SeatedModel, sampling_from
 from mrlm_pl.runs.records.replay import chosen_episodes
+from mrlm_pl.runs.seated_model import Model, SeatedModel, sampling_from
 from mrlm_pl.settings import between, one_of
 
 

@@ -708,7 +708,7 @@ def test_a_signal_ends_it_in_order_and_tells_the_command(mrlm, model_folder, mon
     def interrupted(*_, **__):
         signal.raise_signal(number)
 
-    monkeypatch.setattr("mrlm_pl.runs.evaluation.summarize", interrupted)
+    monkeypatch.setattr("mrlm_pl.runs.seated_model.summarize", interrupted)
     found, out, err = mrlm(
         "eval", "--model", str(model_folder), "--environment", "parrot", "-n", "4", "--output", "e.json"
     )

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from mrlm_pl.evaluation.score_table import Score, measures, table
 from mrlm_pl.policy import Policy
-from mrlm_pl.runs import evaluation
+from mrlm_pl.runs import seated_model
 
 SHORT = ("-n", "4", "--max-tokens", "2", "--device", "cpu")
 FLAKY = """
@@ -146,7 +146,7 @@ def test_a_failed_cell_is_named_and_the_same_command_plays_what_is_missing(
 ) -> None:
     Path("flaky_back_end.py").write_text(FLAKY)
     Path("away").touch()
-    played = counted(monkeypatch, evaluation.SeatedModel, "evaluate")
+    played = counted(monkeypatch, seated_model.SeatedModel, "evaluate")
     environments = ["./flaky_back_end.py:Flaky", "math"]
     Path("t.yaml").write_text(yaml.safe_dump({"model": ["model", "run"], "environment": environments, "seed": 3}))
     words = ("eval", "--config", "t.yaml", *SHORT, "--output", "out/table.json")
@@ -181,7 +181,7 @@ def test_a_report_is_kept_only_for_the_same_model_with_the_same_weights_and_sett
 ) -> None:
     shutil.copytree("model", "a/b")
     shutil.copytree("model", "a-b")
-    played = counted(monkeypatch, evaluation.SeatedModel, "evaluate")
+    played = counted(monkeypatch, seated_model.SeatedModel, "evaluate")
 
     def labels(*models: str) -> list[str]:
         played.clear()
@@ -206,7 +206,7 @@ def test_a_report_is_kept_only_for_the_same_model_with_the_same_weights_and_sett
 def test_a_report_is_kept_only_for_the_same_precision_and_a_table_of_several_names_each(
     runs: None, mrlm: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    played = counted(monkeypatch, evaluation.SeatedModel, "evaluate")
+    played = counted(monkeypatch, seated_model.SeatedModel, "evaluate")
 
     def words(*more: str) -> tuple[str, list[str]]:
         played.clear()
@@ -219,7 +219,7 @@ def test_a_report_is_kept_only_for_the_same_precision_and_a_table_of_several_nam
     assert words("--precision", "32-true")[1] == [], "the same, and that of reports that do not name theirs"
     assert words("--precision", "bf16-mixed")[1] == ["run", "model"]
     assert {json.loads(file.read_text())["precision"] for file in Path("out/table").glob("*.json")} == {"bf16-mixed"}
-    monkeypatch.setattr(evaluation, "computes_bf16", lambda device: True)
+    monkeypatch.setattr(seated_model, "computes_bf16", lambda device: True)
     Path("run/state.json").write_text('{"precision": "bf16-mixed"}')
     out, labels = words()
     assert labels == ["model"], "the run's own precision is the one that it was played in"
@@ -231,7 +231,7 @@ def test_a_cell_with_failed_episodes_is_played_again_and_one_without_tasks_is_na
 ) -> None:
     Path("half_back_end.py").write_text(HALF)
     Path("away").touch()
-    played = counted(monkeypatch, evaluation.SeatedModel, "evaluate")
+    played = counted(monkeypatch, seated_model.SeatedModel, "evaluate")
     names = ("./half_back_end.py:Empty", "./half_back_end.py:Half")
     words = ("eval", "--model", "model", "--environment", *names, *SHORT, "--output", "out/table.json")
     status, _, err = mrlm(*words)
@@ -292,7 +292,7 @@ def test_without_an_environment_runs_play_their_own_and_models_those_of_all(
 def test_mistakes_are_named_before_anything_is_played(
     words: tuple[str, ...], message: str, runs: None, mrlm: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    played = counted(monkeypatch, evaluation.SeatedModel, "evaluate")
+    played = counted(monkeypatch, seated_model.SeatedModel, "evaluate")
     status, _, err = mrlm("eval", "--model", *words)
     assert (status, message in err, len(err.splitlines()), played) == (2, True, 1, []), err
 

@@ -194,6 +194,18 @@ def test_another_algorithm_begins_with_the_first_epoch(tmp_path: Path, model_fol
     assert found[0] == found[1]
 
 
+def test_the_validation_of_another_algorithm_keeps_the_place_in_the_data(
+    tmp_path: Path, model_folder: Path, quiet_trainer: Any
+) -> None:
+    path = write(tmp_path / "d.jsonl", [chat(f"{n}?", "12345"[: 1 + n % 5]) for n in range(16)])
+    data = TrajectoryDataModule(path, validation=path, batch_size=4)
+    trained, other = (SFT({"main": Policy(str(model_folder), learning_rate=1e-3)}) for _ in range(2))
+    quiet_trainer(accumulate_grad_batches=1, max_steps=2, limit_val_batches=0).fit(trained, data)
+    place = (data.epoch, data.position)
+    quiet_trainer(accumulate_grad_batches=1).validate(other, data, verbose=False)
+    assert (data.epoch, data.position) == place == (0, 8)
+
+
 def test_accumulation_does_not_change_the_update(tmp_path: Path, model_folder: Path, quiet_trainer: Any) -> None:
     path = write(tmp_path / "d.jsonl", [chat(f"{n}?", "12345"[: 1 + n % 5]) for n in range(16)])
     results = []

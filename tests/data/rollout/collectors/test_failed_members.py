@@ -287,7 +287,7 @@ def test_a_run_that_ends_in_the_middle_of_its_episodes_keeps_nothing_open(
     assert "never retrieved" not in caplog.text, "the errors of other groups are not reported beside the first"
 
 
-# The unfinished group by itself.
+# Unfinished groups without a collector.
 
 
 def plan(**rules: Any) -> GroupPlan:
