@@ -290,18 +290,39 @@ def quick_refresh(browser: Any) -> Iterator[None]:
     browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", script)
 
 
-@pytest.mark.usefixtures("quick_refresh")
-def test_a_refresh_keeps_a_table_where_it_was_scrolled(browser: Any, served: Any, tmp_path: Path) -> None:
+@pytest.fixture
+def manual_refresh(browser: Any) -> Iterator[None]:
+    """Give the pages that a test opens their refresh as `refresh()` in place of a timer."""
+    source = {"source": "window.setInterval = (call) => { window.refresh = call; }"}
+    script = browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", source)
+    yield
+    browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", script)
+
+
+@pytest.mark.usefixtures("manual_refresh")
+def test_the_first_refresh_shows_what_changed_since_the_page_opened(browser: Any, served: Any, tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", [[episode("0-0")]], rewards=[0.5])
+    show(browser, served(find_runs([str(folder)])))
+    wait(browser, "return !!window.refresh")
+    write_state(folder, {"state": "failed"})
+    browser.execute_script("refresh()")
+    wait(browser, "return document.querySelector('main').textContent.includes('failed')")
+
+
+@pytest.mark.usefixtures("manual_refresh")
+def test_overlapping_refreshes_keep_a_table_where_it_was_scrolled(browser: Any, served: Any, tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", [[episode("0-0")]], rewards=[0.5])
     size = {"width": 320, "height": 640, "deviceScaleFactor": 1, "mobile": False}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     try:
         show(browser, served(find_runs([str(folder)])))
-        browser.execute_script(
-            "document.querySelector('.scroll').scrollLeft = 150; document.querySelector('h1').remove()"
-        )
+        wait(browser, "return !!window.refresh")
+        browser.execute_script("document.querySelector('.scroll').scrollLeft = 150")
         write_state(folder, {"state": "failed"})
-        wait(browser, "return document.querySelector('h1') && document.querySelector('.scroll').scrollLeft === 150")
+        refreshes = "Promise.all(Array.from({ length: 20 }, () => refresh())).then(arguments[0])"
+        browser.execute_async_script(refreshes)
+        shown = "return [document.querySelector('main').textContent.includes('failed'), {}]"
+        assert browser.execute_script(shown.format("document.querySelector('.scroll').scrollLeft")) == [True, 150]
     finally:
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 

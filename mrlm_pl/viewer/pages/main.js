@@ -19,7 +19,7 @@ const nav = document.getElementById("nav"), main = document.getElementById("main
 const offline = el("span", { role: "status" });
 let drawing = 0, known = "";
 
-async function draw() {
+async function draw({ scrolled = false } = {}) {  // scrolled: tables stay where they were scrolled aside
   const { view, parameters } = place();
   const own = (drawing += 1);
   nav.replaceChildren(...TABS.map(([name, text]) => {
@@ -35,7 +35,9 @@ async function draw() {
     parts = [el("p", { class: "warning", role: "alert" }, error.message)];
   }
   if (own !== drawing) return;
+  const aside = scrolled ? tables().map((box) => box.scrollLeft) : [];
   main.replaceChildren(...parts.flat(Infinity).filter(Boolean));
+  aside.forEach((left, index) => tables()[index]?.scrollTo({ left }));
   document.title = `${main.querySelector("h1")?.textContent ?? view} · mrlm view`;
   main.dataset.ready = location.hash;
 }
@@ -47,11 +49,7 @@ async function refresh() {
     const { runs } = await get("runs");
     const now = JSON.stringify(runs.map((run) => [run.key, run.changed, run.state]));
     const typing = main.contains(document.activeElement) && document.activeElement !== main;
-    if (known && now !== known && LIVE.has(place().view) && !typing) {
-      const aside = tables().map((box) => box.scrollLeft);
-      await draw();
-      tables().forEach((box, index) => { box.scrollLeft = aside[index] ?? 0; });
-    }
+    if (known && now !== known && LIVE.has(place().view) && !typing) await draw({ scrolled: true });
     known = now;
     offline.textContent = "";
   } catch (error) {
@@ -70,6 +68,7 @@ addEventListener("hashchange", async ({ isTrusted }) => {  // false: `go` has ch
   if (isTrusted) scrollTo(0, history.state ?? 0);
   else fields()[field]?.focus();
 });
+if (!isExported) await refresh();  // a change after this moment is a change of what is drawn next
 await draw();
 scrollTo(0, history.state ?? 0);
 if (!isExported) setInterval(refresh, SECONDS * 1000);
