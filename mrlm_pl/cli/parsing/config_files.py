@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -79,26 +78,7 @@ def check_files(arguments: Sequence[str]) -> None:
             hint = f"name a file, such as {files[0]!r}" if files else "name a .yaml file"
             raise ConfigurationError(f"config: {str(path)!r} is a folder; {hint}")
     for file in config_files(arguments):
-        with _reading(file):
-            read_yaml(file.read_text())  # raises for values and keys, which `_compose` leaves as text
-        top = _compose(file)
-        keys = "keys such as model, data and trainer"
-        if top is None:
-            raise ConfigurationError(f"{file} is empty; a configuration has {keys}")
-        if not isinstance(top, yaml.MappingNode):
-            raise ConfigurationError(f"{file}, line {_line(top)}: a configuration is a mapping with {keys}")
-        for node in _mappings(top):
-            seen: dict[str, int] = {}
-            for key, value in node.value:
-                location = f"{file}, line {_line(key)}"
-                name = key.value
-                is_mapping = isinstance(value, yaml.MappingNode) or value.tag == "tag:yaml.org,2002:null"
-                if name == "init_args" and not is_mapping:
-                    raise ConfigurationError(f"{location}: init_args are a mapping, as in `{{NAME: VALUE}}`")
-                if name in seen:
-                    fault = f"the key {name!r} is in line {seen[name]} already"
-                    raise ConfigurationError(f"{location}: {fault}; remove one")
-                seen[name] = _line(key)
+        _keys(file)
 
 
 def _named_files(arguments: Sequence[str]) -> list[Path]:
@@ -110,11 +90,8 @@ def _named_files(arguments: Sequence[str]) -> list[Path]:
 
 def option_values(arguments: Sequence[str]) -> list[tuple[str, str]]:
     """Return pairs of an option and the word after it or after its ``=``."""
-    pairs = []
-    for index, argument in enumerate(arguments):
-        option, _, value = argument.partition("=")
-        pairs.append((option, value or next(iter(arguments[index + 1 :]), "")))
-    return pairs
+    words = [argument.partition("=") for argument in arguments]
+    return [(option, value or after) for (option, _, value), after in zip(words, [*arguments[1:], ""], strict=False)]
 
 
 class MistakeError(ConfigurationError):
@@ -133,11 +110,20 @@ def file_of_key(key: str, words: Sequence[str]) -> str:
     """Return `` (FILE, line N)`` of a key in the configuration files of a command; empty if an option gives the key."""
     if any(word.replace(".init_args", "").startswith(f"--{key}") for word in words):
         return ""
-    key_parts = [part for part in key.split(".") if part]
-    positions = [
-        f" ({file}, line {line})" for file in config_files(words) for line in _key_lines(_compose(file), key_parts)
-    ]
+    parts = [part for part in key.split(".") if part]
+    keys = [(file, path, line) for file in config_files(words) for path, line in _keys(file)]
+    positions = [f" ({file}, line {line})" for file, path, line in keys if _is_at(parts, path)]
     return positions[-1] if positions else ""
+
+
+def _is_at(parts: Sequence[str], path: Sequence[str]) -> bool:
+    """Return whether a dotted key, which may leave out keys in between, is that of a path.
+
+    >>> _is_at(["model", "low"], ["model", "init_args", "clip", "low"]), _is_at(["model"], ["model", "class_path"])
+    (True, False)
+    """
+    rest = iter(path)
+    return all(part in rest for part in parts) and not [*rest]  # each part is sought behind the one before
 
 
 def unknown_key(owner: str, key: str, known: Collection[str]) -> str:
@@ -147,18 +133,24 @@ def unknown_key(owner: str, key: str, known: Collection[str]) -> str:
     return f"{owner} has no {key!r}; {did_you_mean(key, known, 'it accepts: ' + ', '.join(known))}"
 
 
-def _compose(file: Path) -> yaml.Node | None:
-    with _reading(file):
-        top = yaml.compose(file.read_text(), Loader=yaml.SafeLoader)
-        for _ in _mappings(top):  # raises where an alias is within its own anchor
-            pass
-        return top
+def _keys(file: Path) -> list[tuple[Sequence[str], int]]:
+    """Return the path of each key in a configuration file, without places in lists, and its line.
 
-
-@contextmanager
-def _reading(file: Path) -> Iterator[None]:
+    Raises:
+        ConfigurationError: see :func:`check_files`.
+    """
+    keys = "keys such as model, data and trainer"
     try:
-        yield
+        text = file.read_text()
+        read_yaml(text)  # raises for values and keys, which `compose` leaves as text
+        top = yaml.compose(text, Loader=yaml.SafeLoader)
+        if top is None:
+            raise ConfigurationError(f"{file} is empty; a configuration has {keys}")
+        if not isinstance(top, yaml.MappingNode):
+            raise ConfigurationError(
+                f"{file}, line {top.start_mark.line + 1}: a configuration is a mapping with {keys}"
+            )
+        return list(_keys_below(top, (), file))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
@@ -172,26 +164,20 @@ def _reading(file: Path) -> Iterator[None]:
         raise ConfigurationError(f"{file} cannot be read: {' '.join(str(error).split())}") from error
 
 
-def _mappings(node: yaml.Node | None) -> Iterator[yaml.MappingNode]:
-    if isinstance(node, yaml.MappingNode):
-        yield node
+def _keys_below(node: yaml.Node, path: Sequence[str], file: Path) -> Iterator[tuple[Sequence[str], int]]:
+    """Yield the keys below a node as :func:`_keys` returns them; ``path`` leads to the node."""
+    lines: dict[str, int] = {}
     for item in node.value if isinstance(node, yaml.CollectionNode) else ():
-        yield from _mappings(item[1] if isinstance(node, yaml.MappingNode) else item)
-
-
-def _key_lines(node: yaml.Node | None, key_parts: Sequence[str]) -> Iterator[int]:
-    """Yield the lines of a dotted key; ``key_parts`` may leave out keys in between."""
-    if isinstance(node, yaml.SequenceNode):
-        for value in node.value:
-            yield from _key_lines(value, key_parts)
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            remaining = key_parts[1:] if key.value == key_parts[0] else key_parts
-            if not remaining:
-                yield _line(key)
-            else:
-                yield from _key_lines(value, remaining)
-
-
-def _line(node: yaml.Node) -> int:
-    return int(node.start_mark.line) + 1
+        if isinstance(node, yaml.SequenceNode):
+            yield from _keys_below(item, path, file)
+            continue
+        key, value = item
+        name, line = key.value, key.start_mark.line + 1
+        if name == "init_args" and not (isinstance(value, yaml.MappingNode) or value.tag == "tag:yaml.org,2002:null"):
+            raise ConfigurationError(f"{file}, line {line}: init_args are a mapping, as in `{{NAME: VALUE}}`")
+        if name in lines:
+            fault = f"the key {name!r} is in line {lines[name]} already"
+            raise ConfigurationError(f"{file}, line {line}: {fault}; remove one")
+        lines[name] = line
+        yield (*path, name), line
+        yield from _keys_below(value, (*path, name), file)
