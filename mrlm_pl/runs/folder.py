@@ -57,6 +57,11 @@ class FolderRequest:
     checkpoint: str | None = None
     resume: bool | None = None
 
+    @property
+    def base(self) -> Path:
+        """The named folder, else the derived one."""
+        return Path(self.root) if self.root else Path("runs") / self.stem
+
 
 @dataclass(frozen=True)
 class RunFolder:
@@ -94,8 +99,7 @@ def agree_on_run_folder(request: FolderRequest) -> RunFolder:
 
 def scratch_folder(request: FolderRequest) -> RunFolder:
     """Return a temporary folder, for a run that leaves nothing; the caller removes it."""
-    base = Path(request.root) if request.root else Path("runs") / request.stem
-    return RunFolder(tempfile.mkdtemp(prefix="mrlm-"), _checkpoint(request, base))
+    return RunFolder(tempfile.mkdtemp(prefix="mrlm-"), _checkpoint(request))
 
 
 def discard_if_empty(folder: RunFolder, *, mistaken: bool = False) -> None:
@@ -133,12 +137,11 @@ def _decide(request: FolderRequest, rank: int | None = None) -> RunFolder:
         request: the user's options.
         rank: of a process that cannot talk to the others; None may choose ``NAME-2`` and so on.
     """
-    base = Path(request.root) if request.root else Path("runs") / request.stem
-    checkpoint = _checkpoint(request, base)
+    base, checkpoint = request.base, _checkpoint(request)
     owner = run_of(checkpoint)
     if request.stage != "fit":
         base = (base if request.root or owner is None else owner) / request.stage
-    elif owner is not None and owner.resolve() in [folder.resolve() for folder in _candidates(request, base)]:
+    elif owner is not None and owner.resolve() in [folder.resolve() for folder in _candidates(request)]:
         tell(f"continuing {owner} from {checkpoint}")
         return RunFolder(str(owner), checkpoint)
     if request.resume is not None:
@@ -149,11 +152,9 @@ def _decide(request: FolderRequest, rank: int | None = None) -> RunFolder:
             remedy = "name a new one with `--trainer.default_root_dir FOLDER`, or continue with `--ckpt_path last`"
             raise ConfigurationError(f"{fault}; {remedy}")
         return RunFolder(str(base), checkpoint)
-    folder, number = base, 1
-    while not _claim(folder, named=request.root is not None and number == 1):
-        number += 1
-        folder = base.with_name(f"{base.name}-{number}")
-    if number > 1:
+    places = itertools.chain([base], (base.with_name(f"{base.name}-{number}") for number in itertools.count(2)))
+    folder = next(place for place in places if _claim(place, named=request.root is not None and place == base))
+    if folder != base:
         tell(f"{base} holds an earlier run, so this one writes to {folder}")
     return RunFolder(str(folder), checkpoint)
 
@@ -178,21 +179,30 @@ def _set_aside(folder: Path) -> None:
     candidates = (folder / f"without-checkpoint-{number}" for number in itertools.count(1))
     aside = next(place for place in candidates if not place.exists())
     aside.mkdir()
-    written = [folder / entry for entry in RUN_ENTRIES]
-    for pattern in ("config-*.yaml", "evaluation_*.json", "self_play.json"):
-        written += folder.glob(pattern)
-    for path in written:
-        if path.exists():
-            path.rename(aside / path.name)
+    patterns = (*RUN_ENTRIES, "config-*.yaml", "evaluation_*.json", "self_play.json")
+    for path in [path for pattern in patterns for path in folder.glob(pattern)]:
+        path.rename(aside / path.name)
     begins = f"{folder} has no checkpoint, so the run starts from the beginning"
     tell(f"{begins}; the files of the earlier one are in {aside}")
 
 
-def _checkpoint(request: FolderRequest, base: Path) -> str | None:
+def _checkpoint(request: FolderRequest) -> str | None:
     """Return the path of the checkpoint to start from, after a check that it is complete."""
-    path = _named_checkpoint(request, base)
-    if path in (None, *_NOT_A_PATH):
+    path = request.checkpoint
+    if request.resume and (last := last_checkpoint(request.base)):
+        path = str(last)
+    elif path == "last":
+        checkpoints = map(last_checkpoint, reversed(_candidates(request)))
+        path = next((str(last) for last in checkpoints if last), None)
+        if path is None:
+            remedy = (
+                "start without `--ckpt_path`, or name the folder of the run with `--trainer.default_root_dir FOLDER`"
+            )
+            raise ConfigurationError(f"ckpt_path: the run folder {request.base} has no {LAST_CHECKPOINT}; {remedy}")
+    elif path is None or path in _NOT_A_PATH:
         return path
+    elif not Path(path).exists() and not _REMOTE.match(path):
+        raise ConfigurationError(f"ckpt_path: there is no checkpoint {path!r}; check the path, or use `last`")
     files = [Path(path) / name for name in SHARDED_CHECKPOINT_FILES]
     # The table of contents of a zip file stands at its end.
     complete = all(map(Path.is_file, files)) if Path(path).is_dir() else zipfile.is_zipfile(path)
@@ -207,25 +217,9 @@ def last_checkpoint(folder: Path) -> Path | None:
     return next((path for path in (last, former_of(last)) if path.exists()), None)
 
 
-def _named_checkpoint(request: FolderRequest, base: Path) -> str | None:
-    named = request.checkpoint
-    if request.resume and (last := last_checkpoint(base)):
-        return str(last)
-    if named is None or named in _NOT_A_PATH or _REMOTE.match(named):
-        return named
-    if named != "last":
-        if not Path(named).exists():
-            raise ConfigurationError(f"ckpt_path: there is no checkpoint {named!r}; check the path, or use `last`")
-        return named
-    for folder in reversed(_candidates(request, base)):
-        if last := last_checkpoint(folder):
-            return str(last)
-    remedy = "start without `--ckpt_path`, or name the folder of the run with `--trainer.default_root_dir FOLDER`"
-    raise ConfigurationError(f"ckpt_path: the run folder {base} has no {LAST_CHECKPOINT}; {remedy}")
-
-
-def _candidates(request: FolderRequest, base: Path) -> list[Path]:
+def _candidates(request: FolderRequest) -> list[Path]:
     """Return the folders that a run may continue: the named one, else ``NAME``, ``NAME-2``, ... by their numbers."""
+    base = request.base
     if request.root:
         return [base]
     siblings = base.parent.iterdir() if base.parent.is_dir() else ()
@@ -242,16 +236,13 @@ def run_of(checkpoint: str | None) -> Path | None:
 
 def _claim(folder: Path, *, named: bool) -> bool:
     """Claim the folder by making it, so that two runs never get the same one; return False if another has it."""
-    if named and folder.is_dir() and not holds_run(folder):
-        return True  # the user made it for this run
     with writing("output", folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         try:
             folder.mkdir()
-        except FileExistsError:
-            # Only loops without training leave a folder like this to be filled by the run itself.
-            return folder.is_dir() and not holds_run(folder) and any(folder.iterdir())
-    return True
+            return True
+        except FileExistsError:  # made by the user for this run, or filled by a loop without training alone
+            return folder.is_dir() and not holds_run(folder) and (named or any(folder.iterdir()))
 
 
 def _external_rank() -> int | None:
@@ -267,13 +258,13 @@ def _agree_in_group(request: FolderRequest) -> RunFolder:
     message: list[Any] = [None]
     if distributed.get_rank() == 0:
         try:
-            message = [asdict(_decide(request))]
+            message = [_decide(request)]
         except ConfigurationError as error:
-            message = [str(error)]
+            message = [error]
     distributed.broadcast_object_list(message, src=0)
-    if isinstance(message[0], str):
-        raise ConfigurationError(message[0])
-    return RunFolder(**message[0])
+    if isinstance(message[0], ConfigurationError):
+        raise message[0]
+    return message[0]
 
 
 def _agree_by_store(request: FolderRequest, rank: int) -> RunFolder:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from mrlm_pl.episode import Episode, person_of
+from mrlm_pl.episode import Episode, TurnKey, person_of
 from mrlm_pl.grouping import grouped
 
 LARGEST = 20
@@ -15,13 +16,18 @@ LARGEST = 20
 
 @dataclass(frozen=True)
 class AdvantageChange:
-    """A turn with its recorded and its new advantage."""
+    """A turn with its recorded and its new advantage, NaN for none."""
 
     episode: str
     agent: str
     turn: int
     recorded: float
     new: float
+
+    @property
+    def size(self) -> float:
+        """Return the difference without its sign; NaN, which is not compared, without both advantages."""
+        return abs(self.new - self.recorded)
 
 
 @dataclass(frozen=True)
@@ -66,8 +72,8 @@ class RecreditReport:
     gradient_cosines: dict[str, float | None] = field(default_factory=dict)
 
 
-_Decision = tuple[str, int, tuple[int, str], AdvantageChange | None, bool]
-"""Agent, turn, number of the iteration and group, both advantages if it has them, and whether it has one alone."""
+_Decision = tuple[tuple[int, str], AdvantageChange]
+"""Number of the iteration and group, and both advantages."""
 
 
 class Comparison:
@@ -75,56 +81,48 @@ class Comparison:
 
     def __init__(self) -> None:
         self._iterations = self._episodes = 0
-        self._decisions: list[_Decision] = []
+        self._decisions: dict[tuple[int, TurnKey], _Decision] = {}
 
     def add(self, recorded: Sequence[Episode], new: Sequence[Episode]) -> None:
         """Add the episodes of an iteration, in equal order."""
-        seen: set[tuple[str, str, str, int]] = set()
         self._iterations += 1
         for old, now in zip(recorded, new, strict=True):
-            turns = list(zip(old.turns(), now.turns(), strict=True))
-            self._episodes += any(turn.advantage is not None for _, turn in turns)
-            for before, after in turns:
-                if before.node and old.key_of(before) in seen:
-                    continue
-                seen.add(old.key_of(before))
-                both = None
-                if before.advantage is not None and after.advantage is not None:
-                    both = AdvantageChange(old.id, before.agent, before.index, before.advantage, after.advantage)
-                one_sided = (before.advantage is None) != (after.advantage is None)
-                group = self._iterations, old.group
-                self._decisions.append((person_of(before.agent), before.index, group, both, one_sided))
+            self._episodes += any(turn.advantage is not None for turn in now.turns())
+            for turns in zip(old.turns(), now.turns(), strict=True):
+                advantages = [math.nan if turn.advantage is None else turn.advantage for turn in turns]
+                change = AdvantageChange(old.id, turns[0].agent, turns[0].index, *advantages)
+                key = self._iterations, old.key_of(turns[0])  # paths of a turn tree share decisions
+                self._decisions.setdefault(key, ((self._iterations, old.group), change))
 
     def report(self, algorithm: str) -> RecreditReport:
         """Return the report."""
-        decisions_by_agent = grouped((decision[0], decision) for decision in self._decisions)
-        turns = {
-            agent: {
-                turn: _change(decisions)
-                for turn, decisions in sorted(grouped((decision[1], decision) for decision in agent_decisions).items())
-            }
-            for agent, agent_decisions in sorted(decisions_by_agent.items())
+        by_agent = grouped((person_of(decision[1].agent), decision) for decision in self._decisions.values())
+        by_turn = {
+            agent: grouped((change.turn, (group, change)) for group, change in decisions)
+            for agent, decisions in sorted(by_agent.items())
         }
-        pairs = grouped((agent, both) for agent, _, _, both, _ in self._decisions if both is not None)
-        changes = (both for agent_decisions in pairs.values() for both in agent_decisions if both.new != both.recorded)
-        largest = sorted(changes, key=lambda change: -abs(change.new - change.recorded))[:LARGEST]
-        agents = {agent: _change(decisions_by_agent[agent]) for agent in turns}
-        return RecreditReport(algorithm, self._episodes, agents, turns, tuple(largest))
+        changes = (change for decisions in by_agent.values() for _, change in decisions if change.size > 0)
+        largest = sorted(changes, key=lambda change: -change.size)[:LARGEST]
+        return RecreditReport(
+            algorithm,
+            self._episodes,
+            {agent: _change(by_agent[agent]) for agent in by_turn},
+            {agent: {turn: _change(turns[turn]) for turn in sorted(turns)} for agent, turns in by_turn.items()},
+            tuple(largest),
+        )
 
 
 def _change(decisions: Sequence[_Decision]) -> AgentChange:
-    pairs = [(group, both) for _, _, group, both, _ in decisions if both is not None]
-    sides = [both.recorded for _, both in pairs], [both.new for _, both in pairs]
-    varied = all(len(set(side)) > 1 for side in sides)
+    pairs = [(group, (change.recorded, change.new)) for group, change in decisions if change.size >= 0]
+    sides = [[pair[side] for _, pair in pairs] for side in (0, 1)]
     groups = grouped(pairs).values()
     recorded, new = (
-        sum(all(getattr(both, side) == 0 for both in changes) for changes in groups) / (len(groups) or 1)
-        for side in ("recorded", "new")
+        sum(not any(pair[side] for pair in members) for members in groups) / (len(groups) or 1) for side in (0, 1)
     )
     return AgentChange(
         len(pairs),
-        sum(one_sided for *_, one_sided in decisions),
-        statistics.correlation(*sides) if varied else None,
-        sum(both.recorded * both.new < 0 for _, both in pairs),
+        sum(math.isnan(change.recorded) != math.isnan(change.new) for _, change in decisions),
+        statistics.correlation(*sides) if all(len(set(side)) > 1 for side in sides) else None,
+        sum(before * after < 0 for _, (before, after) in pairs),
         (recorded, new),
     )

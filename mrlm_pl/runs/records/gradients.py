@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from mrlm_pl.episode import Episode, Trajectory, person_of
 from mrlm_pl.errors import ConfigurationError
@@ -18,8 +18,8 @@ from mrlm_pl.policy import Policy
 ROWS = 16
 """Trajectories in a forward pass."""
 
-Credited = tuple[str, Trajectory, list[float], list[float]]
-"""Group, trajectory, and the recorded and new advantage of each of its turns."""
+Credited = tuple[str, Trajectory, Tensor]
+"""Group, trajectory, and the recorded and new advantage of each of its tokens [T, 2]."""
 
 
 class Gradients:
@@ -35,7 +35,7 @@ class Gradients:
 
     def __init__(self, policies: Mapping[str, Policy], temperature: Mapping[str, float]) -> None:
         self.policies, self.temperature = policies, temperature
-        self._sums: dict[tuple[str, str], list[list[Tensor]]] = {}
+        self._sums: dict[tuple[str, str], list[Tensor]] = {}  # of each weight, both sides [2, ...]
 
     def add(self, recorded: Sequence[Episode], new: Sequence[Episode]) -> None:
         """Add the episodes of an iteration, in equal order.
@@ -47,14 +47,14 @@ class Gradients:
         rows: list[tuple[tuple[str, str], Credited]] = []
         for old, now in zip(recorded, new, strict=True):
             for row, other in zip(old.rows(), now.rows(), strict=True):
-                counts = [old.key_of(turn) not in seen for turn in row.turns]
-                seen.update(old.key_of(turn) for turn in row.turns)
-                before, after = (
-                    [(turn.advantage or 0.0) * count for turn, count in zip(side.turns, counts, strict=True)]
-                    for side in (row, other)
-                )
-                if any(before) or any(after):
-                    rows.append(((row.policy, person_of(row.agent)), (old.group, row, before, after)))
+                table = torch.zeros(len(row.token_ids), 2)
+                for before, after in zip(row.turns, other.turns, strict=True):
+                    if (key := old.key_of(before)) not in seen:
+                        pair = [before.advantage or 0.0, after.advantage or 0.0]
+                        table[before.start : before.stop] = torch.tensor(pair)
+                    seen.add(key)
+                if table.any():
+                    rows.append(((row.policy, person_of(row.agent)), (old.group, row, table)))
         for (policy, agent), agent_rows in grouped(rows).items():
             if policy not in self.policies:
                 choices = f"the policies are {sorted(self.policies)}; give those of the run"
@@ -64,45 +64,39 @@ class Gradients:
 
     def _add(self, policy: str, agent: str, rows: Sequence[Credited]) -> None:
         model = self.policies[policy]
-        trajectories = [row for _, row, _, _ in rows]
-        groups = labels(group for group, _, _, _ in rows)
+        numbers, trajectories, tables = zip(*rows, strict=True)
+        groups = labels(numbers)
         batch = collate_rows(trajectories, groups, groups, groups, temperature=self.temperature.get(policy, 1.0))
-        advantages = torch.zeros(2, *batch.action_mask.shape, dtype=torch.float32)
-        for index, (_, row, *sides) in enumerate(rows):
-            for turn, *values in zip(row.turns, *sides, strict=True):
-                advantages[:, index, turn.start : turn.stop] = torch.tensor(values)[:, None]
         weights = [weight for weight in model.model.parameters() if weight.requires_grad]
         batch = batch.to(weights[0].device)
-        sums = self._sums.setdefault(
-            (policy, agent), [[torch.zeros_like(weight) for weight in weights] for _ in advantages]
-        )
-        for side, table in zip(sums, advantages.to(weights[0].device), strict=True):
+        sums = self._sums.setdefault((policy, agent), [weight.new_zeros(2, *weight.shape) for weight in weights])
+        advantages = pad_sequence(tables, batch_first=True).to(weights[0].device)
+        for side, table in enumerate(advantages.unbind(-1)):
             logp = model(**batch.inputs())  # once more, as compiled code keeps nothing for a second backward pass
             gradients = torch.autograd.grad((table * logp).sum(), weights, materialize_grads=True)
-            for total, gradient in zip(side, gradients, strict=True):
-                total += gradient
+            for total, gradient in zip(sums, gradients, strict=True):
+                total[side] += gradient
 
     def by_policy(self) -> dict[str, float | None]:
         """Return the cosine between the gradients of each policy; None where one is 0."""
-        return self._cosines(lambda policy, agent: policy)
+        return self._cosines(0)
 
     def by_agent(self) -> dict[str, float | None]:
         """Return the cosine between the gradients of each agent; calls of one sub-agent count together."""
-        return self._cosines(lambda policy, agent: agent)
+        return self._cosines(1)
 
-    def _cosines(self, name_of: Callable[[str, str], str]) -> dict[str, float | None]:
-        sums_by_name = grouped((name_of(*key), (key[0], sides)) for key, sides in self._sums.items())
+    def _cosines(self, part: int) -> dict[str, float | None]:
+        """Return the cosines by the policy (0) or the agent (1)."""
+        sums_by_name = grouped((key[part], (key[0], sums)) for key, sums in self._sums.items())
         return {name: _cosine(grouped(policy_sums).values()) for name, policy_sums in sums_by_name.items()}
 
 
-def _cosine(policies: Iterable[Sequence[list[list[Tensor]]]]) -> float | None:
-    """Return the cosine between two gradients, given as pairs of summands of each policy."""
-    product = squares_first = squares_second = 0.0
-    for pairs in policies:
-        for index in range(len(pairs[0][0])):
-            first, second = (torch.stack([sides[side][index] for sides in pairs]).sum(0).double() for side in (0, 1))
-            product += float((first * second).sum())
-            squares_first += float(first.square().sum())
-            squares_second += float(second.square().sum())
-    norm = math.sqrt(squares_first) * math.sqrt(squares_second)
-    return product / norm if norm else None
+def _cosine(policies: Iterable[Sequence[Sequence[Tensor]]]) -> float | None:
+    """Return the cosine between two gradients, given as summands of each policy."""
+    products = torch.zeros(2, 2, dtype=torch.float64)
+    for summands in policies:
+        for sums in zip(*summands, strict=True):
+            sides = torch.stack(sums).sum(0).reshape(2, -1).double()
+            products += (sides @ sides.T).cpu()
+    norm = float(products.diagonal().sqrt().prod())
+    return float(products[0, 1]) / norm if norm else None
