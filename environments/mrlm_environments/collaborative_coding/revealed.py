@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ast
 import builtins
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from mrlm_environments.code.rows import context_of, entry_of, tests_of
-from mrlm_environments.code.syntax import replace_node
 from mrlm_pl.sandbox import bound_names
 
 CHECK = "check"
@@ -38,10 +37,19 @@ def hold_out(data: Mapping[str, Any], count: int) -> tuple[dict[str, Any], list[
                 revealed[text] = None
     left_out = {node for node, text in calling.items() if text in revealed}
     for tree in trees:
-        for node in left_out:
-            replace_node(tree, node, ast.Pass())
+        _LeaveOut(left_out).visit(tree)
     left = [ast.unparse(tree) for tree in trees if not all(isinstance(node, ast.Pass) for node in tree.body)]
     return {**data, "tests": left if left_out else data["tests"]}, list(revealed)
+
+
+class _LeaveOut(ast.NodeTransformer):
+    """Puts ``pass`` in the place of assertions."""
+
+    def __init__(self, assertions: Collection[ast.Assert]) -> None:
+        self.assertions = assertions
+
+    def visit_Assert(self, node: ast.Assert) -> ast.stmt:
+        return ast.Pass() if node in self.assertions else node
 
 
 def _read(node: ast.AST) -> set[str]:

@@ -45,30 +45,23 @@ class CallCheck(grpc.aio.ServerInterceptor):
         if handler is None or (handler.unary_unary is None and handler.stream_stream is None):
             return handler
 
-        def read(data: bytes) -> Any:
+        async def read(data: bytes, context: Any) -> Any:
             try:
                 return handler.request_deserializer(data)
             except DecodeError:
-                return None
-
-        async def answer(request: Any, context: Any) -> Any:
-            if request is None:
                 await refuse(context, grpc.StatusCode.INVALID_ARGUMENT, MALFORMED)
-            return await handler.unary_unary(request, context)
 
-        async def stream(requests: Any, context: Any) -> AsyncIterator[Any]:
-            async def well_formed() -> AsyncIterator[Any]:
-                async for request in requests:
-                    if request is None:
-                        await refuse(context, grpc.StatusCode.INVALID_ARGUMENT, MALFORMED)
-                    yield request
+        async def answer(data: bytes, context: Any) -> Any:
+            return await handler.unary_unary(await read(data, context), context)
 
-            async with aclosing(handler.stream_stream(well_formed(), context)) as replies:
+        async def stream(parts: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
+            requests = (await read(data, context) async for data in parts)
+            async with aclosing(handler.stream_stream(requests, context)) as replies:
                 async for reply in replies:
                     yield reply
 
         kind = {"stream_stream": stream} if handler.unary_unary is None else {"unary_unary": answer}
-        return handler._replace(request_deserializer=read, **kind)
+        return handler._replace(request_deserializer=None, **kind)  # reads bytes
 
 
 async def _refuse(requests: Any, context: Any) -> Any:
