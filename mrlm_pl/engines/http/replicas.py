@@ -25,9 +25,10 @@ FIRST_REST, LONGEST_REST = 0.5, 30.0
 """Seconds for which a failed server gets no requests; doubled by each further failure."""
 
 SHOWN_CHARACTERS = 500
+"""Length of a server's message in errors."""
+
 UNUSABLE_REPLIES = 2
 """Replies to a request that may be unusable, such as one that is cut off, before the fault is an error."""
-"""Length of a server's message in errors."""
 
 _PASSING = (408, 429, 500, 502, 503, 504)
 _ABSENT = (502, 503, 504)  # a proxy's answers without a server; the next one may have other weights
