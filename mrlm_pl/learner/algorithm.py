@@ -164,8 +164,6 @@ class Algorithm(ChecksArguments, LightningModule, RolloutLearner):
         learner = self.learners[name]
         # the ranks that have rows wait for every layer of this one, and DDP, of one process too, for all gradients
         if not isinstance(self.trainer.strategy, SingleDeviceStrategy):
-            if name not in self.policies:
-                return learner.idle_values()
             return learner.idle_loss() + (0.0 if self.critic is None else self.critic.idle_values(name))
         weights = [weight for weight in learner.parameters() if weight.requires_grad]
         if name in self._without_data:  # the update drops the gradient: of the smallest weight it costs least
