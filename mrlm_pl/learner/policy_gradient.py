@@ -307,11 +307,10 @@ class PolicyGradient(Algorithm):
             return replace(turns, baseline=None) if custom_advantages else turns
         if self.uses_greedy_baseline:
             return replace(returns, baseline=returns.greedy)
-        advantage = None if custom_advantages else self.advantage
-        baselines = next((rule for key, rule in BASELINES.items() if key is advantage), None)
-        if baselines is None:
-            return returns
-        return replace(returns, baseline=baselines(returns.reward, returns.comparison))
+        for advantage, baselines in BASELINES.items():
+            if advantage is self.advantage and not custom_advantages:
+                return replace(returns, baseline=baselines(returns.reward, returns.comparison))
+        return returns
 
     def advantages(self, returns: Any) -> Tensor:
         """Return the advantages [N] of returns; every rank calls this.
