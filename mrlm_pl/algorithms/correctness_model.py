@@ -75,7 +75,7 @@ class CorrectnessModel(GivenAnswersAlgorithm):
         self.critic: ScoreHead = ScoreHead({}, self.learners, value_learning_rate)
         one_of(get_args(ScoreTokens), score_tokens=score_tokens)
         self.score_tokens = score_tokens
-        self.val_measures, self.test_measures = AnswerMeasures(), AnswerMeasures()
+        self.answer_measures: Any = nn.ModuleDict({"val": AnswerMeasures(), "test": AnswerMeasures()})
 
     def read_weights(self) -> None:
         super().read_weights()
@@ -139,14 +139,11 @@ class CorrectnessModel(GivenAnswersAlgorithm):
             self.metrics.add_evaluation_means(prefix, {"loss": losses.mean()}, len(losses))
             guesses = self._question_losses(name, rows)[1]
             measured = {"scores": scores, "question_scores": guesses, "correct": not_none(rows.correct)}
-        self._measures(prefix).add(**measured)
+        self.answer_measures[prefix].add(**measured)
 
     def evaluation_metrics(self, prefix: str) -> dict[str, float]:
-        own = {f"{prefix}/{name}": value for name, value in self._measures(prefix).take().items()}
+        own = {f"{prefix}/{name}": value for name, value in self.answer_measures[prefix].take().items()}
         return super().evaluation_metrics(prefix) | own
-
-    def _measures(self, prefix: str) -> AnswerMeasures:
-        return self.val_measures if prefix == "val" else self.test_measures
 
 
 def _after_first(action_mask: Tensor) -> Tensor:

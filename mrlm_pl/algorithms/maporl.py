@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from mrlm_pl.advantages.task_normalization import TaskNormalization
-from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.grouping import summed_pairs
@@ -144,14 +143,14 @@ class MAPoRL(PolicyGradient):
             if late:
                 raise ConfigurationError(f"turn_schedule names turn {late[0]}, but the agents act in {last} turns")
 
-    def prepare(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()) -> Tables:
+    def rewarded(self, episodes: Sequence[Episode]) -> Sequence[Episode]:
         turns = self.trained_turns
         self.collections += 1
         played = [episode for episode in episodes if not episode.failed]
         trained = played if turns is None else [learned_in(episode, turns) for episode in played]
         rewarded = [self.influence.applied(episode) for episode in trained]
         self._log_rewards([sums for _, sums in rewarded], turns)
-        return super().prepare([episode for episode, _ in rewarded], sampling, greedy)
+        return [episode for episode, _ in rewarded]
 
     def _log_rewards(self, sums: Sequence[Sums], turns: Collection[int] | None) -> None:
         """Log the rewards of the episodes of all ranks; every rank must call this."""

@@ -54,9 +54,6 @@ class PairwiseRewardModel(GivenAnswersAlgorithm):
         self.margin = margin
         self.critic: ScoreHead = ScoreHead({}, self.learners, value_learning_rate)
 
-    def idle_loss(self, name: str) -> Tensor:
-        return self.policy(name).idle_values()
-
     def compare(self, name: str, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
         last = last_token_mask(rows.action_mask)
         chosen, rejected = self.critic.scores(name, rows, last, self.global_step)[last].view(-1, 2).unbind(1)

@@ -164,12 +164,11 @@ class Algorithm(ChecksArguments, LightningModule, RolloutLearner):
         learner = self.learners[name]
         # the ranks that have rows wait for every layer of this one, and DDP, of one process too, for all gradients
         if not isinstance(self.trainer.strategy, SingleDeviceStrategy):
-            if name not in self.policies:
-                return learner.idle_values()
             return learner.idle_loss() + (0.0 if self.critic is None else self.critic.idle_values(name))
-        # of the smallest weight, whose gradient costs least
-        weights = (weight for weight in learner.model.parameters() if weight.requires_grad)
-        return 0.0 * min(weights, key=Tensor.numel).flatten()[0]
+        weights = [weight for weight in learner.parameters() if weight.requires_grad]
+        if name in self._without_data:  # the update drops the gradient: of the smallest weight it costs least
+            weights = [min(weights, key=Tensor.numel)]
+        return 0.0 * torch.stack([weight.flatten()[0].float() for weight in weights]).sum()
 
     def policy(self, name: str) -> Policy:
         """Return the policy of that name."""

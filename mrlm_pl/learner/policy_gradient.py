@@ -233,22 +233,23 @@ class PolicyGradient(Algorithm):
     @property
     def uses_loss(self) -> bool:
         """True unless the class has token losses of its own; it sets ``uses_loss = True`` if they call these."""
-        return type(self).token_losses is PolicyGradient.token_losses
+        return not self._overrides("token_losses")
 
     @property
     def divides_groups(self) -> bool:
         """True unless the class has a loss of its own; it sets ``divides_groups = True`` if that compares no rows."""
-        cls, base = type(self), PolicyGradient
-        return cls.token_losses is base.token_losses and cls.policy_loss is base.policy_loss
+        return not self._overrides("token_losses", "policy_loss")
+
+    def _overrides(self, *methods: str) -> bool:
+        return any(getattr(type(self), name) is not getattr(PolicyGradient, name) for name in methods)
 
     def _check_credit(self) -> None:
         """Raise :class:`ConfigurationError` if no rule makes advantages of returns, or a method cannot be called so."""
-        methods = ("returns", "advantages", "compared", "credit", "trained_rows", "prepare")
-        overrides = any(getattr(type(self), name) is not getattr(PolicyGradient, name) for name in methods)
+        overrides = self._overrides("returns", "advantages", "compared", "credit", "trained_rows", "prepare")
         if not (overrides or self.advantage or self.gae or self.turns or self.tree or self.uses_greedy_baseline):
             raise ConfigurationError(_NO_RULE.format(type(self).__name__))
-        if type(self).credit is PolicyGradient.credit:  # another one may call them otherwise
-            if self.advantage is not None and type(self).advantages is PolicyGradient.advantages:
+        if not self._overrides("credit"):  # another one may call them otherwise
+            if self.advantage is not None and not self._overrides("advantages"):
                 check_takes(self.advantage, "rewards", "groups")
             check_takes(self.advantages, "returns")
             check_takes(self.returns, "episodes", "bonus", "greedy")
@@ -300,20 +301,16 @@ class PolicyGradient(Algorithm):
                 :class:`~mrlm_pl.learner.credit.decisions.DecisionReturns`, or with :attr:`turns`
                 :class:`~mrlm_pl.learner.credit.turns.TurnReturns`.
         """
-        custom_advantages = type(self).advantages is not PolicyGradient.advantages
+        custom_advantages = self._overrides("advantages")
         if self.turns is not None:
             turns = self.turns.compared(returns)
             return replace(turns, baseline=None) if custom_advantages else turns
         if self.uses_greedy_baseline:
             return replace(returns, baseline=returns.greedy)
-        baselines = (
-            None
-            if custom_advantages
-            else next((rule for key, rule in BASELINES.items() if key is self.advantage), None)
-        )
-        if baselines is None:
-            return returns
-        return replace(returns, baseline=baselines(returns.reward, returns.comparison))
+        for advantage, baselines in BASELINES.items():
+            if advantage is self.advantage and not custom_advantages:
+                return replace(returns, baseline=baselines(returns.reward, returns.comparison))
+        return returns
 
     def advantages(self, returns: Any) -> Tensor:
         """Return the advantages [N] of returns; every rank calls this.
@@ -419,9 +416,9 @@ class PolicyGradient(Algorithm):
     def prepare(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()) -> Tables:
         self.collection_over = False
         # Nothing moves the policy between the rollout and its only update, and nothing reads pi_old before.
-        self.old_policy.is_current = (
-            self.rollouts.updates == 1 and not self._reads_old_logp and self.recomputes(sampling)
-        )
+        reads = self.reference.used, self.distiller, self._overrides("prepare", "policy_loss", "note_without_gradient")
+        self.old_policy.is_current = self.rollouts.updates == 1 and not any(reads) and self.recomputes(sampling)
+        episodes = self.rewarded(episodes)
         trained = self.trained_rows(episodes, sampling, greedy)
         if self.uses_greedy_baseline:  # only now, because `trained_rows` counts the others
             episodes = with_baseline(episodes, greedy)
@@ -439,6 +436,10 @@ class PolicyGradient(Algorithm):
             }
             keep_top_entropy(self.trainer, self.metrics, students, entropies, self.top_entropy)
         return trained
+
+    def rewarded(self, episodes: Sequence[Episode]) -> Sequence[Episode]:
+        """Return the episodes of a rollout with the rewards and actions that are trained; every rank calls it once."""
+        return episodes
 
     def trained_rows(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()) -> Tables:
         """Return the rows of :meth:`prepare` with advantages alone; see :attr:`weights_in_credit`."""
@@ -479,13 +480,6 @@ class PolicyGradient(Algorithm):
             rows.ref_logp = self.reference.logprobs(policy, rows, self.trainer)
         if rows.proximal_logp is None and self.recomputes(sampling) and not self.old_policy.is_current:
             rows.proximal_logp = policy(**rows.inputs())
-
-    @property
-    def _reads_old_logp(self) -> bool:
-        """True if pi_old is read outside of the token losses; methods of other packages may."""
-        methods = (type(self).prepare, type(self).policy_loss, type(self).note_without_gradient)
-        foreign = any(not method.__module__.startswith("mrlm_pl.") for method in methods)
-        return foreign or self.reference.used or self.distiller is not None
 
     def recomputes(self, sampling: Sampling) -> bool:
         """Return whether pi_old is the learner's at the time of sampling rather than the sampler's."""

@@ -5,22 +5,24 @@ from __future__ import annotations
 import copy
 import warnings
 from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, cast
 
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.policy.forward.devices import drawn_on_host
 from mrlm_pl.policy.forward.int8 import Int8Linear
+from mrlm_pl.policy.forward.products import LINEAR
 from mrlm_pl.policy.sharding import whole
 from mrlm_pl.seeding import derive_seed
 from mrlm_pl.settings import at_least, check_arguments, positive
 
 _KEY = ".lora_"
-_LINEAR = (nn.Linear, Conv1D)
 
 
 @check_arguments
@@ -57,7 +59,7 @@ def with_shared_weights(model: nn.Module) -> Any:
     return copy.deepcopy(model, memo)
 
 
-def add_adapter(model: nn.Module, lora: LoRA, name: str) -> Any:
+def add_adapter(model: PreTrainedModel, lora: LoRA, name: str) -> Any:
     """Return a PEFT model with fresh adapters on ``model``, which is changed; the rest is frozen.
 
     ``A`` is drawn from a seed that depends on ``name`` alone, ``B`` is 0: the model's outputs do not change.
@@ -65,12 +67,14 @@ def add_adapter(model: nn.Module, lora: LoRA, name: str) -> Any:
     Raises:
         ConfigurationError: the model has no such layers, or they are not linear layers with weights of their own.
     """
-    from peft import LoraConfig, get_peft_model
+    from peft import LoraConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 
+    head = model.get_output_embeddings()
+    linear = [key for key, layer in model.named_modules() if layer is not head and _is_linear(layer)]
     config = LoraConfig(
         r=lora.rank,
         lora_alpha=cast(Any, lora.alpha),  # any number, despite the annotation
-        target_modules="all-linear" if lora.target_modules is None else list(lora.target_modules),
+        target_modules=linear if lora.target_modules is None else list(lora.target_modules),
         lora_dropout=0.0,
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
         task_type="CAUSAL_LM",
@@ -81,23 +85,43 @@ def add_adapter(model: nn.Module, lora: LoRA, name: str) -> Any:
             adapted = get_peft_model(model, config)
         except ValueError as error:
             raise ConfigurationError(f"lora.target_modules {lora.target_modules}: {error}") from error
-    _check_targets(adapted, lora)
+        read_back: Any = set_peft_model_state_dict(adapted, get_peft_model_state_dict(adapted))
+    _check_targets(adapted, lora, config.target_parameters, read_back.missing_keys)
     return adapted
 
 
-def _check_targets(model: nn.Module, lora: LoRA) -> None:
-    """Validate that every adapter can be merged into its layer."""
+def _is_linear(layer: nn.Module) -> bool:
+    """Return whether a layer's output is the product with its weight; routers derive from linear layers too."""
+    return type(layer) in (*LINEAR, Conv1D) or type(layer).__name__ == "FalconLinear"
+
+
+def _check_targets(model: nn.Module, lora: LoRA, parameters: Collection[str] | None, unread: Sequence[str]) -> None:
+    """Validate that every adapter can be merged into its layer and read from a folder.
+
+    Args:
+        model: with the adapters.
+        lora: their settings.
+        parameters: weights of experts that PEFT takes in place of layers.
+        unread: weights that PEFT would not find in the folder, among them those of the base.
+    """
     remedy = "leave it out" if lora.target_modules else "name the layers that get one, such as [q_proj, v_proj]"
+    if parameters:
+        raise ConfigurationError(
+            f"lora.target_modules {lora.target_modules}: PEFT takes some of them for {sorted(parameters)} of experts; "
+            f"only linear layers can have an adapter; {remedy}"
+        )
     owners = Counter(id(weight) for _, weight in model.named_parameters(remove_duplicate=False))
     for name, module in model.named_modules():
         base = getattr(module, "base_layer", None)
         if base is None:
             continue
         layer = name.removeprefix("base_model.model.")
-        if not isinstance(base, _LINEAR):
+        if not _is_linear(base):
             fault = f"is a layer of type {type(base).__name__}; only linear layers can have an adapter"
         elif owners[id(base.weight)] > 1:
             fault = "shares its weight with another layer, so an adapter could not be merged into it"
+        elif any(key.startswith(name + _KEY) for key in unread):
+            fault = "has an adapter that PEFT would not find again in the exported folder"
         else:
             continue
         raise ConfigurationError(f"lora.target_modules {lora.target_modules}: {layer} {fault}; {remedy}")
@@ -114,11 +138,10 @@ def is_adapter(name: str) -> bool:
 
 def adapter_factors(module: nn.Module) -> tuple[Tensor, Tensor] | None:
     """Return ``A`` and ``alpha / rank B`` of a linear layer's adapter; None without an adapter."""
-    base, adapters = getattr(module, "base_layer", None), getattr(module, "lora_A", None)
-    if not isinstance(base, _LINEAR) or not isinstance(adapters, nn.ModuleDict) or len(adapters) != 1:
-        return None
     layer: Any = module
-    (name,) = adapters
+    if not hasattr(layer, "base_layer") or len(layer.lora_A) != 1:
+        return None
+    (name,) = layer.lora_A
     a, b = (whole(factor[name].weight.detach()) for factor in (layer.lora_A, layer.lora_B))
     return a, b * layer.scaling[name]
 

@@ -242,9 +242,7 @@ class Policy(nn.Module):
     def add_value_head(self) -> None:
         """Add a value head, with weights of the model's folder if there are any; call it after :meth:`load`."""
         if self.value_head is None:
-            embedding = self.network.get_output_embeddings()
-            width = embedding.weight.shape[1] if embedding is not None else self.config.hidden_size
-            self.value_head = ValueHead(width)
+            self.value_head = ValueHead(self.network.get_output_embeddings().weight.shape[1])
             self.value_head.read(self.source)
             self.value_head.requires_grad_(self.trained)
 
@@ -253,9 +251,9 @@ class Policy(nn.Module):
         self.needs_head = False
         self.load(name=name)
         self.add_value_head()
-        head = self.network.get_output_embeddings()
-        if head is not None and not getattr(self.config.get_text_config(), "tie_word_embeddings", False):
-            head.requires_grad_(False)
+        embedding = self.network.get_input_embeddings().weight
+        for weight in self.network.get_output_embeddings().parameters():
+            weight.requires_grad_(weight.requires_grad and weight is embedding)
 
     def networks(self) -> list[nn.Module]:
         """Return the modules of this policy's forward passes: the model, its reference and its value head."""

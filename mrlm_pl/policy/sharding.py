@@ -43,7 +43,7 @@ def parallelize(model: nn.Module, mesh: Any) -> None:
 
     Raises:
         ConfigurationError: the model has other layers, such as those of ``lora``, ``int8`` or ``compile``, or its
-            heads cannot be divided evenly.
+            heads or feed-forward units cannot be divided evenly.
     """
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -52,12 +52,13 @@ def parallelize(model: nn.Module, mesh: Any) -> None:
     styles |= dict.fromkeys(("o_proj", "down_proj"), RowwiseParallel())
     names = [name for name, _ in blocks[0].named_modules()] if blocks else []
     plan = {name: styles[leaf] for name in names if (leaf := name.rsplit(".", 1)[-1]) in styles}
-    size, heads = mesh.size(), getattr(model.config, "num_key_value_heads", 0)
-    if len(plan) != len(styles) or not isinstance(heads, int) or heads % size:
+    size = mesh.size()
+    heads, width = (getattr(model.config, name, 0) for name in ("num_key_value_heads", "intermediate_size"))
+    if len(plan) != len(styles) or any(not isinstance(parts, int) or parts % size for parts in (heads, width)):
         raise ConfigurationError(
             f"{type(model).__name__} cannot be split over {size} ranks: tensor parallelism needs layers with q_proj, "
-            f"k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj and a multiple of {size} key/value heads (it has "
-            f"{heads}); set trainer.strategy.tensor_parallel_size to 1"
+            f"k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, and multiples of {size} key/value heads (it has "
+            f"{heads}) and feed-forward units (it has {width}); set trainer.strategy.tensor_parallel_size to 1"
         )
     compiled = any(layer._compiled_call_impl is not None for layer in blocks)
     split = [module for layer in blocks for name, module in layer.named_modules() if name in plan]

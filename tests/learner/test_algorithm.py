@@ -6,7 +6,7 @@ import copy
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from mrlm_pl.algorithms import GRPO, PPO
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.engines import Sampling
+from mrlm_pl.episode import Task
 from mrlm_pl.learner import algorithm as algorithm_module
 from mrlm_pl.learner.batch import Batch, PolicyBatch
 from mrlm_pl.learner.metrics import Metrics
@@ -109,10 +110,32 @@ def test_under_ddp_of_one_process_an_idle_policy_has_all_gradients(model_folder:
     algorithm = make_read(model_folder)
     for strategy, every in ((SingleDeviceStrategy(torch.device("cpu")), False), (DDPStrategy(), True)):
         trainer: Any = SimpleNamespace(strategy=strategy, world_size=1)
-        algorithm._trainer = trainer
+        algorithm._trainer, algorithm._without_data = trainer, {"main"}
         algorithm.zero_grad()
         algorithm.idle_loss("main").backward()
         assert all(weight.grad is not None for weight in algorithm.parameters()) == every
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_an_update_on_equal_rewards_moves_all_weights_by_their_momentum(
+    accumulation: int, model_folder: Path, echo: Any, quiet_trainer: Any
+) -> None:
+    class EqualRewards(Callback):
+        def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+            Later.paid = 1.0 if trainer.global_step else None
+
+    class Later(echo):  # type: ignore[misc]
+        paid: ClassVar[float | None] = None
+
+        def begin(self, task: Task) -> str:
+            self.reward = self.paid
+            return str(super().begin(task))
+
+    algorithm, data = make(model_folder, Later(), iterations=2)
+    trainer = quiet_trainer(callbacks=[EqualRewards()], accumulate_grad_batches=accumulation)
+    trainer.fit(algorithm, data)
+    assert float(trainer.callback_metrics["train/grad_norm"]) == 0.0
+    assert {int(state["step"]) for state in trainer.optimizers[0].state.values()} == {trainer.global_step}
 
 
 def test_the_numbers_of_an_update_leave_the_device_in_one_transfer() -> None:

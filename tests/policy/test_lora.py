@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
+from lightning.pytorch.plugins.precision import DoublePrecision, Precision
 from peft import PeftModel
+from torch import nn
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from mrlm_pl.algorithms import GRPO, PPO
@@ -204,10 +206,52 @@ def test_adapters_that_could_not_be_merged_are_refused(model_folder: Path, tmp_p
         policy(tmp_path, target_modules=["lm_head"]).load()
 
 
+def test_the_first_weights_do_not_depend_on_the_dtype_of_the_run(model_folder: Path) -> None:
+    weights = []
+    for precision in (Precision(), DoublePrecision()):
+        made = policy(model_folder)
+        with precision.module_init_context():
+            made.load()
+        weights.append({name: weight for name, weight in made.model.state_dict().items() if "lora_A" in name})
+    torch.testing.assert_close(weights[1], weights[0], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("family", "others"), [("llama4_text", "router"), ("phimoe", "router"), ("deepseek_v4", "o_a_proj")]
+)
+@pytest.mark.long_after(1)
+def test_layers_that_derive_from_linear_ones_get_no_adapter(tmp_path: Path, family: str, others: str) -> None:
+    model = tiny_model(family)
+    model.save_pretrained(tmp_path)
+    build_tokenizer().save_pretrained(tmp_path)
+    made = policy(tmp_path)
+    made.load()
+    adapted = {name.rpartition(".")[0] for name, _ in made.network.named_modules() if name.endswith(".base_layer")}
+    linear = {name for name, layer in model.named_modules() if type(layer) is nn.Linear} - {"lm_head"}
+    assert adapted == linear
+    torch.testing.assert_close(made.network.eval()(IDS).logits, model(IDS).logits)
+    with pytest.raises(ConfigurationError, match=rf"{others} is a layer of type .*; leave it out"):
+        policy(tmp_path, target_modules=[others]).load()
+
+
 @pytest.mark.parametrize(
     ("family", "options", "message"),
     [
-        ("mixtral", {"lora": LoRA()}, r"only linear layers can have an adapter; name the layers that get one, such as"),
+        (
+            "deepseek_v3",
+            {"lora": LoRA()},
+            r"\['down_proj', 'gate_up_proj'\] of experts; only linear layers can have an",
+        ),
+        (
+            "laguna",
+            {"lora": LoRA()},
+            r"shared_experts\.\w+ has an adapter that PEFT would not find again in the exported",
+        ),
+        (
+            "mixtral",
+            {"lora": LoRA(target_modules=["w1", "w3"])},
+            r"only linear layers can have an adapter; leave it out",
+        ),
         ("ctrl", {"gradient_checkpointing": True}, r"activation checkpointing\. Leave gradient_checkpointing out"),
     ],
 )

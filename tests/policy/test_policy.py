@@ -16,6 +16,8 @@ from mrlm_pl.episode import Message
 from mrlm_pl.errors import ConfigurationError, PolicyError
 from mrlm_pl.policy import LoRA, Policy
 from mrlm_pl.policy.architecture import Architecture
+from mrlm_pl.policy.tiny import build_tokenizer
+from tests.support.models.model_families import tiny_model
 from tests.support.runs.logs import logged_here
 
 
@@ -128,6 +130,44 @@ def test_files_without_the_output_head_are_refused_for_all_but_critics(model_fol
         Policy(str(bare)).load()
     Policy(str(bare)).load_critic("critic")
     CorrectnessModel({"main": Policy(str(bare))}).read_weights()
+
+
+@pytest.mark.parametrize("family", [None, "ctrl"])
+def test_every_weight_that_a_critic_trains_has_a_gradient(
+    family: str | None, model_folder: Path, tmp_path: Path
+) -> None:
+    """A head beside a stale flag in config.json, and a tied head with a bias."""
+    folder = tmp_path / "model"
+    if family is None:
+        shutil.copytree(model_folder, folder)
+        weights = load_file(folder / "model.safetensors")
+        weights["lm_head.weight"] = 2 * weights["model.embed_tokens.weight"]
+        save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    else:
+        tiny_model(family).save_pretrained(folder)
+        build_tokenizer().save_pretrained(folder)
+    critic = Policy(str(folder))
+    critic.load_critic("critic")
+    row = torch.arange(8, 16)[None]
+    critic.values(row, torch.tensor([8]), torch.arange(8)[None] > 3).sum().backward()
+    trained = dict(critic.named_parameters())
+    assert critic.network.get_input_embeddings().weight.requires_grad
+    assert [name for name in trained if trained[name].requires_grad and trained[name].grad is None] == []
+
+
+def test_a_critic_reads_the_states_before_the_output_head(tmp_path: Path) -> None:
+    """Gemma 3n notes several states of each token as hidden states, and gives the head one."""
+    model = tiny_model("gemma3n_text")
+    model.save_pretrained(tmp_path)
+    build_tokenizer().save_pretrained(tmp_path)
+    critic = Policy(str(tmp_path))
+    critic.load_critic("critic")
+    with torch.no_grad():
+        critic.value_head.linear.weight.copy_(torch.linspace(-1.0, 1.0, model.config.hidden_size))
+    row = torch.arange(8, 16)[None]
+    states = model.model(row).last_hidden_state[0, 3:7]
+    found = critic.values(row, torch.tensor([8]), torch.arange(8)[None] > 3)[0, 4:]
+    torch.testing.assert_close(found, states @ torch.linspace(-1.0, 1.0, model.config.hidden_size))
 
 
 def test_a_head_of_its_own_stays_so_whatever_the_configuration_says(model_folder: Path, tmp_path: Path) -> None:

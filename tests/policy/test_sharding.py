@@ -7,10 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from transformers import LlamaForCausalLM
 
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.policy import LoRA, Policy
 from mrlm_pl.policy.sharding import parallelize
+from mrlm_pl.policy.tiny import build_config
 
 
 @pytest.mark.parametrize(
@@ -38,8 +40,8 @@ def test_compiled_layers_are_not_split(model_folder: Path) -> None:
         parallelize(policy.network, SimpleNamespace(size=lambda: 2))
 
 
-def test_heads_that_cannot_be_divided_name_the_remedy(model_folder: Path) -> None:
-    policy = Policy(str(model_folder))
-    policy.load()
-    with pytest.raises(ConfigurationError, match=r"multiple of 3 key/value heads .*; set trainer.strategy.tensor_p"):
-        parallelize(policy.network, SimpleNamespace(size=lambda: 3))
+@pytest.mark.parametrize("changes", [{}, {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 3}])
+def test_heads_and_units_that_cannot_be_divided_name_the_remedy(changes: dict[str, int]) -> None:
+    network = LlamaForCausalLM(build_config(intermediate_size=64, num_hidden_layers=1, **changes))
+    with pytest.raises(ConfigurationError, match=r"multiples of 3 key/value .* has 64\); set trainer.strategy.tensor"):
+        parallelize(network, SimpleNamespace(size=lambda: 3))

@@ -60,9 +60,11 @@ def usable_device(name: str) -> torch.device:
 def drawn_on_host(seed: int) -> Iterator[None]:
     """Make and draw weights on the CPU from a seed within the context, on every machine the same ones.
 
-    Lightning makes models on their device, whose generator would draw others.
+    Lightning makes models on their device and in their dtype, in which the generators would draw others.
     """
-    with torch.device("cpu"), torch.random.fork_rng(devices=[]):
+    from transformers.modeling_utils import local_torch_dtype
+
+    with local_torch_dtype(torch.float32), torch.device("cpu"), torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield
 

@@ -228,27 +228,29 @@ def _model_logits(model: nn.Module, inputs: ForwardPass, wanted: Wanted, seed: i
     keep: dict[str, Any] = {}
     if "logits_to_keep" in inspect.signature(base.forward).parameters:
         keep["logits_to_keep"] = width - first
-    if wanted.value_head is not None:
-        keep["output_hidden_states"] = True
+    states: list[Tensor] = []
+    noted = base.get_output_embeddings().register_forward_pre_hook(lambda _, given: states.append(given[0]))
     assert inputs.attention_mask is not None
-    with forward_switches(base, None, noise=seed is not None), _noise(seed, inputs.input_ids.device):
+    switches = forward_switches(base, None, noise=seed is not None)
+    with switches, noted, _noise(seed, inputs.input_ids.device):
         output = model(input_ids=inputs.input_ids, attention_mask=inputs.attention_mask.long(), use_cache=False, **keep)
 
-    def predicting() -> Tensor:
-        return selected(output.hidden_states[-1].flatten(0, 1), inputs.predictors)
+    B, columns, _ = output.logits.shape
+    places = inputs.predictors - (inputs.predictors // width + 1) * (width - columns)  # all rows lack their beginning
+
+    def hidden() -> Tensor:
+        streams = states[-1].reshape(B, -1, columns, states[-1].shape[-1])
+        return selected(streams[:, 0].flatten(0, 1), places)  # the other streams of ProphetNet predict later tokens
 
     if not wanted.log_probs:
-        return wanted.stack(None, None, predicting)
-    logits = output.logits
-    columns = logits.shape[1]
-    row, column = inputs.predictors // width, inputs.predictors % width
+        return wanted.stack(None, None, hidden)
     log_probs, entropy = log_probs_from_logits(
-        logits.flatten(0, 1).index_select(0, row * columns + column - (width - columns)),
+        output.logits.flatten(0, 1).index_select(0, places),
         inputs.targets,
         temperature=inputs.temperature,
         with_entropy=wanted.entropy,
     )
-    return wanted.stack(log_probs, entropy, predicting)
+    return wanted.stack(log_probs, entropy, hidden)
 
 
 def flat_temperature(temperature: float | Tensor, B: int, T: int) -> Tensor | None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -260,7 +261,15 @@ class OwnLoss(GRPO):
         return loss
 
 
-@pytest.mark.parametrize("kind", [Preparing, OwnLoss])
+class Wrapped(Preparing):
+    """Has the name of the method that it replaces."""
+
+    @functools.wraps(GRPO.prepare)
+    def prepare(self, *given: Any) -> Any:
+        return super().prepare(*given)
+
+
+@pytest.mark.parametrize("kind", [Preparing, OwnLoss, Wrapped])
 def test_a_class_that_reads_the_old_log_probabilities_elsewhere_has_those_of_the_learner(
     model_folder: Path, echo: Any, quiet_trainer: Any, kind: Any
 ) -> None:
