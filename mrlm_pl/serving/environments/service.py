@@ -295,7 +295,12 @@ def settings_of(request: Any) -> dict[str, Any]:
 
 
 def refusal_of(error: BaseException) -> StatusError:
-    """Return an error's status, with its class and text; a worker's status as the controller's."""
+    """Return an error's status, with its class and text; a worker's status as the controller's.
+
+    The error loses its frames. They refer to the request and the session, whose memory would be free only when cycles
+    are collected, which is rare in a server.
+    """
+    error.__traceback__ = error.__cause__ = error.__context__ = None
     text = f"{type(error).__name__}: {error}"
     match error:
         case StatusError(too_large=True):  # clients repeat RESOURCE_EXHAUSTED, the status of a full server

@@ -52,9 +52,15 @@ class CallCheck(grpc.aio.ServerInterceptor):
                 return None
 
         async def answer(request: Any, context: Any) -> Any:
-            if request is None:
-                await refuse(context, grpc.StatusCode.INVALID_ARGUMENT, MALFORMED)
-            return await handler.unary_unary(request, context)
+            try:
+                if request is None:
+                    await refuse(context, grpc.StatusCode.INVALID_ARGUMENT, MALFORMED)
+                return await handler.unary_unary(request, context)
+            except grpc.aio.AbortError as end:
+                # gRPC keeps it with the call, in a cycle, and its frames keep the request, which may be large.
+                del request
+                end.__context__ = None
+                raise end.with_traceback(None) from None
 
         async def stream(requests: Any, context: Any) -> AsyncIterator[Any]:
             async def well_formed() -> AsyncIterator[Any]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import threading
 import time
@@ -18,7 +19,7 @@ from mrlm_environments import Centralized, CoordinationGame
 
 from mrlm_pl.environment import Message, Task, ToolSchema
 from mrlm_pl.serving import RemoteEnvironment
-from mrlm_pl.serving.environments import service, sessions
+from mrlm_pl.serving.environments import sessions
 from mrlm_pl.serving.environments.hosted import Offer
 from mrlm_pl.serving.transport import environment_pb2 as pb
 from mrlm_pl.serving.transport.codec import from_json, step_from
@@ -411,6 +412,22 @@ def test_keys_are_bounded(served: Served, monkeypatch: pytest.MonkeyPatch) -> No
     assert not served.server.service._opened
     assert refusal(served.open, key="key 15")[0] is Code.ALREADY_EXISTS
     served.open(key="key 14")  # only the ids of ended sessions are kept
+
+
+@pytest.mark.parametrize("turn", [0, 7], ids=["the environment fails", "the request is wrong"])
+def test_a_refused_step_keeps_no_environment_until_cycles_are_collected(served: Served, turn: int) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(30):
+            session = served.open().session
+            assert refusal(served.step, session, turn, "raise")[0] in (Code.ABORTED, Code.FAILED_PRECONDITION)
+            served.stub.Close(pb.CloseRequest(session=session))
+        eventually(lambda: len(Scripted.closed) == 30)
+        kept = [item for item in gc.get_objects() if type(item) is Scripted and item.of == Scripted.era]
+    finally:
+        gc.enable()
+    assert len(kept) <= 1 + 8, "the template, and at most one in each thread, which holds its last call"
 
 
 def test_settings_that_are_wrong_leave_nothing_behind(served: Served) -> None:
