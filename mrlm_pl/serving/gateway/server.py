@@ -202,7 +202,7 @@ class Gateway(Shared):
         try:
             return await handler(request)
         except ConnectionError:
-            raise
+            return web.Response()  # the client has left
         except (ProtocolError, web.HTTPException) as error:
             refusal = error if isinstance(error, ProtocolError) else _not_served(request, error.status)
             session = self._sessions.get(_key(request).partition(".")[0].removeprefix(KEY))
@@ -258,7 +258,7 @@ class Gateway(Shared):
             return response
         except ConnectionError:
             session.counts["disconnected"] += 1
-            return web.Response()  # the client has left
+            raise
 
     async def _models(self, request: web.Request) -> web.Response:
         session = self._session(_key(request))

@@ -54,6 +54,20 @@ def test_a_malformed_request_is_answered_and_not_logged_as_an_error(
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
+def test_a_program_that_leaves_during_its_request_is_not_logged_as_an_error(
+    gateway: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, endpoint = gateway
+    host, port = endpoint.base_url.removeprefix("http://").removesuffix("/v1").split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        head = CALL.format(key=endpoint.key) + "Expect: 100-continue\r\nContent-Length: 1000\r\n\r\n"
+        connection.sendall((head + "{").encode())
+        assert b" 100 " in connection.recv(100), "the body is being read"
+    for _ in range(2):  # the second is answered after the end of the first
+        assert sent(endpoint, NEXT).startswith("HTTP/1.1 200")
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
 def test_a_program_that_leaves_during_its_answer_is_counted_and_not_logged_as_an_error(
     gateway: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
