@@ -66,9 +66,6 @@ INTERRUPTED = {
 }
 """Rest of the message of a command that a signal has ended; a trainer that has begun has its own message."""
 
-SERVING = ("serve", "view")
-"""Commands with signal handlers of their own, which end them in order with status 0."""
-
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 RESUMES = "complete files are kept; `mrlm train --output RUN --resume` and `mrlm collect` continue from them"
 
@@ -172,7 +169,7 @@ def _dispatch(command: str, arguments: list[str]) -> int:
             from mrlm_pl.cli.parsing.early_check import check_environment_names
 
             check_environment_names(arguments)
-        return (_run if command in SERVING else _run_until_interrupted)(command, arguments)
+        return _run(command, arguments)
     except SystemExit as end:  # argparse ends the process after --help and after a wrong option
         if isinstance(end.code, str):
             return _fail(end.code, 1)
@@ -185,18 +182,17 @@ def _discard_output() -> None:
 
 
 def _run(command: str, arguments: Sequence[str]) -> int:
-    module, function = COMMANDS[command][0].split(":")
-    run = getattr(importlib.import_module(module), function)
-    if command not in IMPORTING:
-        resume_garbage_collection()
-    return int(run(arguments))
+    """Run a command and return its exit status: 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP.
 
-
-def _run_until_interrupted(command: str, arguments: Sequence[str]) -> int:
-    """Run a command and return its exit status: 130 after Ctrl-C, 143 after SIGTERM."""
+    Servers have handlers of their own from the moment that they listen, and end with status 0.
+    """
     with ending_in_order(sigterm=command not in TRAINING) as interruption:
         try:
-            return _run(command, arguments)
+            module, function = COMMANDS[command][0].split(":")
+            run = getattr(importlib.import_module(module), function)
+            if command not in IMPORTING:
+                resume_garbage_collection()
+            return int(run(arguments))
         except KeyboardInterrupt:
             if interruption.received is None:
                 raise

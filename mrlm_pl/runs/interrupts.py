@@ -41,7 +41,7 @@ def in_session() -> bool:
 
 @contextmanager
 def ending_in_order(*, sigterm: bool) -> Iterator[Interruption]:
-    """In this block Ctrl-C and SIGHUP act as SIGTERM does: on a trainer's handler, without one as KeyboardInterrupt.
+    """In this block Ctrl-C and SIGHUP act as SIGTERM does: by its handler, without one as KeyboardInterrupt.
 
     Args:
         sigterm: also turn SIGTERM into a ``KeyboardInterrupt``; a trainer has a handler of its own.
@@ -59,10 +59,9 @@ def ending_in_order(*, sigterm: bool) -> Iterator[Interruption]:
             _leave_terminal()
         else:
             print("\nmrlm: Ctrl-C: ending in order; press it again to end at once", file=sys.stderr, flush=True)
-        sigterm_handler = signal.getsignal(signal.SIGTERM)
-        if not callable(sigterm_handler) or sigterm_handler is terminate:
+        if not callable(signal.getsignal(signal.SIGTERM)):
             raise KeyboardInterrupt
-        sigterm_handler(signal.SIGTERM, frame)
+        signal.raise_signal(signal.SIGTERM)  # not a call of the handler: an event loop's does nothing itself
 
     def terminate(number: int, frame: FrameType | None) -> None:
         interruption.received = interruption.received or number

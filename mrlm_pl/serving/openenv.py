@@ -125,6 +125,8 @@ class OpenEnvServer:
                 if answer is None:
                     break
                 await socket.send_json(answer)
+        except ConnectionError as error:  # the client has left
+            error.__traceback__ = None  # its frames hold the answer, in a cycle
         finally:
             renewing.cancel()
             reading.cancel()

@@ -108,15 +108,17 @@ def test_a_path_whose_name_is_too_long_is_named(mrlm):
 
 
 @pytest.mark.parametrize(("number", "status", "name"), [("SIGINT", 130, "Ctrl-C"), ("SIGTERM", 143, "SIGTERM")])
-def test_a_signal_ends_every_command_with_a_message(mrlm, monkeypatch, number, status, name):
-    monkeypatch.setattr("mrlm_pl.cli.commands.report.run", lambda _: signal.raise_signal(getattr(signal, number)))
+@pytest.mark.parametrize("command", ["report", "serve", "view"])
+def test_a_signal_ends_every_command_with_a_message(mrlm, monkeypatch, number, status, name, command):
+    run = f"mrlm_pl.cli.commands.{command}.run"  # a server before it listens
+    monkeypatch.setattr(run, lambda _: signal.raise_signal(getattr(signal, number)))
     usual = signal.signal(signal.SIGTERM, lambda *_: None)  # the test survives
     try:
-        found, _, err = mrlm("report", "runs")
+        found, _, err = mrlm(command, "runs")
     finally:
         signal.signal(signal.SIGTERM, usual)
     assert found == status
-    assert err.endswith(f"\nmrlm: {name} has ended report; start again with `mrlm report runs`\n")
+    assert err.endswith(f"\nmrlm: {name} has ended {command}; start again with `mrlm {command} runs`\n")
 
 
 def test_errors_of_ours_keep_their_traceback_and_those_of_a_users_file_are_one_line(mrlm, monkeypatch, tmp_path):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import grpc
 import pytest
@@ -183,6 +184,29 @@ def test_where_workers_cannot_be_reached_the_controller_forwards(
     assert asyncio.run(episode.step(BOTH)).rewards == {"row": 1.0, "column": 1.0}
     episode.close()
     eventually(lambda: len(worker.service.sessions) == 0)
+
+
+def test_a_worker_that_can_be_reached_no_more_is_reached_through_the_controller(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = cluster.add()
+    (lost,) = begun(cluster, 1)
+    assert lost._address.target == f"127.0.0.1:{worker.port}"
+    connection = client.connection
+
+    async def cut(address: Address) -> Any:
+        """The way from this client to the worker is closed; the controller's is open."""
+        silent = StatusError(Code.UNAVAILABLE, "connection refused")
+        closed = SimpleNamespace(call=AsyncMock(side_effect=silent), leases={}, hold=lambda *_: None)
+        return closed if address == lost._address else await connection(address)
+
+    monkeypatch.setattr(client, "connection", cut)
+    with pytest.raises(RemoteError, match="connection refused"):
+        asyncio.run(lost.step(BOTH))
+    (episode,) = begun(cluster, 1)
+    assert episode._address.target == cluster.target
+    assert asyncio.run(episode.step(BOTH)).done
+    episode.close()
 
 
 @pytest.mark.long

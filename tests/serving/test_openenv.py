@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import socket
 import subprocess
 import threading
+import tracemalloc
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
@@ -226,6 +228,41 @@ def test_a_malformed_request_is_not_logged_as_an_error(
     with socket.create_connection((host, int(port)), timeout=30) as raw:
         raw.sendall(b"BREW / HTTP/9.9\r\n\r\n")
         assert b" 400 " in raw.recv(100)
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+def test_a_client_that_leaves_during_an_answer_costs_neither_memory_nor_a_traceback(
+    export: Callable[..., Exported], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = 2**23  # more than the buffers of sockets hold
+
+    class Wordy(Scripted):
+        def step(self, actions: Any) -> Step:
+            return Step(observations={"agent": (Message("user", "x" * size),)}, rewards={"agent": 0.0})
+
+    def frame(message: dict[str, Any]) -> bytes:
+        text = json.dumps(message).encode()
+        return bytes([0x81, 0x80 | len(text)]) + bytes(4) + text
+
+    monkeypatch.setitem(OFFERED, "wordy", lambda settings: Wordy())
+    exported = export("wordy")
+    key = "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13"
+    head = f"GET /ws HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n{key}\r\n\r\n"
+    gc.collect()
+    gc.disable()
+    tracemalloc.start()
+    try:
+        with socket.create_connection(("127.0.0.1", exported.openenv.port), timeout=60) as raw:
+            step = {"type": "step", "data": {"message": "go"}}
+            raw.sendall(head.encode() + frame({"type": "reset", "data": {"seed": 0}}) + frame(step))
+            received = 0
+            while received < size // 100:
+                received += len(raw.recv(4096))
+        eventually(lambda: exported.server.service.sessions.opened_total and not exported.server.service.sessions)
+        assert tracemalloc.get_traced_memory()[0] < 3 * size, "a thread holds the result of its last call"
+    finally:
+        tracemalloc.stop()
+        gc.enable()
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 

@@ -328,8 +328,7 @@ async def _serve(server: EnvironmentServer, options: Any, identity: Identity) ->
             stack.push_async_callback(membership.stop)
             ends.append(asyncio.ensure_future(membership.refused()))
         loop = asyncio.get_running_loop()
-        for signal_number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(signal_number, stopping.set)
+        loop.add_signal_handler(signal.SIGTERM, stopping.set)  # Ctrl-C and SIGHUP act as it does
         gc.collect()
         gc.freeze()
         gc.set_threshold(YOUNG_OBJECTS, YOUNG_COLLECTIONS)
@@ -338,8 +337,7 @@ async def _serve(server: EnvironmentServer, options: Any, identity: Identity) ->
         for end in waiting:
             end.cancel()
         logger.info("going down: %d sessions are live", len(server.service.sessions))
-        for signal_number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(signal_number)  # a second signal ends the process at once
+        loop.remove_signal_handler(signal.SIGTERM)  # a second one ends the process at once
         await server.drain(options.grace_seconds)
     for end in done:
         end.result()

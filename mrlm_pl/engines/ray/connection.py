@@ -30,7 +30,11 @@ CHECK_SECONDS = 1.0
 STOP_SECONDS = 20.0
 _FOLDER, _LOCK = "mrlm-ray-", "in_use"
 _OBJECT_STORE_BYTES = 128 * 2**20  # weights do not go through it
-_SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+_SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",  # it kills a run 3 s after SIGTERM, and its end leaves no handler at all
+}
 _START_VARIABLE = "RAY_raylet_start_wait_time_s"  # Ray's own is too short for a machine that is busy
 _CPUS = 1024
 """CPUs of a Ray that is started here: the user decides what its pools take, and further pools may come."""

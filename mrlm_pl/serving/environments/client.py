@@ -203,7 +203,8 @@ class RemoteEnvironment(Environment, proxy=True):
 
     async def _step(self, address: Address, request: pb.StepRequest) -> Step:
         server = await connection(address)
-        listed = address in self.addresses  # no session is opened at another, which is a controller's worker
+        # No session is opened at an address that is not listed: it is a controller's worker.
+        note_lost = note_gone if address in self.addresses else _note_unreached
         backoff = Backoff(self.step_seconds)
         while True:
             try:
@@ -216,13 +217,12 @@ class RemoteEnvironment(Environment, proxy=True):
                 with _protocol_of(address.target):
                     return step_from(reply.step)
             except RemoteError:
-                if listed:
-                    note_gone(address)
+                note_lost(address)
                 raise
             except StatusError as error:
                 overloaded = error.code is grpc.StatusCode.RESOURCE_EXHAUSTED and not error.too_large
-                if listed and not overloaded and (error.transient or error.code in _GONE):
-                    note_gone(address)
+                if not overloaded and (error.transient or error.code in _GONE):
+                    note_lost(address)
                 # An overloaded server refuses before anything is done.
                 if not overloaded or not await backoff.pause():
                     raise _error_of(error, f"environment {self.name!r}, turn {request.turn}") from error
@@ -328,6 +328,11 @@ async def _reaches(worker: Address, session: str) -> bool:
             reachable = not reply.unknown
         _reached[worker] = reachable, now
     return reachable
+
+
+def _note_unreached(worker: Address) -> None:
+    """Let the next session ask whether the worker can be reached, rather than a step find out."""
+    _reached.pop(worker, None)
 
 
 def _close_in_background(address: Address, session: str, owner: int) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import inspect
 import logging
 import math
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,8 +28,6 @@ logger = logging.getLogger(__name__)
 Code = grpc.StatusCode
 MAX_TASKS = 1000
 MAX_KEY_CHARACTERS = 128
-KEPT_KEYS = 100_000
-"""Remembered keys of sessions that have advanced or ended; a late request with such a key opens no second session."""
 
 
 @dataclass(frozen=True)
@@ -81,27 +78,26 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
         self.opening = 0
         self.steps_total = self.expired_total = self.failed_total = 0
         self._opened: dict[str, asyncio.Future[pb.OpenReply]] = {}
-        self._used: OrderedDict[str, None] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
 
     async def open(self, request: pb.OpenRequest) -> pb.OpenReply:
         """Return a new session, or the one that was opened with the same key and has made no turn yet."""
-        if not request.key:
-            return await self._open(request)
         if len(request.key) > MAX_KEY_CHARACTERS:
             raise RefusalError(Code.INVALID_ARGUMENT, f"a key may have {MAX_KEY_CHARACTERS} characters")
-        if request.key in self._used:
-            raise RefusalError(Code.ALREADY_EXISTS, "the session of this key has made a turn or is over; use a new key")
-        opened = self._opened.get(request.key)
+        identifier = self.sessions.id_of(request.key)
+        opened = self._opened.get(identifier)
         if opened is None:
-            opened = self._opened[request.key] = asyncio.ensure_future(self._open(request))
-            opened.add_done_callback(lambda done: self._forget_failure(request.key, done))
+            if self.sessions.had(identifier):
+                text = "the session of this key has made a turn or is over; use a new key"
+                raise RefusalError(Code.ALREADY_EXISTS, text)
+            opened = self._opened[identifier] = asyncio.ensure_future(self._open(request, identifier))
+            opened.add_done_callback(lambda done: self._forget_failure(identifier, done))
         return await asyncio.shield(opened)
 
     async def step(self, request: pb.StepRequest) -> pb.StepReply:
         """Return the answer to a turn; a repeated request has the same answer, during the turn and after it."""
         session = self.sessions.find(request.session)
-        self._forget_answer(session)
+        self._opened.pop(session.id, None)  # the client has the answer to its opening, which may be large
         if session.reply is not None and request.turn == session.turn - 1:
             return session.reply
         if request.turn != session.turn:
@@ -140,7 +136,7 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
         """Forget a session and close its environment in the background."""
         if not self.sessions.end(session, reason):
             return
-        self._forget_answer(session)
+        self._opened.pop(session.id, None)
         if session.busy is not None:
             session.busy.cancel()
         self._close_soon(session.client, session.name, session.environment)
@@ -151,7 +147,7 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
             self.expired_total += 1
             self.end(session, f"its lease of {session.lease_seconds:g} s ran out without a call")
 
-    async def _open(self, request: pb.OpenRequest) -> pb.OpenReply:
+    async def _open(self, request: pb.OpenRequest, identifier: str) -> pb.OpenReply:
         if self.draining:
             raise RefusalError(Code.UNAVAILABLE, "the server is going down and opens no session; use another")
         if len(self.sessions) + self.opening >= self.limits.sessions:
@@ -167,12 +163,12 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
         task, settings = from_json(request.task, Task), settings_of(request)
         self.opening += 1
         try:
-            return await self._begin(request, task, settings, min(lease, self.limits.lease_seconds))
+            return await self._begin(request, identifier, task, settings, min(lease, self.limits.lease_seconds))
         finally:
             self.opening -= 1
 
     async def _begin(
-        self, request: pb.OpenRequest, task: Task, settings: dict[str, Any], lease_seconds: float
+        self, request: pb.OpenRequest, identifier: str, task: Task, settings: dict[str, Any], lease_seconds: float
     ) -> pb.OpenReply:
         name, client = request.environment, request.client
         environment: Environment = await self.run(client, lambda: self.offer.template(name, settings).copy())
@@ -185,9 +181,8 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
             self._close_soon(client, name, environment)
             raise
         quick = environment.quick and not inspect.iscoroutinefunction(environment.step)
-        session = Session(self.sessions.new_id(), environment, name, client, lease_seconds, request.key, quick)
-        reply.session = session.id
-        self.sessions.add(session)
+        reply.session = identifier
+        self.sessions.add(Session(identifier, environment, name, client, lease_seconds, quick))
         return reply
 
     async def _make_step(self, session: Session, actions: dict[str, Any]) -> pb.StepReply:
@@ -242,16 +237,9 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
         """Call a function on a thread, within the deadline of a step."""
         return await self.workers.run(client, function, self.limits.step_seconds)
 
-    def _forget_answer(self, session: Session) -> None:
-        """Drop the answer to the opening request: the client has it, and it may be large."""
-        if self._opened.pop(session.key, None) is not None:
-            self._used[session.key] = None
-            while len(self._used) > KEPT_KEYS:
-                self._used.popitem(last=False)
-
-    def _forget_failure(self, key: str, done: asyncio.Future[pb.OpenReply]) -> None:
+    def _forget_failure(self, identifier: str, done: asyncio.Future[pb.OpenReply]) -> None:
         if done.cancelled() or done.exception() is not None:
-            self._opened.pop(key, None)
+            self._opened.pop(identifier, None)
 
     Open = _unary("open")
     Step = _unary("step")
@@ -307,7 +295,12 @@ def settings_of(request: Any) -> dict[str, Any]:
 
 
 def refusal_of(error: BaseException) -> StatusError:
-    """Return an error's status, with its class and text; a worker's status as the controller's."""
+    """Return an error's status, with its class and text; a worker's status as the controller's.
+
+    The error loses its frames. They refer to the request and the session, whose memory would be free only when cycles
+    are collected, which is rare in a server.
+    """
+    error.__traceback__ = error.__cause__ = error.__context__ = None
     text = f"{type(error).__name__}: {error}"
     match error:
         case StatusError(too_large=True):  # clients repeat RESOURCE_EXHAUSTED, the status of a full server

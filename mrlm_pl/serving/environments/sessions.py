@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import hmac
 import secrets
 import time
 from collections import OrderedDict
@@ -15,9 +16,9 @@ from mrlm_pl.environment import Environment
 from mrlm_pl.serving.transport import environment_pb2 as pb
 from mrlm_pl.serving.transport.connection import RefusalError, StatusError
 
-DIGEST_DIGITS = 12
+DIGEST_DIGITS, ID_DIGITS = 12, 32
 REMEMBERED = 50_000
-"""Number of ended sessions whose reason is kept."""
+"""Number of ended sessions whose reason is kept; a late request with the key of one opens no second session."""
 
 
 @dataclass(eq=False, slots=True)
@@ -25,12 +26,11 @@ class Session:
     """An episode under way.
 
     Args:
-        id: random, so that it is unique and cannot be guessed.
+        id: unique, and cannot be guessed; see :meth:`SessionTable.id_of`.
         environment: the instance.
         name: the environment's name.
         client: name of its client.
         lease_seconds: idle time after which it ends.
-        key: of its opening request; empty: none.
         quick: its steps run on the event loop.
         turn: the next turn.
         reply: to the last step.
@@ -43,7 +43,6 @@ class Session:
     name: str
     client: str
     lease_seconds: float
-    key: str = ""
     quick: bool = False
     opened: float = field(default_factory=time.monotonic)
     touched: float = field(default_factory=time.monotonic)
@@ -81,13 +80,21 @@ class SessionTable(dict[str, Session]):
     """
 
     def __init__(self, prefix: str = "") -> None:
-        self.prefix = prefix
+        self.prefix, self._secret = prefix, secrets.token_bytes(32)
         self._ended: OrderedDict[str, str] = OrderedDict()
         self.opened_total = 0
 
-    def new_id(self) -> str:
-        """Return a unique id; it begins with the worker's id, if there is one."""
-        return f"{self.prefix}{secrets.token_urlsafe(16)}"
+    def id_of(self, key: str) -> str:
+        """Return the id of the session that a key opens, a new one for an empty key.
+
+        It begins with the worker's id, if there is one. Who knows the key cannot guess it.
+        """
+        digest = hmac.digest(self._secret, (key or secrets.token_urlsafe()).encode(), "sha256")
+        return f"{self.prefix}{digest.hex()[:ID_DIGITS]}"
+
+    def had(self, identifier: str) -> bool:
+        """Return whether a session is live, or ended a while ago at most."""
+        return identifier in self or identifier in self._ended
 
     def add(self, session: Session) -> None:
         """Add a session."""

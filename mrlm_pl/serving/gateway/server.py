@@ -201,8 +201,8 @@ class Gateway(Shared):
         """Answer a request; refusals are counted and have the protocol's form."""
         try:
             return await handler(request)
-        except ConnectionResetError:
-            raise
+        except ConnectionError:
+            return web.Response()  # the client has left
         except (ProtocolError, web.HTTPException) as error:
             refusal = error if isinstance(error, ProtocolError) else _not_served(request, error.status)
             session = self._sessions.get(_key(request).partition(".")[0].removeprefix(KEY))
@@ -247,7 +247,7 @@ class Gateway(Shared):
         name = secrets.token_hex(12)
         try:
             if request.transport is None or request.transport.is_closing():
-                raise ConnectionResetError
+                raise ConnectionError
             if not call.stream:
                 return web.json_response(body(call, served, name))
             response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
@@ -256,9 +256,9 @@ class Gateway(Shared):
                 await response.write(event.encode())
             await response.write_eof()
             return response
-        except ConnectionResetError:
+        except ConnectionError:
             session.counts["disconnected"] += 1
-            return web.Response()  # the client has left
+            raise
 
     async def _models(self, request: web.Request) -> web.Response:
         session = self._session(_key(request))

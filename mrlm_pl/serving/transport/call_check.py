@@ -52,7 +52,13 @@ class CallCheck(grpc.aio.ServerInterceptor):
                 await refuse(context, grpc.StatusCode.INVALID_ARGUMENT, MALFORMED)
 
         async def answer(data: bytes, context: Any) -> Any:
-            return await handler.unary_unary(await read(data, context), context)
+            try:
+                return await handler.unary_unary(await read(data, context), context)
+            except grpc.aio.AbortError as end:
+                # gRPC keeps it with the call, in a cycle, and its frames keep the request, which may be large.
+                del data
+                end.__context__ = None
+                raise end.with_traceback(None) from None
 
         async def stream(parts: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
             requests = (await read(data, context) async for data in parts)

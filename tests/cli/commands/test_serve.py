@@ -273,6 +273,19 @@ def test_policies_are_served_in_a_precision(mrlm, monkeypatch):
     assert given == [None, torch.bfloat16]
 
 
+@pytest.mark.long_after(1)
+def test_a_closed_terminal_ends_a_server_in_order():
+    usual = "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL); "  # ignored where the tests run under nohup
+    words = ["serve", "--environments", "coordination", "--port", "0"]
+    program = f"{usual}import sys; from mrlm_pl.cli.main import main; sys.exit(main({words!r}))"
+    with subprocess.Popen([sys.executable, "-c", program], stdout=-1, stderr=-1, text=True) as server:
+        assert server.stdout is not None
+        assert "serving on 127.0.0.1:" in server.stdout.readline()
+        server.send_signal(signal.SIGHUP)
+        _, log = server.communicate(timeout=100)
+    assert (server.returncode, "going down: 0 sessions are live" in log) == (0, True), log
+
+
 def test_a_port_that_is_taken(mrlm):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         status, _, err = mrlm("serve", "--environments", "math", "--port", str(taken.getsockname()[1]))

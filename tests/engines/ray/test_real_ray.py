@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -292,6 +293,23 @@ def test_nothing_outlives_a_run_that_is_stopped(number: signal.Signals, fit: Any
     process.send_signal(number)
     process.communicate(timeout=120)
     eventually(lambda: not any(alive(pid) for pid in below), 90)
+
+
+@pytest.mark.slow
+def test_sigterm_is_the_runs_while_ray_runs_and_after_it() -> None:
+    pytest.importorskip("ray")
+    program = """
+import signal, time
+from mrlm_pl.engines.ray.connection import RayConnection
+signal.signal(signal.SIGTERM, lambda *_: print("in order", flush=True))
+connection = RayConnection.shared(None, 120)
+signal.raise_signal(signal.SIGTERM)
+time.sleep(4)  # Ray's own handler ends the process after 3 s
+connection.give_back()
+signal.raise_signal(signal.SIGTERM)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=200, check=False)
+    assert (done.returncode, done.stdout) == (0, "in order\n" * 2), done.stderr
 
 
 @pytest.mark.slow

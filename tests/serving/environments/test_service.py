@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import threading
 import time
@@ -18,7 +19,7 @@ from mrlm_environments import Centralized, CoordinationGame
 
 from mrlm_pl.environment import Message, Task, ToolSchema
 from mrlm_pl.serving import RemoteEnvironment
-from mrlm_pl.serving.environments import service
+from mrlm_pl.serving.environments import sessions
 from mrlm_pl.serving.environments.hosted import Offer
 from mrlm_pl.serving.transport import environment_pb2 as pb
 from mrlm_pl.serving.transport.codec import from_json, step_from
@@ -405,10 +406,28 @@ def test_the_answer_to_an_opening_is_kept_until_it_has_been_used(
 
 def test_keys_are_bounded(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     assert refusal(served.open, key="x" * 129)[0] is Code.INVALID_ARGUMENT
-    monkeypatch.setattr(service, "KEPT_KEYS", 5)
+    monkeypatch.setattr(sessions, "REMEMBERED", 5)
     for number in range(20):
         served.stub.Close(pb.CloseRequest(session=served.open(key=f"key {number}").session))
-    assert len(served.server.service._used) == 5
+    assert not served.server.service._opened
+    assert refusal(served.open, key="key 15")[0] is Code.ALREADY_EXISTS
+    served.open(key="key 14")  # only the ids of ended sessions are kept
+
+
+@pytest.mark.parametrize("turn", [0, 7], ids=["the environment fails", "the request is wrong"])
+def test_a_refused_step_keeps_no_environment_until_cycles_are_collected(served: Served, turn: int) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(30):
+            session = served.open().session
+            assert refusal(served.step, session, turn, "raise")[0] in (Code.ABORTED, Code.FAILED_PRECONDITION)
+            served.stub.Close(pb.CloseRequest(session=session))
+        eventually(lambda: len(Scripted.closed) == 30)
+        kept = [item for item in gc.get_objects() if type(item) is Scripted and item.of == Scripted.era]
+    finally:
+        gc.enable()
+    assert len(kept) <= 1 + 8, "the template, and at most one in each thread, which holds its last call"
 
 
 def test_settings_that_are_wrong_leave_nothing_behind(served: Served) -> None:

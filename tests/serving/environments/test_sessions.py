@@ -12,7 +12,7 @@ from mrlm_pl.serving.transport.connection import RefusalError
 
 
 def session(table: SessionTable, lease: float = 10.0, **fields: Any) -> Session:
-    made = Session(table.new_id(), None, "echo", "client", lease, **fields)  # type: ignore[arg-type]
+    made = Session(table.id_of(""), None, "echo", "client", lease, **fields)  # type: ignore[arg-type]
     made.opened = made.touched = sessions.time.monotonic()
     table.add(made)
     return made
@@ -20,9 +20,16 @@ def session(table: SessionTable, lease: float = 10.0, **fields: Any) -> Session:
 
 def test_ids_are_long_and_never_the_same() -> None:
     table = SessionTable()
-    ids = {table.new_id() for _ in range(10_000)}
+    ids = {table.id_of("") for _ in range(10_000)}
     assert len(ids) == 10_000
-    assert min(map(len, ids)) >= 22, "128 bits"
+    assert min(map(len, ids)) >= 32, "128 bits"
+
+
+def test_a_key_has_one_id_that_only_its_table_knows() -> None:
+    first, second = SessionTable("worker."), SessionTable("worker.")
+    assert first.id_of("key") == first.id_of("key") != first.id_of("kez")
+    assert first.id_of("key") != second.id_of("key"), "a server that was started again, or another one"
+    assert first.id_of("key").startswith("worker.")
 
 
 def test_a_lease_is_renewed_by_every_call(clock: SimpleNamespace) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import socket
 from collections.abc import Iterator
@@ -9,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from mrlm_pl.episode import Message
 from mrlm_pl.serving.gateway.server import Gateway
 from mrlm_pl.serving.gateway.session import Limits, Session
+from tests.support.servers.environment_servers import eventually
 
 CALL = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\n"
 NEXT = "GET /v1/models HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\n\r\n"
@@ -48,4 +51,39 @@ def test_a_malformed_request_is_answered_and_not_logged_as_an_error(
     _, endpoint = gateway
     assert sent(endpoint, text).startswith(("HTTP/1.1 400", "HTTP/1.0 400"))
     assert sent(endpoint, NEXT).startswith("HTTP/1.1 200")
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+def test_a_program_that_leaves_during_its_request_is_not_logged_as_an_error(
+    gateway: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, endpoint = gateway
+    host, port = endpoint.base_url.removeprefix("http://").removesuffix("/v1").split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        head = CALL.format(key=endpoint.key) + "Expect: 100-continue\r\nContent-Length: 1000\r\n\r\n"
+        connection.sendall((head + "{").encode())
+        assert b" 100 " in connection.recv(100), "the body is being read"
+    for _ in range(2):  # the second is answered after the end of the first
+        assert sent(endpoint, NEXT).startswith("HTTP/1.1 200")
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+def test_a_program_that_leaves_during_its_answer_is_counted_and_not_logged_as_an_error(
+    gateway: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    made, endpoint = gateway
+    (session,) = made._sessions.values()
+    host, port = endpoint.base_url.removeprefix("http://").removesuffix("/v1").split(":")
+    body = json.dumps({"model": "agent", "stream": True, "messages": [{"role": "user", "content": "Q"}]})
+
+    async def answer() -> None:
+        await session.next()
+        session.answer({"agent": Message("assistant", "x" * 2**25)})  # more than the buffers of sockets hold
+
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
+        head = CALL.format(key=endpoint.key) + f"Content-Length: {len(body)}\r\n\r\n"
+        connection.sendall((head + body).encode())
+        made.submit(answer()).result(60)
+        assert connection.recv(5) == b"HTTP/"
+    eventually(lambda: session.counts["disconnected"] == 1)
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
