@@ -157,21 +157,7 @@ def _dispatch(command: str, arguments: list[str]) -> int:
         return 0
     if command not in COMMANDS:
         raise ConfigurationError(_unknown_command(command))
-    from mrlm_pl.cli.parsing.config_files import with_underscores
-    from mrlm_pl.runs.plugins import use_working_folder
-
-    use_working_folder()
-    arguments = with_underscores(arguments)
     try:
-        if command in TRAINING:
-            from mrlm_pl.cli.parsing.early_check import check
-
-            check(arguments)
-            read_model_folders_once()
-        elif command in PLAYING:
-            from mrlm_pl.cli.parsing.early_check import check_environment_names
-
-            check_environment_names(arguments)
         return (_run if command in SERVING else _run_until_interrupted)(command, arguments)
     except SystemExit as end:  # argparse ends the process after --help and after a wrong option
         if isinstance(end.code, str):
@@ -185,6 +171,20 @@ def _discard_output() -> None:
 
 
 def _run(command: str, arguments: Sequence[str]) -> int:
+    from mrlm_pl.cli.parsing.config_files import with_underscores
+    from mrlm_pl.runs.plugins import use_working_folder
+
+    use_working_folder()
+    arguments = with_underscores(arguments)
+    if command in TRAINING:
+        from mrlm_pl.cli.parsing.early_check import check
+
+        check(arguments)
+        read_model_folders_once()
+    elif command in PLAYING:
+        from mrlm_pl.cli.parsing.early_check import check_environment_names
+
+        check_environment_names(arguments)
     module, function = COMMANDS[command][0].split(":")
     run = getattr(importlib.import_module(module), function)
     if command not in IMPORTING:
