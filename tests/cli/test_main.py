@@ -126,7 +126,8 @@ def test_an_interrupt_of_the_checks_before_a_fit_is_one_message(mrlm, monkeypatc
     except KeyboardInterrupt:  # it would end the tests
         pytest.fail("the signal ended the process")
     assert status == 130
-    assert err.endswith("mrlm: Ctrl-C has ended fit before its first batch; start again with `mrlm fit --config run.yaml`\n")
+    again = "mrlm fit --config run.yaml"
+    assert err.endswith(f"mrlm: Ctrl-C has ended fit before its first batch; start again with `{again}`\n")
 
 
 def test_errors_of_ours_keep_their_traceback_and_those_of_a_users_file_are_one_line(mrlm, monkeypatch, tmp_path):
