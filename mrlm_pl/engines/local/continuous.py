@@ -134,13 +134,14 @@ class ContinuousEngine(EngineWrapper):
         self._busy = self._busy[0], started
         try:
             samples = await sample_checked(self.engine, requests)
-        except asyncio.CancelledError:
-            for turn in self._turns:
-                turn.done.cancel()
-            raise
         except Exception as error:
             await self._find_culprits(batch, requests, error)
             return True
+        except BaseException as end:  # cancelled, or SystemExit or KeyboardInterrupt of the engine
+            for turn in self._turns:
+                if not turn.done.done():
+                    turn.done.set_exception(end)
+            raise
         finally:
             self._busy = self._busy[0] + time.perf_counter() - started, None
             self.batches += 1
