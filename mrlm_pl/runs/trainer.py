@@ -57,7 +57,7 @@ from mrlm_pl.runs.folder import (
     scratch_folder,
 )
 from mrlm_pl.runs.interrupts import Interruption, ending_in_order, in_session
-from mrlm_pl.runs.metrics_file import MetricsFile, RunTensorBoard
+from mrlm_pl.runs.metrics_file import MetricsFile, RunTensorBoard, outlive
 from mrlm_pl.runs.model_card import write_cards
 from mrlm_pl.runs.state import Training
 from mrlm_pl.settings import check_instance, check_known
@@ -88,9 +88,15 @@ class LoopResults(Callback):
             callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
             continue_best(callbacks, resumed, checkpoint["callbacks"])
 
+    def on_train_batch_start(self, *_: Any) -> None:
+        """Check that the run folder is there."""
+        if self.training is not None:
+            self.training.check_folder()
+
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        """Count a batch, and note the precision of the first."""
-        if not self.batches and self.training is not None:
+        """Count a batch, note the precision of the first, and check that the run folder is there."""
+        if self.training is not None:
+            self.training.check_folder()
             self.training.precision = trainer.precision
         self.batches += 1
 
@@ -431,6 +437,9 @@ class Trainer(pl.Trainer):
             self.loggers = [RunTensorBoard(folder.path), MetricsFile(folder.path)]
         elif self._given_loggers and not _has(self._given_loggers, MetricsFile):
             self.loggers = [*self._given_loggers, MetricsFile(folder.path)]
+        for item in self.loggers:
+            if not isinstance(item, MetricsFile):
+                outlive(item)
         self._loops.batches = 0
         self._loops.training = training
         if self.strategy.root_device.type == "cpu" and is_first_process():
