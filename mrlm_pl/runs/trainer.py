@@ -31,7 +31,7 @@ from mrlm_pl.errors import ROLLOUT_ERRORS, ConfigurationError, tell
 from mrlm_pl.evaluation.report import EvaluationReport, report_table
 from mrlm_pl.evaluation.summary import summarize
 from mrlm_pl.grouping import grouped
-from mrlm_pl.learner.ranks import gather_ranks
+from mrlm_pl.learner.ranks import first_error, gather_ranks
 from mrlm_pl.policy import Policy
 from mrlm_pl.runs.checkpoint import DurableCheckpointIO, LastCheckpoint, continue_best
 from mrlm_pl.runs.console import (
@@ -314,7 +314,8 @@ class Trainer(pl.Trainer):
         """Raise a ConfigurationError if an earlier fit has used up the trainer's epochs or steps."""
         for name, done in (("max_epochs", self.current_epoch), ("max_steps", self.global_step)):
             if done and 0 <= (limit := getattr(self, name) or 0) <= done:
-                fault = f"this trainer has trained its trainer.{name}, {limit}, in an earlier fit"
+                chosen = f"fast_dev_run, {self.fast_dev_run}" if self.fast_dev_run else f"{name}, {limit}"  # type: ignore[attr-defined]
+                fault = f"this trainer has trained its trainer.{chosen}, in an earlier fit"
                 raise ConfigurationError(f"{fault}, so that another would train nothing; make a new Trainer")
 
     def _remedy(self, data: Any) -> str:
@@ -353,7 +354,8 @@ class Trainer(pl.Trainer):
                 if training is not None:
                     training.end("finished")
                 self.strategy.barrier("end of the run")  # a script may read the folder next, on all ranks
-            except BaseException as error:
+            except BaseException as raised:
+                error = first_error(raised)
                 mistaken = isinstance(error, ConfigurationError)
                 exits = isinstance(error, (KeyboardInterrupt, SystemExit))  # Lightning exits on KeyboardInterrupt
                 failed = not exits or (interruption.received is None and not isinstance(error, SIGTERMException))
@@ -365,6 +367,8 @@ class Trainer(pl.Trainer):
                         training.end("failed" if failed else "interrupted", reason)
                 if isinstance(error, ROLLOUT_ERRORS) and training is not None and self.folder is not None:
                     tell(f"the rollout has failed{_how_to_continue(self.folder.path)}")
+                if error is not raised:
+                    raise error from raised
                 if failed:
                     raise
                 status = self._report_end(stage, interruption)

@@ -276,7 +276,7 @@ def test_a_run_whose_folder_is_moved_ends_and_makes_no_other(logger: bool | None
                 Path("run").rename("elsewhere")
 
     trainer = quiet(output="run", logger=logger, callbacks=[Move()], max_epochs=3)
-    with pytest.raises(StorageError, match="the run folder 'run' was moved or deleted while the run trains; put it back"):
+    with pytest.raises(StorageError, match=r"the run folder 'run' was moved or deleted .*; put it back"):
         trainer.fit(*parts())
     assert [path.name for path in Path().iterdir()] == ["elsewhere"]
 
@@ -318,6 +318,13 @@ def test_a_development_run_leaves_nothing() -> None:
     assert list(Path().iterdir()) == []
     trainer.save_checkpoint("own.ckpt")
     assert torch.load("own.ckpt", weights_only=True)["logged_rows"] == {}, "its loggers hold no rows"
+
+
+def test_a_second_development_run_names_its_setting() -> None:
+    trainer, (algorithm, data) = quiet(fast_dev_run=2), parts()
+    trainer.fit(algorithm, data)
+    with pytest.raises(ConfigurationError, match=r"trainer\.fast_dev_run, 2, in an earlier fit, .*; make"):
+        trainer.fit(algorithm, data)
 
 
 def test_lightning_s_own_trainer_works_and_says_what_it_lacks() -> None:
