@@ -124,10 +124,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of the output, such as `head`, has ended
         _discard_output()
         return 1
-    except ConfigurationError as error:
-        return _fail(error, 2)
     except MRLMError as error:
-        return _fail(error, 1)
+        return _fail(error, 2 if isinstance(error, ConfigurationError) else 1)
     except Exception as error:
         if isinstance(error, OSError) and error.errno in FULL_DISK:
             try:
@@ -160,9 +158,7 @@ def _dispatch(command: str, arguments: list[str]) -> int:
     try:
         return (_run if command in SERVING else _run_until_interrupted)(command, arguments)
     except SystemExit as end:  # argparse ends the process after --help and after a wrong option
-        if isinstance(end.code, str):
-            return _fail(end.code, 1)
-        return int(end.code or 0)
+        return _fail(end.code, 1) if isinstance(end.code, str) else int(end.code or 0)
 
 
 def _discard_output() -> None:
@@ -172,18 +168,15 @@ def _discard_output() -> None:
 
 def _run(command: str, arguments: Sequence[str]) -> int:
     from mrlm_pl.cli.parsing.config_files import with_underscores
+    from mrlm_pl.cli.parsing.early_check import check, check_environment_names
     from mrlm_pl.runs.plugins import use_working_folder
 
     use_working_folder()
     arguments = with_underscores(arguments)
     if command in TRAINING:
-        from mrlm_pl.cli.parsing.early_check import check
-
         check(arguments)
         read_model_folders_once()
     elif command in PLAYING:
-        from mrlm_pl.cli.parsing.early_check import check_environment_names
-
         check_environment_names(arguments)
     module, function = COMMANDS[command][0].split(":")
     run = getattr(importlib.import_module(module), function)

@@ -184,8 +184,8 @@ class Metrics:
         bar = trainer.progress_bar_metrics
         shown = {name for name in row if name.rpartition("/")[2] in self.shown}
         bar.update({name: value for name, value in row.items() if on_bar(name) or name in bar or name in shown})
-        if any(map(_of_rollout, row)):  # which agents and environments have numbers differs between rollouts
-            self.unwritten = {name: value for name, value in self.unwritten.items() if not _of_rollout(name)}
+        if any(name.startswith("rollout/") for name in row):  # which agents have numbers differs between rollouts
+            self.unwritten = {name: self.unwritten[name] for name in self.unwritten if not name.startswith("rollout/")}
         self.unwritten |= row
 
     def own_update(self) -> tuple[dict[str, tuple[float, float]], dict[str, float], dict[str, float]]:
@@ -241,10 +241,6 @@ class Metrics:
         counts = summed(item for _, counts_of_rank, _ in ranks for item in counts_of_rank.items())
         values = {name: total / weight if weight else math.nan for name, (total, weight) in sorted(means.items())}
         return {f"{prefix}/{name}": value for name, value in (*values.items(), *sorted(counts.items()))}
-
-
-def _of_rollout(name: str) -> bool:
-    return name.startswith("rollout/")
 
 
 class UpdateRows(Callback):

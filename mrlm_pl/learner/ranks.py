@@ -64,11 +64,10 @@ def first_error(error: BaseException) -> BaseException:
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return error
     store = torch.distributed.distributed_c10d._get_default_store()
-    own = f"rank {torch.distributed.get_rank()} has failed with {type(error).__name__}: {error}"
+    own = first = f"rank {torch.distributed.get_rank()} has failed with {type(error).__name__}: {error}"
     with suppress(RuntimeError):  # the store is gone
         first = store.compare_set("mrlm/first_error", "", own).decode()
-        return MRLMError(first) if first != own and isinstance(error, RuntimeError) else error
-    return error
+    return MRLMError(first) if first != own and isinstance(error, RuntimeError) else error
 
 
 def gather_at_first_rank(value: Any) -> list[Any]:

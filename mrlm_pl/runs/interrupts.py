@@ -60,9 +60,7 @@ def ending_in_order(*, sigterm: bool) -> Iterator[Interruption]:
         else:
             print("\nmrlm: Ctrl-C: ending in order; press it again to end at once", file=sys.stderr, flush=True)
         sigterm_handler = signal.getsignal(signal.SIGTERM)
-        if not callable(sigterm_handler) or sigterm_handler is terminate:
-            raise KeyboardInterrupt
-        sigterm_handler(signal.SIGTERM, frame)
+        (sigterm_handler if callable(sigterm_handler) else terminate)(signal.SIGTERM, frame)
 
     def terminate(number: int, frame: FrameType | None) -> None:
         interruption.received = interruption.received or number

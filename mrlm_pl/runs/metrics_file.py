@@ -33,6 +33,8 @@ class MetricsFile(Logger):
         rows: number of rows in the file; before the first one of a resumed run, in its checkpoint.
     """
 
+    name, version = "metrics", ""
+
     def __init__(self, folder: str | Path) -> None:
         super().__init__()
         self.path = Path(folder) / "metrics.csv"
@@ -43,14 +45,6 @@ class MetricsFile(Logger):
     def resume_at(self, step: int, rows: int) -> None:
         """Keep the first ``rows`` rows, and later ones at earlier steps than this, unless one is logged again."""
         self._resumed_at, self.rows = step, rows
-
-    @property
-    def name(self) -> str:
-        return "metrics"
-
-    @property
-    def version(self) -> str:
-        return ""
 
     @property
     def save_dir(self) -> str:
@@ -139,13 +133,14 @@ class RunTensorBoard(TensorBoardLogger):
         super().log_metrics(metrics, step)
 
 
-def outlive(logger: Logger) -> None:
-    """Let a run continue where a logger other than :class:`MetricsFile` fails, and warn once for each of its methods.
+def outlive(logger: Logger) -> Logger:
+    """Return the logger, whose failures do not end a run from now on: the first of each of its methods is a warning.
 
     A server of curves may be away for a while, or its folder deleted; ``metrics.csv`` is the run's own.
     """
     for name in ("log_metrics", "save", "after_save_checkpoint", "finalize"):
         vars(logger)[name] = partial(_call, logger, name, [])
+    return logger
 
 
 def _call(logger: Logger, name: str, told: list[str], *arguments: Any, **options: Any) -> None:

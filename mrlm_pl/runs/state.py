@@ -79,7 +79,7 @@ class Training:
             self._write({"state": state, "reason": reason})
 
     def check_folder(self) -> None:
-        """Validate that the folder is where it was: what the run writes would make another one.
+        """Validate that the folder is in its place, before the run makes another one there by a write.
 
         Raises:
             StorageError: it is not.

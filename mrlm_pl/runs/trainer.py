@@ -88,11 +88,6 @@ class LoopResults(Callback):
             callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
             continue_best(callbacks, resumed, checkpoint["callbacks"])
 
-    def on_train_batch_start(self, *_: Any) -> None:
-        """Check that the run folder is there."""
-        if self.training is not None:
-            self.training.check_folder()
-
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         """Count a batch, note the precision of the first, and check that the run folder is there."""
         if self.training is not None:
@@ -224,9 +219,8 @@ class Trainer(pl.Trainer):
         self.output = None if output is None else str(output)
         self.resume = resume
         self._root = options.get("default_root_dir")
-        logger = options.get("logger")
         barebones = bool(options.get("barebones"))
-        self._own_loggers = (logger is None or logger is True) and not barebones and not options.get("fast_dev_run")
+        self._own_loggers = options.get("logger") in (None, True) and not barebones and not options.get("fast_dev_run")
         self._loops = LoopResults()
         check_known(options, inspect.signature(pl.Trainer.__init__).parameters, type(self))
         options.update(self._changed_options(options, barebones))
@@ -438,12 +432,9 @@ class Trainer(pl.Trainer):
         for callback in self._without_folder:
             callback.dirpath = str(Path(folder.path) / LAST_CHECKPOINT.parent)
         if self._own_loggers:
-            self.loggers = [RunTensorBoard(folder.path), MetricsFile(folder.path)]
+            self.loggers = [outlive(RunTensorBoard(folder.path)), MetricsFile(folder.path)]
         elif self._given_loggers and not _has(self._given_loggers, MetricsFile):
-            self.loggers = [*self._given_loggers, MetricsFile(folder.path)]
-        for item in self.loggers:
-            if not isinstance(item, MetricsFile):
-                outlive(item)
+            self.loggers = [*map(outlive, self._given_loggers), MetricsFile(folder.path)]
         self._loops.batches = 0
         self._loops.training = training
         if self.strategy.root_device.type == "cpu" and is_first_process():

@@ -32,8 +32,7 @@ def run(arguments: Sequence[str]) -> int:
     for file in options.output:
         if file.suffix not in SUFFIXES:
             raise ConfigurationError(f"output: {str(file)!r} must end in {', '.join(SUFFIXES)}")
-    comparisons = compare_metrics(find_runs(options.runs), options)
-    write(comparisons, options.output)
+    write(compare_metrics(find_runs(options.runs), options), options.output)
     return 0
 
 
