@@ -52,6 +52,7 @@ class IGPO(PolicyGradient):
 
     smallest_group = 2
     default_loss = "ppo"
+    weights_in_credit = "the information gains"
 
     def __init__(
         self,
@@ -72,10 +73,6 @@ class IGPO(PolicyGradient):
             raise ConfigurationError(f"answer_form is {answer_form!r}; put {{answer}} where the answer stands in it")
         self.gain_weight, self.answer_key, self.answer_form = gain_weight, answer_key, answer_form
         self.turns = TurnCredit(gamma, turn_baseline, normalize)
-
-    @property
-    def weights_in_credit(self) -> str | None:
-        return "the information gains"
 
     def compared(self, turns: TurnReturns) -> TurnReturns:
         gains = information_gains(self.answer_logp(turns), turns.play)

@@ -102,8 +102,7 @@ class MADPO(Algorithm):
         joint_actions = 2 * torch.searchsorted(pairs, rows.groups) + not_none(rows.joint_actions) % 2
         sums = sequence_logp(self.policies[name](**rows.inputs()), rows.action_mask)
         both = (sums, not_none(rows.reference_sums))
-        parts = [joint_logp(of_rows, joint_actions, 2 * len(pairs)) for of_rows in both]
-        return torch.stack(parts)
+        return torch.stack([joint_logp(of_rows, joint_actions, 2 * len(pairs)) for of_rows in both])
 
     def combined(self, losses: Mapping[str, Tensor], batch: Batch) -> Tensor:
         gaps, rewards = self._compare(losses)

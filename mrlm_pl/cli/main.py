@@ -121,10 +121,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of the output, such as `head`, has ended
         _discard_output()
         return 1
-    except ConfigurationError as error:
-        return _fail(error, 2)
     except MRLMError as error:
-        return _fail(error, 1)
+        return _fail(error, 2 if isinstance(error, ConfigurationError) else 1)
     except Exception as error:
         if isinstance(error, OSError) and error.errno in FULL_DISK:
             try:
@@ -154,26 +152,10 @@ def _dispatch(command: str, arguments: list[str]) -> int:
         return 0
     if command not in COMMANDS:
         raise ConfigurationError(_unknown_command(command))
-    from mrlm_pl.cli.parsing.config_files import with_underscores
-    from mrlm_pl.runs.plugins import use_working_folder
-
-    use_working_folder()
-    arguments = with_underscores(arguments)
     try:
-        if command in TRAINING:
-            from mrlm_pl.cli.parsing.early_check import check
-
-            check(arguments)
-            read_model_folders_once()
-        elif command in PLAYING:
-            from mrlm_pl.cli.parsing.early_check import check_environment_names
-
-            check_environment_names(arguments)
         return _run(command, arguments)
     except SystemExit as end:  # argparse ends the process after --help and after a wrong option
-        if isinstance(end.code, str):
-            return _fail(end.code, 1)
-        return int(end.code or 0)
+        return _fail(end.code, 1) if isinstance(end.code, str) else int(end.code or 0)
 
 
 def _discard_output() -> None:
@@ -188,11 +170,7 @@ def _run(command: str, arguments: Sequence[str]) -> int:
     """
     with ending_in_order(sigterm=command not in TRAINING) as interruption:
         try:
-            module, function = COMMANDS[command][0].split(":")
-            run = getattr(importlib.import_module(module), function)
-            if command not in IMPORTING:
-                resume_garbage_collection()
-            return int(run(arguments))
+            return _run_function(command, arguments)
         except KeyboardInterrupt:
             if interruption.received is None:
                 raise
@@ -200,6 +178,26 @@ def _run(command: str, arguments: Sequence[str]) -> int:
             rest = INTERRUPTED.get(command, "; start again with")
             print(f"\nmrlm: {interruption.name} has ended {command}{rest} `{again}`", file=sys.stderr)
             return interruption.status
+
+
+def _run_function(command: str, arguments: Sequence[str]) -> int:
+    """Run a command's function on checked arguments."""
+    from mrlm_pl.cli.parsing.config_files import with_underscores
+    from mrlm_pl.cli.parsing.early_check import check, check_environment_names
+    from mrlm_pl.runs.plugins import use_working_folder
+
+    use_working_folder()
+    arguments = with_underscores(arguments)
+    if command in TRAINING:
+        check(arguments)
+        read_model_folders_once()
+    elif command in PLAYING:
+        check_environment_names(arguments)
+    module, function = COMMANDS[command][0].split(":")
+    run = getattr(importlib.import_module(module), function)
+    if command not in IMPORTING:
+        resume_garbage_collection()
+    return int(run(arguments))
 
 
 def _unknown_command(command: str) -> str:

@@ -86,8 +86,7 @@ class Sampling:
         """
         if not self.policies:
             return self
-        policy_settings = self.policies.get(policy, PolicySampling())
-        return replace(self, policies={}, **policy_settings.given())
+        return replace(self, policies={}, **self.policies.get(policy, PolicySampling()).given())
 
     def for_all(self, **settings: Any) -> Sampling:
         """Return these settings with others in their place, for every policy."""

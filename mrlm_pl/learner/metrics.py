@@ -184,6 +184,8 @@ class Metrics:
         bar = trainer.progress_bar_metrics
         shown = {name for name in row if name.rpartition("/")[2] in self.shown}
         bar.update({name: value for name, value in row.items() if on_bar(name) or name in bar or name in shown})
+        if any(name.startswith("rollout/") for name in row):  # which agents have numbers differs between rollouts
+            self.unwritten = {name: self.unwritten[name] for name in self.unwritten if not name.startswith("rollout/")}
         self.unwritten |= row
 
     def own_update(self) -> tuple[dict[str, tuple[float, float]], dict[str, float], dict[str, float]]:

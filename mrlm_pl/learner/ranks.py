@@ -6,10 +6,13 @@ They are over the data-parallel ranks: tensor-parallel ranks hold the same data,
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+from mrlm_pl.errors import MRLMError
 
 K = TypeVar("K", bound=Hashable)
 
@@ -51,6 +54,20 @@ def all_reduce_sum(trainer: Any, values: Tensor) -> Tensor:
     copies = trainer.world_size // ranks
     total: Tensor = trainer.strategy.reduce(values.to(trainer.strategy.root_device), reduce_op="sum")
     return total.cpu() / copies
+
+
+def first_error(error: BaseException) -> BaseException:
+    """Return the error that ends the run: where another rank has lost this one its connection, that rank's.
+
+    Not where that is rank 0 and holds the store of the ranks, which ends with it.
+    """
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return error
+    store = torch.distributed.distributed_c10d._get_default_store()
+    own = first = f"rank {torch.distributed.get_rank()} has failed with {type(error).__name__}: {error}"
+    with suppress(RuntimeError):  # the store is gone
+        first = store.compare_set("mrlm/first_error", "", own).decode()
+    return MRLMError(first) if first != own and isinstance(error, RuntimeError) else error
 
 
 def gather_at_first_rank(value: Any) -> list[Any]:

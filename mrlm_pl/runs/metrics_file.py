@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import logging
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,10 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
 from mrlm_pl.durable_files import draft_of, replacing
-from mrlm_pl.errors import DataError, storing
+from mrlm_pl.errors import DataError, first_line, storing
 from mrlm_pl.runs.folder import TENSORBOARD
+
+_log = logging.getLogger(__name__)
 
 
 class MetricsFile(Logger):
@@ -29,6 +33,8 @@ class MetricsFile(Logger):
         rows: number of rows in the file; before the first one of a resumed run, in its checkpoint.
     """
 
+    name, version = "metrics", ""
+
     def __init__(self, folder: str | Path) -> None:
         super().__init__()
         self.path = Path(folder) / "metrics.csv"
@@ -39,14 +45,6 @@ class MetricsFile(Logger):
     def resume_at(self, step: int, rows: int) -> None:
         """Keep the first ``rows`` rows, and later ones at earlier steps than this, unless one is logged again."""
         self._resumed_at, self.rows = step, rows
-
-    @property
-    def name(self) -> str:
-        return "metrics"
-
-    @property
-    def version(self) -> str:
-        return ""
 
     @property
     def save_dir(self) -> str:
@@ -128,12 +126,29 @@ class RunTensorBoard(TensorBoardLogger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        with storing(f"the metrics of {self.log_dir!r}"):
-            if self._resumes:
-                self.experiment.purge_step = max(step or 0, self._resumed_at)  # of the file that the writer opens next
-                self.experiment.close()
-                self._resumes = False
-            try:
-                super().log_metrics(metrics, step)
-            except ValueError as error:  # Lightning takes every failure for a wrong number
-                raise error.__cause__ or error from None
+        if self._resumes:
+            self.experiment.purge_step = max(step or 0, self._resumed_at)  # of the file that the writer opens next
+            self.experiment.close()
+            self._resumes = False
+        super().log_metrics(metrics, step)
+
+
+def outlive(logger: Logger) -> Logger:
+    """Return the logger, whose failures do not end a run from now on: the first of each of its methods is a warning.
+
+    A server of curves may be away for a while, or its folder deleted; ``metrics.csv`` is the run's own.
+    """
+    for name in ("log_metrics", "save", "after_save_checkpoint", "finalize"):
+        vars(logger)[name] = partial(_call, logger, name, [])
+    return logger
+
+
+def _call(logger: Logger, name: str, told: list[str], *arguments: Any, **options: Any) -> None:
+    try:
+        getattr(type(logger), name)(logger, *arguments, **options)
+    except Exception as error:
+        # Lightning's for TensorBoard takes every failure for a wrong number.
+        cause = error.__cause__ if isinstance(error, ValueError) and error.__cause__ else error
+        if not told:
+            told.append(f"{type(logger).__name__}.{name} has failed with {type(cause).__name__}: {first_line(cause)}")
+            _log.warning("trainer.logger: %s; the run continues, and writes its metrics.csv", *told)

@@ -140,8 +140,7 @@ def imported(name: str) -> Any:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise ImportError(_import_fault(module, error)) from error
         where = "its folder must be the working folder or on PYTHONPATH"
-        files = Path.cwd().glob("*.py")
-        hint = did_you_mean(error.name, [file.stem for file in files], where)
+        hint = did_you_mean(error.name, [file.stem for file in Path.cwd().glob("*.py")], where)
         raise ImportError(f"there is no module {error.name!r}; {hint}") from error
     except Exception as error:  # a module may fail in any way while it is imported
         raise ImportError(_import_fault(module, error)) from error

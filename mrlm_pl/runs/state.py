@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mrlm_pl.durable_files import write_json
-from mrlm_pl.errors import ConfigurationError, writing
+from mrlm_pl.errors import ConfigurationError, StorageError, writing
 
 STATE = "state.json"
 LOCK = ".lock"
@@ -78,8 +78,19 @@ class Training:
             self._signs.join()
             self._write({"state": state, "reason": reason})
 
+    def check_folder(self) -> None:
+        """Validate that the folder is in its place, before the run makes another one there by a write.
+
+        Raises:
+            StorageError: it is not.
+        """
+        if not (self._folder / LOCK).exists():
+            fault = f"the run folder {str(self._folder)!r} was moved or deleted while the run trains"
+            raise StorageError(f"{fault}; put it back, then resume the run")
+
     def _write(self, record: Mapping[str, Any]) -> None:
-        write_state(self._folder, {**record, "precision": self.precision})
+        if (self._folder / LOCK).exists():
+            write_state(self._folder, {**record, "precision": self.precision})
 
     def release(self) -> None:
         """Release the lock, which forked processes have too."""

@@ -31,7 +31,7 @@ from mrlm_pl.errors import ROLLOUT_ERRORS, ConfigurationError, tell
 from mrlm_pl.evaluation.report import EvaluationReport, report_table
 from mrlm_pl.evaluation.summary import summarize
 from mrlm_pl.grouping import grouped
-from mrlm_pl.learner.ranks import gather_ranks
+from mrlm_pl.learner.ranks import first_error, gather_ranks
 from mrlm_pl.policy import Policy
 from mrlm_pl.runs.checkpoint import DurableCheckpointIO, LastCheckpoint, continue_best
 from mrlm_pl.runs.console import (
@@ -57,7 +57,7 @@ from mrlm_pl.runs.folder import (
     scratch_folder,
 )
 from mrlm_pl.runs.interrupts import Interruption, ending_in_order, in_session
-from mrlm_pl.runs.metrics_file import MetricsFile, RunTensorBoard
+from mrlm_pl.runs.metrics_file import MetricsFile, RunTensorBoard, outlive
 from mrlm_pl.runs.model_card import write_cards
 from mrlm_pl.runs.state import Training
 from mrlm_pl.settings import check_instance, check_known
@@ -89,8 +89,9 @@ class LoopResults(Callback):
             continue_best(callbacks, resumed, checkpoint["callbacks"])
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        """Count a batch, and note the precision of the first."""
-        if not self.batches and self.training is not None:
+        """Count a batch, note the precision of the first, and check that the run folder is there."""
+        if self.training is not None:
+            self.training.check_folder()
             self.training.precision = trainer.precision
         self.batches += 1
 
@@ -218,9 +219,8 @@ class Trainer(pl.Trainer):
         self.output = None if output is None else str(output)
         self.resume = resume
         self._root = options.get("default_root_dir")
-        logger = options.get("logger")
         barebones = bool(options.get("barebones"))
-        self._own_loggers = (logger is None or logger is True) and not barebones and not options.get("fast_dev_run")
+        self._own_loggers = options.get("logger") in (None, True) and not barebones and not options.get("fast_dev_run")
         self._loops = LoopResults()
         check_known(options, inspect.signature(pl.Trainer.__init__).parameters, type(self))
         options.update(self._changed_options(options, barebones))
@@ -308,7 +308,8 @@ class Trainer(pl.Trainer):
         """Raise a ConfigurationError if an earlier fit has used up the trainer's epochs or steps."""
         for name, done in (("max_epochs", self.current_epoch), ("max_steps", self.global_step)):
             if done and 0 <= (limit := getattr(self, name) or 0) <= done:
-                fault = f"this trainer has trained its trainer.{name}, {limit}, in an earlier fit"
+                chosen = f"fast_dev_run, {self.fast_dev_run}" if self.fast_dev_run else f"{name}, {limit}"  # type: ignore[attr-defined]
+                fault = f"this trainer has trained its trainer.{chosen}, in an earlier fit"
                 raise ConfigurationError(f"{fault}, so that another would train nothing; make a new Trainer")
 
     def _remedy(self, data: Any) -> str:
@@ -347,7 +348,8 @@ class Trainer(pl.Trainer):
                 if training is not None:
                     training.end("finished")
                 self.strategy.barrier("end of the run")  # a script may read the folder next, on all ranks
-            except BaseException as error:
+            except BaseException as raised:
+                error = first_error(raised)
                 mistaken = isinstance(error, ConfigurationError)
                 exits = isinstance(error, (KeyboardInterrupt, SystemExit))  # Lightning exits on KeyboardInterrupt
                 failed = not exits or (interruption.received is None and not isinstance(error, SIGTERMException))
@@ -359,6 +361,8 @@ class Trainer(pl.Trainer):
                         training.end("failed" if failed else "interrupted", reason)
                 if isinstance(error, ROLLOUT_ERRORS) and training is not None and self.folder is not None:
                     tell(f"the rollout has failed{_how_to_continue(self.folder.path)}")
+                if error is not raised:
+                    raise error from raised
                 if failed:
                     raise
                 status = self._report_end(stage, interruption)
@@ -428,9 +432,9 @@ class Trainer(pl.Trainer):
         for callback in self._without_folder:
             callback.dirpath = str(Path(folder.path) / LAST_CHECKPOINT.parent)
         if self._own_loggers:
-            self.loggers = [RunTensorBoard(folder.path), MetricsFile(folder.path)]
+            self.loggers = [outlive(RunTensorBoard(folder.path)), MetricsFile(folder.path)]
         elif self._given_loggers and not _has(self._given_loggers, MetricsFile):
-            self.loggers = [*self._given_loggers, MetricsFile(folder.path)]
+            self.loggers = [*map(outlive, self._given_loggers), MetricsFile(folder.path)]
         self._loops.batches = 0
         self._loops.training = training
         if self.strategy.root_device.type == "cpu" and is_first_process():

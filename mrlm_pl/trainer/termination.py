@@ -72,11 +72,9 @@ def ended_by_sigterm(trainer: Trainer, *, apart: bool = False) -> Iterator[None]
         SIGTERMException: the signal arrived in the block or shortly before, or the processes agreed to end.
     """
     callbacks: Sequence[Callback] = trainer.callbacks if apart else ()  # type: ignore[attr-defined]
-    if trainer.world_size == 1:
-        with _interrupted_by_sigterm(lambda: trainer.received_sigterm):
-            yield
-    elif together := [item for item in callbacks if isinstance(item, EndTogether)]:
-        with _interrupted_by_sigterm(lambda: together[0].received):
+    alone, together = trainer.world_size == 1, [item for item in callbacks if isinstance(item, EndTogether)]
+    if alone or together:
+        with _interrupted_by_sigterm(lambda: trainer.received_sigterm if alone else together[0].received):
             yield
     elif trainer.received_sigterm and ends_where_others_do(trainer):
         raise SIGTERMException

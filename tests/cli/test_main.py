@@ -121,6 +121,17 @@ def test_a_signal_ends_every_command_with_a_message(mrlm, monkeypatch, number, s
     assert err.endswith(f"\nmrlm: {name} has ended {command}; start again with `mrlm {command} runs`\n")
 
 
+def test_an_interrupt_of_the_checks_before_a_fit_is_one_message(mrlm, monkeypatch):
+    monkeypatch.setattr("mrlm_pl.cli.parsing.early_check.check", lambda _: signal.raise_signal(signal.SIGINT))
+    try:
+        status, _, err = mrlm("fit", "--config", "run.yaml")
+    except KeyboardInterrupt:  # it would end the tests
+        pytest.fail("the signal ended the process")
+    assert status == 130
+    again = "mrlm fit --config run.yaml"
+    assert err.endswith(f"mrlm: Ctrl-C has ended fit before its first batch; start again with `{again}`\n")
+
+
 def test_errors_of_ours_keep_their_traceback_and_those_of_a_users_file_are_one_line(mrlm, monkeypatch, tmp_path):
     monkeypatch.setattr("mrlm_pl.cli.commands.info.run", json.loads)
     with pytest.raises(TypeError):

@@ -6,6 +6,7 @@ import csv
 import math
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -216,6 +217,15 @@ def test_an_update_is_one_row(
     assert trainer.progress_bar_metrics["rollout/reward"] == reward
     assert isinstance(trainer.logged_metrics["train/loss"], Tensor)
     assert [row["epoch"] for _, row in rows.rows] == [0] * len(steps)
+
+
+def test_the_numbers_of_a_rollout_take_the_place_of_those_of_the_one_before() -> None:
+    """With ``log_every_n_steps`` above 1 a row may come after several rollouts, in which other agents act."""
+    metrics, trainer = metric_log.Metrics(["main"]), SimpleNamespace(callback_metrics={}, progress_bar_metrics={})
+    metrics.log(trainer, {"rollout/reward": 1.0, "rollout/judge/reward": 1.0})
+    for values in ({"train/loss": 0.5}, {"rollout/reward": 3.0}, {"train/kl": 0.1}):
+        metrics.log(trainer, values)
+    assert metrics.unwritten == {"rollout/reward": 3.0, "train/loss": 0.5, "train/kl": 0.1}
 
 
 def test_the_bar_shows_a_divergence_once_there_is_one() -> None:

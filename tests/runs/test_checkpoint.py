@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -85,6 +86,12 @@ def test_intervals_that_are_set_stay(tmp_path: Path) -> None:
     last = LastCheckpoint(minutes=3)
     assert last._train_time_interval == timedelta(minutes=3)
     assert not last._grows
+
+
+@pytest.mark.parametrize("minutes", [-1, math.nan, math.inf])
+def test_an_interval_that_is_no_time_is_refused(minutes: float) -> None:
+    with pytest.raises(ConfigurationError, match=f"LastCheckpoint: minutes is {minutes}; it must be 0 or above"):
+        LastCheckpoint(minutes=minutes)
 
 
 @pytest.mark.parametrize(

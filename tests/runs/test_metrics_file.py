@@ -10,7 +10,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from mrlm_pl.errors import DataError, StorageError
-from mrlm_pl.runs.metrics_file import MetricsFile, RunTensorBoard
+from mrlm_pl.runs.metrics_file import MetricsFile, RunTensorBoard, outlive
 
 
 def full(*_: Any, **__: Any) -> None:
@@ -61,18 +61,27 @@ def test_a_table_of_binary_content_is_named(tmp_path: Path, content: bytes) -> N
     assert (tmp_path / "metrics.csv").read_bytes() == content
 
 
-@pytest.mark.parametrize("kind", [MetricsFile, RunTensorBoard])
-def test_metrics_that_cannot_be_written_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
-    curves = kind(tmp_path)
-    if kind is RunTensorBoard:
-        monkeypatch.setattr(curves.experiment, "add_scalar", full)
-    else:
-        monkeypatch.setattr(Path, "open", full)
-    where = f"{tmp_path}/" + ("tensorboard/" if kind is RunTensorBoard else "metrics.csv")
-    with pytest.raises(
-        StorageError, match=f"the metrics of '{where}' cannot be written: No space left on device; free"
-    ):
-        curves.log_metrics({"train/loss": 0.5}, 0)
+def test_metrics_that_cannot_be_written_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = MetricsFile(tmp_path)
+    monkeypatch.setattr(Path, "open", full)
+    fault = f"the metrics of '{tmp_path}/metrics.csv' cannot be written: No space left on device; free"
+    with pytest.raises(StorageError, match=fault):
+        table.log_metrics({"train/loss": 0.5}, 0)
+
+
+def test_curves_that_cannot_be_written_are_one_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    curves = RunTensorBoard(tmp_path)
+    outlive(curves)
+    monkeypatch.setattr(curves.experiment, "add_scalar", full)
+    for step in range(3):
+        curves.log_metrics({"train/loss": 0.5}, step)
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "trainer.logger: RunTensorBoard.log_metrics has failed with OSError: [Errno 28] No space left on device; the "
+        "run continues, and writes its metrics.csv"
+    )
 
 
 def test_a_row_that_could_not_be_written_is_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

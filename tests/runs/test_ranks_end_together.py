@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from mrlm_pl.runs.state import state_in
 from tests.engines.ray.test_real_ray import alive, eventually, weights
 from tests.support.runs.short_runs import ShortRuns
 
@@ -103,6 +104,10 @@ class SlowFirst(Callback):
     def on_train_end(self, trainer, algorithm):
         time.sleep(trainer.is_global_zero)
 
+    def on_train_batch_end(self, trainer, *_):
+        if sys.argv[2:] == [str(trainer.global_rank)]:
+            raise ValueError("the judge is away")
+
 
 environment, sampling = MathEnvironment(difficulty=[1, 1]), mrlm_pl.Sampling(max_tokens=4)
 data = mrlm_pl.RolloutDataModule(environment, groups=2, group_size=2, iterations=1, sampling=sampling)
@@ -118,3 +123,20 @@ def test_each_rank_of_a_script_reads_the_finished_run(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     subprocess.run([sys.executable, "train.py", "run"], cwd=tmp_path, check=True, timeout=180)
     assert [(tmp_path / "run" / f"rank-{rank}").read_text() for rank in (0, 1)] == ["", ""], "the exported weights"
+
+
+def test_the_error_of_one_rank_is_that_of_the_run(tmp_path: Path) -> None:
+    """The first rank, which writes the state of the run, saw a connection closed by its peer."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, "train.py", "run", "1"],
+        cwd=tmp_path,
+        timeout=180,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    assert done.returncode
+    fault = "rank 1 has failed with ValueError: the judge is away"
+    assert state_in(tmp_path / "run") == ("failed", f"MRLMError: {fault}")
+    assert f"mrlm_pl.errors.MRLMError: {fault}" in done.stderr

@@ -16,11 +16,12 @@ import lightning
 import pytest
 import torch
 from lightning.pytorch import Callback
+from lightning.pytorch.loggers import Logger
 from mrlm_environments import MathEnvironment
 from transformers import AutoModelForCausalLM
 
 import mrlm_pl
-from mrlm_pl.errors import ConfigurationError, RolloutError
+from mrlm_pl.errors import ConfigurationError, RolloutError, StorageError
 from mrlm_pl.runs import console
 
 README = Path(__file__).parents[2] / "README.md"
@@ -241,6 +242,45 @@ def test_a_failed_rollout_costs_no_update(capsys: pytest.CaptureFixture[str]) ->
     assert train("failed", resume=True) == train("whole")
 
 
+class Away(Logger):
+    """A logger whose server answers 503."""
+
+    name, version = "away", ""
+
+    def log_hyperparams(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def log_metrics(self, *_: Any, **__: Any) -> None:
+        raise ConnectionError("503 Service Unavailable")
+
+    save = after_save_checkpoint = finalize = log_metrics
+
+
+def test_a_run_outlives_a_logger_that_fails(caplog: pytest.LogCaptureFixture) -> None:
+    trainer = quiet(output="run", logger=[Away(), Away()], max_epochs=2)
+    trainer.fit(*parts())
+    assert trainer.global_step == 2
+    with Path("run/metrics.csv").open(newline="") as file:
+        assert len([row for row in csv.DictReader(file) if row["train/loss"]]) == 2
+    warnings = [text for text in caplog.messages if "trainer.logger" in text]
+    fault = "has failed with ConnectionError: 503 Service Unavailable; the run continues, and writes its metrics.csv"
+    assert all(f"trainer.logger: Away.{name} {fault}" in " ".join(warnings) for name in ("log_metrics", "finalize"))
+    assert len(warnings) == len(set(warnings)) * 2, "one for each logger and method"
+
+
+@pytest.mark.parametrize("logger", [False, None])
+def test_a_run_whose_folder_is_moved_ends_and_makes_no_other(logger: bool | None) -> None:
+    class Move(Callback):
+        def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+            if trainer.global_step == 1:
+                Path("run").rename("elsewhere")
+
+    trainer = quiet(output="run", logger=logger, callbacks=[Move()], max_epochs=3)
+    with pytest.raises(StorageError, match=r"the run folder 'run' was moved or deleted .*; put it back"):
+        trainer.fit(*parts())
+    assert [path.name for path in Path().iterdir()] == ["elsewhere"]
+
+
 def test_a_prediction_returns_the_episodes_that_it_writes(model_folder: Path) -> None:
     data = mrlm_pl.RolloutDataModule(
         MathEnvironment(), groups=1, validation_episodes=3, sampling=mrlm_pl.Sampling(max_tokens=2)
@@ -278,6 +318,13 @@ def test_a_development_run_leaves_nothing() -> None:
     assert list(Path().iterdir()) == []
     trainer.save_checkpoint("own.ckpt")
     assert torch.load("own.ckpt", weights_only=True)["logged_rows"] == {}, "its loggers hold no rows"
+
+
+def test_a_second_development_run_names_its_setting() -> None:
+    trainer, (algorithm, data) = quiet(fast_dev_run=2), parts()
+    trainer.fit(algorithm, data)
+    with pytest.raises(ConfigurationError, match=r"trainer\.fast_dev_run, 2, in an earlier fit, .*; make"):
+        trainer.fit(algorithm, data)
 
 
 def test_lightning_s_own_trainer_works_and_says_what_it_lacks() -> None:

@@ -32,17 +32,22 @@ def run(arguments: Sequence[str]) -> int:
     for file in options.output:
         if file.suffix not in SUFFIXES:
             raise ConfigurationError(f"output: {str(file)!r} must end in {', '.join(SUFFIXES)}")
-    comparisons = compare_metrics(find_runs(options.runs), options)
-    write(comparisons, options.output)
+    write(compare_metrics(find_runs(options.runs), options), options.output)
     return 0
 
 
 def add_options(parser: PlainParser) -> None:
     """Add the options ``--metric`` and ``--at``."""
     text = "column of metrics.csv, or as held_out/math/accuracy; may be repeated; default rollout/reward"
-    parser.add_argument("--metric", action="append", metavar="METRIC", help=text)
+    parser.add_argument("--metric", action="append", type=_named, metavar="METRIC", help=text)
     text = "cost at which runs are compared; default episodes, else updates, as of runs on files"
     parser.add_argument("--at", choices=tuple(AXES), help=text)
+
+
+def _named(metric: str) -> str:
+    if not metric:
+        raise ConfigurationError("metric is ''; name a column of metrics.csv, as in `--metric rollout/reward`")
+    return metric
 
 
 def compare_metrics(

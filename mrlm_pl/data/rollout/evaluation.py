@@ -75,8 +75,7 @@ class EvaluationStream:
             episodes = self.players.play(self.specs[start : start + self.BATCH], self.sampling)
             played += [replace(episode, trajectories={}) for episode in episodes]
             if number == self.batches - 1:  # a sized stream is not asked for more than it has
-                folder = Path(self.trainer.default_root_dir)
-                warn_of_failures(played, f"{self.split} episodes", folder)
+                warn_of_failures(played, f"{self.split} episodes", Path(self.trainer.default_root_dir))
             yield EpisodeBatch(episodes, by_task=len(self.players.environments) > 1)
 
 

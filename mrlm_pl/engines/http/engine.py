@@ -101,8 +101,7 @@ class OpenAICompatible(Engine):
     ) -> None:
         self.dialect = dialect_of(dialect, tokenizer)
         self.name = f"openai/{dialect}"
-        urls = [url] if isinstance(url, str) else url
-        self._replicas = Replicas(urls, api_key_env, terms, self._prepare)
+        self._replicas = Replicas([url] if isinstance(url, str) else url, api_key_env, terms, self._prepare)
         self._model = model
         self._folder = None if weights_folder is None else Path(weights_folder)
         self._policies: dict[str, _Served] = {}

@@ -91,8 +91,7 @@ class _Rows:
 
     def __init__(self, model: GenericModel) -> None:
         self._model = model
-        config = model.model.config.get_text_config(decoder=True)
-        named = config.to_dict().items()
+        named = model.model.config.get_text_config(decoder=True).to_dict().items()
         special = {value for name, value in named if name.endswith(("_id", "_index")) and isinstance(value, int)}
         embedding: Any = model.model.get_input_embeddings()
         vocabulary = len(embedding.weight)

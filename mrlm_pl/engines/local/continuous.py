@@ -7,7 +7,6 @@ import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from mrlm_pl.engines.base import Engine, EngineWrapper, FinishReason, Sample, SampleRequest, sample_checked
 from mrlm_pl.episode import TokenSpan
@@ -134,13 +133,14 @@ class ContinuousEngine(EngineWrapper):
         self._busy = self._busy[0], started
         try:
             samples = await sample_checked(self.engine, requests)
-        except asyncio.CancelledError:
-            for turn in self._turns:
-                turn.done.cancel()
-            raise
         except Exception as error:
             await self._find_culprits(batch, requests, error)
             return True
+        except BaseException as end:  # cancelled, or SystemExit or KeyboardInterrupt of the engine
+            for turn in self._turns:
+                if not turn.done.done():
+                    turn.done.set_exception(end)
+            raise
         finally:
             self._busy = self._busy[0] + time.perf_counter() - started, None
             self.batches += 1
@@ -157,15 +157,13 @@ class ContinuousEngine(EngineWrapper):
         self, batch: Sequence[ContinuousTurn], requests: Sequence[SampleRequest], error: Exception
     ) -> None:
         """Ask for each piece separately, so that a bad request does not fail the others."""
-        answers: list[Any] = [error]
-        if len(batch) > 1:
-            calls = [sample_checked(self.engine, [request]) for request in requests]
-            answers = await asyncio.gather(*calls, return_exceptions=True)
+        calls = [sample_checked(self.engine, [request]) for request in requests] if len(batch) > 1 else []
+        answers = await asyncio.gather(*calls, return_exceptions=True) or [error]
         for turn, answer in zip(batch, answers, strict=True):
-            if not isinstance(answer, BaseException) and len(answer) == 1:
+            if not isinstance(answer, BaseException):
                 self._take(turn, answer[0])
             elif not turn.done.done():
-                turn.done.set_exception(answer if isinstance(answer, BaseException) else error)
+                turn.done.set_exception(answer)
 
     @property
     def busy_seconds(self) -> float:

@@ -50,8 +50,7 @@ class Affine(NamedTuple):
         .7 to .8 of the time when that is the features. Element-wise operations keep the layout.
         """
         if self.weight.is_mkldnn or not self._feature_major:
-            multiplied = products.linear if products.ONEDNN_IS_FASTER else F.linear
-            return multiplied(h, self.weight, self.bias)
+            return (products.linear if products.ONEDNN_IS_FASTER else F.linear)(h, self.weight, self.bias)
         if self.bias is None:
             return torch.mm(self.weight, h.t()).t()
         return torch.addmm(self.bias[:, None], self.weight, h.t()).t()

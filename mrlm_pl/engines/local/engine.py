@@ -86,6 +86,7 @@ class InProcessEngine(Engine):
     """
 
     name = "in_process"
+    takes_pieces = True
 
     def __init__(
         self,
@@ -237,11 +238,6 @@ class InProcessEngine(Engine):
     def holds_weights(self) -> bool:
         """True with ``own_weights``."""
         return self._own_weights
-
-    @property
-    def takes_pieces(self) -> bool:
-        """Requests may have an ``offset`` and a ``piece``."""
-        return True
 
     def window(self, policy: str) -> int | None:
         """Return the policy's context window in tokens; None while it is not loaded or if it is unbounded."""

@@ -303,8 +303,7 @@ def generate(
         if given_up.is_set():
             raise CancelledError
         tokens, logprobs = sampler.draw(logits, n)
-        last = n + 1 == most
-        unfinished = batch.record(rows, reader.add(tokens, logprobs, batch.present, last))
+        unfinished = batch.record(rows, reader.add(tokens, logprobs, batch.present, last=n + 1 == most))
         if not unfinished:
             break
         if len(unfinished) < len(tokens):

@@ -110,8 +110,7 @@ class DecoderRows(ContextRows):
         contexts = len(self._lengths)
         self._width = self._decoder.rounded(max(self._contexts.count(u) for u in range(contexts)))
         places = places_in_contexts(self._contexts, self._width)
-        full = len(places) == contexts * self._width
-        self._places = None if full else on_device(places, device)
+        self._places = None if len(places) == contexts * self._width else on_device(places, device)
         lengths = on_device(self._lengths, device)
         self._mask: Tensor | None = None
         if min(self._lengths) < self.shared.shape[4]:

@@ -133,18 +133,15 @@ class GenericModel(Backend):
         last: list[Tensor] = [torch.empty(0)] * len(contexts)
         parts = []
         first = list(accumulate((context.rows for context in contexts), initial=0))
-        for together in self._together([context.token_ids for context in contexts]):
+        lengths = (len(context.token_ids) for context in contexts)
+        kinds = (length > self.boundary if self.use.padded else length for length in lengths)
+        for together in grouped((kind, u) for u, kind in enumerate(kinds)).values():
             logits, part = self.start([contexts[u] for u in together])
             for u, row in zip(together, logits, strict=True):
                 last[u] = row
             part.keep([i for i, u in enumerate(together) for _ in range(contexts[u].rows)])
             parts.append((part, [row for u in together for row in range(first[u], first[u + 1])]))
         return torch.stack(last), GenericRows(self, parts)
-
-    def _together(self, rows: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Return the indices of rows that are computed together."""
-        kinds = (len(row) > self.boundary if self.use.padded else len(row) for row in rows)
-        return list(grouped((kind, i) for i, kind in enumerate(kinds)).values())
 
     def start(self, contexts: Sequence[Context]) -> tuple[Tensor, Part]:
         """Return logits ``[U, V]`` after contexts that are computed together, and a part with one row for each.
@@ -258,8 +255,7 @@ class GenericRows(RowsInParts):
         over = [i for i, row in enumerate(part.token_ids) if len(row) == self._model.boundary]
         if not over:
             return super()._step_part(part, numbers, tokens)
-        contexts = [Context([*part.token_ids[i], int(tokens[i])], 1) for i in over]
-        logits, new = self._model.start(contexts)
+        logits, new = self._model.start([Context([*part.token_ids[i], int(tokens[i])], 1) for i in over])
         crossed = (new, [numbers[i] for i in over], logits)
         stay = [i for i in range(len(numbers)) if i not in over]
         if not stay:

@@ -71,8 +71,7 @@ def exclude_zero_variance(trainer: Any, metrics: Metrics, tables: Mapping[str, P
     counts_by_policy: dict[str, Tensor] = {}
     for name, rows in tables.items():
         useful = (rows.advantages != 0).any(-1)
-        has_signal = torch.isin(rows.comparisons, rows.comparisons[useful])
-        rows.action_mask &= has_signal[:, None]
+        rows.action_mask &= torch.isin(rows.comparisons, rows.comparisons[useful])[:, None]
         rows.episode_tokens = episode_token_counts(rows.action_mask, not_none(rows.episodes))
         pairs, used = len(rows.comparisons.unique()), len(rows.comparisons[useful].unique())
         counts_by_policy[name] = torch.tensor([pairs - used, pairs])

@@ -199,8 +199,7 @@ class RecordedRun:
 
     def turn_limit(self, environment: str) -> int | None:
         """Return the decisions after which the run truncated episodes of an environment, by its name in the run."""
-        settings = self.task_settings.get(environment) or {}
-        return settings.get("max_turns") or self.max_turns
+        return (self.task_settings.get(environment) or {}).get("max_turns") or self.max_turns
 
 
 def read_run(name: str, *, weights: bool = True, files: bool = False) -> RecordedRun:

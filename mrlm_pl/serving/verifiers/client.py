@@ -29,6 +29,8 @@ class VerifierClient(TextScorer):
             read.
     """
 
+    probability = True  # the server has applied the sigmoid
+
     def __init__(
         self,
         address: str | list[str],
@@ -50,11 +52,6 @@ class VerifierClient(TextScorer):
         self.terms = Terms(
             addresses_of(address, token_file, identity), float(timeout_seconds), float(patience_seconds), batch_size
         )
-
-    @property
-    def probability(self) -> bool:
-        """True: the server has applied the sigmoid."""
-        return True
 
     def score(self, messages: Conversation) -> TextScore:
         """Return the probability of one conversation; see :meth:`score_batch`."""

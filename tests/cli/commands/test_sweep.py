@@ -131,6 +131,12 @@ def test_the_runs_go_side_by_side_and_end_with_the_report(
     assert mrlm("sweep", *words, "--grid", "model.kl.coefficient=1,2", "--grid", "data.groups=8")[0] == 0
 
 
+def test_a_metric_without_a_name_is_refused_before_any_training(train: Callable[[str], None], mrlm) -> None:
+    status, _, err = mrlm("sweep", *WORDS, "--metric", "")
+    assert (status, Path("s").exists()) == (2, False)
+    assert err == "mrlm: error: metric is ''; name a column of metrics.csv, as in `--metric rollout/reward`\n"
+
+
 @pytest.mark.long
 def test_a_repeated_call_trains_the_unfinished_runs_alone(train: Callable[[str], None], mrlm) -> None:
     train("fail")

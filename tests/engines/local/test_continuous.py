@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from mrlm_pl.concurrency.event_loop import EventLoopThread
 from mrlm_pl.engines import ContinuousEngine, Engine, InProcessEngine, Sample, SampleRequest
 from mrlm_pl.engines.base import EngineWrapper
 from mrlm_pl.episode import TokenSpan
@@ -131,6 +132,20 @@ def test_a_request_that_cannot_be_answered_fails_alone() -> None:
     good, bad = asyncio.run(ask())
     assert len(good[0].token_ids) > 0
     assert isinstance(bad, EngineError)
+
+
+@pytest.mark.parametrize("end", [SystemExit, KeyboardInterrupt])
+def test_the_end_of_the_process_by_the_engine_reaches_every_caller(end: type[BaseException]) -> None:
+    class Ends(Watched):
+        async def sample(self, requests: Sequence[SampleRequest]) -> list[Sample]:
+            raise end
+
+    loop, engine = EventLoopThread(), ContinuousEngine(Ends(loaded(build("qwen2")).engine), rows=1)
+    calls = [loop.submit(engine.sample([request([1], seed)])) for seed in (0, 1)]
+    for call in calls:
+        with pytest.raises(end):
+            call.result(timeout=20)
+    loop.close()
 
 
 def test_a_call_that_is_cancelled_leaves_the_others_alone() -> None:

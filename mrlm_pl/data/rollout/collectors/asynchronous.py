@@ -9,10 +9,9 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Coroutine, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from mrlm_pl.concurrency.event_loop import EventLoopThread
 from mrlm_pl.data.rollout.collectors.groups import Collected, Collector, GroupPlan, PlaySpecs, UnfinishedGroup
@@ -24,7 +23,6 @@ from mrlm_pl.errors import RolloutError
 from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.settings import at_least, check_arguments, one_of, positive
 
-T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 1.0
@@ -192,7 +190,9 @@ class AsyncCollector(Collector):
         if not self.episode_players:
             self._make_players()
         began = time.monotonic()
-        done = self.training.engine.compute_during(lambda: self._submit(self._complete(iteration, last, groups)))
+        done = self.training.engine.compute_during(
+            lambda: self._loop.submit_watched(self._complete(iteration, last, groups), self.options.patience, _ADVICE)
+        )
         for number in groups:  # only now: a run that is ended while it waits keeps them for its checkpoint
             del self._admitted[iteration, number]
         collected, restored = Collected(), 0.0
@@ -303,9 +303,6 @@ class AsyncCollector(Collector):
                 stack.callback(player.close)
             # First: other episodes of a group that has failed still play, and need their environments open.
             stack.callback(self._loop.cancel_all)
-
-    def _submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        return self._loop.submit_watched(coroutine, self.options.patience, _ADVICE)
 
     # On the event loop.
 
