@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 from mrlm_pl.advantages.task_normalization import TaskNormalization
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
-from mrlm_pl.learner.credit.returns import Tables
+from mrlm_pl.learner.credit.returns import Batches
 from mrlm_pl.learner.credit.team import warn_of_constant_sum, with_team_rewards
 from mrlm_pl.learner.credit.tokens import DiscountUnit, TokenGAE
 from mrlm_pl.learner.critics import AgentCritics, PolicyCritics
@@ -78,7 +78,7 @@ class IPPO(PolicyGradient):
         critics = AgentCritics if agent_critics else PolicyCritics
         self.critic = critics(agent_critics or {}, self.learners, value_learning_rate, value_clip, value_coefficient)
 
-    def prepare(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()) -> Tables:
+    def prepare(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()) -> Batches:
         if self.reward == "team":
             warn_of_constant_sum(episodes, "set `model.reward: own`", self.warned)
             episodes = [with_team_rewards(episode) for episode in episodes]
