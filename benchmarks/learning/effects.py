@@ -63,7 +63,7 @@ EPISODES = 300
 class OverAllAgents(GRPO):
     """GRPO with one mean and one standard deviation over all agents of a task's episodes."""
 
-    def compared(self, returns: Returns) -> Returns:
+    def with_baselines(self, returns: Returns) -> Returns:
         return replace(returns, baseline=group_means(returns.reward, returns.group))
 
     def advantages(self, returns: Returns) -> Tensor:

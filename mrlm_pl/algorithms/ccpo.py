@@ -60,7 +60,7 @@ class CCPO(PolicyGradient):
         self.smallest_group = 2 if absent == "other" else 1
         self._history: dict[str, Moments] = {}
 
-    def compared(self, returns: Returns) -> Returns:
+    def with_baselines(self, returns: Returns) -> Returns:
         levels = [self._history.get(key, NO_MOMENTS).mean for key in returns.roles]
         return replace(returns, baseline=torch.tensor(levels, dtype=torch.float64))
 

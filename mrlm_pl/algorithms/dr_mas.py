@@ -35,7 +35,7 @@ class DrMAS(PolicyGradient):
     smallest_group = 2
     default_loss = "ppo"
 
-    def compared(self, returns: Returns) -> Returns:
+    def with_baselines(self, returns: Returns) -> Returns:
         return replace(returns, baseline=group_means(returns.reward, returns.comparison, returns.turns))
 
     def advantages(self, returns: Returns) -> Tensor:

@@ -74,12 +74,12 @@ class IGPO(PolicyGradient):
         self.gain_weight, self.answer_key, self.answer_form = gain_weight, answer_key, answer_form
         self.turns = TurnCredit(gamma, turn_baseline, normalize)
 
-    def compared(self, turns: TurnReturns) -> TurnReturns:
+    def with_baselines(self, turns: TurnReturns) -> TurnReturns:
         gains = information_gains(self.answer_logp(turns), turns.play)
         followed = sum_over_ranks(self.trainer, {"gain": float(gains.sum()), "turns": int((turns.number > 0).sum())})
         if followed["turns"]:
             self.metrics.rollout["train/information_gain"] = followed["gain"] / followed["turns"]
-        return super().compared(replace(turns, reward=turns.reward + self.gain_weight * gains))
+        return super().with_baselines(replace(turns, reward=turns.reward + self.gain_weight * gains))
 
     def answer_logp(self, turns: TurnReturns) -> Tensor:
         """Return the log-probability per token [S] fp64 of the reference answer before each turn, by the turn's policy.

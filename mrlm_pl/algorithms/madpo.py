@@ -13,8 +13,8 @@ from mrlm_pl.episode import Episode, Trajectory
 from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.batch import Batch, PolicyBatch, not_none
 from mrlm_pl.learner.contract import RolloutFacts
-from mrlm_pl.learner.credit.pairs import RowPair, joint_pairs, row_tables
-from mrlm_pl.learner.credit.returns import Tables, group_numbers
+from mrlm_pl.learner.credit.pairs import RowPair, collate_pairs, joint_pairs
+from mrlm_pl.learner.credit.returns import Batches, group_numbers
 from mrlm_pl.learner.policies.reference import ReferencePolicy
 from mrlm_pl.losses import PreferenceLoss, joint_logp, preference_gap, preference_loss
 from mrlm_pl.losses.preference import preference_metrics, sequence_logp
@@ -75,20 +75,20 @@ class MADPO(Algorithm):
         self.loss = preference_loss(loss, beta=beta, label_smoothing=label_smoothing, margin=margin)
         self.beta = beta
 
-    def meet_rollouts(self, rollouts: RolloutFacts) -> None:
-        super().meet_rollouts(rollouts)
+    def check_rollouts(self, rollouts: RolloutFacts) -> None:
+        super().check_rollouts(rollouts)
         self.reference = ReferencePolicy(used=True)
 
-    def prepare(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()) -> Tables:
+    def prepare(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()) -> Batches:
         pairs, numbers = joint_pairs(episodes), group_numbers(episodes)
         rows_of_pairs = [RowPair(*(self._trained_rows(episode) for episode in pair)) for pair in pairs]
-        tables = {}
-        for name, (table, _) in row_tables(rows_of_pairs, [numbers[pair.chosen.group] for pair in pairs]).items():
-            tables[name] = rows = table.to(self.device)
+        batches = {}
+        for name, (batch, _) in collate_pairs(rows_of_pairs, [numbers[pair.chosen.group] for pair in pairs]).items():
+            batches[name] = rows = batch.to(self.device)
             rows.temperature = torch.full_like(rows.temperature, sampling.of(name).temperature or 1.0)
             reference = self.reference.logprobs(self.policy(name), rows, self.trainer)
             rows.reference_sums = sequence_logp(reference, rows.action_mask)
-        return tables
+        return batches
 
     def _trained_rows(self, episode: Episode) -> tuple[Trajectory, ...]:
         return tuple(row for row in episode.rows() if row.num_actions and self.policy(row.policy).trained)
@@ -98,7 +98,7 @@ class MADPO(Algorithm):
 
     def policy_loss(self, name: str, rows: PolicyBatch, batch: Batch) -> Tensor:
         """Return the log-probabilities [2, 2 P] of the policy's part of each joint action: its own, its reference's."""
-        pairs = torch.cat([table.groups for table in batch.policies.values()]).unique()
+        pairs = torch.cat([rows.groups for rows in batch.policies.values()]).unique()
         joint_actions = 2 * torch.searchsorted(pairs, rows.groups) + not_none(rows.joint_actions) % 2
         sums = sequence_logp(self.policies[name](**rows.inputs()), rows.action_mask)
         both = (sums, not_none(rows.reference_sums))

@@ -16,7 +16,7 @@ from mrlm_pl.grouping import summed_pairs
 from mrlm_pl.learner.batch import PolicyBatch, not_none
 from mrlm_pl.learner.credit.answers import answer_rows
 from mrlm_pl.learner.credit.influence import InfluenceRewards, Sums, learned_in
-from mrlm_pl.learner.credit.returns import Tables
+from mrlm_pl.learner.credit.returns import Batches
 from mrlm_pl.learner.credit.tokens import RewardedRows, TokenGAE, rows_of_agents
 from mrlm_pl.learner.critics import AgentCritics, PolicyCritics, check_window
 from mrlm_pl.learner.policies.reference import IN_REWARD, KL
@@ -182,26 +182,26 @@ class MAPoRL(PolicyGradient):
 class AnswerCritics(AgentCritics):
     """A model for each agent, which reads the question and each of its answers alone."""
 
-    def estimates(self, policy: str, table: RewardedRows) -> tuple[Tensor, Tensor]:
-        values = torch.zeros_like(table.batch.action_mask, dtype=torch.float32)
-        for agent, (rows, answered) in self._answers(table).items():
+    def estimates(self, policy: str, rewarded: RewardedRows) -> tuple[Tensor, Tensor]:
+        values = torch.zeros_like(rewarded.batch.action_mask, dtype=torch.float32)
+        for agent, (rows, answered) in self._answers(rewarded).items():
             values[answered] = self.model(agent).values(**rows.inputs())[rows.action_mask].to(values.dtype)
-        return values, values.new_zeros(len(table.batch))
+        return values, values.new_zeros(len(rewarded.batch))
 
-    def rows(self, table: RewardedRows) -> Tables:
+    def rows(self, rewarded: RewardedRows) -> Batches:
         by_critic = {}
-        for agent, (rows, answered) in self._answers(table).items():
+        for agent, (rows, answered) in self._answers(rewarded).items():
             nothing = torch.zeros(rows.action_mask.shape, dtype=torch.float32, device=answered.device)
-            rows.values = nothing.masked_scatter(rows.action_mask, not_none(table.batch.values)[answered])
-            rows.returns = nothing.masked_scatter(rows.action_mask, not_none(table.batch.returns)[answered])
+            rows.values = nothing.masked_scatter(rows.action_mask, not_none(rewarded.batch.values)[answered])
+            rows.returns = nothing.masked_scatter(rows.action_mask, not_none(rewarded.batch.returns)[answered])
             by_critic[self.label(agent)] = rows
         return by_critic
 
-    def _answers(self, table: RewardedRows) -> dict[str, tuple[PolicyBatch, Tensor]]:
+    def _answers(self, rewarded: RewardedRows) -> dict[str, tuple[PolicyBatch, Tensor]]:
         answers = {}
-        for agent, indices in rows_of_agents(table.agents).items():
+        for agent, indices in rows_of_agents(rewarded.agents).items():
             critic = self.model(agent)
-            answers[agent] = answer_rows(table, indices, critic.chat)
+            answers[agent] = answer_rows(rewarded, indices, critic.chat)
             mask = answers[agent][0].action_mask
             windows = torch.full((len(mask),), min(critic.context_window, mask.shape[1]), device=mask.device)
             check_window(mask, windows, f"agent_critics.{agent}")

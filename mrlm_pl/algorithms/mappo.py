@@ -11,7 +11,7 @@ from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
 from mrlm_pl.learner.batch import not_none
 from mrlm_pl.learner.credit.joint_states import CriticTargets, JointReader, acting_batches, joint_states
-from mrlm_pl.learner.credit.returns import Tables
+from mrlm_pl.learner.credit.returns import Batches
 from mrlm_pl.learner.credit.team import warn_of_constant_sum
 from mrlm_pl.learner.critics import CentralizedCritic
 from mrlm_pl.learner.policy_gradient import PolicyGradient
@@ -82,11 +82,11 @@ class MAPPO(PolicyGradient):
         self.critic: CentralizedCritic = CentralizedCritic(critic, self.learners, value_learning_rate, value_clip)
         self.gamma, self.lam, self.targets, self.whiten_advantages = gamma, lam, targets, whiten_advantages
 
-    def credit(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]) -> Tables:
+    def credit(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]) -> Batches:
         warn_of_constant_sum(episodes, "MAPPO learns from the team's reward alone, so use IPPO", self.warned)
         critic, name = self.critic.reader, self.critic.option
         states = joint_states(episodes, JointReader(critic.chat, critic.context_window), self.turn_bonus(sampling))
-        rows: Tables = {}
+        rows: Batches = {}
         own: dict[str, Any] = {}
         if states is not None:
             batch = states.batch

@@ -15,7 +15,7 @@ from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode, person_of
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.grouping import grouped
-from mrlm_pl.learner.credit.returns import Returns, Tables, labels
+from mrlm_pl.learner.credit.returns import Batches, Returns, labels
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.policy import Policy
 from mrlm_pl.seeding import derive_seed
@@ -66,12 +66,12 @@ class MGRPO(PolicyGradient):
         at_least(1, calls_per_group=calls_per_group)
         self.planner, self.calls_per_group = planner, calls_per_group
 
-    def credit(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]) -> Tables:
+    def credit(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]) -> Batches:
         returns, advantages = self._with_advantages(self.returns(episodes, self.turn_bonus(sampling), greedy))
         chosen = self.chosen(returns)
         return returns.take(chosen).rows(advantages[chosen])
 
-    def compared(self, returns: Returns) -> Returns:
+    def with_baselines(self, returns: Returns) -> Returns:
         """Return the returns with the planner's reward added to those of its calls, which are compared together."""
         added = []
         for episode, agent in zip(returns.episode, returns.agent, strict=True):
@@ -79,7 +79,7 @@ class MGRPO(PolicyGradient):
             added.append(0.0 if agent == planner else episode.rewards().get(planner, 0.0))
         people = zip(returns.group.tolist(), map(person_of, returns.agent), strict=True)
         reward = returns.reward + torch.tensor(added, dtype=torch.float64)
-        return super().compared(replace(returns, reward=reward, comparison=torch.tensor(labels(people)).long()))
+        return super().with_baselines(replace(returns, reward=reward, comparison=torch.tensor(labels(people)).long()))
 
     def chosen(self, returns: Returns) -> list[int]:
         """Return the numbers of the returns that are trained on, some of them several times."""
@@ -104,5 +104,5 @@ class MGRPO(PolicyGradient):
         return self.planner or agents[0]
 
     def signal(self, group: Sequence[Episode]) -> tuple[Returns, Tensor]:
-        returns = self.compared(self.returns(group, None, ()))
+        returns = self.with_baselines(self.returns(group, None, ()))
         return returns, self.advantages(returns)

@@ -52,7 +52,7 @@ class RAE(PolicyGradient):
         self.baseline_decay = baseline_decay
         self._baselines: dict[str, float] = {}
 
-    def compared(self, returns: Returns) -> Returns:
+    def with_baselines(self, returns: Returns) -> Returns:
         own = list(zip(returns.roles, returns.reward.tolist(), strict=True))
         # ranks play blocks of groups: one after the other is the groups' order
         shares = gather_ranks(self.trainer, own)

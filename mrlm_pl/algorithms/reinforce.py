@@ -56,7 +56,7 @@ class REINFORCE(PolicyGradient):
         self.baseline, self.baseline_decay = baseline, baseline_decay
         self._running: dict[str, float] = {}
 
-    def compared(self, returns: Returns) -> Returns:
+    def with_baselines(self, returns: Returns) -> Returns:
         policies = [self.seat(agent) for agent in returns.agent]
         mine = {name: torch.tensor([policy == name for policy in policies], dtype=torch.bool) for name in self.policies}
         moments = sum_over_ranks(

@@ -67,10 +67,10 @@ class SHARP(PolicyGradient):
         self.team_weight, self.marginal_weight, self.process = team_weight, marginal_weight, dict(process or {})
         self.further = self.coalitions = Coalitions("marginal", absent=absent, rest=rest)
 
-    def compared(self, returns: Returns) -> Returns:
+    def with_baselines(self, returns: Returns) -> Returns:
         if self.process:
             warn_of_absent_components(self.trainer, "process", self.process, returns.components(), self.warned)
-        return super().compared(replace(returns, reward=self.rewards(returns)))
+        return super().with_baselines(replace(returns, reward=self.rewards(returns)))
 
     def rewards(self, returns: Returns) -> Tensor:
         """Return the weighted rewards [N], with the bonuses of turns, from the contributions."""

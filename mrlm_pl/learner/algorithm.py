@@ -50,7 +50,7 @@ class Algorithm(ChecksArguments, LightningModule, RolloutLearner):
         reference: the policies' initial weights, where the algorithm compares with them.
         teachers: frozen policies that need no seat.
         critic: estimates returns; None for algorithms without estimates.
-        rollouts: the common facts of the run's rollouts, from :meth:`meet_rollouts` on.
+        rollouts: the common facts of the run's rollouts, from :meth:`check_rollouts` on.
 
     Raises:
         ConfigurationError: there is no trained policy, or a seat names a policy that does not exist.
@@ -155,7 +155,7 @@ class Algorithm(ChecksArguments, LightningModule, RolloutLearner):
         if self.critic is not None:
             self.critic.check_agents({agent: seat for agent, seat in seats.items() if self.policy(seat).trained})
 
-    def meet_rollouts(self, rollouts: RolloutFacts) -> None:
+    def check_rollouts(self, rollouts: RolloutFacts) -> None:
         self.check_agents(rollouts.agents)
         self.rollouts = rollouts
 

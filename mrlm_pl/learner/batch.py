@@ -23,7 +23,7 @@ from mrlm_pl.policy.forward.devices import on_device
 
 T = TypeVar("T")
 
-Compared = tuple[float | None, float | None]
+ReturnAndBaseline = tuple[float | None, float | None]
 """The return of a turn and its baseline, as they are compared; None where there is none."""
 
 
@@ -57,7 +57,7 @@ class PolicyBatch:
         joint_actions: [B] int64, number of the joint action that the row is an agent's part of: 2 i for the chosen and
             2 i + 1 for the rejected one of pair i.
         trajectories: the records of the rows, in the batch of a whole rollout; none in micro-batches and checkpoints.
-        compared: return and baseline of each turn of the trajectories; there where they are.
+        turn_baselines: return and baseline of each turn of the trajectories; there where they are.
         teacher_prompts: [B, K, 1 + P] int64, the tokens with which each of K teachers begins the row, after their
             number; the number is 0 for the row's own prompt and -1 for none.
         taught_tokens: [B, T] bool, the tokens that teachers score; None for all action tokens.
@@ -85,7 +85,7 @@ class PolicyBatch:
     correct: Tensor | None = None
     joint_actions: Tensor | None = None
     trajectories: tuple[Trajectory, ...] = ()
-    compared: tuple[Sequence[Compared], ...] = ()
+    turn_baselines: tuple[Sequence[ReturnAndBaseline], ...] = ()
     teacher_prompts: Tensor | None = None
     taught_tokens: Tensor | None = None
     numbers: Tensor | None = None
@@ -126,7 +126,7 @@ class PolicyBatch:
     def to(self, device: torch.device | str) -> PolicyBatch:
         """Return a copy on another device; the host does not wait for the device."""
         moved: dict[str, Any] = {name: on_device(value, device) for name, value in self.tensors().items()}
-        return PolicyBatch(**moved, trajectories=self.trajectories, compared=self.compared)
+        return PolicyBatch(**moved, trajectories=self.trajectories, turn_baselines=self.turn_baselines)
 
     def to_keeping_host(self, device: torch.device | str) -> PolicyBatch:
         """Return a copy on another device with these rows as its ``host``; they must not change any more."""
@@ -222,7 +222,7 @@ def collate_rows(
     episode_ids: Sequence[int],
     temperature: float = 1.0,
     advantages: Sequence[float] | None = None,
-    compared: Sequence[Compared] = (),
+    baselines: Sequence[ReturnAndBaseline] = (),
 ) -> PolicyBatch:
     """Return the rows of one policy as a batch.
 
@@ -233,7 +233,7 @@ def collate_rows(
         episode_ids: [B] labels, equal for the rows of one episode.
         temperature: of the sampling.
         advantages: [B], one number for all action tokens of a row; None is 0.
-        compared: [B], of all turns of a row.
+        baselines: [B] return and baseline, of all turns of a row.
 
     >>> row = Trajectory("a", "p", (5, 6, 7), (False, True, True), (0.0, -1.0, -2.0), ())
     >>> batch = collate_rows([row, row], [0, 0], [0, 0], [0, 1], advantages=[1.0, 2.0])
@@ -259,5 +259,5 @@ def collate_rows(
         temperature=torch.full((len(rows),), temperature, dtype=torch.float32),
         advantages=action_mask * torch.tensor(advantages or [0.0] * len(rows), dtype=torch.float32)[:, None],
         trajectories=tuple(rows),
-        compared=tuple((pair,) * len(row.turns) for pair, row in zip(compared, rows, strict=bool(compared))),
+        turn_baselines=tuple((pair,) * len(row.turns) for pair, row in zip(baselines, rows, strict=bool(baselines))),
     )

@@ -15,7 +15,7 @@ from mrlm_pl.episode import Episode, Turn
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.credit.decisions import TreeCredit
-from mrlm_pl.learner.credit.returns import Tables, equal_returns
+from mrlm_pl.learner.credit.returns import Batches, equal_returns
 from mrlm_pl.learner.metrics import Metrics
 from mrlm_pl.policy import Policy
 from mrlm_pl.rollout.branches import FurtherEpisodes
@@ -91,7 +91,7 @@ class RolloutLearner(Protocol):
 
     # Options.
 
-    def meet_rollouts(self, rollouts: RolloutFacts) -> None:
+    def check_rollouts(self, rollouts: RolloutFacts) -> None:
         """Validate the agents of a run, and store the common facts of its rollouts."""
 
     def weighs_sampler(self, sampling: Sampling) -> bool:
@@ -126,7 +126,7 @@ class RolloutLearner(Protocol):
 
     # Preparing a rollout.
 
-    def prepare(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()) -> Tables:
+    def prepare(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()) -> Batches:
         """Return the trajectories of a rollout, by learner, with advantages; called once a rollout, without gradient.
 
         Args:

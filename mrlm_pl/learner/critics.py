@@ -101,7 +101,7 @@ class Critic(nn.Module):
         """Return 0 with a gradient of 0 for a model whose value loss is part of the policy's."""
         return 0.0
 
-    def estimates(self, policy: str, table: RewardedRows) -> tuple[Tensor, Tensor]:
+    def estimates(self, policy: str, rewarded: RewardedRows) -> tuple[Tensor, Tensor]:
         """Return values [B, T] of the action tokens, and [B] of the last states of truncated episodes, else 0.
 
         The last state of a truncated episode is its whole row. Where the last observation exceeds the context window,
@@ -109,24 +109,24 @@ class Critic(nn.Module):
 
         Args:
             policy: whose trajectories they are.
-            table: the trajectories.
+            rewarded: the trajectories.
 
         Raises:
             ConfigurationError: an action token lies beyond the window of the model that estimates the values.
         """
-        inputs = table.batch.inputs()
+        inputs = rewarded.batch.inputs()
         mask, lengths = inputs["action_mask"], inputs["lengths"]
-        models = [self.model_for(policy, agent) for agent in table.agents]
+        models = [self.model_for(policy, agent) for agent in rewarded.agents]
         windows = torch.tensor([min(model.context_window, mask.shape[1]) for model in models], device=mask.device)
         check_window(mask, windows, f"the critic of policy {policy!r}")
-        unfinished = table.unfinished.to(mask.device)
+        unfinished = rewarded.unfinished.to(mask.device)
         last = lengths.minimum(windows)
         # The value of a state is read where its next token would be chosen.
         chosen_next = torch.arange(mask.shape[1] + 1, device=mask.device) == last[:, None]
         inputs["token_ids"] = nn.functional.pad(inputs["token_ids"], (0, 1))
         inputs["action_mask"] = nn.functional.pad(mask, (0, 1)) | (chosen_next & unfinished[:, None])
         inputs["lengths"] = lengths + unfinished
-        values = self._values(policy, inputs, table.agents)
+        values = self._values(policy, inputs, rewarded.agents)
         ends = values.gather(1, last[:, None])[:, 0]
         return values[:, :-1].masked_fill(~mask, 0.0), torch.where(unfinished, ends, 0.0)
 
@@ -142,11 +142,11 @@ class Critic(nn.Module):
             values[indices] = models[agent].values(**{key: value[indices] for key, value in inputs.items()})
         return values
 
-    def rows(self, table: RewardedRows) -> dict[str, PolicyBatch]:
+    def rows(self, rewarded: RewardedRows) -> dict[str, PolicyBatch]:
         """Return the trajectories of the models that have their own, by label.
 
         Args:
-            table: of one policy; its batch has the values and returns.
+            rewarded: of one policy; its batch has the values and returns.
         """
         return {}
 
@@ -259,11 +259,11 @@ class AgentCritics(Critic):
         for agent in sorted(seats):
             check_reads(f"agent_critics.{agent}", self.model(agent), seats[agent], self.policies[seats[agent]])
 
-    def rows(self, table: RewardedRows) -> dict[str, PolicyBatch]:
-        device = table.batch.lengths.device
+    def rows(self, rewarded: RewardedRows) -> dict[str, PolicyBatch]:
+        device = rewarded.batch.lengths.device
         return {
-            self.label(agent): table.batch.select(indices.to(device))
-            for agent, indices in rows_of_agents(table.agents).items()
+            self.label(agent): rewarded.batch.select(indices.to(device))
+            for agent, indices in rows_of_agents(rewarded.agents).items()
         }
 
 

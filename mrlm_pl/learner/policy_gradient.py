@@ -25,10 +25,10 @@ from mrlm_pl.learner.credit.filters import (
     normalize_tasks,
     note_baselines,
     whiten_rows,
-    with_baseline,
+    with_greedy,
 )
 from mrlm_pl.learner.credit.marginal import Coalitions
-from mrlm_pl.learner.credit.returns import BASELINES, Tables, check_advantages, check_takes, equal_returns, returns_of
+from mrlm_pl.learner.credit.returns import BASELINES, Batches, check_advantages, check_takes, equal_returns, returns_of
 from mrlm_pl.learner.credit.tokens import TokenGAE, rewarded_rows
 from mrlm_pl.learner.credit.turns import TurnCredit, turn_returns_of
 from mrlm_pl.learner.entropy import EntropyBonus
@@ -62,7 +62,7 @@ _NO_RULE = (
 class PolicyGradient(Algorithm):
     """Base class of the policy gradients: a subclass defines how returns become advantages.
 
-    A subclass sets :attr:`advantage`, or overrides :meth:`compared` or :meth:`advantages`, and sets
+    A subclass sets :attr:`advantage`, or overrides :meth:`with_baselines` or :meth:`advantages`, and sets
     :attr:`default_loss`; its constructor may set :attr:`gae`, :attr:`turns`, :attr:`tree` and ``critic``. It overrides
     :meth:`returns` to compare something else, and :meth:`credit` or :meth:`token_losses` for other rules.
 
@@ -140,7 +140,7 @@ class PolicyGradient(Algorithm):
     Raises:
         ConfigurationError: an unknown name, a value out of range, an option that the class does not use, or a class
             without advantages, or whose rule takes other arguments; that of a class with a constructor of its own is
-            checked by :meth:`meet_rollouts`.
+            checked by :meth:`check_rollouts`.
     """
 
     kl_placements: ClassVar[tuple[Placement, ...]] = ("loss",)
@@ -245,7 +245,7 @@ class PolicyGradient(Algorithm):
 
     def _check_credit(self) -> None:
         """Raise :class:`ConfigurationError` if no rule makes advantages of returns, or a method cannot be called so."""
-        overrides = self._overrides("returns", "advantages", "compared", "credit", "trained_rows", "prepare")
+        overrides = self._overrides("returns", "advantages", "with_baselines", "credit", "trained_rows", "prepare")
         if not (overrides or self.advantage or self.gae or self.turns or self.tree or self.uses_greedy_baseline):
             raise ConfigurationError(_NO_RULE.format(type(self).__name__))
         if not self._overrides("credit"):  # another one may call them otherwise
@@ -263,7 +263,7 @@ class PolicyGradient(Algorithm):
                 "each other and also learns from equal returns; set it to keep"
             )
 
-    def credit(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]) -> Tables:
+    def credit(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]) -> Batches:
         """Return the trajectories of every learner, a policy's with their advantages; see :meth:`prepare`."""
         if self.gae is not None:
             return self.token_credit(episodes, sampling, self.gae)
@@ -275,7 +275,7 @@ class PolicyGradient(Algorithm):
         return returns.rows(advantages)
 
     def returns(self, episodes: Sequence[Episode], bonus: TurnBonus, greedy: Sequence[Episode]) -> Any:
-        """Return the returns that are compared: of agents in episodes, of turns or of decisions; see :meth:`compared`.
+        """Return the returns that are compared, of agents in episodes, of turns or of decisions.
 
         Args:
             episodes: one rollout, or a group of it.
@@ -290,7 +290,7 @@ class PolicyGradient(Algorithm):
             return self.further.returns(episodes, bonus)
         return returns_of(episodes, bonus, greedy)
 
-    def compared(self, returns: Any) -> Any:
+    def with_baselines(self, returns: Any) -> Any:
         """Return the returns with their baselines, by default those of :attr:`advantage`; every rank calls this once.
 
         Records of the episodes keep both. Without a known rule, or with :meth:`advantages` of a subclass, there are no
@@ -303,7 +303,7 @@ class PolicyGradient(Algorithm):
         """
         custom_advantages = self._overrides("advantages")
         if self.turns is not None:
-            turns = self.turns.compared(returns)
+            turns = self.turns.with_baselines(returns)
             return replace(turns, baseline=None) if custom_advantages else turns
         if self.uses_greedy_baseline:
             return replace(returns, baseline=returns.greedy)
@@ -318,7 +318,7 @@ class PolicyGradient(Algorithm):
         By default that is :attr:`advantage` of them, or without one the returns minus their baselines.
 
         Args:
-            returns: of :meth:`compared`.
+            returns: of :meth:`with_baselines`.
         """
         if self.turns is not None:
             return self.turns.advantages(returns)
@@ -330,17 +330,17 @@ class PolicyGradient(Algorithm):
         return check_advantages(advantages, len(returns.reward), self.advantage)
 
     def _with_advantages(self, returns: Any) -> tuple[Any, Tensor]:
-        """Return :meth:`compared`, and the advantages [N].
+        """Return :meth:`with_baselines`, and the advantages [N].
 
         Raises:
-            ConfigurationError: they are not one finite number for each return, or an own :meth:`compared` returned
-                something else.
+            ConfigurationError: they are not one finite number for each return, or a subclass returned something else
+                than returns with baselines.
         """
-        compared = self.compared(returns)
+        compared = self.with_baselines(returns)
         if not isinstance(compared, type(returns)):
             raise ConfigurationError(
-                f"{self.compared.__qualname__} returned a {type(compared).__name__}; it must return "
-                f"`dataclasses.replace(returns, baseline=...)` ({source_line(self.compared)})"
+                f"{self.with_baselines.__qualname__} returned a {type(compared).__name__}; it must return "
+                f"`dataclasses.replace(returns, baseline=...)` ({source_line(self.with_baselines)})"
             )
         return compared, check_advantages(self.advantages(compared), len(compared.reward), self.advantages)
 
@@ -355,27 +355,27 @@ class PolicyGradient(Algorithm):
         (losses, weights), mask = self.loss.with_weights(*inputs), rows.action_mask
         return losses, {"clip_fraction": masked_mean(weights == 0, mask), "loss_weight": masked_mean(weights, mask)}
 
-    def token_credit(self, episodes: Sequence[Episode], sampling: Sampling, gae: TokenGAE) -> Tables:
+    def token_credit(self, episodes: Sequence[Episode], sampling: Sampling, gae: TokenGAE) -> Batches:
         """Return trajectories with the advantage of each token, from the values of the critic; 0 without one.
 
         With ``kl.placement: reward`` each token's reward is reduced by ``beta (log pi_old - log pi_ref)``.
         """
         trained = list(self.trained_policies)
-        tables = rewarded_rows(episodes, self.turn_bonus(sampling))
-        tables = {name: tables[name] for name in trained if name in tables}
-        for name, table in tables.items():
-            table.to(self.device)
+        rewarded = rewarded_rows(episodes, self.turn_bonus(sampling))
+        rewarded = {name: rewarded[name] for name in trained if name in rewarded}
+        for name, rows in rewarded.items():
+            rows.to(self.device)
             if self.reference.used and self.kl.settings.placement == "reward":
-                self._add_logprobs(name, table.batch, sampling)
-                table.rewards = table.rewards - self.kl.of_rewards(name, table.batch)
+                self._add_logprobs(name, rows.batch, sampling)
+                rows.rewards = rows.rewards - self.kl.of_rewards(name, rows.batch)
         estimates = None if self.critic is None else self.critic.estimates
-        gae.credit(self.trainer, self.metrics, trained, tables, estimates)
-        credited: Tables = {}
-        for name, table in tables.items():
-            credited[name] = table.batch
+        gae.credit(self.trainer, self.metrics, trained, rewarded, estimates)
+        credited: Batches = {}
+        for name, rows in rewarded.items():
+            credited[name] = rows.batch
             if self.critic is not None and self.critic.learners:
-                credited |= self.critic.rows(table)
-                table.batch.values = table.batch.returns = None  # of the critic's own rows
+                credited |= self.critic.rows(rows)
+                rows.batch.values = rows.batch.returns = None  # of the critic's own rows
         return credited
 
     def without_signal(self, group: Sequence[Episode]) -> bool:
@@ -407,13 +407,13 @@ class PolicyGradient(Algorithm):
         limits = {name: sampling.of(name).max_tokens for name in self.policies}
         return overlong_penalties(limits, sampling.max_tokens, self.overlong_buffer)
 
-    def meet_rollouts(self, rollouts: RolloutFacts) -> None:
+    def check_rollouts(self, rollouts: RolloutFacts) -> None:
         self._check_credit()
-        super().meet_rollouts(rollouts)
+        super().check_rollouts(rollouts)
         if self.distiller is not None:
             self.distiller.check_rollouts(rollouts.agents, rollouts.environments)
 
-    def prepare(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()) -> Tables:
+    def prepare(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()) -> Batches:
         self.collection_over = False
         # Nothing moves the policy between the rollout and its only update, and nothing reads pi_old before.
         reads = self.reference.used, self.distiller, self._overrides("prepare", "policy_loss", "note_without_gradient")
@@ -421,7 +421,7 @@ class PolicyGradient(Algorithm):
         episodes = self.rewarded(episodes)
         trained = self.trained_rows(episodes, sampling, greedy)
         if self.uses_greedy_baseline:  # only now, because `trained_rows` counts the others
-            episodes = with_baseline(episodes, greedy)
+            episodes = with_greedy(episodes, greedy)
         students = {name: rows for name, rows in trained.items() if name in self.policies}
         for name, rows in students.items():
             self._add_logprobs(name, rows, sampling)
@@ -441,15 +441,15 @@ class PolicyGradient(Algorithm):
         """Return the episodes of a rollout with the rewards and actions that are trained; every rank calls it once."""
         return episodes
 
-    def trained_rows(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()) -> Tables:
+    def trained_rows(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()) -> Batches:
         """Return the rows of :meth:`prepare` with advantages alone; see :attr:`weights_in_credit`."""
         if self.uses_greedy_baseline:
             baselines = returns_of(greedy, self.turn_bonus(sampling)).reward
             note_baselines(self.trainer, self.metrics, episodes, greedy, baselines)
-            episodes = with_baseline(episodes, greedy)
-        tables = self.credit(episodes, sampling, greedy)
+            episodes = with_greedy(episodes, greedy)
+        batches = self.credit(episodes, sampling, greedy)
         frozen = self.policies.keys() - self.trained_policies.keys()
-        trained = {name: rows.to(self.device) for name, rows in tables.items() if name not in frozen}
+        trained = {name: rows.to(self.device) for name, rows in batches.items() if name not in frozen}
         students = {name: rows for name, rows in trained.items() if name in self.policies}
         if self.zero_variance == "exclude":  # whitened, the advantages of equal returns would not be 0
             exclude_zero_variance(self.trainer, self.metrics, students)

@@ -43,16 +43,16 @@ class TokenMeasures:
         self.found = {key: dict(measures) for key, measures in found.items()}
 
     @classmethod
-    def of(cls, iteration: int, prepared: Sequence[Episode], tables: Mapping[str, PolicyBatch]) -> TokenMeasures:
+    def of(cls, iteration: int, prepared: Sequence[Episode], batches: Mapping[str, PolicyBatch]) -> TokenMeasures:
         """Return the measures of a rollout without any yet; see :func:`~mrlm_pl.learner.credit.records.turn_keys`."""
         return cls(
             iteration,
             {
                 name: [
                     [(key, turn.start, turn.stop) for key, turn in zip(of_row, row.turns, strict=True) if key]
-                    for of_row, row in zip(keys, tables[name].trajectories, strict=True)
+                    for of_row, row in zip(keys, batches[name].trajectories, strict=True)
                 ]
-                for name, keys in turn_keys(prepared, tables).items()
+                for name, keys in turn_keys(prepared, batches).items()
             },
         )
 
@@ -70,12 +70,12 @@ class TokenMeasures:
             measures["entropy"] = entropy
         if rows.ref_logp is not None:
             measures["kl"] = logp - rows.ref_logp
-        tables = {name: measure.detach().float().cpu() for name, measure in measures.items()}
+        columns = {name: measure.detach().float().cpu() for name, measure in measures.items()}
         mask = rows.action_mask.cpu()
         for index, number in enumerate(not_none(rows.numbers).tolist()):
             for key, start, stop in self.spans[policy][number]:
                 if bool(mask[index, start:stop].all()):
-                    self.found[key] = {name: table[index, start:stop].clone() for name, table in tables.items()}
+                    self.found[key] = {name: values[index, start:stop].clone() for name, values in columns.items()}
 
     def lines(self) -> Iterator[str]:
         """Yield a line of JSON for each episode, or turn tree, with measures."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from mrlm_pl.errors import ConfigurationError, PolicyError
-from mrlm_pl.model_folders import ADAPTER_FOLDER, reading_weights
+from mrlm_pl.model_folders import ADAPTER_FOLDER
 from mrlm_pl.policy.chat import PLAIN_TEMPLATE, ChatFormat
 from mrlm_pl.policy.chat.template import checked_template, with_arguments
 from mrlm_pl.policy.compilation import compile_layers
@@ -23,7 +23,16 @@ from mrlm_pl.policy.forward.divergence import Teaching
 from mrlm_pl.policy.forward.int8 import linear_layers, to_int8
 from mrlm_pl.policy.forward.passes import NoisyRowOptions, RowOptions
 from mrlm_pl.policy.lora import LoRA, add_adapter, is_adapter, merged_state, with_shared_weights
-from mrlm_pl.policy.pretrained import BUILTIN_TINY, end_ids, read_config, read_tokenizer, source_of, write_model
+from mrlm_pl.policy.pretrained import (
+    BUILTIN_TINY,
+    end_ids,
+    read_config,
+    read_tokenizer,
+    read_weights,
+    source_of,
+    with_dropout,
+    write_model,
+)
 from mrlm_pl.policy.sharding import whole
 from mrlm_pl.policy.value_head import ValueHead
 from mrlm_pl.seeding import derive_seed
@@ -404,50 +413,20 @@ class Policy(nn.Module):
         Raises:
             PolicyError: they cannot be read.
         """
-        config = _with_dropout(self.config, self.dropout, self.name_or_path)
+        config = with_dropout(self.config, self.dropout, self.name_or_path)
         if hasattr(config, "rescale_every"):  # RWKV divides weights in place in evaluation mode, for fp16
             config.rescale_every = 0
         if self.random_init_seed is not None:
             with drawn_on_host(self.random_init_seed):
                 model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
         else:
-            read: Any = AutoModelForCausalLM.from_pretrained  # whose type has no report
-            try:
-                with reading_weights(self.source):
-                    model, report = read(
-                        self.source,
-                        config=config,
-                        dtype=torch.float32,
-                        trust_remote_code=False,
-                        ignore_mismatched_sizes=True,  # they are in the report, and refused below
-                        output_loading_info=True,
-                    )
-            except PolicyError:
-                raise
-            except Exception as error:  # transformers raises many classes for damaged files
-                raise PolicyError(f"policy model {self.name_or_path!r}: its weights cannot be read: {error}") from error
-            owner = f"policy model {self.name_or_path!r}: its files"
-            for key, stored_shape, configured_shape in sorted(report["mismatched_keys"]):
-                raise PolicyError(
-                    f"{owner} have {key!r} of shape {list(stored_shape)}, and its config.json says "
-                    f"{list(configured_shape)}; copy, download or export it again"
-                )
-            # A classifier without the head of a language model may be a critic.
-            prefix = "" if self.needs_head else f"{model.base_model_prefix}."
-            missing = [key for key in sorted(report["missing_keys"]) if key.startswith(prefix)]
-            if missing:
-                raise PolicyError(
-                    f"{owner} lack the weights {missing[0]!r} ({len(missing)} in all); copy, download or export it "
-                    "again, or set `random_init_seed` for random ones"
-                )
+            model = read_weights(self.name_or_path, self.source, config, self.needs_head)
             if self.lora is not None and any(is_adapter(name) for name, _ in model.named_parameters()):
                 raise PolicyError(
-                    f"{owner} hold an adapter (adapter_config.json), which `lora` would replace; merge it into the "
-                    "weights with PEFT's `merge_and_unload`, or leave `lora` out"
+                    f"policy model {self.name_or_path!r}: its files hold an adapter (adapter_config.json), which "
+                    "`lora` would replace; merge it into the weights with PEFT's `merge_and_unload`, or leave `lora` "
+                    "out"
                 )
-            head = model.get_output_embeddings()
-            if head is not None and head.weight is not model.get_input_embeddings().weight:
-                model.config.tie_word_embeddings = False  # the files have both, whatever their config.json says
         model = products.with_fast_products(model) if products.ONEDNN_IS_FASTER else model
         if use is not None and use == self.int8:
             to_int8(model, linear_layers(model))
@@ -476,21 +455,3 @@ def _checkpoint_activations(model: Any) -> None:
         model.activation_checkpointing_enable(options)
     else:
         model.gradient_checkpointing_enable(options)
-
-
-def _with_dropout(config: Any, dropout: float, model: str) -> Any:
-    """Return a copy of the configuration with every dropout probability set to ``dropout``."""
-    config = type(config).from_dict(config.to_dict())
-    has_dropout = False
-    for section in {id(section): section for section in (config, config.get_text_config(decoder=True))}.values():
-        for name, value in section.to_dict().items():
-            is_probability = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if is_probability and ("dropout" in name or name.endswith(("_pdrop", "_drop"))):
-                setattr(section, name, dropout)
-                has_dropout = True
-    if dropout and not has_dropout:
-        raise PolicyError(
-            f"policy model {model!r} has dropout {dropout}, but models of the family {config.model_type!r} have no "
-            "dropout; set it to 0"
-        )
-    return config

@@ -16,7 +16,7 @@ from transformers.utils import logging
 
 from mrlm_pl.durable_files import draft_of, replacing
 from mrlm_pl.errors import EngineError, PolicyError, StorageError, first_line, nearest_path
-from mrlm_pl.model_folders import CRITIC_FILE, policy_folder
+from mrlm_pl.model_folders import CRITIC_FILE, policy_folder, reading_weights
 from mrlm_pl.policy.lora import is_adapter, merged_state
 from mrlm_pl.policy.tiny import tiny_model_path
 
@@ -82,6 +82,74 @@ def read_tokenizer(model: str, source: str) -> Any:
         return AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except Exception as error:
         raise PolicyError(f"the tokenizer of {model!r} cannot be read ({first_line(error)}); {remedy}") from error
+
+
+def with_dropout(config: Any, dropout: float, model: str) -> Any:
+    """Return a copy of a configuration with every dropout probability set to ``dropout``.
+
+    Raises:
+        PolicyError: the model has no dropout, and ``dropout`` is above 0.
+    """
+    config = type(config).from_dict(config.to_dict())
+    has_dropout = False
+    for section in {id(section): section for section in (config, config.get_text_config(decoder=True))}.values():
+        for name, value in section.to_dict().items():
+            is_probability = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if is_probability and ("dropout" in name or name.endswith(("_pdrop", "_drop"))):
+                setattr(section, name, dropout)
+                has_dropout = True
+    if dropout and not has_dropout:
+        raise PolicyError(
+            f"policy model {model!r} has dropout {dropout}, but models of the family {config.model_type!r} have no "
+            "dropout; set it to 0"
+        )
+    return config
+
+
+def read_weights(model: str, source: str, config: Any, needs_head: bool) -> Any:
+    """Return the model of a folder or hub id, in fp32.
+
+    Args:
+        model: the user's name of it, for messages.
+        source: its folder or hub id.
+        config: of the model.
+        needs_head: whether the files must hold the output head.
+
+    Raises:
+        PolicyError: the files cannot be read, lack weights, or have weights of another shape.
+    """
+    read: Any = AutoModelForCausalLM.from_pretrained  # whose type has no report
+    try:
+        with reading_weights(source):
+            network, report = read(
+                source,
+                config=config,
+                dtype=torch.float32,
+                trust_remote_code=False,
+                ignore_mismatched_sizes=True,  # they are in the report, and refused below
+                output_loading_info=True,
+            )
+    except PolicyError:
+        raise
+    except Exception as error:  # transformers raises many classes for damaged files
+        raise PolicyError(f"policy model {model!r}: its weights cannot be read: {error}") from error
+    owner = f"policy model {model!r}: its files"
+    for key, stored_shape, configured_shape in sorted(report["mismatched_keys"]):
+        raise PolicyError(
+            f"{owner} have {key!r} of shape {list(stored_shape)}, and its config.json says "
+            f"{list(configured_shape)}; copy, download or export it again"
+        )
+    prefix = "" if needs_head else f"{network.base_model_prefix}."
+    missing = [key for key in sorted(report["missing_keys"]) if key.startswith(prefix)]
+    if missing:
+        raise PolicyError(
+            f"{owner} lack the weights {missing[0]!r} ({len(missing)} in all); copy, download or export it "
+            "again, or set `random_init_seed` for random ones"
+        )
+    head = network.get_output_embeddings()
+    if head is not None and head.weight is not network.get_input_embeddings().weight:
+        network.config.tie_word_embeddings = False  # the files have both, whatever their config.json says
+    return network
 
 
 def end_ids(config: Any, source: str) -> list[int]:

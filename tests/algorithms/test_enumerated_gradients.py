@@ -298,7 +298,7 @@ def from_progress(algorithm: Any, trainer: Any, **progress: Any) -> Callable[[li
 
     def advantages(returns: Returns) -> Tensor:
         algorithm.load_progress({**algorithm.progress(), **progress})
-        return algorithm.advantages(algorithm.compared(returns))
+        return algorithm.advantages(algorithm.with_baselines(returns))
 
     return episode_terms(advantages)
 

@@ -325,7 +325,7 @@ def test_a_subclass_of_ones_own_takes_returns_and_is_refused_before_the_first_ro
     with pytest.raises(
         ConfigurationError, match=r"missing .*'groups'; let it take these arguments \(.*test_grpo\.py:\d+\)"
     ):
-        Two({"main": Policy(str(model_folder))}).meet_rollouts(RolloutFacts({"agent": None}, ["echo"]))
+        Two({"main": Policy(str(model_folder))}).check_rollouts(RolloutFacts({"agent": None}, ["echo"]))
 
 
 def test_advantages_that_are_set_on_an_object_are_those_that_train(model_folder: Path) -> None:

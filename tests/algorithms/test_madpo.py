@@ -211,7 +211,7 @@ def test_a_resumed_run_keeps_the_references(model_folder: Path, quiet_trainer: A
 
 def prepared(model_folder: Path, trainer: Any, episodes: list[Episode]) -> tuple[MADPO, dict[str, Any]]:
     algorithm = MADPO(policies(model_folder), SEATS)
-    algorithm.meet_rollouts(RolloutFacts(list(SEATS), ["t"]))
+    algorithm.check_rollouts(RolloutFacts(list(SEATS), ["t"]))
     algorithm.configure_model()
     algorithm.trainer = trainer
     with torch.no_grad():

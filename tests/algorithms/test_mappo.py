@@ -162,7 +162,7 @@ def test_all_tokens_of_all_who_acted_at_a_step_share_its_advantage() -> None:
     tables = acting_batches([failed, both], steps)
     assert tables["main"].advantages.tolist() == [[0, 0, 1, 1, 0, 0, 3, 3]]
     assert tables["other"].advantages.tolist() == [[0, 0, 1, 1, 0, 0, 2, 2]]
-    assert tables["main"].compared == ([(6.0, 5.0), (8.0, 5.0)],)
+    assert tables["main"].turn_baselines == ([(6.0, 5.0), (8.0, 5.0)],)
     assert tables["main"].groups.tolist() == [1]
 
 

@@ -62,7 +62,7 @@ def prepared(algorithm: Any, episodes: list[Episode], trainer: Any) -> Any:
     agents = {agent for episode in episodes for agent in episode.trajectories}
     algorithm.configure_model()
     algorithm.trainer = trainer
-    algorithm.meet_rollouts(RolloutFacts(agents, ["t"]))
+    algorithm.check_rollouts(RolloutFacts(agents, ["t"]))
     with torch.no_grad():
         return algorithm.prepare(episodes, Sampling(max_tokens=8))["student"]
 
@@ -398,12 +398,12 @@ def test_a_teacher_without_a_student_is_an_error(model_folder: Path, quiet_train
     seats = {"solver": "student", "judge": "teacher"}
     frozen = OnPolicyDistillation(made, seats, distillation={"teachers": [{"policy": "teacher", "agents": ["judge"]}]})
     with pytest.raises(ConfigurationError, match="agents has 'judge', for which the frozen policy 'teacher' decides"):
-        frozen.meet_rollouts(RolloutFacts(["solver", "judge"], ["t"]))
+        frozen.check_rollouts(RolloutFacts(["solver", "judge"], ["t"]))
     for reprompt in ("team", "majority"):
         settings: Any = {"teachers": [{"reprompt": reprompt}]}
         alone = OnPolicyDistillation({"student": Policy(str(model_folder))}, distillation=settings)
         with pytest.raises(ConfigurationError, match=f"reprompt is '{reprompt}', the answers of other agents"):
-            alone.meet_rollouts(RolloutFacts(["solver"], ["t"]))
+            alone.check_rollouts(RolloutFacts(["solver"], ["t"]))
     siblings = OnPolicyDistillation(
         {"student": Policy(str(model_folder))}, distillation=Distillation([Teacher(reprompt="sibling")])
     )

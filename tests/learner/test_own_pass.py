@@ -35,14 +35,14 @@ def test_gradient_and_metrics_are_those_of_a_pass_over_whole_groups(
     cls: Any,
     options: dict[str, Any],
 ) -> None:
-    meet, found = PolicyGradient.meet_rollouts, {}
+    meet, found = PolicyGradient.check_rollouts, {}
     for kind, accumulation in (("apart", 1), ("own", 1), ("parts", 8)):
         algorithm = cls({"main": Policy(str(model_folder), learning_rate=1e-3)}, **options)
         sampling = Sampling(max_tokens=6, top_p=0.9)
         data = RolloutDataModule(echo(turns=2), groups=4, group_size=4, iterations=1, sampling=sampling)
         with monkeypatch.context() as patch:
             if kind == "apart":  # an algorithm that does not know the number of updates makes a pass before them
-                patch.setattr(PolicyGradient, "meet_rollouts", lambda self, met: meet(self, replace(met, updates=None)))
+                patch.setattr(PolicyGradient, "check_rollouts", lambda self, x: meet(self, replace(x, updates=None)))
             trainer = quiet_trainer(accumulate_grad_batches=accumulation)
             trainer.fit(algorithm, data)
         assert algorithm.old_policy.is_current == (kind != "apart")

@@ -47,7 +47,7 @@ class Method(PolicyGradient):
 
 
 class Baseline(PolicyGradient):
-    def compared(self, returns: Any) -> Any:
+    def with_baselines(self, returns: Any) -> Any:
         return replace(returns, baseline=returns.reward / 2)
 
 
@@ -64,12 +64,12 @@ class StackedReturns(PolicyGradient):
 
 
 class NoBaseline(PolicyGradient):
-    def compared(self, returns: Any) -> Any:
+    def with_baselines(self, returns: Any) -> Any:
         return returns
 
 
 class NoReturns(PolicyGradient):
-    def compared(self, returns: Any) -> Any:
+    def with_baselines(self, returns: Any) -> Any:
         return returns.reward / 2
 
 
@@ -164,13 +164,13 @@ def test_a_class_whose_constructor_does_not_set_them_either_is_refused_before_th
 ) -> None:
     algorithm = BareWithOption({"main": str(model_folder)})
     with pytest.raises(ConfigurationError, match="BareWithOption has no rule of advantages"):
-        algorithm.meet_rollouts(ROLLOUTS)
+        algorithm.check_rollouts(ROLLOUTS)
 
 
 @pytest.mark.parametrize(("cls", "expected"), [(Attribute, [-1.0, 1.0]), (Method, [1.0, 3.0]), (Baseline, [0.5, 1.5])])
 def test_each_way_to_have_advantages_gives_them(cls: Any, expected: list[float], model_folder: Path) -> None:
     algorithm = cls({"main": str(model_folder)})
-    algorithm.meet_rollouts(ROLLOUTS)
+    algorithm.check_rollouts(ROLLOUTS)
     assert algorithm._with_advantages(two_returns())[1].tolist() == expected
 
 
@@ -182,7 +182,7 @@ def two_returns() -> Returns:
 
 
 def test_baselines_in_place_of_the_returns_with_them_are_refused(model_folder: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"NoReturns\.compared returned a Tensor; .*dataclasses\.replace"):
+    with pytest.raises(ConfigurationError, match=r"NoReturns\.with_baselines returned a Tensor; .*replace"):
         NoReturns({"main": str(model_folder)})._with_advantages(two_returns())
 
 
@@ -203,7 +203,7 @@ def test_an_unknown_reduction_is_refused_before_a_rollout(model_folder: Path) ->
 def test_equal_returns_are_not_excluded_where_no_episodes_are_compared(cls: Any, model_folder: Path) -> None:
     algorithm = cls({"main": str(model_folder)}, zero_variance="exclude")
     with pytest.raises(ConfigurationError, match=f"zero_variance is exclude, but {cls.__name__} does not compare"):
-        algorithm.meet_rollouts(ROLLOUTS)
+        algorithm.check_rollouts(ROLLOUTS)
 
 
 class OwnLoss(Attribute):

@@ -89,12 +89,12 @@ class AnswerDataModule(ReferencedDataModule):
                 message = "%d questions of %s are trained on too, such as %.80r"
                 logger.warning(message, len(shared), self.sources[split], min(shared))
 
-    def tables(self, examples: Sequence[ScoredAnswer]) -> dict[str, tuple[PolicyBatch, Tensor]]:
+    def batches(self, examples: Sequence[ScoredAnswer]) -> dict[str, tuple[PolicyBatch, Tensor]]:
         rows = [(row, example.answer) for example in examples for row in example.rows]
         questions = labels(answer.question for _, answer in rows)
-        table = collate_rows([row for row, _ in rows], questions, questions, list(range(len(rows))))
-        table.correct = torch.tensor([answer.correct for _, answer in rows], dtype=torch.float32)
-        return {self.learner()[0]: (table, torch.arange(len(rows)))}
+        batch = collate_rows([row for row, _ in rows], questions, questions, list(range(len(rows))))
+        batch.correct = torch.tensor([answer.correct for _, answer in rows], dtype=torch.float32)
+        return {self.learner()[0]: (batch, torch.arange(len(rows)))}
 
 
 def unrelated(answers: Sequence[Answer], seed: int, source: str) -> list[tuple[Answer, Answer]]:

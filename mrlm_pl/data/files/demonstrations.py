@@ -90,9 +90,9 @@ class TrajectoryDataModule(FixedDataModule):
     def collate(self, split: DataSplit, chosen: Sequence[int]) -> dict[str, PolicyBatch]:
         rows = [self.examples[split][index] for index in chosen]
         numbers = list(range(len(rows)))
-        table = collate_rows(rows, numbers, numbers, numbers)
-        table.observation_mask = padded_masks([observation_mask(row) for row in rows])
-        return {self.learner()[0]: table}
+        batch = collate_rows(rows, numbers, numbers, numbers)
+        batch.observation_mask = padded_masks([observation_mask(row) for row in rows])
+        return {self.learner()[0]: batch}
 
     def totals(self, split: DataSplit, update: Sequence[int]) -> dict[str, BatchTotals]:
         observed = [sum(observation_mask(self.examples[split][index])) for index in update]

@@ -18,7 +18,7 @@ from mrlm_pl.errors import DataError
 from mrlm_pl.grouping import common_prefix
 from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.batch import PolicyBatch
-from mrlm_pl.learner.credit.pairs import RowPair, best_and_worst, row_tables
+from mrlm_pl.learner.credit.pairs import RowPair, best_and_worst, collate_pairs
 from mrlm_pl.policy import ChatFormat
 
 
@@ -114,8 +114,8 @@ class PreferenceDataModule(ReferencedDataModule):
             chosen, rejected = pair_rows(example, policy.chat, name)
         return [RowPair((chosen,), (rejected,))]
 
-    def tables(self, examples: Sequence[RowPair]) -> dict[str, tuple[PolicyBatch, Tensor]]:
-        return row_tables(examples)
+    def batches(self, examples: Sequence[RowPair]) -> dict[str, tuple[PolicyBatch, Tensor]]:
+        return collate_pairs(examples)
 
 
 def preference_pairs(episodes: Sequence[Episode], reward_gap: float = 0.0) -> list[dict[str, Any]]:

@@ -26,7 +26,7 @@ class ReferencedDataModule(FixedDataModule):
 
     These are computed once, before the first update, divided among the ranks, and are part of checkpoints; those of
     examples to validate or test on that a checkpoint lacks, with the policies' initial weights. A subclass sets
-    :meth:`tables`.
+    :meth:`batches`.
 
     Attributes:
         references: log-probabilities [rows] of each split, example after example; empty for algorithms that do not read
@@ -46,17 +46,17 @@ class ReferencedDataModule(FixedDataModule):
         }
 
     @abstractmethod
-    def tables(self, examples: Sequence[Any]) -> dict[str, tuple[PolicyBatch, Tensor]]:
+    def batches(self, examples: Sequence[Any]) -> dict[str, tuple[PolicyBatch, Tensor]]:
         """Return the rows of each policy, and the place [B] of each row among :meth:`rows_of` of all examples."""
 
     def collate(self, split: DataSplit, chosen: Sequence[int]) -> dict[str, PolicyBatch]:
-        tables = self.tables([self.examples[split][index] for index in chosen])
+        batches = self.batches([self.examples[split][index] for index in chosen])
         if split in self.references:
             starts = self._starts[split]
             indices = torch.tensor([row for index in chosen for row in range(starts[index], starts[index + 1])])
-            for rows, numbers in tables.values():
+            for rows, numbers in batches.values():
                 rows.reference_sums = self.references[split][indices[numbers]]
-        return {name: rows for name, (rows, _) in tables.items()}
+        return {name: rows for name, (rows, _) in batches.items()}
 
     def before_first_batch(self) -> None:
         algorithm = self.algorithm()
@@ -146,10 +146,10 @@ class ReferencedDataModule(FixedDataModule):
             for first in range(0, len(examples), self.batch_size * ranks):
                 start = min(first + rank * self.batch_size, len(examples))
                 examples_here = examples[start : start + self.batch_size]
-                tables = self.tables(examples_here) if examples_here else {}
+                batches = self.batches(examples_here) if examples_here else {}
                 for name, policy in algorithm.trained_policies.items():
-                    if name in tables:
-                        rows, indices = tables[name][0].to(algorithm.device), tables[name][1].to(sums.device)
+                    if name in batches:
+                        rows, indices = batches[name][0].to(algorithm.device), batches[name][1].to(sums.device)
                         logprobs = policy.reference_logprobs if initial else policy
                         sums[indices + starts[start]] = sequence_logp(logprobs(**rows.inputs()), rows.action_mask)
                     elif ranks > 1 and policy not in copied:

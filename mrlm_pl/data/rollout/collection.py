@@ -207,18 +207,18 @@ class RolloutCollection:
         before = learner.progress()
         try:
             with torch.no_grad(), context, learner.gathered():
-                tables = learner.prepare(episodes, self.sampling, greedy)
+                batches = learner.prepare(episodes, self.sampling, greedy)
         except BaseException:
             learner.load_progress(before)  # a resumed run prepares them again
             raise
         if self.saved is not None:
-            policy_tables = {name: tables[name] for name in learner.policies if name in tables}
-            collected.put_training(credited(training, episodes, policy_tables))
+            policy_batches = {name: batches[name] for name in learner.policies if name in batches}
+            collected.put_training(credited(training, episodes, policy_batches))
             if self.saved.tokens is not None and self.saved.keeps_tokens(iteration):
-                self.learner.metrics.tokens = TokenMeasures.of(iteration, episodes, policy_tables)
-        for rows in tables.values():
-            rows.trajectories, rows.compared = (), ()  # the rows live longer than the episodes
-        return tables
+                self.learner.metrics.tokens = TokenMeasures.of(iteration, episodes, policy_batches)
+        for rows in batches.values():
+            rows.trajectories, rows.turn_baselines = (), ()  # the rows live longer than the episodes
+        return batches
 
     def _record(
         self, iteration: int, collected: Collected, groups: Sequence[int], seconds: float, judging: set[str]

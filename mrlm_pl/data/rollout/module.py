@@ -198,7 +198,7 @@ class RolloutDataModule(ChecksArguments, LightningDataModule):
             engine=self.players.configured_engine,
             updates=updates,
         )
-        learner.meet_rollouts(facts)
+        learner.check_rollouts(facts)
         if stage == "fit":
             if getattr(self.collection, "learner", learner) is not learner:
                 self.stream.restart()

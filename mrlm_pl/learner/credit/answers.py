@@ -12,13 +12,13 @@ from mrlm_pl.learner.credit.tokens import RewardedRows
 from mrlm_pl.policy.chat import ChatFormat
 
 
-def answer_rows(table: RewardedRows, indices: Tensor, chat: ChatFormat) -> tuple[PolicyBatch, Tensor]:
-    """Return a row for each answer in some of a table's rows: the question, then the answer's own tokens.
+def answer_rows(rewarded: RewardedRows, indices: Tensor, chat: ChatFormat) -> tuple[PolicyBatch, Tensor]:
+    """Return a row for each answer in some rows of a policy: the question, then the answer's own tokens.
 
-    Also returns the answers' tokens in the table, [B, T] bool; the action tokens of the rows are these in their order.
+    Also returns the answers' tokens in these rows, [B, T] bool; the action tokens of the rows are these in their order.
 
     Args:
-        table: of one policy.
+        rewarded: of one policy.
         indices: of its rows, in ascending order, [b].
         chat: the critic's chat format, with the tokens of the policy.
 
@@ -29,7 +29,7 @@ def answer_rows(table: RewardedRows, indices: Tensor, chat: ChatFormat) -> tuple
     rows: list[Trajectory] = []
     origins: list[int] = []
     for index in indices.tolist():
-        episode, trajectory = table.episodes[index], table.batch.trajectories[index]
+        episode, trajectory = rewarded.episodes[index], rewarded.batch.trajectories[index]
         question = question_to(episode, trajectory.agent)
         if question is None:
             raise DataError(
@@ -46,7 +46,7 @@ def answer_rows(table: RewardedRows, indices: Tensor, chat: ChatFormat) -> tuple
                 tokens = (*prompt, *answer)
                 rows.append(Trajectory(trajectory.agent, "", tokens, mask, (0.0,) * len(tokens), ()))
                 origins.append(index)
-    all_rows = table.batch
+    all_rows = rewarded.batch
     groups, comparisons = all_rows.groups[origins].tolist(), all_rows.comparisons[origins].tolist()
     batch = collate_rows(rows, groups, comparisons, range(len(rows)))
     device = all_rows.action_mask.device

@@ -97,7 +97,7 @@ class LeafCredit:
     def __post_init__(self) -> None:
         one_of(get_args(TurnBaseline), turn_baseline=self.baseline)
 
-    def compared(self, turns: TurnReturns) -> TurnReturns:
+    def with_baselines(self, turns: TurnReturns) -> TurnReturns:
         """Return the turns with the returns of their leaves, and with ``unbiased`` the baselines."""
         _, plays = torch.unique(turns.play, return_inverse=True)
         returns = torch.zeros_like(turns.reward).index_add(0, plays, turns.reward)[plays]

@@ -17,7 +17,7 @@ from mrlm_pl.advantages import counterfactual_advantages, decision_returns, grou
 from mrlm_pl.advantages.tree import CrossReduction
 from mrlm_pl.episode import Episode, Trajectory, Turn, by_group
 from mrlm_pl.grouping import grouped
-from mrlm_pl.learner.credit.returns import Tables, group_numbers, labels, paired, rows_by_policy
+from mrlm_pl.learner.credit.returns import Batches, group_numbers, labels, paired, rows_by_policy
 from mrlm_pl.learner.credit.team import warn_of_constant_sum
 from mrlm_pl.learner.metrics import Metrics
 from mrlm_pl.learner.ranks import sum_over_ranks
@@ -86,7 +86,7 @@ class DecisionReturns:
         """Return the places of each policy's decisions."""
         return grouped((policy, index) for index, policy in enumerate(self.policies))
 
-    def rows(self, advantages: Tensor) -> Tables:
+    def rows(self, advantages: Tensor) -> Batches:
         """Return a row for each decision of every policy, with its advantage [N] on the decision's tokens."""
         return rows_by_policy(
             [decision.row for decision in self.decisions],
@@ -94,7 +94,7 @@ class DecisionReturns:
             self.comparison.tolist(),
             range(len(self.decisions)),
             advantages=advantages.tolist(),
-            compared=paired(self.reward, self.baseline),
+            baselines=paired(self.reward, self.baseline),
         )
 
 
@@ -197,7 +197,7 @@ class TreeCredit:
         extra = math.fsum(bonus(turn) for turn in turns if turn.index == depth) if bonus else 0.0
         return decision.summed * total + extra
 
-    def rows(self, trainer: Any, metrics: Metrics, returns: DecisionReturns, advantages: Tensor) -> Tables:
+    def rows(self, trainer: Any, metrics: Metrics, returns: DecisionReturns, advantages: Tensor) -> Batches:
         """Return a row for each decision, with its advantage, scaled and weighted; every rank must call this.
 
         Args:

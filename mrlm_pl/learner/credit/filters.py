@@ -28,7 +28,7 @@ from mrlm_pl.losses import top_entropy_threshold
 logger = logging.getLogger(__name__)
 
 
-def with_baseline(episodes: Sequence[Episode], greedy: Sequence[Episode]) -> list[Episode]:
+def with_greedy(episodes: Sequence[Episode], greedy: Sequence[Episode]) -> list[Episode]:
     """Return the episodes of groups whose greedy episode did not fail."""
     played = {episode.group for episode in greedy if not episode.failed and episode.trajectories}
     return [episode for episode in episodes if episode.group in played]
@@ -46,7 +46,7 @@ def note_baselines(
         greedy: one greedy episode for each group.
         returns: [N] of those that did not fail.
     """
-    missing = {episode.group for episode in episodes} - {episode.group for episode in with_baseline(episodes, greedy)}
+    missing = {episode.group for episode in episodes} - {episode.group for episode in with_greedy(episodes, greedy)}
     if missing:
         causes = [episode.error for episode in greedy if episode.group in missing]
         logger.warning("%d groups are left out, as their greedy episode failed; the first: %s", len(missing), causes[0])
@@ -57,19 +57,19 @@ def note_baselines(
     metrics.rollout["train/missing_baselines"] = float(totals["missing"])
 
 
-def whiten_rows(trainer: Any, tables: Mapping[str, PolicyBatch]) -> None:
+def whiten_rows(trainer: Any, batches: Mapping[str, PolicyBatch]) -> None:
     """Whiten each policy's advantages over its tokens, in place."""
     moments = sum_over_ranks(
-        trainer, {name: masked_moments(rows.advantages, rows.action_mask) for name, rows in tables.items()}
+        trainer, {name: masked_moments(rows.advantages, rows.action_mask) for name, rows in batches.items()}
     )
-    for name, rows in tables.items():
+    for name, rows in batches.items():
         rows.advantages = whiten(rows.advantages, rows.action_mask, moments[name])
 
 
-def exclude_zero_variance(trainer: Any, metrics: Metrics, tables: Mapping[str, PolicyBatch]) -> None:
+def exclude_zero_variance(trainer: Any, metrics: Metrics, batches: Mapping[str, PolicyBatch]) -> None:
     """Take the (group, agent) pairs of which no row has an advantage out of the loss, and log their proportion."""
     counts_by_policy: dict[str, Tensor] = {}
-    for name, rows in tables.items():
+    for name, rows in batches.items():
         useful = (rows.advantages != 0).any(-1)
         rows.action_mask &= torch.isin(rows.comparisons, rows.comparisons[useful])[:, None]
         rows.episode_tokens = episode_token_counts(rows.action_mask, not_none(rows.episodes))
@@ -82,19 +82,19 @@ def exclude_zero_variance(trainer: Any, metrics: Metrics, tables: Mapping[str, P
 
 
 def keep_top_entropy(
-    trainer: Any, metrics: Metrics, tables: Mapping[str, PolicyBatch], entropies: Mapping[str, Tensor], fraction: float
+    trainer: Any, metrics: Metrics, batches: Mapping[str, PolicyBatch], entropies: Mapping[str, Tensor], fraction: float
 ) -> None:
     """Set the advantages of tokens with low entropy to 0, take their teachers, and log the threshold.
 
     Args:
         trainer: of the run.
         metrics: of the algorithm.
-        tables: the trajectories by policy.
+        batches: the trajectories by policy.
         entropies: [B, T] by policy.
         fraction: of the tokens of a policy that are kept.
     """
     shares = gather_ranks(
-        trainer, {name: entropy[tables[name].action_mask].cpu() for name, entropy in entropies.items()}
+        trainer, {name: entropy[batches[name].action_mask].cpu() for name, entropy in entropies.items()}
     )
     for name in metrics.policies:
         everywhere = torch.cat([torch.zeros(0), *(share[name] for share in shares if name in share)])
@@ -103,15 +103,15 @@ def keep_top_entropy(
             metrics.rollout[metrics.name("entropy_threshold", name)] = threshold
         if everywhere.numel() and name in entropies:
             uncertain = entropies[name] >= threshold
-            tables[name].advantages = tables[name].advantages * uncertain
-            if tables[name].teacher_prompts is not None:
-                tables[name].taught_tokens = uncertain
+            batches[name].advantages = batches[name].advantages * uncertain
+            if batches[name].teacher_prompts is not None:
+                batches[name].taught_tokens = uncertain
 
 
 def normalize_tasks(
     trainer: Any,
     metrics: Metrics,
-    tables: Mapping[str, PolicyBatch],
+    batches: Mapping[str, PolicyBatch],
     episodes: Sequence[Episode],
     environments: Sequence[str],
     chosen: TaskNormalization,
@@ -122,24 +122,24 @@ def normalize_tasks(
     Args:
         trainer: of the run.
         metrics: of the algorithm.
-        tables: the trajectories by policy.
+        batches: the trajectories by policy.
         episodes: of the rollout.
         environments: of the run: the task types, in one order on all ranks.
         chosen: the scale.
         warned: the (policy, environment) pairs without spread that were warned of; this adds to them.
     """
-    types = {name: task_types(rows.groups, episodes, environments) for name, rows in tables.items()}
+    types = {name: task_types(rows.groups, episodes, environments) for name, rows in batches.items()}
     moments_here = {
         (policy, task): moments
         for policy, row_types in types.items()
-        for task, moments in task_moments(tables[policy].advantages, tables[policy].action_mask, row_types).items()
+        for task, moments in task_moments(batches[policy].advantages, batches[policy].action_mask, row_types).items()
     }
     totals = sum_over_ranks(trainer, moments_here)
     for policy in metrics.policies:
         moments = {task: totals[policy, task] for task in range(len(environments)) if (policy, task) in totals}
         if policy in types and chosen != "none":
-            inputs = (tables[policy].advantages, tables[policy].action_mask, types[policy], moments)
-            tables[policy].advantages = task_scaled_advantages(*inputs, center=chosen == "paper")
+            inputs = (batches[policy].advantages, batches[policy].action_mask, types[policy], moments)
+            batches[policy].advantages = task_scaled_advantages(*inputs, center=chosen == "paper")
         moments = {task: spread for task, spread in moments.items() if spread.count}
         prefix = "" if len(metrics.policies) == 1 else f"{policy}/"
         for task, spread in moments.items():

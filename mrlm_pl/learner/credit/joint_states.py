@@ -13,7 +13,7 @@ from mrlm_pl.advantages import transition_gae
 from mrlm_pl.episode import Episode, Message, Trajectory
 from mrlm_pl.errors import PolicyError
 from mrlm_pl.learner.batch import PolicyBatch, collate_rows
-from mrlm_pl.learner.credit.returns import Tables, credit_turns, group_numbers
+from mrlm_pl.learner.credit.returns import Batches, credit_turns, group_numbers
 from mrlm_pl.learner.credit.team import joint_history, team_rewards
 from mrlm_pl.learner.credit.tokens import rewarded_rows
 from mrlm_pl.policy.chat.conversation import ChatFormat, Conversation, Row
@@ -119,8 +119,8 @@ class JointStates:
             NonFiniteError: a reward or value is NaN or infinite.
         """
         batch = self.batch
-        table = values.detach().float().cpu()
-        states = table[batch.action_mask]
+        padded = values.detach().float().cpu()
+        states = padded[batch.action_mask]
         following = torch.cat([states[1:], states.new_zeros(1)])[self.decided]
         values = states[self.decided]
         steps = (self.rewards, values, following, self.terminated, self.truncated)
@@ -129,7 +129,7 @@ class JointStates:
         if targets != "lambda":
             returns = transition_gae(*steps, gamma=gamma, lam=0.0 if targets == "td" else 1.0)[1]
         batch.action_mask = batch.action_mask.masked_scatter(batch.action_mask, self.decided)
-        nothing = torch.zeros_like(table)
+        nothing = torch.zeros_like(padded)
         batch.values, batch.returns = (
             nothing.masked_scatter(batch.action_mask, numbers) for numbers in (values, returns)
         )
@@ -145,7 +145,7 @@ def joint_states(episodes: Sequence[Episode], reader: JointReader, turn_bonus: T
         turn_bonus: added to the environment's reward of a turn; None adds nothing.
     """
     groups = group_numbers(episodes)
-    table: list[tuple[int, Trajectory]] = []
+    numbered: list[tuple[int, Trajectory]] = []
     keys: list[tuple[int, int]] = []
     ends: list[tuple[bool, bool]] = []
     decided: list[bool] = []
@@ -155,21 +155,21 @@ def joint_states(episodes: Sequence[Episode], reader: JointReader, turn_bonus: T
         if not rewards:
             continue
         texts = joint_history(episode)
-        table += [(number, row) for row in reader.read(texts if episode.truncated else texts[:-1])]
+        numbered += [(number, row) for row in reader.read(texts if episode.truncated else texts[:-1])]
         keys += [(number, step) for step in range(len(rewards))]
         ends += [(False, False)] * (len(rewards) - 1) + [(not episode.truncated, episode.truncated)]
         decided += [True] * len(rewards) + [False] * episode.truncated
         earned += rewards
-    if not table:
+    if not numbered:
         return None
-    of_rows = [groups[episodes[number].group] for number, _ in table]
-    batch = collate_rows([row for _, row in table], of_rows, of_rows, [number for number, _ in table])
+    of_rows = [groups[episodes[number].group] for number, _ in numbered]
+    batch = collate_rows([row for _, row in numbered], of_rows, of_rows, [number for number, _ in numbered])
     terminated, truncated = torch.tensor(ends).unbind(1)
     rewards_of = torch.tensor(earned, dtype=torch.float32)
     return JointStates(batch, torch.tensor(decided), rewards_of, terminated, truncated, keys, reader.shortened)
 
 
-def acting_batches(episodes: Sequence[Episode], credit: StepCredit) -> Tables:
+def acting_batches(episodes: Sequence[Episode], credit: StepCredit) -> Batches:
     """Return the trajectories of every policy, with the credit of its step on all tokens of each turn.
 
     Args:
@@ -177,9 +177,9 @@ def acting_batches(episodes: Sequence[Episode], credit: StepCredit) -> Tables:
         credit: of all steps of all episodes that did not fail.
     """
     numbers = {id(episode): number for number, episode in enumerate(episodes)}
-    tables = rewarded_rows(episodes)
-    for table in tables.values():
-        rows = zip(table.episodes, table.batch.trajectories, strict=True)
+    acted = rewarded_rows(episodes)
+    for rewarded in acted.values():
+        rows = zip(rewarded.episodes, rewarded.batch.trajectories, strict=True)
         turn_credits = [[credit[numbers[id(episode)], turn.index] for turn in row.turns] for episode, row in rows]
-        credit_turns(table.batch, turn_credits)
-    return {policy: table.batch for policy, table in tables.items()}
+        credit_turns(rewarded.batch, turn_credits)
+    return {policy: rewarded.batch for policy, rewarded in acted.items()}

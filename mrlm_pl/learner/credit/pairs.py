@@ -36,7 +36,9 @@ class JointPair(NamedTuple):
     rejected: Episode
 
 
-def row_tables(pairs: Sequence[RowPair], numbers: Sequence[int] | None = None) -> dict[str, tuple[PolicyBatch, Tensor]]:
+def collate_pairs(
+    pairs: Sequence[RowPair], numbers: Sequence[int] | None = None
+) -> dict[str, tuple[PolicyBatch, Tensor]]:
     """Return the rows of each policy, and the index [B] of each among the rows of all pairs, pair after pair.
 
     A pair is one episode: ``episode_tokens`` counts the action tokens of all policies in both of its joint actions.
@@ -52,13 +54,13 @@ def row_tables(pairs: Sequence[RowPair], numbers: Sequence[int] | None = None) -
     for row, pair in zip(rows, of_pairs, strict=True):
         tokens[pair] += row.num_actions
     comparisons = labels((pair, row.agent) for pair, row in zip(of_pairs, rows, strict=True))
-    tables = rows_by_policy(rows, of_pairs, comparisons, of_pairs)
+    batches = rows_by_policy(rows, of_pairs, comparisons, of_pairs)
     indices = grouped((row.policy, index) for index, row in enumerate(rows))
-    for policy, table in tables.items():
-        table.episode_tokens = torch.tensor([tokens[of_pairs[index]] for index in indices[policy]])
-        table.joint_actions = torch.tensor([answers[index] for index in indices[policy]])
-        table.trajectories = ()  # pairs have no advantages
-    return {policy: (table, torch.tensor(indices[policy])) for policy, table in tables.items()}
+    for policy, batch in batches.items():
+        batch.episode_tokens = torch.tensor([tokens[of_pairs[index]] for index in indices[policy]])
+        batch.joint_actions = torch.tensor([answers[index] for index in indices[policy]])
+        batch.trajectories = ()  # pairs have no advantages
+    return {policy: (batch, torch.tensor(indices[policy])) for policy, batch in batches.items()}
 
 
 def joint_pairs(episodes: Sequence[Episode], reward_gap: float = 0.0) -> list[JointPair]:

@@ -13,7 +13,7 @@ from mrlm_pl.learner.batch import PolicyBatch
 
 
 def credited(
-    episodes: Sequence[Episode], prepared: Sequence[Episode], tables: Mapping[str, PolicyBatch]
+    episodes: Sequence[Episode], prepared: Sequence[Episode], batches: Mapping[str, PolicyBatch]
 ) -> list[Episode]:
     """Return the episodes with the return, baseline and advantage of each turn that is trained on.
 
@@ -22,14 +22,14 @@ def credited(
     Args:
         episodes: the records.
         prepared: the same episodes, as the algorithm read them.
-        tables: the rows that the algorithm made of them, by policy.
+        batches: the rows that the algorithm made of them, by policy.
     """
-    tables = {name: rows for name, rows in tables.items() if rows.trajectories}  # pairs of answers have none
-    means = {name: turn_means(rows.advantages, rows.trajectories) for name, rows in tables.items()}
+    batches = {name: rows for name, rows in batches.items() if rows.trajectories}  # pairs of answers have none
+    means = {name: turn_means(rows.advantages, rows.trajectories) for name, rows in batches.items()}
     of_turns: dict[TurnKey, dict[str, Any]] = {}
-    for name, keys in turn_keys(prepared, tables).items():
-        compared = tables[name].compared or [[(None, None)] * len(row) for row in keys]
-        for row in zip(keys, compared, means[name], strict=True):
+    for name, keys in turn_keys(prepared, batches).items():
+        baselines = batches[name].turn_baselines or [[(None, None)] * len(row) for row in keys]
+        for row in zip(keys, baselines, means[name], strict=True):
             for key, (return_, baseline), advantage in zip(*row, strict=True):
                 if key is not None and advantage is not None:
                     of_turns[key] = {"return_": return_, "baseline": baseline, "advantage": advantage}
@@ -44,7 +44,7 @@ def without_credit(episode: Episode) -> Episode:
     return episode.with_turns(lambda turn: replace(turn, return_=None, baseline=None, advantage=None))
 
 
-def turn_keys(prepared: Sequence[Episode], tables: Mapping[str, PolicyBatch]) -> dict[str, list[list[TurnKey | None]]]:
+def turn_keys(prepared: Sequence[Episode], batches: Mapping[str, PolicyBatch]) -> dict[str, list[list[TurnKey | None]]]:
     """Return the keys of the turns of each row, by policy.
 
     A turn is found by its identity or, where an algorithm has changed its rewards, by its trajectory's tokens. The key
@@ -52,7 +52,7 @@ def turn_keys(prepared: Sequence[Episode], tables: Mapping[str, PolicyBatch]) ->
 
     Args:
         prepared: the episodes, as the algorithm read them.
-        tables: the rows that the algorithm made of them, by policy.
+        batches: the rows that the algorithm made of them, by policy.
     """
     of_turns: dict[int, TurnKey] = {}
     of_spans: dict[tuple[int, int], TurnKey] = {}
@@ -65,14 +65,14 @@ def turn_keys(prepared: Sequence[Episode], tables: Mapping[str, PolicyBatch]) ->
             [of_turns.get(id(turn)) or of_spans.get((id(row.token_ids), turn.start)) for turn in row.turns]
             for row in rows.trajectories
         ]
-        for name, rows in tables.items()
+        for name, rows in batches.items()
         if rows.trajectories  # pairs of answers have none
     }
 
 
-def turn_means(table: Tensor, rows: Sequence[Trajectory]) -> list[list[float | None]]:
-    """Return for each row the means of a table [B, T] over the tokens of its turns; None for turns without actions."""
-    sums = table.detach().double().cumsum(1).cpu()
+def turn_means(values: Tensor, rows: Sequence[Trajectory]) -> list[list[float | None]]:
+    """Return for each row the means of values [B, T] over the tokens of its turns; None for turns without actions."""
+    sums = values.detach().double().cumsum(1).cpu()
     return [
         [
             (float(of_row[turn.stop - 1]) - (float(of_row[turn.start - 1]) if turn.start else 0.0))

@@ -22,13 +22,13 @@ from mrlm_pl.advantages import (
 from mrlm_pl.episode import Episode, Trajectory
 from mrlm_pl.errors import ConfigurationError, source_line
 from mrlm_pl.grouping import grouped
-from mrlm_pl.learner.batch import Compared, PolicyBatch, collate_rows
+from mrlm_pl.learner.batch import PolicyBatch, ReturnAndBaseline, collate_rows
 from mrlm_pl.learner.ranks import sum_over_ranks
 from mrlm_pl.rewards import TurnBonus
 
 logger = logging.getLogger(__name__)
 
-Tables: TypeAlias = dict[str, PolicyBatch]
+Batches: TypeAlias = dict[str, PolicyBatch]
 """The rows of a rollout by policy."""
 
 BASELINES: dict[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]] = {
@@ -98,7 +98,7 @@ class Returns:
         }
         return Returns(**selected)
 
-    def rows(self, advantages: Tensor) -> Tables:
+    def rows(self, advantages: Tensor) -> Batches:
         """Return the trajectories of every policy, each with its advantage on all its action tokens.
 
         An agent with several trajectories in an episode (a template that rewrites history) has one advantage on all.
@@ -120,7 +120,7 @@ class Returns:
             self.comparison[indices].tolist(),
             labels(id(self.episode[index]) for index in indices),
             advantages=advantages[indices].tolist(),
-            compared=[pairs[index] for index in indices],
+            baselines=[pairs[index] for index in indices],
         )
 
 
@@ -168,13 +168,13 @@ def rows_by_policy(
     comparisons: Sequence[int],
     episodes: Sequence[int],
     **credit: Sequence[Any],
-) -> Tables:
+) -> Batches:
     """Return the rows of each policy as a batch, the policies in the order in which they appear.
 
     Args:
         rows: N trajectories.
         groups, comparisons, episodes: [N]; see :func:`~mrlm_pl.learner.batch.collate_rows`.
-        credit: ``advantages`` and ``compared``, [N].
+        credit: ``advantages`` and ``baselines``, [N].
     """
     indices = grouped((row.policy, index) for index, row in enumerate(rows))
     return {
@@ -198,13 +198,13 @@ def credit_turns(batch: PolicyBatch, credit: Sequence[Sequence[tuple[float | Non
         credit: [B] return, baseline and advantage of each of the row's turns.
     """
     batch.advantages = torch.zeros_like(batch.action_mask, dtype=torch.float32)
-    batch.compared = tuple([turn[:2] for turn in turn_credits] for turn_credits in credit)
+    batch.turn_baselines = tuple([turn[:2] for turn in turn_credits] for turn_credits in credit)
     for tokens, row, turn_credits in zip(batch.advantages, batch.trajectories, credit, strict=True):
         for turn, (_, _, advantage) in zip(row.turns, turn_credits, strict=True):
             tokens[turn.start : turn.stop] = advantage
 
 
-def paired(returns: Tensor, baselines: Tensor | None) -> list[Compared]:
+def paired(returns: Tensor, baselines: Tensor | None) -> list[ReturnAndBaseline]:
     """Return each return [N] with its baseline [N]."""
     return list(zip(returns.tolist(), [None] * len(returns) if baselines is None else baselines.tolist(), strict=True))
 

@@ -60,7 +60,7 @@ class TokenGAE:
         trainer: Any,
         metrics: Metrics,
         policies: Sequence[str],
-        tables: Mapping[str, RewardedRows],
+        rewarded: Mapping[str, RewardedRows],
         estimates: Callable[[str, RewardedRows], tuple[Tensor, Tensor]] | None,
     ) -> None:
         """Give each token its advantage, and with a critic its value and return; every rank must call this.
@@ -71,38 +71,38 @@ class TokenGAE:
             trainer: of the run.
             metrics: of the algorithm, in which the quality of the values is logged.
             policies: the trained ones, in one order on all ranks.
-            tables: their trajectories, of those that have some here.
+            rewarded: their trajectories, of those that have some here.
             estimates: returns the critic's values of a policy's trajectories, [B, T] and [B]; see
                 :meth:`mrlm_pl.learner.critics.Critic.estimates`. None: 0.
         """
         moments_here: dict[tuple[str, str], Moments] = {}
         pairs: dict[str, tuple[Tensor, Tensor]] = {}
-        for name, table in tables.items():
-            rows, mask = table.batch, table.batch.action_mask
+        for name, acted in rewarded.items():
+            rows, mask = acted.batch, acted.batch.action_mask
             by_turn = self.discount_unit == "turn"
             discounts = turn_discounts(mask, self.gamma) if by_turn else self.gamma * mask.float()
-            nothing = torch.zeros_like(table.rewards)
-            values, ends = (nothing, nothing[:, 0]) if estimates is None else estimates(name, table)
-            rows.advantages, returns = table.advantages(values, discounts, self.lam, ends)
+            nothing = torch.zeros_like(acted.rewards)
+            values, ends = (nothing, nothing[:, 0]) if estimates is None else estimates(name, acted)
+            rows.advantages, returns = acted.advantages(values, discounts, self.lam, ends)
             if estimates is not None:
                 rows.values, rows.returns = values, returns
                 moments_here[name, "return"] = masked_moments(returns, mask)
                 moments_here[name, "error"] = masked_moments(returns - values, mask)
             pairs[name] = returns, values
-            for label, indices in self.whitened_together(table.agents).items():
+            for label, indices in self.whitened_together(acted.agents).items():
                 moments_here[name, f"whiten/{label}"] = masked_moments(
                     rows.advantages[indices], rows.action_mask[indices]
                 )
         moments = sum_over_ranks(trainer, moments_here)
-        for name, table in tables.items():
-            rows = table.batch
-            for label, indices in self.whitened_together(table.agents).items():
+        for name, acted in rewarded.items():
+            rows = acted.batch
+            for label, indices in self.whitened_together(acted.agents).items():
                 inputs = (rows.advantages[indices], rows.action_mask[indices], moments[name, f"whiten/{label}"])
                 rows.advantages[indices] = whiten(*inputs)
                 if estimates is None:
                     pairs[name][1][indices] = inputs[-1].mean
             means = (turn_means(table_values, rows.trajectories) for table_values in pairs[name])
-            rows.compared = tuple([*zip(*row, strict=True)] for row in zip(*means, strict=True))
+            rows.turn_baselines = tuple([*zip(*row, strict=True)] for row in zip(*means, strict=True))
         for name in policies if estimates is not None else ():
             metrics.add_values(name, *(moments.get((name, kind), NO_MOMENTS) for kind in ("return", "error")))
 
@@ -153,17 +153,17 @@ class RewardedRows:
         device, chains = self.rewards.device, self.chains
         # On the host: a GPU would wait for it at every column.
         rewards, values, discounts, end_values, mask = (
-            table.cpu() for table in (self.rewards, values, discounts, end_values, self.batch.action_mask)
+            tensor.cpu() for tensor in (self.rewards, values, discounts, end_values, self.batch.action_mask)
         )
         lengths = torch.stack([mask[chain].sum() for chain in chains])
         acts = torch.arange(int(lengths.max())) < lengths[:, None]
         # The rows of a chain follow each other, so both masks have the tokens in one order.
         along = [
-            table.new_zeros(acts.shape).masked_scatter(acts, table[mask]) for table in (rewards, values, discounts)
+            tensor.new_zeros(acts.shape).masked_scatter(acts, tensor[mask]) for tensor in (rewards, values, discounts)
         ]
         ends = end_values[[chain[-1] for chain in chains]]
         results = token_gae(along[0], along[1], acts, gamma=along[2], lam=lam, bootstrap_values=ends)
-        advantages, returns = (table.new_zeros(mask.shape).masked_scatter(mask, table[acts]) for table in results)
+        advantages, returns = (tensor.new_zeros(mask.shape).masked_scatter(mask, tensor[acts]) for tensor in results)
         return advantages.to(device), returns.to(device)
 
 
@@ -184,7 +184,7 @@ def rewarded_rows(episodes: Sequence[Episode], turn_bonus: TurnBonus = None) -> 
     """
     groups = group_numbers(episodes)
     acting = acting_rows(episodes)
-    tables = dict[str, RewardedRows]()
+    rewarded = dict[str, RewardedRows]()
     batches = rows_by_policy(
         [row for _, row in acting],
         [groups[episode.group] for episode, _ in acting],
@@ -196,5 +196,5 @@ def rewarded_rows(episodes: Sequence[Episode], turn_bonus: TurnBonus = None) -> 
         for index, row in enumerate(batch.trajectories):
             for turn in row.turns:
                 rewards[index, turn.stop - 1] += turn.reward + (turn_bonus(turn) if turn_bonus else 0.0)
-        tables[policy] = RewardedRows(batch, rewards, [episode for episode, row in acting if row.policy == policy])
-    return tables
+        rewarded[policy] = RewardedRows(batch, rewards, [episode for episode, row in acting if row.policy == policy])
+    return rewarded

@@ -22,7 +22,7 @@ from mrlm_pl.episode import Episode, Trajectory, Turn
 from mrlm_pl.errors import DataError
 from mrlm_pl.grouping import grouped
 from mrlm_pl.learner.credit.returns import (
-    Tables,
+    Batches,
     acting_rows,
     credit_turns,
     group_numbers,
@@ -73,7 +73,7 @@ class TurnReturns:
         """The policy [S] of each turn."""
         return tuple(self.trajectory[row].policy for row in self.row.tolist())
 
-    def rows(self, advantages: Tensor) -> Tables:
+    def rows(self, advantages: Tensor) -> Batches:
         """Return the trajectories of every policy, each turn's tokens with its advantage.
 
         Args:
@@ -81,12 +81,12 @@ class TurnReturns:
         """
         comparisons = torch.zeros(len(self.trajectory), dtype=torch.int64).index_copy(0, self.row, self.comparison)
         row_columns = (self.group.tolist(), comparisons.tolist(), labels(map(id, self.episode)))
-        tables = rows_by_policy(self.trajectory, *row_columns)
+        batches = rows_by_policy(self.trajectory, *row_columns)
         pairs = zip(paired(self.returns, self.baseline), advantages.tolist(), strict=True)
         turns = grouped(zip(self.row.tolist(), ((*pair, advantage) for pair, advantage in pairs), strict=True))
         for policy, indices in grouped((row.policy, index) for index, row in enumerate(self.trajectory)).items():
-            credit_turns(tables[policy], [turns[index] for index in indices])
-        return tables
+            credit_turns(batches[policy], [turns[index] for index in indices])
+        return batches
 
 
 def turn_returns_of(episodes: Sequence[Episode], turn_bonus: TurnBonus = None) -> TurnReturns:
@@ -170,7 +170,7 @@ class TurnCredit:
         if self.state_weight is not None:
             at_least(0, state_weight=self.state_weight)
 
-    def compared(self, turns: TurnReturns) -> TurnReturns:
+    def with_baselines(self, turns: TurnReturns) -> TurnReturns:
         """Return the turns with their discounted returns, and with the baselines where one comparison alone counts."""
         returns = returns_to_go(turns.reward, turns.play, turns.number, self.gamma)
         single = self.state_weight is None

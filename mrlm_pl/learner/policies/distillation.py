@@ -197,7 +197,7 @@ class Distiller:
         if fault is not None:
             raise ConfigurationError(f"distillation.teachers: the policy {name!r}{whose} {fault}")
 
-    def prepare(self, tables: Mapping[str, PolicyBatch], episodes: Sequence[Episode]) -> None:
+    def prepare(self, batches: Mapping[str, PolicyBatch], episodes: Sequence[Episode]) -> None:
         """Add the teachers' prompts to rows, or for form ``sampled`` their terms to the advantages; all ranks call it.
 
         Logged once a rollout for each policy: ``taught_rows``, the share of rows with a teacher, and for ``sampled``
@@ -205,7 +205,7 @@ class Distiller:
         """
         attempts = _attempts(episodes)
         moments_here: dict[tuple[str, str], Any] = {}
-        for name, rows in tables.items():
+        for name, rows in batches.items():
             if self.in_loss:
                 self._check_heads(name)
             rows.teacher_prompts = self._prompts(self.learner.policy(name), rows, attempts)

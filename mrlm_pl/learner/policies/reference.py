@@ -120,7 +120,7 @@ class KLPenalty:
         trainer: Any,
         metrics: Metrics,
         policies: Sequence[str],
-        tables: Mapping[str, PolicyBatch],
+        batches: Mapping[str, PolicyBatch],
         episodes: Sequence[Episode],
     ) -> None:
         """Log the divergence from the reference policies over all ranks, and update the coefficients with it.
@@ -129,11 +129,11 @@ class KLPenalty:
             trainer: of the run.
             metrics: of the algorithm.
             policies: the trained ones, in one order on all ranks.
-            tables: their trajectories, of those that have some here.
+            batches: their trajectories, of those that have some here.
             episodes: of the rollout.
         """
         moments_here: dict[tuple[str, str], Any] = {}
-        for name, rows in tables.items():
+        for name, rows in batches.items():
             if rows.ref_logp is not None:
                 divergence = kl_k1(rows.old_logp, rows.ref_logp, rows.action_mask)
                 moments_here[name, "kl"] = masked_moments(divergence, rows.action_mask)

@@ -227,14 +227,14 @@ class _Crediting:
         self._check(training, greedy)
         agents = {*self.learner.seats, *itertools.chain.from_iterable(episode.agents for episode in plain)}
         environments = self.environments or list({episode.task.environment: 0 for episode in plain})
-        self.learner.meet_rollouts(RolloutFacts(agents, environments))
+        self.learner.check_rollouts(RolloutFacts(agents, environments))
         scaled_training, greedy = (
             [scaled(episode, self.scales.get(episode.task.environment, 1.0)) for episode in chosen]
             for chosen in (training, greedy)
         )
-        tables = self.learner.trained_rows(scaled_training, self.sampling, greedy)
-        policy_tables = {name: tables[name] for name in self.learner.policies if name in tables}
-        credited_by_id = {episode.id: episode for episode in credited(training, scaled_training, policy_tables)}
+        batches = self.learner.trained_rows(scaled_training, self.sampling, greedy)
+        policy_batches = {name: batches[name] for name in self.learner.policies if name in batches}
+        credited_by_id = {episode.id: episode for episode in credited(training, scaled_training, policy_batches)}
         self._check_history(number)
         return [credited_by_id.get(episode.id, episode) for episode in plain]
 

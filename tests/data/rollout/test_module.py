@@ -218,7 +218,7 @@ def test_the_only_update_on_a_rollout_takes_the_old_log_probabilities_from_its_o
             return str(super().begin(task))
 
     rows, found = Counter[str](), {}
-    forward, meet = Policy.forward, GRPO.meet_rollouts
+    forward, meet = Policy.forward, GRPO.check_rollouts
 
     def counted(policy: Policy, token_ids: Any, *args: Any, **kwargs: Any) -> Any:
         rows[kind] += len(token_ids)
@@ -230,7 +230,7 @@ def test_the_only_update_on_a_rollout_takes_the_old_log_probabilities_from_its_o
             model_folder, HalfSilent(), options, iterations=1, sampling=Sampling(top_p=0.5, max_tokens=8)
         )
         if kind == "apart":  # an algorithm that does not know the number of updates makes a pass of its own
-            monkeypatch.setattr(GRPO, "meet_rollouts", lambda self, met: meet(self, replace(met, updates=None)))
+            monkeypatch.setattr(GRPO, "check_rollouts", lambda self, met: meet(self, replace(met, updates=None)))
         trainer = quiet_trainer(accumulate_grad_batches=2)
         trainer.fit(algorithm, data)
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("train/")}
@@ -285,7 +285,7 @@ def test_epochs_that_end_within_an_update_have_no_fixed_number_of_updates_on_a_r
 ) -> None:
     """Three rollouts, an update of two micro-batches on each: the trainer steps early at the end of an epoch."""
     told: list[Any] = []
-    monkeypatch.setattr(GRPO, "meet_rollouts", lambda self, met: told.append(met.updates))
+    monkeypatch.setattr(GRPO, "check_rollouts", lambda self, met: told.append(met.updates))
     algorithm, data = make(model_folder, echo())
     trainer = quiet_trainer(accumulate_grad_batches=2, limit_train_batches=limit)
     algorithm.trainer = trainer

@@ -422,7 +422,7 @@ def test_mistakes_are_told(options: dict[str, Any], model_folder: Path) -> None:
 def test_rows_of_single_decisions_are_no_episodes(cls: Any, model_folder: Path) -> None:
     algorithm = cls({"main": Policy(str(model_folder))}, reduction="episode_mean")
     with pytest.raises(ConfigurationError, match="rows of single decisions are no episodes; use sequence_mean"):
-        algorithm.meet_rollouts(RolloutFacts(("a", "b"), ("t",)))
+        algorithm.check_rollouts(RolloutFacts(("a", "b"), ("t",)))
 
 
 def test_a_joint_mode_of_no_use_is_answered_with_those_that_are(model_folder: Path) -> None:

@@ -188,7 +188,7 @@ def test_contributions_are_compared_with_their_baseline(
         for group, episodes in REWARDS.items()
         for number, rewards in enumerate(episodes)
     ]
-    found = learner.compared(returns_of(played))
+    found = learner.with_baselines(returns_of(played))
     assert found.reward.tolist() == returns
     assert found.baseline.tolist() == baselines
 

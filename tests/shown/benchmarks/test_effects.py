@@ -84,7 +84,7 @@ def test_all_agents_have_one_mean_and_one_deviation(effects: ModuleType) -> None
     # of 1, 0, 1, 0 the mean is 1/2 and the unbiased deviation sqrt(1/3)
     expected = torch.tensor([1.0, -1.0, 1.0, -1.0], dtype=torch.float64) * 3**0.5 / 2
     torch.testing.assert_close(algorithm.advantages(returns), expected, atol=1e-5, rtol=0)
-    assert algorithm.compared(returns).baseline.tolist() == [0.5] * 4
+    assert algorithm.with_baselines(returns).baseline.tolist() == [0.5] * 4
     agentwise = effects.DrMAS()
     assert agentwise.advantages(returns).tolist() == [0.0] * 4
 
