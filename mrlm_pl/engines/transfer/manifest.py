@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -107,14 +107,13 @@ class WeightSnapshot:
         """Return the bytes ``[N]`` of a tensor."""
         return self._kept[name].data
 
-    def missing(self, checksums: Iterable[Mapping[str, int]], bucket_bytes: int) -> Manifest:
+    def missing(self, checksums: Sequence[Mapping[str, int]], bucket_bytes: int) -> Manifest:
         """Return the manifest of the tensors that a receiver lacks.
 
         Args:
             checksums: for each receiver, the checksums of its tensors.
             bucket_bytes: size of a bucket.
         """
-        receivers = list(checksums)
         records = [entry.record for entry in self._kept.values()]
-        changed = (item for item in records if any(has.get(item.name) != item.checksum for has in receivers))
+        changed = (item for item in records if any(has.get(item.name) != item.checksum for has in checksums))
         return Manifest(tuple(changed), bucket_bytes)
