@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from mrlm_pl.concurrency.calls import CallResult, EnvironmentCaller
+from mrlm_pl.concurrency.calls import CallResult, EnvironmentCaller, mark_read
 from mrlm_pl.engines.base import Engine, EngineWrapper, Sample, SampleRequest
-from mrlm_pl.engines.local.continuous import ContinuousEngine, ContinuousTurn
+from mrlm_pl.engines.local.continuous import ContinuousEngine
 from mrlm_pl.settings import at_least, check_arguments
 
 T = TypeVar("T")
@@ -35,21 +35,17 @@ class RoundOptions:
         at_least(1, "data.rounds.", piece=self.piece, answer=self.answer)
 
 
-@dataclass(frozen=True, eq=False)
-class _Wait:
-    """A coroutine that waits for the end of a round.
+class _Wait(asyncio.Future[None]):
+    """The end of a coroutine's wait.
 
     Args:
-        over: set when it may continue.
-        turns: that it waits for.
-        answer: of the environments that it waits for, else None.
-        due: number of the round at whose end the answer is handed out.
+        futures: of the turns, or of the environments' answers, that it waits for.
+        due: of answers, the number of the round at whose end they are handed out; 0 for turns.
     """
 
-    over: asyncio.Future[None]
-    turns: Sequence[ContinuousTurn] = ()
-    answer: asyncio.Future[list[CallResult]] | None = None
-    due: int = 0
+    def __init__(self, futures: Sequence[asyncio.Future[Any]], due: int = 0) -> None:
+        super().__init__()
+        self.futures, self.due = futures, due
 
 
 class Rounds(EngineWrapper):
@@ -74,10 +70,8 @@ class Rounds(EngineWrapper):
         super().__init__(engine)
         self._continuous = ContinuousEngine(engine, options.piece, rows=None)
         self._answer = options.answer
-        self._waits: list[_Wait] = []
-        self._number = self._left = 0
-        self._failed = False
-        self._settled: asyncio.Event | None = None
+        self._number = 0
+        self._arrivals: asyncio.Queue[Any] | None = None  # waits, and tasks that have ended, while episodes are played
 
     async def play(self, plays: Iterable[Awaitable[T]]) -> list[T]:
         """Return the results of coroutines that wait for nothing but samples and environments, in order.
@@ -86,22 +80,26 @@ class Rounds(EngineWrapper):
             Exception: the first error of a coroutine, which cancels the others.
         """
         tasks = [asyncio.ensure_future(play) for play in plays]
-        self._settled, self._left, self._failed = asyncio.Event(), len(tasks), False
+        arrivals = self._arrivals = asyncio.Queue()
         for task in tasks:
-            task.add_done_callback(self._leave)
+            task.add_done_callback(mark_read)
+            task.add_done_callback(arrivals.put_nowait)
+        left, waits = len(tasks), list[_Wait]()
         try:
-            while self._left and not self._failed:
-                await self._settled.wait()
-                if self._waits and not self._failed:
-                    await self._round()
-            return [task.result() for task in tasks if task.done()]
+            while left:
+                arrived = await arrivals.get()
+                if isinstance(arrived, _Wait):
+                    waits.append(arrived)
+                else:
+                    arrived.result()  # or its error
+                    left -= 1
+                while waits and len(waits) == left:
+                    waits = await self._round(waits)
+            return [task.result() for task in tasks]
         finally:
             for task in tasks:
                 task.cancel()
-            for wait in self._waits:
-                if wait.answer is not None:
-                    wait.answer.cancel()
-            self._waits, self._settled = [], None
+            self._arrivals = None
 
     def apart(self, play: Callable[[Sequence[Any]], Awaitable[Sequence[T]]]) -> Callable[[Sequence[Any]], Any]:
         """Return a function that plays each spec by a call of ``play`` of its own, all in the same rounds.
@@ -117,52 +115,37 @@ class Rounds(EngineWrapper):
 
     async def sample(self, requests: Sequence[SampleRequest]) -> list[Sample]:
         """Return one sample per request, in order; see :meth:`Engine.sample`."""
-        if self._settled is None:
+        if self._arrivals is None:
             return await self.engine.sample(requests)
         turns = self._continuous.begin(requests)
         try:
-            await self._wait(turns=turns)
+            self._arrivals.put_nowait(wait := _Wait([turn.done for turn in turns]))
+            await wait
             return [turn.done.result() for turn in turns]
         finally:
             self._continuous.end(turns)
 
     async def call(self, caller: EnvironmentCaller, calls: Sequence[Callable[[], Any]]) -> list[CallResult]:
         """Return one result per call of environments, in order."""
-        if self._settled is None or not calls:
+        if self._arrivals is None or not calls:
             return await caller.run(calls)
         answer = asyncio.ensure_future(caller.run(calls))
-        await self._wait(answer=answer, due=self._number + self._answer)
-        return answer.result()
+        try:
+            self._arrivals.put_nowait(wait := _Wait([answer], self._number + self._answer))
+            await wait
+            return answer.result()
+        finally:
+            answer.cancel()
 
-    async def _wait(self, **what: Any) -> None:
-        wait = _Wait(asyncio.get_running_loop().create_future(), **what)
-        self._waits.append(wait)
-        self._settle()
-        await wait.over
-
-    def _leave(self, task: asyncio.Future[Any]) -> None:
-        self._left -= 1
-        self._failed = self._failed or task.cancelled() or task.exception() is not None
-        self._settle()
-
-    def _settle(self) -> None:
-        if self._settled is not None and (self._failed or len(self._waits) == self._left):
-            self._settled.set()
-
-    async def _round(self) -> None:
-        assert self._settled is not None
-        self._settled.clear()
-        answers = [wait for wait in self._waits if wait.answer is not None]
-        sampling = len(answers) < len(self._waits)
+    async def _round(self, waits: Sequence[_Wait]) -> list[_Wait]:
+        """Play a round, and return the waits that it does not end."""
+        due = [wait.due for wait in waits if wait.due]
+        batch = [self._continuous.batch()] if len(due) < len(waits) else []
         # Without a turn to sample, the next round is that of the first answer.
-        self._number = self._number + 1 if sampling else min(wait.due for wait in answers)
-        due = [wait.answer for wait in answers if wait.answer is not None and wait.due <= self._number]
-        batch = [self._continuous.batch()] if sampling else []
-        await asyncio.gather(*batch, *due)
-        waits, self._waits = self._waits, []
+        self._number = self._number + 1 if batch else min(due)
+        answers = [future for wait in waits if 0 < wait.due <= self._number for future in wait.futures]
+        await asyncio.gather(*batch, *answers)
         for wait in waits:
-            if wait.due <= self._number and all(turn.done.done() for turn in wait.turns):
-                wait.over.set_result(None)
-            else:
-                self._waits.append(wait)
-        self._settle()
+            if wait.due <= self._number and all(future.done() for future in wait.futures):
+                wait.set_result(None)
+        return [wait for wait in waits if not wait.done()]

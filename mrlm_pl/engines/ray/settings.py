@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from mrlm_pl.engines.base import LearnerPlace
 from mrlm_pl.engines.ray.cluster import Strategy
 from mrlm_pl.engines.transfer.broadcast import Transport
-from mrlm_pl.engines.transfer.manifest import ALIGNMENT
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.settings import at_least, check_arguments, positive
 
@@ -78,7 +77,7 @@ class WeightTransfer:
     transport: Transport | None = None
 
     def __post_init__(self) -> None:
-        at_least(ALIGNMENT, "transfer.", bucket_bytes=self.bucket_bytes)
+        at_least(16, "transfer.", bucket_bytes=self.bucket_bytes)
 
     def between(self, learner: LearnerPlace, resources: PoolResources) -> Transport:
         """Return the transport from the learner to workers with these resources."""

@@ -1,8 +1,8 @@
 """Weights from the learner to engines in other processes: named tensors, in buckets, over a group of their own.
 
-A sender and its receivers agree on a :class:`Manifest`. The sender broadcasts the tensors' bytes as one stream, cut
-into buckets; receivers collect it in memory beside the serving weights, and verify the checksum of every tensor. Their
-models change in :func:`install` alone. Groups meet in the sender's key/value store, behind the invitation's
+A sender and its receivers agree on a :class:`Manifest`. The sender broadcasts the bytes of one tensor after the other,
+cut into buckets; receivers collect them in memory beside the serving weights, and verify the checksum of every tensor.
+Their models change in :func:`install` alone. Groups meet in the sender's key/value store, behind the invitation's
 secret, and never use the default group of ``torch.distributed``: members can change, and training is not affected.
 """
 
@@ -56,7 +56,35 @@ class Invitation:
     transport: Transport = "gloo"
 
 
-class WeightSender:
+class _Member:
+    """A process in a group, which it leaves after any failure."""
+
+    def __init__(self) -> None:
+        self._joined: tuple[str, Any] = ("", None)
+        self._weight = ""  # that is under way
+
+    @contextmanager
+    def _group(self, invitation: Invitation, manifest: Manifest, done: str, join: Callable[[], Any]) -> Iterator[Any]:
+        """Yield the process group, once ``join`` has returned it; its errors are ``EngineError`` and name the weight.
+
+        Leaving closes the connections on which other members wait for the next bucket.
+        """
+        self._weight = manifest.tensors[0].name if manifest.tensors else "none"
+        try:
+            if self._joined[0] != invitation.group:
+                self._joined = invitation.group, join()
+            yield self._joined[1]
+        except BaseException as error:
+            self._joined = "", None
+            if not isinstance(error, RuntimeError):
+                raise
+            raise EngineError(
+                f"weight {self._weight!r} not {done}: a member of {invitation.group} is gone or silent for "
+                f"{invitation.seconds:g} s ({first_line(error)})"
+            ) from error
+
+
+class WeightSender(_Member):
     """The learner's side.
 
     Args:
@@ -72,12 +100,12 @@ class WeightSender:
     def __init__(
         self, host: str = "127.0.0.1", seconds: float = 120.0, transport: Transport = "gloo", gpu: int = 0
     ) -> None:
+        super().__init__()
         self.host, self.seconds, self.transport = host, seconds, transport
         self._device = memory_of(transport, gpu)
         self._secret = secrets.token_hex(32)
         self._gate = StoreGate(host, self._secret, seconds)
         self._numbers = itertools.count()
-        self._joined: tuple[str, Any] = ("", None)
 
     def invite(self, receivers: int) -> Invitation:
         """Return an invitation to a new group with this many receivers, ranks from 1; leave the group before it."""
@@ -103,20 +131,24 @@ class WeightSender:
         Raises:
             EngineError: a receiver did not join or is gone. The group is then of no more use.
         """
-        try:
-            if self._joined[0] != invitation.group:
-                self._joined = invitation.group, self._gather(invitation, manifest, check)
-            self._broadcast(self._joined[1], invitation, manifest, source)
-        except BaseException:
-            self._joined = "", None  # closes the connections on which receivers wait for the next bucket
-            raise
+        seconds, under_way = timedelta(seconds=invitation.seconds), None
+        with self._group(invitation, manifest, "sent", partial(self._gather, invitation, check)) as group:
+            for record in manifest.tensors:
+                self._weight = record.name
+                for bucket in manifest.buckets(source(record.name)):
+                    on_way = bucket.to(self._device)  # while the one before is under way
+                    if under_way is not None:
+                        under_way.wait(seconds)
+                    under_way = group.broadcast(on_way, 0, seconds)
+            if under_way is not None:
+                under_way.wait(seconds)
 
     def close(self) -> None:
         """Leave the group and close the gate; may be called twice. The sender cannot be used afterwards."""
         self._joined = "", None
         self._gate.close()
 
-    def _gather(self, invitation: Invitation, manifest: Manifest, check: Callable[[], None]) -> Any:
+    def _gather(self, invitation: Invitation, check: Callable[[], None]) -> Any:
         """Return the process group, once all receivers are connected.
 
         Connecting to a dead member takes long, so connecting begins when all have come.
@@ -136,26 +168,7 @@ class WeightSender:
             begins = "yes"
         finally:
             store.set(f"{invitation.group}/begin", begins)
-        with _group_errors(manifest, 0, invitation, "sent"):
-            return _join(store, invitation, 0)
-
-    def _broadcast(
-        self, group: Any, invitation: Invitation, manifest: Manifest, source: Callable[[str], Tensor]
-    ) -> None:
-        device, under_way = self._device, None
-        buffers = [torch.zeros(min(manifest.bucket_bytes, manifest.total), dtype=torch.uint8, device=device)] * 2
-        if manifest.total > manifest.bucket_bytes:
-            buffers[1] = torch.zeros_like(buffers[0])  # is filled while the other is under way
-        for number, (start, end) in enumerate(manifest.buckets()):
-            bucket = buffers[number % 2][: end - start]
-            _pack(bucket, start, manifest, source)
-            with _group_errors(manifest, start, invitation, "sent"):
-                if under_way is not None:
-                    under_way.wait(timedelta(seconds=invitation.seconds))
-                under_way = group.broadcast(bucket, 0, timedelta(seconds=invitation.seconds))
-        if under_way is not None:
-            with _group_errors(manifest, manifest.total - 1, invitation, "sent"):
-                under_way.wait(timedelta(seconds=invitation.seconds))
+        return _join(store, invitation, 0)
 
 
 def check_fit(staged: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> None:
@@ -183,11 +196,8 @@ def install(staged: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> None
         targets[name].copy_(tensor)
 
 
-class WeightReceiver:
+class WeightReceiver(_Member):
     """The engine's side."""
-
-    def __init__(self) -> None:
-        self._joined: tuple[str, Any] = ("", None)
 
     def receive(self, invitation: Invitation, rank: int, manifest: Manifest) -> dict[str, Tensor]:
         """Return the sender's tensors, verified, beside the serving ones; blocks until they have arrived.
@@ -201,31 +211,20 @@ class WeightReceiver:
             EngineError: they did not come in time, the sender or another receiver is gone, or a tensor differs from
                 the one sent; the message names the tensor.
         """
-        try:
-            if self._joined[0] != invitation.group:
-                with _group_errors(manifest, 0, invitation, "received"):
-                    self._joined = invitation.group, _connect(invitation, rank)
-            return self._receive(self._joined[1], invitation, manifest)
-        except BaseException:
-            self._joined = "", None
-            raise
-
-    def _receive(self, group: Any, invitation: Invitation, manifest: Manifest) -> dict[str, Tensor]:
-        timeout = timedelta(seconds=invitation.seconds)
-        stream = torch.empty(manifest.total, dtype=torch.uint8, device=memory_of(invitation.transport))
-        for start, end in manifest.buckets():
-            with _group_errors(manifest, start, invitation, "received"):
-                group.broadcast(stream[start:end], 0, timeout).wait(timeout)
-        received: dict[str, Tensor] = {}
-        for record in manifest.tensors:
-            data = stream[record.start : record.start + record.size]
-            if (received_checksum := checksum(data)) != record.checksum:
-                raise EngineError(
-                    f"weight {record.name!r} arrived with checksum {received_checksum:016x} instead of "
-                    f"{record.checksum:016x}; the old weights keep serving"
-                )
-            received[record.name] = data.view(record.dtype).reshape(record.shape)
-        return received
+        seconds, device = timedelta(seconds=invitation.seconds), memory_of(invitation.transport)
+        received = {item.name: torch.empty(item.size, dtype=torch.uint8, device=device) for item in manifest.tensors}
+        with self._group(invitation, manifest, "received", partial(_connect, invitation, rank)) as group:
+            for name, data in received.items():
+                self._weight = name
+                for bucket in manifest.buckets(data):
+                    group.broadcast(bucket, 0, seconds).wait(seconds)
+            for record in manifest.tensors:
+                if (received_checksum := checksum(received[record.name])) != record.checksum:
+                    raise EngineError(
+                        f"weight {record.name!r} arrived with checksum {received_checksum:016x} instead of "
+                        f"{record.checksum:016x}; the old weights keep serving"
+                    )
+        return {item.name: received[item.name].view(item.dtype).reshape(item.shape) for item in manifest.tensors}
 
 
 def memory_of(transport: Transport, gpu: int | None = None) -> torch.device:
@@ -263,24 +262,3 @@ def _join(store: dist.Store, invitation: Invitation, rank: int) -> Any:
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timeout
     return dist.ProcessGroupNCCL(prefixed, rank, invitation.members, options)
-
-
-def _pack(bucket: Tensor, start: int, manifest: Manifest, source: Callable[[str], Tensor]) -> None:
-    """Fill a bucket with the bytes of the stream from ``start`` on."""
-    end = start + bucket.numel()
-    for record in manifest.tensors:
-        first, last = max(start, record.start), min(end, record.start + record.size)
-        if first < last:
-            bucket[first - start : last - start].copy_(source(record.name)[first - record.start : last - record.start])
-
-
-@contextmanager
-def _group_errors(manifest: Manifest, start: int, invitation: Invitation, done: str) -> Iterator[None]:
-    """Raise errors of the process group as ``EngineError`` with the name of the tensor."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise EngineError(
-            f"weight {manifest.at(start)!r} (byte {start} of {manifest.total}) not {done}: a member of "
-            f"{invitation.group} is gone or silent for {invitation.seconds:g} s ({first_line(error)})"
-        ) from error

@@ -1,27 +1,23 @@
-"""The weights to send: a model's changed tensors as one stream of bytes, with checksums."""
+"""The weights to send: a model's changed tensors, cut into buckets, with checksums."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 import xxhash
 from torch import Tensor
 
-ALIGNMENT = 16
-"""Bytes: tensors begin at multiples of this in the stream, and can be viewed as any dtype."""
-
 
 @dataclass(frozen=True)
 class TensorRecord:
-    """One tensor of a stream.
+    """One tensor to send.
 
     Args:
         name: of the weight.
         shape: of the tensor.
         dtype: of the tensor.
-        start: first byte in the stream.
         size: number of bytes.
         checksum: XXH3 (64 bits) of the bytes.
     """
@@ -29,35 +25,24 @@ class TensorRecord:
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
-    start: int
     size: int
     checksum: int
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """The tensors to send in the order of the stream, which is split into buckets."""
+    """The tensors to send, in order, and the most bytes that are sent at a time."""
 
     tensors: tuple[TensorRecord, ...]
     bucket_bytes: int
 
-    @property
-    def total(self) -> int:
-        """Bytes of the stream."""
-        return self.tensors[-1].start + self.tensors[-1].size if self.tensors else 0
+    def buckets(self, data: Tensor) -> tuple[Tensor, ...]:
+        """Return a tensor's bytes ``[N]`` in parts, in the same memory.
 
-    def buckets(self) -> Iterator[tuple[int, int]]:
-        """Yield the first byte and the one after the last of each bucket.
-
-        >>> list(Manifest((TensorRecord("w", (10,), torch.uint8, 0, 10, 0),), 4).buckets())
-        [(0, 4), (4, 8), (8, 10)]
+        >>> [len(part) for part in Manifest((), 4).buckets(torch.empty(10, dtype=torch.uint8))]
+        [4, 4, 2]
         """
-        for start in range(0, self.total, self.bucket_bytes):
-            yield start, min(start + self.bucket_bytes, self.total)
-
-    def at(self, byte: int) -> str:
-        """Return the name of the tensor at a byte of the stream."""
-        return next((record.name for record in self.tensors if byte < record.start + record.size), "the end")
+        return data.split(self.bucket_bytes) if len(data) else ()
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
@@ -77,7 +62,7 @@ def checksum(data: Tensor) -> int:
 @dataclass
 class _Kept:
     data: Tensor  # its bytes; a copy is on the CPU
-    record: TensorRecord  # in a stream of its own
+    record: TensorRecord
     place: tuple[int, int] | None  # its memory and ``torch``'s count of changes; None for a copy
 
 
@@ -111,7 +96,7 @@ class WeightSnapshot:
         if memory is None:
             reuse = old is not None and old.place is None and old.data.shape == data.shape
             data = old.data.copy_(data) if old is not None and reuse else data.to("cpu", copy=True)
-        record = TensorRecord(name, tuple(tensor.shape), tensor.dtype, 0, data.numel(), checksum(data))
+        record = TensorRecord(name, tuple(tensor.shape), tensor.dtype, data.numel(), checksum(data))
         return _Kept(data, record, memory)
 
     def checksums(self) -> dict[str, int]:
@@ -122,18 +107,13 @@ class WeightSnapshot:
         """Return the bytes ``[N]`` of a tensor."""
         return self._kept[name].data
 
-    def missing(self, checksums: Iterable[Mapping[str, int]], bucket_bytes: int) -> Manifest:
+    def missing(self, checksums: Sequence[Mapping[str, int]], bucket_bytes: int) -> Manifest:
         """Return the manifest of the tensors that a receiver lacks.
 
         Args:
             checksums: for each receiver, the checksums of its tensors.
             bucket_bytes: size of a bucket.
         """
-        receivers = list(checksums)
-        records: list[TensorRecord] = []
-        start = 0
-        for name, entry in self._kept.items():
-            if any(has.get(name) != entry.record.checksum for has in receivers):
-                records.append(replace(entry.record, start=start))
-                start += -(-entry.record.size // ALIGNMENT) * ALIGNMENT
-        return Manifest(tuple(records), bucket_bytes)
+        records = [entry.record for entry in self._kept.values()]
+        changed = (item for item in records if any(has.get(item.name) != item.checksum for has in checksums))
+        return Manifest(tuple(changed), bucket_bytes)
