@@ -23,6 +23,22 @@ def data_parallel_rank(trainer: Any) -> tuple[int, int]:
     return (int(kwargs["rank"]), int(kwargs["num_replicas"])) if kwargs else (0, 1)
 
 
+def first_error(error: BaseException) -> BaseException:
+    """Return the error that ends the run: where another rank has lost this one its connection, that rank's.
+
+    Not where that is rank 0 and holds the store of the ranks, which ends with it.
+    """
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return error
+    store = torch.distributed.distributed_c10d._get_default_store()
+    own = first = f"rank {torch.distributed.get_rank()} has failed with {type(error).__name__}: {error}"
+    with suppress(RuntimeError):  # the store is gone
+        # A script that has caught an error may train on: the ranks compare those of the same failure.
+        failure = store.add(f"mrlm/failures of rank {torch.distributed.get_rank()}", 1)
+        first = store.compare_set(f"mrlm/first error of failure {failure}", "", own).decode()
+    return MRLMError(first) if first != own and isinstance(error, RuntimeError) else error
+
+
 def gather_ranks(trainer: Any, value: Any) -> list[Any]:
     """Return the objects of all data-parallel ranks, in the order of the ranks."""
     if trainer.world_size == 1:
@@ -54,20 +70,6 @@ def all_reduce_sum(trainer: Any, values: Tensor) -> Tensor:
     copies = trainer.world_size // ranks
     total: Tensor = trainer.strategy.reduce(values.to(trainer.strategy.root_device), reduce_op="sum")
     return total.cpu() / copies
-
-
-def first_error(error: BaseException) -> BaseException:
-    """Return the error that ends the run: where another rank has lost this one its connection, that rank's.
-
-    Not where that is rank 0 and holds the store of the ranks, which ends with it.
-    """
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return error
-    store = torch.distributed.distributed_c10d._get_default_store()
-    own = first = f"rank {torch.distributed.get_rank()} has failed with {type(error).__name__}: {error}"
-    with suppress(RuntimeError):  # the store is gone
-        first = store.compare_set("mrlm/first_error", "", own).decode()
-    return MRLMError(first) if first != own and isinstance(error, RuntimeError) else error
 
 
 def gather_at_first_rank(value: Any) -> list[Any]:

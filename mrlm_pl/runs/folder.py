@@ -195,10 +195,8 @@ def _checkpoint(request: FolderRequest) -> str | None:
         checkpoints = map(last_checkpoint, reversed(_candidates(request)))
         path = next((str(last) for last in checkpoints if last), None)
         if path is None:
-            remedy = (
-                "start without `--ckpt_path`, or name the folder of the run with `--trainer.default_root_dir FOLDER`"
-            )
-            raise ConfigurationError(f"ckpt_path: the run folder {request.base} has no {LAST_CHECKPOINT}; {remedy}")
+            fault = f"ckpt_path: the run folder {request.base} has no {LAST_CHECKPOINT}; start without `--ckpt_path`"
+            raise ConfigurationError(f"{fault}, or name the folder of the run with `--trainer.default_root_dir FOLDER`")
     elif path is None or path in _NOT_A_PATH:
         return path
     elif not Path(path).exists() and not _REMOTE.match(path):

@@ -93,11 +93,17 @@ def test_both_end_and_go_on(told: str, options: tuple[str, ...], fit: Any, tmp_p
 SCRIPT = """
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import mrlm_pl
 from lightning.pytorch import Callback
 from mrlm_environments import MathEnvironment
+
+
+class Refuses(Callback):
+    def on_train_start(self, trainer, algorithm):
+        raise ValueError("of an earlier run")
 
 
 class SlowFirst(Callback):
@@ -112,8 +118,10 @@ class SlowFirst(Callback):
 environment, sampling = MathEnvironment(difficulty=[1, 1]), mrlm_pl.Sampling(max_tokens=4)
 data = mrlm_pl.RolloutDataModule(environment, groups=2, group_size=2, iterations=1, sampling=sampling)
 quiet = {"limit_val_batches": 0, "enable_progress_bar": False, "accelerator": "cpu"}
-trainer = mrlm_pl.Trainer(output=sys.argv[1], strategy="ddp", devices=2, callbacks=[SlowFirst()], **quiet)
-trainer.fit(mrlm_pl.GRPO({"main": mrlm_pl.Policy("builtin:tiny")}), data)
+for output, callback in (("earlier", Refuses()), (sys.argv[1], SlowFirst())):
+    trainer = mrlm_pl.Trainer(output=output, strategy="ddp", devices=2, callbacks=[callback], **quiet)
+    with suppress(ValueError if output == "earlier" else ()):
+        trainer.fit(mrlm_pl.GRPO({"main": mrlm_pl.Policy("builtin:tiny")}), data)
 report = mrlm_pl.evaluate(sys.argv[1], environment, num_episodes=2, sampling=sampling)
 Path(sys.argv[1], f"rank-{trainer.global_rank}").write_text(report.checkpoint)
 """
