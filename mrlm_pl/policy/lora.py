@@ -85,8 +85,9 @@ def add_adapter(model: PreTrainedModel, lora: LoRA, name: str) -> Any:
             adapted = get_peft_model(model, config)
         except ValueError as error:
             raise ConfigurationError(f"lora.target_modules {lora.target_modules}: {error}") from error
-        read_back: Any = set_peft_model_state_dict(adapted, get_peft_model_state_dict(adapted))
-    _check_targets(adapted, lora, config.target_parameters, read_back.missing_keys)
+        # By default PEFT would ask the hub for the vocabulary of the base.
+        read: Any = set_peft_model_state_dict(adapted, get_peft_model_state_dict(adapted, save_embedding_layers=False))
+    _check_targets(adapted, lora, config.target_parameters, read.missing_keys)
     return adapted
 
 

@@ -22,6 +22,7 @@ from mrlm_pl.engines.local.llama import unsupported_reason
 from mrlm_pl.episode_files import read_episodes
 from mrlm_pl.errors import ConfigurationError, PolicyError
 from mrlm_pl.policy import LoRA, Policy
+from mrlm_pl.policy.lora import add_adapter
 from mrlm_pl.policy.tiny import build_tokenizer
 from tests.support.models.model_families import tiny_model
 
@@ -204,6 +205,15 @@ def test_adapters_that_could_not_be_merged_are_refused(model_folder: Path, tmp_p
     Policy(str(model_folder)).tokenizer.save_pretrained(tmp_path)
     with pytest.raises(ConfigurationError, match="lm_head shares its weight"):
         policy(tmp_path, target_modules=["lm_head"]).load()
+
+
+def test_the_hub_is_not_asked_about_a_base_that_is_here(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("peft.utils.save_and_load.check_file_exists_on_hf_hub", lambda *names: asked.append(names[0]))
+    base = AutoModelForCausalLM.from_pretrained(model_folder)
+    base.config.name_or_path = base.name_or_path = "someone/model"  # as that of a model of the hub
+    add_adapter(base, LoRA(rank=2), "main")
+    assert not asked
 
 
 def test_the_first_weights_do_not_depend_on_the_dtype_of_the_run(model_folder: Path) -> None:
