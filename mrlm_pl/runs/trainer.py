@@ -431,10 +431,9 @@ class Trainer(pl.Trainer):
             training.begin()
         for callback in self._without_folder:
             callback.dirpath = str(Path(folder.path) / LAST_CHECKPOINT.parent)
-        if self._own_loggers:
-            self.loggers = [outlive(RunTensorBoard(folder.path)), MetricsFile(folder.path)]
-        elif self._given_loggers and not _has(self._given_loggers, MetricsFile):
-            self.loggers = [*map(outlive, self._given_loggers), MetricsFile(folder.path)]
+        if given := [RunTensorBoard(folder.path)] if self._own_loggers else self._given_loggers:
+            files = [item for item in given if isinstance(item, MetricsFile)] or [MetricsFile(folder.path)]
+            self.loggers = [*(outlive(item) for item in given if item not in files), *files]
         self._loops.batches = 0
         self._loops.training = training
         if self.strategy.root_device.type == "cpu" and is_first_process():

@@ -256,8 +256,9 @@ class Away(Logger):
     save = after_save_checkpoint = finalize = log_metrics
 
 
-def test_a_run_outlives_a_logger_that_fails(caplog: pytest.LogCaptureFixture) -> None:
-    trainer = quiet(output="run", logger=[Away(), Away()], max_epochs=2)
+@pytest.mark.parametrize("files", [0, 1])
+def test_a_run_outlives_a_logger_that_fails(files: int, caplog: pytest.LogCaptureFixture) -> None:
+    trainer = quiet(output="run", logger=[Away(), Away(), *[mrlm_pl.runs.MetricsFile("run")] * files], max_epochs=2)
     trainer.fit(*parts())
     assert trainer.global_step == 2
     with Path("run/metrics.csv").open(newline="") as file:
