@@ -155,8 +155,11 @@ def _dispatch(command: str, arguments: list[str]) -> int:
 
         print(f"mrlm {version('mrlm')}")
         return 0
+    if command.startswith("-"):
+        raise ConfigurationError(f"option {command!r} must follow a command, as in `mrlm fit {command} ...`")
     if command not in COMMANDS:
-        raise ConfigurationError(_unknown_command(command))
+        hint = did_you_mean(command, COMMANDS, "commands are: " + ", ".join(COMMANDS))
+        raise ConfigurationError(f"there is no command {command!r}; {hint}")
     from mrlm_pl.cli.parsing.config_files import with_underscores
     from mrlm_pl.runs.plugins import use_working_folder
 
@@ -204,12 +207,6 @@ def _run_until_interrupted(command: str, arguments: Sequence[str]) -> int:
             rest = INTERRUPTED.get(command, "; start again with")
             print(f"\nmrlm: {interruption.name} has ended {command}{rest} `{again}`", file=sys.stderr)
             return interruption.status
-
-
-def _unknown_command(command: str) -> str:
-    if command.startswith("-"):
-        return f"option {command!r} must follow a command, as in `mrlm fit {command} ...`"
-    return f"there is no command {command!r}; {did_you_mean(command, COMMANDS, 'commands are: ' + ', '.join(COMMANDS))}"
 
 
 def _fail(message: object, status: int) -> int:

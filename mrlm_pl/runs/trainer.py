@@ -158,7 +158,10 @@ def _in_run_folder(stage: str) -> Any:
         arguments = bound.arguments
         with self._in_folder(stage, arguments.get("model"), arguments.get("ckpt_path")) as checkpoint:
             if stage == "fit" and checkpoint is None:
-                self._refuse_spent()
+                for name, done in (("max_epochs", self.current_epoch), ("max_steps", self.global_step)):
+                    if done and 0 <= (limit := getattr(self, name) or 0) <= done:
+                        fault = f"this trainer has trained its trainer.{name}, {limit}, in an earlier fit"
+                        raise ConfigurationError(f"{fault}, so that another would train nothing; make a new Trainer")
             arguments["ckpt_path"] = checkpoint
             verbose = arguments.get("verbose", True)
             if "verbose" in signature.parameters:
@@ -303,13 +306,6 @@ class Trainer(pl.Trainer):
                 print(report_table(report, data.validation_sampling), end="\n\n")
             for name, value in {key: value for metrics in result for key, value in metrics.items()}.items():
                 print(f"{name} {value:.4f}")
-
-    def _refuse_spent(self) -> None:
-        """Raise a ConfigurationError if an earlier fit has used up the trainer's epochs or steps."""
-        for name, done in (("max_epochs", self.current_epoch), ("max_steps", self.global_step)):
-            if done and 0 <= (limit := getattr(self, name) or 0) <= done:
-                fault = f"this trainer has trained its trainer.{name}, {limit}, in an earlier fit"
-                raise ConfigurationError(f"{fault}, so that another would train nothing; make a new Trainer")
 
     def _remedy(self, data: Any) -> str:
         """Return the bound that has ended a complete run, but for its epochs, and what to change."""
