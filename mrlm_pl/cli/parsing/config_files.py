@@ -4,31 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from mrlm_pl.errors import ConfigurationError, did_you_mean, nearest
+from mrlm_pl.runs.records.configuration_file import read_yaml_file
 
 _OPTION = "--config"
 _SUFFIXES = (".yaml", ".yml")
 NAMED = ("policies", "critics", "agent_critics", "seats", "settings", "task_settings", "weights")
 """Settings whose keys are names that the user chooses; a later file replaces them as a whole."""
-
-
-class _Loader(yaml.SafeLoader):
-    """Leaves dates as text, as the parser of commands does: text may look like a date that does not exist."""
-
-
-_Loader.add_constructor("tag:yaml.org,2002:timestamp", lambda loader, node: node.value)
-
-
-def read_yaml(text: str) -> Any:
-    """Return the value of a text in YAML."""
-    return yaml.load(text, Loader=_Loader)
 
 
 def with_underscores(arguments: Sequence[str]) -> list[str]:
@@ -79,26 +66,17 @@ def check_files(arguments: Sequence[str]) -> None:
             hint = f"name a file, such as {files[0]!r}" if files else "name a .yaml file"
             raise ConfigurationError(f"config: {str(path)!r} is a folder; {hint}")
     for file in config_files(arguments):
-        with _reading(file):
-            read_yaml(file.read_text())  # raises for values and keys, which `_compose` leaves as text
-        top = _compose(file)
+        read_yaml_file(file, str(file))  # raises for values and keys, which `compose` leaves as text
+        top = yaml.compose(file.read_text(), yaml.SafeLoader)
         keys = "keys such as model, data and trainer"
         if top is None:
             raise ConfigurationError(f"{file} is empty; a configuration has {keys}")
         if not isinstance(top, yaml.MappingNode):
             raise ConfigurationError(f"{file}, line {_line(top)}: a configuration is a mapping with {keys}")
-        for node in _mappings(top):
-            seen: dict[str, int] = {}
-            for key, value in node.value:
-                location = f"{file}, line {_line(key)}"
-                name = key.value
-                is_mapping = isinstance(value, yaml.MappingNode) or value.tag == "tag:yaml.org,2002:null"
-                if name == "init_args" and not is_mapping:
-                    raise ConfigurationError(f"{location}: init_args are a mapping, as in `{{NAME: VALUE}}`")
-                if name in seen:
-                    fault = f"the key {name!r} is in line {seen[name]} already"
-                    raise ConfigurationError(f"{location}: {fault}; remove one")
-                seen[name] = _line(key)
+        for key, value in (pair for node in _mappings(top) for pair in node.value):
+            is_mapping = isinstance(value, yaml.MappingNode) or value.tag == "tag:yaml.org,2002:null"
+            if key.value == "init_args" and not is_mapping:
+                raise ConfigurationError(f"{file}, line {_line(key)}: init_args are a mapping, as in `{{NAME: VALUE}}`")
 
 
 def _named_files(arguments: Sequence[str]) -> list[Path]:
@@ -135,7 +113,9 @@ def file_of_key(key: str, words: Sequence[str]) -> str:
         return ""
     key_parts = [part for part in key.split(".") if part]
     positions = [
-        f" ({file}, line {line})" for file in config_files(words) for line in _key_lines(_compose(file), key_parts)
+        f" ({file}, line {line})"
+        for file in config_files(words)
+        for line in _key_lines(yaml.compose(file.read_text(), yaml.SafeLoader), key_parts)
     ]
     return positions[-1] if positions else ""
 
@@ -145,31 +125,6 @@ def unknown_key(owner: str, key: str, known: Collection[str]) -> str:
     if not known:
         return f"{owner} has no {key!r} (it has no settings)"
     return f"{owner} has no {key!r}; {did_you_mean(key, known, 'it accepts: ' + ', '.join(known))}"
-
-
-def _compose(file: Path) -> yaml.Node | None:
-    with _reading(file):
-        top = yaml.compose(file.read_text(), Loader=yaml.SafeLoader)
-        for _ in _mappings(top):  # raises where an alias is within its own anchor
-            pass
-        return top
-
-
-@contextmanager
-def _reading(file: Path) -> Iterator[None]:
-    try:
-        yield
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        of_values = isinstance(error, yaml.constructor.ConstructorError)
-        hint = "keys and values are plain" if of_values else "check indentation (spaces, no tabs), colons and brackets"
-        raise ConfigurationError(f"{file}{where}: {error.problem or error.context}; {hint}") from error
-    except RecursionError as error:
-        fault = "it is nested too deeply, or an alias (`*NAME`) is within its own anchor (`&NAME`)"
-        raise ConfigurationError(f"{file}: {fault}") from error
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ConfigurationError(f"{file} cannot be read: {' '.join(str(error).split())}") from error
 
 
 def _mappings(node: yaml.Node | None) -> Iterator[yaml.MappingNode]:
