@@ -15,7 +15,7 @@ from pathlib import Path
 from mrlm_pl.compressed_files import packed, unpacked
 from mrlm_pl.durable_files import replacing
 from mrlm_pl.episode import Episode, branches
-from mrlm_pl.errors import DataError, storing
+from mrlm_pl.errors import DataError, moved, storing
 from mrlm_pl.settings import at_least, check_arguments
 from mrlm_pl.turn_tree import TurnTree, episodes_of
 
@@ -181,6 +181,7 @@ class EpisodeWriter:
         self.retention = retention
         self._thread = _thread()
         self._waiting: deque[tuple[Path, Future[None]]] = deque()
+        self._began = False
 
     def write(self, path: str | Path, episodes: Sequence[Episode]) -> None:
         """Schedule a file, unless its iteration is not kept; blocks while :data:`BEHIND` files are pending.
@@ -193,6 +194,9 @@ class EpisodeWriter:
         while self._waiting and (self._waiting[0][1].done() or (is_kept and len(self._waiting) >= BEHIND)):
             self._settle()
         if is_kept:
+            if not self._began:
+                Path(path).parents[1].mkdir(parents=True, exist_ok=True)
+                self._began = True
             self._waiting.append((Path(path), self._thread.submit(self._write, Path(path), list(episodes))))
 
     def write_lines(self, path: Path, lines: Iterable[str]) -> None:
@@ -200,6 +204,8 @@ class EpisodeWriter:
         self._waiting.append((path, self._thread.submit(write_lines, path, lines)))
 
     def _write(self, path: Path, episodes: Sequence[Episode]) -> None:
+        if not path.parents[1].exists():
+            raise moved(path.parents[1])
         write_episodes(path, episodes)
         if path.suffix == ".zst":
             path.with_suffix(".gz").unlink(missing_ok=True)  # of an earlier version, whose run was resumed

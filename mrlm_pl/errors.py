@@ -104,6 +104,12 @@ def writing(option: str, path: str | Path) -> Iterator[None]:
         ) from error
 
 
+def moved(folder: Path) -> StorageError:
+    """Return the error for a run folder that is gone; a write would make another in its place."""
+    fault = f"the run folder {str(folder)!r} was moved or deleted while the run trains"
+    return StorageError(f"{fault}; put it back, then resume the run")
+
+
 @contextmanager
 def storing(what: str) -> Iterator[None]:
     """Name the object in the error of a write that fails, with the remedy of a run.

@@ -107,3 +107,20 @@ def common_prefix(first: Sequence[Any], second: Sequence[Any]) -> int:
     if tuple(first[:length]) == tuple(second[:length]):
         return length
     return next(n for n in range(length) if first[n] != second[n])
+
+
+def unique(pairs: Sequence[tuple[str, V]]) -> dict[str, V]:
+    """Return a mapping of pairs, such as those of an object of JSON, whose keys must differ.
+
+    Raises:
+        ValueError: one is there twice.
+
+    >>> unique([("a", 1), ("a", 2)])
+    Traceback (most recent call last):
+    ValueError: the key 'a' comes twice
+    """
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
+        twice, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+        raise ValueError(f"the key {twice[:100]!r} comes twice")
+    return mapping

@@ -150,8 +150,11 @@ def _dispatch(command: str, arguments: list[str]) -> int:
 
         print(f"mrlm {version('mrlm')}")
         return 0
+    if command.startswith("-"):
+        raise ConfigurationError(f"option {command!r} must follow a command, as in `mrlm fit {command} ...`")
     if command not in COMMANDS:
-        raise ConfigurationError(_unknown_command(command))
+        hint = did_you_mean(command, COMMANDS, "commands are: " + ", ".join(COMMANDS))
+        raise ConfigurationError(f"there is no command {command!r}; {hint}")
     try:
         return _run(command, arguments)
     except SystemExit as end:  # argparse ends the process after --help and after a wrong option
@@ -198,12 +201,6 @@ def _run_function(command: str, arguments: Sequence[str]) -> int:
     if command not in IMPORTING:
         resume_garbage_collection()
     return int(run(arguments))
-
-
-def _unknown_command(command: str) -> str:
-    if command.startswith("-"):
-        return f"option {command!r} must follow a command, as in `mrlm fit {command} ...`"
-    return f"there is no command {command!r}; {did_you_mean(command, COMMANDS, 'commands are: ' + ', '.join(COMMANDS))}"
 
 
 def _fail(message: object, status: int) -> int:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mrlm_pl.durable_files import write_json
-from mrlm_pl.errors import ConfigurationError, StorageError, writing
+from mrlm_pl.errors import ConfigurationError, moved, writing
 
 STATE = "state.json"
 LOCK = ".lock"
@@ -85,8 +85,7 @@ class Training:
             StorageError: it is not.
         """
         if not (self._folder / LOCK).exists():
-            fault = f"the run folder {str(self._folder)!r} was moved or deleted while the run trains"
-            raise StorageError(f"{fault}; put it back, then resume the run")
+            raise moved(self._folder)
 
     def _write(self, record: Mapping[str, Any]) -> None:
         if (self._folder / LOCK).exists():

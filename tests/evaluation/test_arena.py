@@ -18,6 +18,7 @@ from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.evaluation.arena import ArenaReport, arena_report
 from mrlm_pl.policy import Policy
+from mrlm_pl.policy.tiny import tiny_model_path
 from mrlm_pl.runs import arena, seated_model
 from mrlm_pl.runs.records.run import read_run
 from tests.support.runs.recorded_runs import episode
@@ -261,7 +262,8 @@ def test_the_command_prints_and_writes_the_report(mrlm: Any) -> None:
         (["builtin:tiny", "B=builtin:tiny"], "must be NAME=MODEL for each player"),
         (["A=builtin:tiny", "A=builtin:tiny"], "must be NAME=MODEL for each player, each with its own name"),
         (["A=builtin:tiny", "B=./runs/b"], "there is no folder './runs/b'; there is no folder 'runs' either"),
-        (["A=builtin:tiny", "B=builtin:tiny", "--seats", '{"row": "main"}'], "leave it out"),
+        (["A=builtin:tiny", "B=builtin:tiny", "--seats", '{"row": "main"}'], "leave both out"),
+        (["A=builtin:tiny", "B=builtin:tiny", "--model", str(tiny_model_path())], "leave both out"),
         (["A=builtin:tiny", "B=builtin:tiny", "--output", "."], "output: '.' is a folder; name a file, as in"),
     ],
 )

@@ -301,6 +301,8 @@ def test_the_command_takes_the_runs_algorithm_or_another(
     status, _, err = mrlm("recredit", str(run), "--model", "PPO")
     assert status == 2
     assert "the credit of PPO needs weights for a critic; choose an algorithm without it" in err
+    status, _, err = mrlm("recredit", str(run), "--device", "cpu")
+    assert (status, "device: 'cpu' does nothing without policies; leave it out" in err) == (2, True)
 
 
 def negated(returns: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:

@@ -279,7 +279,7 @@ def test_a_run_whose_folder_is_moved_ends_and_makes_no_other(logger: bool | None
     trainer = quiet(output="run", logger=logger, callbacks=[Move()], max_epochs=3)
     with pytest.raises(StorageError, match=r"the run folder 'run' was moved or deleted .*; put it back"):
         trainer.fit(*parts())
-    assert [path.name for path in Path().iterdir()] == ["elsewhere"]
+    assert [path.name for path in Path().iterdir()] == ["elsewhere"], [*Path("run").rglob("*")]
 
 
 def test_a_prediction_returns_the_episodes_that_it_writes(model_folder: Path) -> None:

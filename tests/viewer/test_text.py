@@ -149,8 +149,9 @@ def test_the_episodes_of_an_iteration(tmp_path: Path, mrlm, monkeypatch: pytest.
     assert "the newest 50 of 90 episodes; `--iteration N` lists" in mrlm("view", "--text", run)[1]
     status, _, error = mrlm("view", "--text", run, "--iteration", "7")
     assert (status, "no episode of iteration 7" in error) == (2, True)
-    for words in (("--iteration", "1"), ("--text", "--iteration", "1", "--episode", "1-0")):
-        assert "goes with `--text` or `--export`, without `--episode`" in mrlm("view", run, *words)[2]
+    assert "iteration: 1 does nothing without text or export; leave it out" in mrlm("view", run, "--iteration", "1")[2]
+    words = ("--text", "--iteration", "1", "--episode", "1-0")
+    assert "`--episode ID` is shown alone" in mrlm("view", run, *words)[2]
 
 
 def test_a_list_of_episodes_begins_with_the_largest_advantage_and_names_the_number_of_the_run(
@@ -200,7 +201,7 @@ def test_failed_episodes_have_their_error_in_place_of_a_reward(tmp_path: Path, m
     assert mrlm("view", "--text", str(write_run(tmp_path / "good", [[episode("0-0")]])), "--failed")[1].endswith(
         "no episode failed\n"
     )
-    assert "`--failed` goes with `--text`" in mrlm("view", str(run), "--failed")[2]
+    assert "failed: True does nothing without text" in mrlm("view", str(run), "--failed")[2]
 
 
 @pytest.mark.parametrize("text", HOSTILE)
@@ -220,7 +221,7 @@ def test_markup_stays_text(tmp_path: Path) -> None:
 
 
 def test_mistakes(folder: Path, mrlm) -> None:
-    assert "goes with `--text`" in mrlm("view", str(folder), "--episode", "0-0")[2]
+    assert "episode: '0-0' does nothing without text or export" in mrlm("view", str(folder), "--episode", "0-0")[2]
     assert "check the path" in mrlm("view", str(folder)[:-1] + "c")[2]
     status, _, error = mrlm("view", str(folder), "--text", "--episode", "none")
     assert status == 2
@@ -237,7 +238,7 @@ def test_mistakes(folder: Path, mrlm) -> None:
         (("--export", "x.html", "--text"), "name one of them"),
         (("--port", "99999"), "99999 is no port; name one of 0 to 65535"),
         (("--port", "-1"), "-1 is no port"),
-        (("--port=",), "--port: expected int, but the value is ''\n"),
+        (("--port=",), "--port: expected an integer such as 2, but the value is ''\n"),
         (("--text", "--port", "3"), "port: 3 is for served pages; leave this option out"),
         (("--export", "x.html", "--token-file", "t"), "token_file: 't' is for served pages; leave this option out"),
         (("--host", "nosuch.invalid", "--port", "0"), "choose another `--host`"),

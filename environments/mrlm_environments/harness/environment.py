@@ -176,7 +176,8 @@ class HarnessEnvironment(QuestionEnvironment):
         prompts = await session.next()
         if not prompts:
             await self.gateway.remove(session)  # accepts no further rewards
-        return prompts, session.take_rewards()
+        rewards, session.rewards = session.rewards, {}
+        return prompts, rewards
 
     async def _score(self, session: Session, posted: Mapping[str, Mapping[str, float]]) -> Step:
         """Return the last step, from the reward functions and the rewards posted since the step before."""

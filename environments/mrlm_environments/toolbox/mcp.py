@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import math
 import os
 import re
@@ -286,6 +287,8 @@ async def _client(server: Any, errors: Any, seconds: float) -> AsyncIterator[Any
     import mcp
     from mcp.client.stdio import stdio_client
 
+    # It logs a traceback for each line that is no message; what fails by it is an error of ours.
+    logging.getLogger("mcp").setLevel(logging.CRITICAL)
     if not isinstance(server, str):
         server = stdio_client(server, errlog=errors)
     with anyio.CancelScope(deadline=anyio.current_time() + seconds) as scope:

@@ -6,7 +6,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from mrlm_pl.cli.parsing.config_files import option_values, with_first_as
+from mrlm_pl.cli.parsing.config_files import with_first_as
+from mrlm_pl.cli.parsing.configuration import merge_arguments
 from mrlm_pl.cli.parsing.environment_option import environment_parser, read_with_run
 from mrlm_pl.cli.parsing.output import output_file
 from mrlm_pl.durable_files import write_json
@@ -40,7 +41,7 @@ def run(arguments: Sequence[str]) -> int:
     add("--data", type=str | None, help="Rows (a file or a hub name) whose reference solutions are played.")
     add("--output", type=str | None, help="JSON report; with --data a JSONL file of the usable rows.")
     words = with_first_as("--environment", arguments)
-    data = dict(option_values(words)).get("--data")
+    data = merge_arguments(words, ("data",))[0].get("data")
     if data is not None:
         words += ["--environment.data", json.dumps({SPLIT: data})]
     options = parser.instantiate(read_with_run(parser, words, weights=False, files=True).config)
@@ -49,6 +50,8 @@ def run(arguments: Sequence[str]) -> int:
     output = output_file(options.output)
     environment: Environment = options.environment
     if data is not None:
+        if options.level != parser.get_default("level"):
+            raise ConfigurationError(f"level: {options.level!r} is of checks, and --data plays its rows; leave out one")
         return _check_data(environment, data, output)
 
     _ = environment.agents  # a remote one is reached here; without an answer no check says more

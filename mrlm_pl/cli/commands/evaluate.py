@@ -152,8 +152,8 @@ def arena_run(arguments: Sequence[str]) -> int:
     models = ["--model", next(iter(players.values()))] if players else []
     run_options = read_with_run(parser, [*models, *arguments[len(words) :]])
     options = parser.instantiate(run_options.config)
-    if options.seats:
-        raise ConfigurationError("seats: `mrlm arena` seats the players in every way; leave it out")
+    if options.seats or options.model not in models:
+        raise ConfigurationError("seats, model: `mrlm arena` seats its players in every way; leave both out")
     output = output_file(options.output)
     report = arena(
         players,

@@ -19,7 +19,7 @@ from jsonargparse import get_loader
 from rich.console import Console
 
 from mrlm_pl.cli.commands.evaluate import TASK_OPTIONS, eval_parser, evaluate_model, report_run, sampling_of
-from mrlm_pl.cli.parsing.config_files import check_files, unknown_key, with_first_as
+from mrlm_pl.cli.parsing.config_files import unknown_key, with_first_as
 from mrlm_pl.cli.parsing.configuration import ARGUMENTS, CLASS, load_value, merge_arguments
 from mrlm_pl.cli.parsing.environment_option import RunOptions, environment_config, read, read_with_run, shown_settings
 from mrlm_pl.cli.parsing.output import output_file
@@ -143,7 +143,6 @@ def eval_run(arguments: Sequence[str]) -> int:
     """
     words = with_first_as("--model", arguments)
     lists = [*_join_values(words)]
-    check_files(lists)
     config, others = merge_arguments(lists, ("model", "environment"), get_loader("yaml"))
     several = any(isinstance(config.get(name), list) for name in ("model", "environment"))
     return table_run(config, others) if several and not {"-h", "--help"} & {*words} else report_run(words)

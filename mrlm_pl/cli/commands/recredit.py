@@ -12,7 +12,7 @@ from jsonargparse.typing import NonNegativeInt
 from mrlm_pl.cli.parsing.classes import LOSS
 from mrlm_pl.cli.parsing.config_files import with_first_as
 from mrlm_pl.cli.parsing.configuration import ARGUMENTS, CLASS, merge_arguments
-from mrlm_pl.cli.parsing.parser import command_parser
+from mrlm_pl.cli.parsing.parser import check_needed, command_parser
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.runs.console import silence_noise
@@ -48,6 +48,7 @@ def run(arguments: Sequence[str]) -> int:
     add("--policies", type=str | None, help="Run or model with weights, to compare the gradients under both credits.")
     add("--device", type=str, default="auto", help="cpu, cuda:0, ...; auto prefers an accelerator.")
     options = parser.instantiate(parser.read(_with_recorded_model(arguments), {"model": Algorithm}))
+    check_needed(options, parser, {"device": ("policies",)})
     chosen = {name: options[name] for name in ("iteration", "output", "policies", "device")}
     report = recredit(options.run, options.model, **chosen)
     print(f"{report.episodes} episodes with the credit of {report.algorithm}; advantages, recorded against new:")

@@ -16,18 +16,17 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 
 from mrlm_pl.cli.parsing.environment_option import environment_config, environment_parser, read
-from mrlm_pl.cli.parsing.parser import CommandParser
+from mrlm_pl.cli.parsing.parser import CommandParser, check_needed
 from mrlm_pl.environment import Environment
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.model_folders import check_hub_model, policy_folder
 from mrlm_pl.runs.plugins import class_path, find_environment
+from mrlm_pl.runs.records.configuration_file import read_yaml_file
 from mrlm_pl.serving.cluster import SEPARATOR, ControllerServer, Membership
 from mrlm_pl.serving.environments.hosted import Offer
 from mrlm_pl.serving.environments.service import Limits
@@ -46,6 +45,18 @@ thousands of sessions again and again, each time with a pause of a tenth of a se
 
 MOST_PROCESSES = 1024
 
+_ENVIRONMENTS = ("environments", "environment", "settings")
+NEEDED = {
+    **dict.fromkeys(("policies_int8", "policies_precision"), ("policies",)),
+    **dict.fromkeys((f"verifier_{name}" for name in ("max_tokens", "batch", "batch_tokens", "queue")), ("verifier",)),
+    "verifier_precision": ("verifier",),
+    "device": ("policies", "verifier"),
+    "advertise": ("join",),
+    **dict.fromkeys(("allow_settings", "threads", "processes", "queue", "openenv_port", "join"), _ENVIRONMENTS),
+    **dict.fromkeys(("max_sessions", "lease_seconds", "step_seconds"), (*_ENVIRONMENTS, "controller")),
+}
+"""Options, each with those without any of which it does nothing."""
+
 
 def run(arguments: Sequence[str]) -> int:
     """Serve until SIGTERM or SIGINT and return exit status 0.
@@ -53,15 +64,15 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         ConfigurationError: a mistake in the options, the settings of an environment, or the port is taken.
     """
-    names_environments = any(re.match(r"--(environment\b|config|help$)|-h$", word) for word in arguments)
-    options = read(serve_parser(), arguments) if names_environments else serve_parser().read(arguments, {})
+    parser = serve_parser()
+    options = read(parser, arguments)
     logging.basicConfig(level=logging.INFO, format="mrlm: %(message)s", stream=sys.stderr)
     identity = Identity(options.tls_certificate, options.tls_key, options.tls_authority)
     endpoint = Endpoint(options.host, int(options.port), read_token(options.token_file), identity)
     limits = Limits(options.lease_seconds, options.step_seconds, options.max_sessions, options.message_mb)
     between(0, MOST_PROCESSES, processes=options.processes)
     between(1, LARGEST_MESSAGE_MB, message_mb=options.message_mb)
-    _check_roles(options)
+    _check_roles(options, parser)
     _check_port(endpoint)
     server = (
         ControllerServer(endpoint, limits, options.token_file)
@@ -72,20 +83,18 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _check_roles(options: Any) -> None:
-    """Validate the options of controllers and workers.
+def _check_roles(options: Any, parser: CommandParser) -> None:
+    """Validate the options of controllers and workers, and that no option is without effect.
 
     Raises:
-        ConfigurationError: options exclude each other, or an address is wrong.
+        ConfigurationError: options exclude each other, one does nothing, or an address is wrong.
     """
-    hosted = (options.environment, options.environments, options.settings, options.policies, options.verifier)
-    if options.controller and (options.join or any(hosted) or options.openenv_port is not None):
+    if options.controller and any(options[name] for name in (*_ENVIRONMENTS, "policies", "verifier")):
         raise ConfigurationError(
-            "controller: it hosts nothing; leave out environments, settings, policies, verifier, openenv_port and "
-            "join, and start workers with `mrlm serve --environments ... --join HOST:PORT`"
+            "controller: it hosts nothing; leave out environments, settings, policies and verifier, and "
+            "start workers with `mrlm serve --environments ... --join HOST:PORT`"
         )
-    if options.advertise and not options.join:
-        raise ConfigurationError("advertise: only a controller needs it; name one with `--join HOST:PORT`")
+    check_needed(options, parser, NEEDED)
     if options.join and not options.advertise and options.host in ("0.0.0.0", "::", "[::]"):
         remedy = "name an address of this machine with `--advertise HOST:PORT`, and its port with `--port`"
         raise ConfigurationError(f"host: clients cannot reach a worker at {options.host!r}; {remedy}")
@@ -115,7 +124,7 @@ def _check_port(endpoint: Endpoint) -> None:
 
 
 def _environment_server(options: Any, endpoint: Endpoint, limits: Limits) -> EnvironmentServer:
-    settings = read_settings(options.settings)
+    settings = read_settings(options.settings) if options.settings else {}
     if options.environment is not None:
         config = environment_config(serve_parser(), options)
         settings[config["class_path"]] = config.get("init_args") or {}
@@ -212,19 +221,13 @@ def serve_parser() -> CommandParser:
     return parser
 
 
-def read_settings(path: str | None) -> dict[str, dict[str, Any]]:
+def read_settings(path: str) -> dict[str, dict[str, Any]]:
     """Return the arguments of environments, by name.
 
     Raises:
         ConfigurationError: the file is missing, or is no mapping of mappings.
     """
-    if path is None:
-        return {}
-    try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigurationError(f"settings: {path!r} cannot be read: {reason}; name a YAML file") from error
+    content = read_yaml_file(path, f"settings: {path!r}")
     if not isinstance(content, dict) or not all(isinstance(value, dict) or value is None for value in content.values()):
         raise ConfigurationError(f"settings: {path!r} must map names of environments to their arguments")
     return {str(name): value or {} for name, value in content.items()}

@@ -116,11 +116,14 @@ def run(arguments: Sequence[str]) -> int:
         _check(run_words)
     if busy := [str(member.folder) for member in members if _state(member.folder) == "running"]:
         raise ConfigurationError(f"output: another process trains {', '.join(busy)}; wait for its end or end it")
+    import torch  # the checks of the runs have imported it
+
     with writing("output", options.output):
         lock = Training(options.output)  # no other sweep trains in the folder
     try:
         _record(options.output, words, members)
-        failed = train_members(members, options.jobs or _default_jobs(), options.output / "logs")
+        jobs = options.jobs or (1 if torch.cuda.is_available() else _cores())
+        failed = train_members(members, jobs, options.output / "logs")
     finally:
         lock.release()
     _report(members, failed, options)
@@ -362,10 +365,3 @@ def _last_line(log: Path) -> str:
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _default_jobs() -> int:
-    """Return the default number of runs at once."""
-    import torch
-
-    return 1 if torch.cuda.is_available() else _cores()

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from aiohttp import web
 from rich.console import Console
 
-from mrlm_pl.cli.parsing.parser import PlainParser
+from mrlm_pl.cli.parsing.parser import PlainParser, check_needed
 from mrlm_pl.durable_files import replacing
 from mrlm_pl.errors import ConfigurationError, RemoteError, writing
 from mrlm_pl.serving.transport.http_log import leave_out_malformed_requests
@@ -48,12 +48,9 @@ def run(arguments: Sequence[str]) -> int:
     if bool(options.runs) == options.demo:
         raise ConfigurationError("runs: name one or more, as in `mrlm view runs/quickstart`, or take `--demo` alone")
     serves_pages = not options.text and options.export is None
-    if options.iteration is not None and (serves_pages or options.episode is not None):
-        raise ConfigurationError("iteration: `--iteration N` goes with `--text` or `--export`, without `--episode`")
-    if options.episode is not None and serves_pages:
-        raise ConfigurationError("episode: `--episode ID` goes with `--text` or `--export`; else choose it on the page")
-    if options.failed and (not options.text or options.episode is not None):
-        raise ConfigurationError("failed: `--failed` goes with `--text`, without `--episode`")
+    check_needed(options, parser, {"failed": ("text",), **dict.fromkeys(("iteration", "episode"), ("text", "export"))})
+    if options.episode is not None and (options.iteration is not None or options.failed):
+        raise ConfigurationError("episode: `--episode ID` is shown alone; leave out `--iteration` and `--failed`")
     if options.text and options.export is not None:
         raise ConfigurationError("export: `--text` prints and `--export PAGE.html` writes a page; name one of them")
     for name in () if serves_pages else ("port", "host", "token_file"):

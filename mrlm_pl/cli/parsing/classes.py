@@ -16,6 +16,7 @@ from jsonargparse import ArgumentError, ArgumentParser
 from mrlm_pl.cli.parsing.config_files import MistakeError, unknown_key
 from mrlm_pl.cli.parsing.configuration import ARGUMENTS, CLASS, DROPPED, EARLIER, leaves
 from mrlm_pl.cli.parsing.parameter_types import (
+    KINDS,
     classes_among,
     factory_classes,
     inner_type,
@@ -241,17 +242,17 @@ def plain_reason(reason: str, value: Any) -> str:
     >>> plain_reason("-4 does not conform to restriction v>=0 and v<=9", -4)
     'expected a number >= 0 and <= 9, but the value is -4'
     >>> plain_reason("invalid literal for int() with base 10: 'abc'", "abc")
-    "expected an integer, but the value is 'abc'"
+    "expected an integer such as 2, but the value is 'abc'"
     >>> plain_reason("float() argument must be a ...", {})
-    'expected a number, but the value is {}'
+    'expected a number such as 0.5, but the value is {}'
     """
     number, restricted, bounds = reason.partition(" does not conform to restriction ")
     if restricted:
         bounds = re.sub(r"v([<>]=?)", r"\1 ", bounds)
         return f"expected a number {bounds}, but the value is {number}"
     kinds = {
-        ("invalid literal for int() with base 10: ", "int() argument must be "): "an integer",
-        ("could not convert string to float: ", "float() argument must be "): "a number",
+        ("invalid literal for int() with base 10: ", "int() argument must be "): KINDS[int],
+        ("could not convert string to float: ", "float() argument must be "): KINDS[float],
     }
     for beginnings, kind in kinds.items():
         if reason.startswith(beginnings):

@@ -6,28 +6,16 @@ import os
 from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from mrlm_pl.errors import ConfigurationError, did_you_mean, nearest
+from mrlm_pl.runs.records.configuration_file import read_yaml_file
 
 _OPTION = "--config"
 _SUFFIXES = (".yaml", ".yml")
 NAMED = ("policies", "critics", "agent_critics", "seats", "settings", "task_settings", "weights")
 """Settings whose keys are names that the user chooses; a later file replaces them as a whole."""
-
-
-class _Loader(yaml.SafeLoader):
-    """Leaves dates as text, as the parser of commands does: text may look like a date that does not exist."""
-
-
-_Loader.add_constructor("tag:yaml.org,2002:timestamp", lambda loader, node: node.value)
-
-
-def read_yaml(text: str) -> Any:
-    """Return the value of a text in YAML."""
-    return yaml.load(text, Loader=_Loader)
 
 
 def with_underscores(arguments: Sequence[str]) -> list[str]:
@@ -139,34 +127,19 @@ def _keys(file: Path) -> list[tuple[Sequence[str], int]]:
     Raises:
         ConfigurationError: see :func:`check_files`.
     """
+    read_yaml_file(file, str(file))  # raises for values and keys, which `compose` leaves as text
+    top = yaml.compose(file.read_text(), yaml.SafeLoader)
     keys = "keys such as model, data and trainer"
-    try:
-        text = file.read_text()
-        read_yaml(text)  # raises for values and keys, which `compose` leaves as text
-        top = yaml.compose(text, Loader=yaml.SafeLoader)
-        if top is None:
-            raise ConfigurationError(f"{file} is empty; a configuration has {keys}")
-        if not isinstance(top, yaml.MappingNode):
-            raise ConfigurationError(
-                f"{file}, line {top.start_mark.line + 1}: a configuration is a mapping with {keys}"
-            )
-        return list(_keys_below(top, (), file))
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        of_values = isinstance(error, yaml.constructor.ConstructorError)
-        hint = "keys and values are plain" if of_values else "check indentation (spaces, no tabs), colons and brackets"
-        raise ConfigurationError(f"{file}{where}: {error.problem or error.context}; {hint}") from error
-    except RecursionError as error:
-        fault = "it is nested too deeply, or an alias (`*NAME`) is within its own anchor (`&NAME`)"
-        raise ConfigurationError(f"{file}: {fault}") from error
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ConfigurationError(f"{file} cannot be read: {' '.join(str(error).split())}") from error
+    if top is None:
+        raise ConfigurationError(f"{file} is empty; a configuration has {keys}")
+    if not isinstance(top, yaml.MappingNode):
+        line = top.start_mark.line + 1
+        raise ConfigurationError(f"{file}, line {line}: a configuration is a mapping with {keys}")
+    return list(_keys_below(top, (), file))
 
 
 def _keys_below(node: yaml.Node, path: Sequence[str], file: Path) -> Iterator[tuple[Sequence[str], int]]:
     """Yield the keys below a node as :func:`_keys` returns them; ``path`` leads to the node."""
-    lines: dict[str, int] = {}
     for item in node.value if isinstance(node, yaml.CollectionNode) else ():
         if isinstance(node, yaml.SequenceNode):
             yield from _keys_below(item, path, file)
@@ -175,9 +148,5 @@ def _keys_below(node: yaml.Node, path: Sequence[str], file: Path) -> Iterator[tu
         name, line = key.value, key.start_mark.line + 1
         if name == "init_args" and not (isinstance(value, yaml.MappingNode) or value.tag == "tag:yaml.org,2002:null"):
             raise ConfigurationError(f"{file}, line {line}: init_args are a mapping, as in `{{NAME: VALUE}}`")
-        if name in lines:
-            fault = f"the key {name!r} is in line {lines[name]} already"
-            raise ConfigurationError(f"{file}, line {line}: {fault}; remove one")
-        lines[name] = line
         yield (*path, name), line
         yield from _keys_below(value, (*path, name), file)

@@ -14,9 +14,10 @@ from typing import Any
 
 import yaml
 
-from mrlm_pl.cli.parsing.config_files import NAMED, read_yaml
+from mrlm_pl.cli.parsing.config_files import NAMED, check_files
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.grouping import mapped
+from mrlm_pl.runs.records.configuration_file import read_yaml
 
 CLASS, ARGUMENTS = "class_path", "init_args"
 EARLIER = "<earlier>"
@@ -37,14 +38,17 @@ def merge_arguments(
     >>> merge_arguments(["--model", "GRPO", "--model.clip.low=0.1", "-n", "3"], ["model"])
     ({'model': {'class_path': 'GRPO', 'init_args': {'clip': {'low': '0.1'}}}}, ['-n', '3'])
 
+    A group that is null in a file is not given there, as in a printed configuration.
+
     Args:
         arguments: words of the command line.
         groups: first words of the dotted names of options.
         load: reads YAML.
 
     Raises:
-        ConfigurationError: an option has no value.
+        ConfigurationError: an option has no value, or a file holds a mistake; see :func:`check_files`.
     """
+    check_files(arguments)
     config: dict[str, Any] = {}
     other_words: list[str] = []
     named_values: list[tuple[list[str], Any]] = []
@@ -65,7 +69,7 @@ def merge_arguments(
             config = _assign(config, path, given, append)
             named_values += [(path, given)] if {*path[:-1]} & {*NAMED} and not append else []
         else:
-            file_config = _read_mapping(value, load)
+            file_config = _read_mapping(value, load, groups)
             config = _merge(config, file_config)
             keys = [f"{key}." for key, _ in leaves(file_config)]
             for path, given in named_values:  # the file may have replaced the whole mapping of names
@@ -74,8 +78,8 @@ def merge_arguments(
     return config, other_words
 
 
-def _read_mapping(value: str, load: Callable[[str], Any]) -> dict[str, Any]:
-    """Return the configuration in a file, or one that is written on the command line."""
+def _read_mapping(value: str, load: Callable[[str], Any], groups: Collection[str]) -> dict[str, Any]:
+    """Return the configuration in a file, or one that is written on the command line, without groups that are null."""
     is_file = os.path.isfile(value)  # False for a text that is no path at all
     try:
         content = load(Path(value).read_text(encoding="utf-8") if is_file else value)
@@ -84,7 +88,7 @@ def _read_mapping(value: str, load: Callable[[str], Any]) -> dict[str, Any]:
     if not isinstance(content, dict):
         fault = f"config: {value!r:.80} is neither a file nor a mapping"
         raise ConfigurationError(f"{fault}; name a file, as in `--config run.yaml`")
-    return content
+    return {key: item for key, item in content.items() if item is not None or key not in groups}
 
 
 def load_value(value: str, load: Callable[[str], Any]) -> Any:

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from mrlm_pl.cli.parsing.config_files import MistakeError, check_files, option_values, unknown_key
+from mrlm_pl.cli.parsing.config_files import MistakeError, option_values, unknown_key
 from mrlm_pl.cli.parsing.configuration import ARGUMENTS, CLASS, EARLIER, merge_arguments
 from mrlm_pl.errors import SYNONYMS, nearest
 from mrlm_pl.runs.plugins import plugin_entry_points
@@ -56,7 +56,6 @@ def check(arguments: Sequence[str]) -> None:
     """
     if any("help" in argument or argument == "-h" for argument in arguments):
         return
-    check_files(arguments)
     config, _ = merge_arguments(arguments, ("trainer", *FOLDERS))
     try:
         if not isinstance(config.get("trainer", {}), Mapping):
@@ -100,10 +99,7 @@ def check_environment_names(arguments: Sequence[str]) -> None:
 
 
 def _check_policies(arguments: Sequence[str], config: Mapping[str, Any]) -> None:
-    """Refuse an option for a policy that no file or seat names, if a configured one has a similar name.
-
-    Refuse adapters of a frozen policy too: the policy itself does not know its name.
-    """
+    """Refuse an option for a policy that no file or seat names, if a configured one has a similar name."""
     options = re.compile(r"--model\.(?:init_args\.)?policies\.([^.=]+)")
     names = [match.group(1) for argument in arguments if (match := options.match(argument))]
     words = [word for pair in option_values(arguments) if pair[0] == "--config" for word in ("--config", pair[1])]
@@ -112,14 +108,6 @@ def _check_policies(arguments: Sequence[str], config: Mapping[str, Any]) -> None
         near = nearest(name, configured) if name not in configured else None
         if near and name not in str(config["model"].get(ARGUMENTS, {}).get("seats")):
             fault = f"there is no policy {name!r}; did you mean {near!r}? Name a new one in `--model.seats` too"
-            raise MistakeError(f"model.policies.{name}", fault)
-    for name, policy in _policies(config).items():
-        settings = (policy.get(ARGUMENTS, policy) or {}) if isinstance(policy, Mapping) else {}
-        if str(settings.get("trained")).lower() == "false" and str(settings.get("lora")).lower() not in (
-            "none",
-            "null",
-        ):
-            fault = f"policy {name!r} has lora but is not trained; set `lora: null`, or `trained: true`"
             raise MistakeError(f"model.policies.{name}", fault)
 
 

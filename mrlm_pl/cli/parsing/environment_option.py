@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from mrlm_pl.cli.parsing.classes import defaults
-from mrlm_pl.cli.parsing.config_files import check_files, option_values
+from mrlm_pl.cli.parsing.config_files import option_values
 from mrlm_pl.cli.parsing.configuration import CLASS, merge_arguments
 from mrlm_pl.cli.parsing.parser import CommandParser, command_parser
 from mrlm_pl.environment import Environment
@@ -55,14 +55,16 @@ def environment_parser(command: str, description: str) -> CommandParser:
 def read(parser: CommandParser, arguments: Sequence[str]) -> Any:
     """Return the options with the environment's class and arguments.
 
-    An environment on the command line imports only the plugins up to its own; a configuration file imports all.
+    An environment on the command line imports only the plugins up to its own; a configuration file or a help imports
+    all.
 
     Raises:
         ConfigurationError: an option, a file or the environment's arguments hold a mistake.
     """
-    names = [argument for option, argument in option_values(arguments) if option in (_OPTION, f"{_OPTION}.class_path")]
-    imports_all = any(option in ("--config", f"{_OPTION}.help") for option, _ in option_values(arguments))
-    for name in ["*"] if imports_all or not names else names:
+    pairs = option_values(arguments)
+    names = [argument for option, argument in pairs if option in (_OPTION, f"{_OPTION}.class_path")]
+    imports_all = any(option in ("--config", "--help", "-h", f"{_OPTION}.help") for option, _ in pairs)
+    for name in ["*"] if imports_all else names:
         import_environment(name)
     return parser.read(arguments, {"environment": Environment})
 
@@ -91,7 +93,6 @@ def read_with_run(
             run's environment would run a program and no option names it.
     """
     words = list(arguments)
-    check_files(words)
     config, _ = merge_arguments(words, ("model", "environment"))
     model, named = config.get("model"), config.get("environment")
     if isinstance(model, dict) or isinstance(config.get("data"), dict):
@@ -99,8 +100,7 @@ def read_with_run(
         raise ConfigurationError(f"config: `model` and `data` are settings of a run; {remedy}")
     for key, hint in (("model", ""), ("environment", ", or leave it out for the run's own")):
         value = config.get(key, "")
-        usual = value is None and key == "model" and files  # a printed configuration has `model: null`
-        if not usual and not isinstance(value, (str, dict)):
+        if not isinstance(value, (str, dict)):
             shown = json.dumps(value)
             raise ConfigurationError(f"{key}: expected one name, but the value is {shown}; give one{hint}")
     named = named.get(CLASS) if isinstance(named, dict) else named
@@ -113,7 +113,8 @@ def read_with_run(
     recorded = run.environment_to_play(named, model)
     if recorded is not None:
         if recorded.name is not None and named == recorded.name:
-            words = _without_option(words, _OPTION)
+            pairs = pairwise(["", *words])
+            words = [word for before, word in pairs if _OPTION not in (before, word, word.partition("=")[0])]
         words = [f"{_OPTION}={json.dumps(recorded.config)}", *words]
     options = read(parser, words)
     return RunOptions(options, run, recorded.name if recorded else None, environment_config(parser, options))
@@ -135,9 +136,3 @@ def shown_settings(config: Mapping[str, Any]) -> str:
     arguments = config.get("init_args") or {}
     changed = {key: value for key, value in arguments.items() if key not in usual_values or value != usual_values[key]}
     return ", ".join(f"{key} {json.dumps(value, ensure_ascii=False)}" for key, value in changed.items()) or "defaults"
-
-
-def _without_option(words: Sequence[str], option: str) -> list[str]:
-    """Return the words without an option and its value."""
-    pairs = pairwise(["", *words])
-    return [word for before, word in pairs if option not in (before, word) and not word.startswith(f"{option}=")]

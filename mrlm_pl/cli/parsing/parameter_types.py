@@ -7,6 +7,9 @@ import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin
 
+KINDS: dict[Any, str] = {int: "an integer such as 2", float: "a number such as 0.5", bool: "true or false"}
+"""Names of plain types in messages."""
+
 _DTYPE = "dtype"  # of torch, whose instances have paths
 _NO_SETTINGS = {*sys.stdlib_module_names, "jsonargparse"}
 """Packages whose classes are values, not classes that a configuration names."""
@@ -62,10 +65,10 @@ def type_name(member: Any) -> str:
         return "a list" if ... in get_args(member) else f"a list of {len(get_args(member))} values"
     if get_origin(member) is Sequence:
         return "list"
-    if get_origin(member) is dict:
+    if get_origin(member) in (dict, Mapping):
         return "a mapping, as in `{NAME: VALUE}`"
     if get_origin(member) is Callable:
         return "a function (its import path `package.function`, or its name in a plugin)"
     if getattr(member, "__name__", "") == _DTYPE:
         return "a dtype, as in `torch.bfloat16`"
-    return getattr(member, "__name__", str(member))
+    return KINDS.get(member, getattr(member, "__name__", str(member)))

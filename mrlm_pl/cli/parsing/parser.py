@@ -24,15 +24,18 @@ from mrlm_pl.cli.parsing.classes import (
     resolve,
     resolve_arguments,
 )
-from mrlm_pl.cli.parsing.config_files import MistakeError, check_files, file_of_key, option_values
+from mrlm_pl.cli.parsing.config_files import MistakeError, file_of_key, option_values
 from mrlm_pl.cli.parsing.configuration import CLASS, leaves, load_value, merge_arguments
 from mrlm_pl.cli.parsing.early_check import training_options
+from mrlm_pl.cli.parsing.parameter_types import KINDS
 from mrlm_pl.errors import DEBUG_VARIABLE, SYNONYMS, ConfigurationError, MRLMError, nearest, source_line_of_error
+from mrlm_pl.grouping import unique
 from mrlm_pl.runs.plugins import imported
+from mrlm_pl.runs.records.configuration_file import read_yaml
 
 _UNACCEPTED = re.compile(r"(?:Group '([^']+)' does not accept option|Option) '([^']+)'")
 _CHOICE = re.compile(r"argument (\S+): invalid choice: '(.*)' \(choose from (.+)\)$")
-_KIND = re.compile(r"argument (\S+): invalid (\w+) value: '(.*)'$")
+_KIND = re.compile(r"argument (\S+): invalid (int) value: '(.*)'$")
 _OPTION_VALUE = re.compile(r'Parser key "([\w.]+)"(?: element \d+)?:')
 _ITEM = re.compile(r'Parser key "([\w.]+)" element \d+:\s+Not of type \w+:\s+(.+)')
 _ROLE = re.compile(r":[a-z]+:`(?:~(?:\w+\.)*)?([\w.]+)`")
@@ -47,8 +50,10 @@ _load_yaml = get_loader("yaml")
 def _load(text: str) -> Any:
     """Return the value of a text in YAML, or in JSON, whose escapes of an emoji libyaml refuses."""
     if text.lstrip().startswith(("{", "[")):
-        with suppress(ValueError):
-            return json.loads(text, parse_constant=_load_yaml)  # NaN and Infinity are texts in YAML
+        with suppress(ValueError):  # NaN and Infinity are texts in YAML
+            return json.loads(text, parse_constant=_load_yaml, object_pairs_hook=unique)
+        with suppress(YAMLError):  # of a text such as "{question} Reply with a number."
+            read_yaml(text)  # refuses a key that is there twice
     return _load_yaml(text)
 
 
@@ -72,7 +77,6 @@ class ShortErrors:
         Raises:
             ConfigurationError: the options or a configuration file hold a mistake.
         """
-        check_files(words)
         config, other_words = merge_arguments(words, bases, get_loader("yaml"))
         parser_groups = {action.dest.partition(".")[0] for action in self._actions}  # type: ignore[attr-defined]
         empty = [key for key in config.keys() - parser_groups if all(value == {} for _, value in leaves(config[key]))]
@@ -177,19 +181,11 @@ class ShortErrors:
         return text + policy_help() if "--model.policies" in text else text
 
 
-def find_policy(settings: Mapping[str, Any], config: Any) -> str | None:
-    """Return the name of the first policy in a configuration with these settings, as far as they are plain values."""
-    for key, value in config.items() if isinstance(config, Mapping) else ():
-        if key == "policies" and isinstance(value, Mapping):
-            for name, policy in value.items():
-                arguments = policy if isinstance(policy, Mapping) else {}
-                if arguments and all(
-                    settings.get(argument) == expected
-                    for argument, expected in arguments.items()
-                    if not isinstance(expected, Mapping)
-                ):
-                    return str(name)
-        elif name := find_policy(settings, value):
+def find_policy(settings: Mapping[str, Any], arguments: Mapping[str, Any]) -> str | None:
+    """Return the name of an algorithm's first policy with these settings, as far as they are plain values."""
+    for name, policy in (arguments.get("policies") or {}).items():
+        given = policy.items() if isinstance(policy, Mapping) else ()
+        if given and all(settings.get(key) == value for key, value in given if not isinstance(value, Mapping)):
             return str(name)
     return None
 
@@ -261,6 +257,24 @@ class PlainParser(argparse.ArgumentParser):
         raise ConfigurationError(explain(message, self))
 
 
+def check_needed(options: Any, parser: CommandParser | PlainParser, needed: Mapping[str, Sequence[str]]) -> None:
+    """Validate that no option was given that does nothing without others.
+
+    Args:
+        options: all of them.
+        parser: of the options.
+        needed: for an option's name those of others, one of which must be given.
+
+    Raises:
+        ConfigurationError: an option differs from its default, and none of those others was given.
+    """
+    for name, others in needed.items():
+        value = getattr(options, name)
+        if value != parser.get_default(name) and not any(getattr(options, other) for other in others):
+            fault = f"{name}: {value!r} does nothing without {' or '.join(others)}"
+            raise ConfigurationError(f"{fault}; leave it out, or give `--{others[0]} ...`")
+
+
 def explain(message: str, parser: Any) -> str:
     """Return a short form of the parser library's message.
 
@@ -278,7 +292,7 @@ def explain(message: str, parser: Any) -> str:
         return f"{option}: expected one of {', '.join(map(repr, names))}, but the value is {value!r}{hint}"
     plain = isinstance(parser, PlainParser)
     if kind := _KIND.match(message):
-        return f"{kind[1]}: expected {kind[2]}, but the value is {kind[3]!r}"
+        return f"{kind[1]}: expected {KINDS[int]}, but the value is {kind[3]!r}"
     if item := _ITEM.match(message):
         key, reason = item.groups()
         value = reason.rpartition(": ")[2].strip("'")
@@ -302,6 +316,8 @@ def _option_mistake(message: str, parser: Any, words: Sequence[str]) -> MistakeE
         if action.dest == key and values and hasattr(action, "_typehint"):
             try:
                 value = resolve(load_value(values[-1], get_loader("yaml")), action._typehint, name)
+                if action.nargs == "+" and isinstance(value, list):
+                    return MistakeError(name, f"{value} is one word; give its values as words, as in `--{name} A B`")
                 return find_mistake(value, action._typehint, name) or find_mistake(values[-1], action._typehint, name)
             except MistakeError as mistake:
                 return mistake
@@ -357,7 +373,7 @@ def _meant_option(name: str, known: Collection[str]) -> str | None:
         fitting = [option for option in candidates if allowed is None or option[0] != "model" or option[1] in allowed]
         if candidates:
             return ".".join((fitting or candidates)[0])
-    return nearest(name, known)
+    return nearest(name, [*known, *(option[2:] for option in training_options())] if "trainer" in known else known)
 
 
 def _options(parser: Any) -> list[str]:

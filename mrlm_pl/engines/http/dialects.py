@@ -136,6 +136,7 @@ class VllmDialect(Dialect):
             "skip_special_tokens": False,
             "logprobs": 1,
             "return_token_ids": True,
+            "return_tokens_as_token_ids": True,
         }
 
     def read(self, reply: Any, request: SampleRequest) -> Drawn:
@@ -153,12 +154,16 @@ class VllmDialect(Dialect):
             )
         if choice.get("finish_reason") not in ("stop", "length"):
             raise PassingError(f"the server ended a sample with {choice.get('finish_reason')!r}")
-        logprobs = (choice.get("logprobs") or {}).get("token_logprobs")
-        return _drawn(token_ids, logprobs, choice["finish_reason"])
+        told = choice.get("logprobs") or {}
+        named = [name for name in told.get("tokens") or () if name.startswith("token_id:")]  # others are plain text
+        if named and named != [f"token_id:{token}" for token in token_ids]:
+            fault = f"the server's log-probabilities are of {named[:3]}..., and its token_ids are {token_ids[:3]}..."
+            raise RemoteError(f"{fault}; update vLLM, and check proxies on the way")
+        return _drawn(token_ids, told.get("token_logprobs"), choice["finish_reason"])
 
     def probe(self, body: dict[str, Any]) -> dict[str, Any]:
         """Return the request for a sample whose reply has the two most probable tokens of each position."""
-        return {**body, "logprobs": 2, "return_tokens_as_token_ids": True}
+        return {**body, "logprobs": 2}
 
     def likeliest(self, reply: Any) -> list[float]:
         """Return the log-probabilities of the first token's two most probable choices, in nats, in any order."""

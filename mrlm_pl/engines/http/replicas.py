@@ -186,8 +186,11 @@ class Replicas:
         deadline, tries, problem = loop.time() + self.terms.patience_seconds, 0, ""
         unusable = 0
         while True:
-            replica = self._least_busy(loop.time())
-            pause = 0.0 if replica is not None else self._pause(loop.time())
+            now = loop.time()
+            free = [one for one in self.all if one.rests_until <= now and not (one.doubtful and one.busy)]
+            # A doubtful server gets the next request, or its return would never be noticed.
+            replica = min(free, key=lambda one: (not one.doubtful, one.busy), default=None)
+            pause = 0.0 if replica is not None else self._pause(now)
             if tries > self.terms.retries or loop.time() + pause >= deadline:
                 raise RemoteError(
                     f"{whom}: none of {self.targets} gave a sample in {tries} tries "
@@ -277,13 +280,6 @@ class Replicas:
         """Close the connections."""
         if self._session is not None:
             await self._session.close()
-
-    def _least_busy(self, now: float) -> Replica | None:
-        free = [
-            replica for replica in self.all if replica.rests_until <= now and not (replica.doubtful and replica.busy)
-        ]
-        # A doubtful server gets the next request, or its return would never be noticed.
-        return min(free, key=lambda replica: (not replica.doubtful, replica.busy), default=None)
 
     def _pause(self, now: float) -> float:
         """Return seconds until a server may be asked again."""

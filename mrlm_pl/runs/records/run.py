@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import msgspec
-import yaml
 
 from mrlm_pl.environment import Environment
 from mrlm_pl.errors import ConfigurationError, tell
@@ -29,6 +28,7 @@ from mrlm_pl.runs.plugins import (
     plugin_entry_points,
     plugin_functions,
 )
+from mrlm_pl.runs.records.configuration_file import read_yaml_file
 from mrlm_pl.runs.state import precision_in, state_in
 
 if TYPE_CHECKING:
@@ -331,10 +331,7 @@ def recorded_configuration(folder: Path) -> Mapping[str, Any]:
         ConfigurationError: it cannot be read, or is none.
     """
     path = latest_configuration(folder) if folder.exists() else None
-    try:
-        configuration = (yaml.load(path.read_text(encoding="utf-8"), yaml.CSafeLoader) if path else None) or {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigurationError(f"model: {str(path)!r} cannot be read as YAML: {error}") from error
+    configuration = (read_yaml_file(path, f"model: {str(path)!r}") if path else None) or {}
     if not isinstance(configuration, Mapping):
         raise ConfigurationError(f"model: {str(path)!r} is no configuration of a run")
     return configuration

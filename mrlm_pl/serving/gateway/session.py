@@ -172,11 +172,6 @@ class Session:
                 sums[name] = sums.get(name, 0.0) + value
                 self.posted[agent] += value
 
-    def take_rewards(self) -> dict[str, dict[str, float]]:
-        """Return the rewards since the last time."""
-        rewards, self.rewards = self.rewards, {}
-        return rewards
-
     async def end(self) -> None:
         """Refuse all waiting and later calls, and stop the program."""
         self._ended = True

@@ -59,7 +59,14 @@ def with_served(engine: Engine, policies: Mapping[str, Policy]) -> Engine:
                 f"policies.{name}.served_by: {address} has no policy {name!r}; there are: {names}; "
                 f"start it with `mrlm serve --policies '{{{name}: MODEL}}'`"
             )
-        _check_vocabulary(name, policies[name], address, description.model, description.vocabulary)
+        if not description.vocabulary:
+            logger.warning("%s does not report the vocabulary of policy %r, so it cannot be checked", address, name)
+        elif description.vocabulary != policies[name].vocabulary_digest:
+            raise ConfigurationError(
+                f"policies.{name}.model: {policies[name].name_or_path!r} has another vocabulary than "
+                f"{description.model!r}, which {address} serves as {name!r}: the same number would be another token; "
+                "name the served model here"
+            )
     return RoutingEngine(engine, over_http | {name: by_address[address] for name, address in addresses.items()})
 
 
@@ -75,13 +82,3 @@ def _over_http(name: str, address: str, policy: Policy) -> OpenAICompatible:
     engine.check(name)
     logger.warning("the vocabulary of policy %r at %s cannot be checked; it must be that of its `model`", name, url)
     return engine
-
-
-def _check_vocabulary(name: str, policy: Policy, address: str, model: str, vocabulary: str) -> None:
-    if not vocabulary:
-        logger.warning("%s does not report the vocabulary of policy %r, so it cannot be checked", address, name)
-    elif vocabulary != policy.vocabulary_digest:
-        raise ConfigurationError(
-            f"policies.{name}.model: {policy.name_or_path!r} has another vocabulary than {model!r}, which {address} "
-            f"serves as {name!r}: the same number would be another token; name the served model here"
-        )

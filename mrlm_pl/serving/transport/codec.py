@@ -13,6 +13,7 @@ import msgspec
 from mrlm_pl.environment import Message, Step
 from mrlm_pl.environment.prompts import Prompt
 from mrlm_pl.errors import RemoteError
+from mrlm_pl.grouping import unique
 
 T = TypeVar("T")
 
@@ -66,21 +67,11 @@ def from_json(content: bytes, kind: type[T]) -> T:
     'Yes.'
     """
     try:
-        return msgspec.convert(json.loads(content.decode("utf-8", "surrogatepass"), object_pairs_hook=_unique), kind)
+        return msgspec.convert(json.loads(content.decode("utf-8", "surrogatepass"), object_pairs_hook=unique), kind)
     except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
         raise RemoteError(
             f"malformed content ({type(error).__name__}: {error}); it must be the JSON of a record"
         ) from error
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of JSON, whose keys must differ."""
-    unique = dict(pairs)
-    if len(unique) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in unique if keys.count(key) > 1)
-        raise ValueError(f"the key {twice[:100]!r} comes twice")
-    return unique
 
 
 _Amounts: TypeAlias = dict[str, bool | int | float]

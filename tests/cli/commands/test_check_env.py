@@ -183,7 +183,7 @@ def test_the_environment_of_a_run_is_checked_with_its_arguments(mrlm, monkeypatc
     (tmp_path / "model.yaml").write_text("model: {class_path: GRPO}\n")
     for words, message in (
         (("--config", "model.yaml"), "or its configuration by `--model FILE`"),
-        (("--model", "binary"), "model: 'binary' cannot be read as YAML"),
+        (("--model", "binary"), "model: 'binary' cannot be read: 'utf-8' codec can't decode"),
         (("--model", "eval.yaml"), "environment missing: 'eval.yaml' has none"),
         (("--config", "run/config.yaml"), "or its configuration by `--model FILE`"),
         (("--model", "rows.csv"), "model: 'rows.csv' is no configuration of a run"),
@@ -212,3 +212,11 @@ def test_only_checks_read_a_configuration_file(mrlm, tmp_path):
     (tmp_path / "episodes.jsonl").write_text('{"a": 1}\n{"b": 2}\n')
     status, _, err = mrlm("replay", "episodes.jsonl")
     assert (status, err.count("\n"), "'episodes.jsonl' has none" in err) == (2, 1, True), err
+
+
+def test_data_of_a_file_is_played_and_goes_with_no_level(mrlm, tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"question": "2+2?", "answer": "#### 4"}\n')
+    (tmp_path / "check.yaml").write_text(f"data: {tmp_path / 'rows.jsonl'}\n")
+    assert "math: of 1 rows 1 are solved" in mrlm("check-env", "math", "--config", str(tmp_path / "check.yaml"))[1]
+    status, _, err = mrlm("check-env", "math", "--data", str(tmp_path / "rows.jsonl"), "--level", "semantic")
+    assert (status, "level: 'semantic' is of checks, and --data plays its rows; leave out one" in err) == (2, True)

@@ -248,7 +248,9 @@ def test_temperatures_that_say_nothing_clear_are_refused(collect):
     said = collect("-n", "2", "--temperatures", "1", "-1", "--output", "a.jsonl", status=2)
     assert "error: temperatures: expected a number >= 0, but the value is -1\n" in said
     said = collect("-n", "2", "--temperatures", "0.5", "x", "--output", "a.jsonl", status=2)
-    assert "error: temperatures: expected a number, but the value is 'x'\n" in said
+    assert "error: temperatures: expected a number such as 0.5, but the value is 'x'\n" in said
+    said = collect("-n", "2", "--temperatures", "[a, 1]", "--output", "a.jsonl", status=2)
+    assert "temperatures: ['a', 1] is one word; give its values as words, as in `--temperatures A B`\n" in said
 
 
 @pytest.mark.parametrize(("number", "status", "name"), [(2, 130, "Ctrl-C"), (15, 143, "SIGTERM")])

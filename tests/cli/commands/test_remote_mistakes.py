@@ -60,7 +60,7 @@ def short(err: str) -> bool:
         ("serve --environments math --port 0 --metrics_port 99999", "99999: bind(): port must be 0-65535.; use"),
         ("serve --environments math --join nowhere", "join: the address 'nowhere' is not HOST:PORT"),
         ("serve --environments math --join h:1 --advertise h", "advertise: the address 'h' is not HOST:PORT"),
-        ("serve --environments math --advertise h:1", "advertise: only a controller needs it; name one with `--join"),
+        ("serve --environments math --advertise h:1", "advertise: 'h:1' does nothing without join; leave it out"),
         ("serve --controller --environments math", "controller: it hosts nothing; leave out environments"),
         ("serve --controller true --environments math", "controller: it hosts nothing; leave out environments"),
         ("serve --environments math --tls_key {not} --tls_certificate {not}", "tls_key: '{not}' is no PEM file"),

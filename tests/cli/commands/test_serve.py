@@ -228,6 +228,21 @@ def test_what_clients_may_set_is_plain_and_names_no_place():
         (("--environments", "math", "--message_mb", "4096"), "message_mb is 4096; it must be from 1 to 2"),
         (("--environments", "math", "--openenv_port", "-1"), "openenv_port: expected a number >= 0, but the"),
         (("--settings", sys.executable), "codec can't decode byte"),
+        (
+            ("--environments", "math", "--device", "cuda"),
+            "device: 'cuda' does nothing without policies or verifier",
+        ),
+        (
+            ("--environments", "math", "--policies_int8"),
+            "policies_int8: True does nothing without policies",
+        ),
+        (("--environments", "math", "--verifier_batch", "2"), "verifier_batch: 2 does nothing without verifier; leave"),
+        (
+            ("--policies", "{a: builtin:tiny}", "--processes", "2"),
+            "processes: 2 does nothing without environments or",
+        ),
+        (("--policies", "{a: builtin:tiny}", "--join", "h:1"), "join: 'h:1' does nothing without environments or"),
+        (("--controller", "--threads", "2"), "threads: 2 does nothing without environments or environment or settings"),
     ],
 )
 def test_mistakes_are_told_before_anything_is_served(mrlm, monkeypatch, arguments, text):
@@ -244,6 +259,15 @@ def test_a_settings_file_maps_names_to_arguments(tmp_path, content):
     path.write_text(content)
     with pytest.raises(ConfigurationError, match="settings:"):
         read_settings(str(path))
+    for doubled in (
+        "math: {difficulty: [1, 1]}\nmath: {}\n",
+        '{"math": {"difficulty": [1, 1],\n"difficulty": [1, 2]}}',
+    ):
+        path.write_text(doubled)
+        with pytest.raises(
+            ConfigurationError, match=r"settings.yaml', line 2: the key '\w+' is in line 1 already; remove"
+        ):
+            read_settings(str(path))
     path.write_text("math: {difficulty: [1, 2]}\nsql:\n")
     assert read_settings(str(path)) == {"math": {"difficulty": [1, 2]}, "sql": {}}
 

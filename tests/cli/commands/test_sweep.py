@@ -234,7 +234,7 @@ def test_a_signal_ends_all_runs_in_order(number: signal.Signals, status: int, tr
         (["--output=", "--jobs", "1"], "output is ''; name a folder, as in `--output runs/sweep`"),
         (["--seeds", "9" * 20], "seeds is 99999999999999999999; it must be from 1 to 10000"),
         (["--jobs", "0"], "jobs is 0; it must be 1 or above"),
-        (["--jobs", "many"], "error: --jobs: expected int, but the value is 'many'\n"),
+        (["--jobs", "many"], "error: --jobs: expected an integer such as 2, but the value is 'many'\n"),
     ],
 )
 def test_mistakes_are_named_before_anything_is_written(

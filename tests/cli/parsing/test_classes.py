@@ -40,15 +40,15 @@ def test_plain_values_stay_as_they_are(value: Any, annotation: Any) -> None:
     [
         ("rovs.jsonl", Path_fr, r"key: File does not exist: .*rovs\.jsonl'; did you mean 'rows\.jsonl'\?"),
         ("-1", PositiveInt, "key: expected a number > 0, but the value is -1"),
-        ("fast", float | None, "key: expected float, but the value is 'fast'"),
+        ("fast", float | None, "key: expected a number such as 0.5, but the value is 'fast'"),
         (["a", "c"], list[Literal["ab", "a"]], "key: expected one of 'ab', 'a', but the value is 'c'"),
         ("a.b", list[int] | None, r"key: expected list, but the value is 'a\.b'; write a list, as in `\[a\.b\]`"),
         ("solver", Sequence[str], r"key: expected list, but the value is 'solver'; write a list, as in `\[solver\]`"),
-        ("many", PositiveInt, "key: expected an integer, but the value is 'many'"),
+        ("many", PositiveInt, "key: expected an integer such as 2, but the value is 'many'"),
         ("3", tuple[int, ...], "key: expected a list, but the value is '3'"),
         ("3", tuple[int, int], "key: expected a list of 2 values, but the value is '3'"),
         ("3", dict[str, int] | None, r"key: expected a mapping, as in `{NAME: VALUE}`, but the value is '3'"),
-        ({"x": "y"}, dict[str, int], r"key\.x: expected int, but the value is 'y'"),
+        ({"x": "y"}, dict[str, int], r"key\.x: expected an integer such as 2, but the value is 'y'"),
     ],
 )
 def test_a_value_of_another_type_is_named(value: Any, annotation: Any, text: str) -> None:

@@ -162,11 +162,36 @@ def test_environment_variable_sets_a_default_below_files(parsed, monkeypatch):
     assert result["trainer"]["max_epochs"] == 1
 
 
+def test_a_key_that_is_twice_on_the_command_line_is_refused(mrlm, config):
+    fault = "error: configuration, line 1: the key 'gamma' is in line 1 already; remove one\n"
+    for value in ("{gamma: 1, gamma: 2}", '{"gamma": 1, "gamma": 2}'):
+        for words in (("--config", f"{{model: {value}}}"), ("--model.kl", value)):
+            assert mrlm("fit", "--config", config, *words)[::2] == (2, f"mrlm: {fault}")
+
+
+def test_a_group_that_is_null_in_a_file_is_not_given():
+    words = ["--environment", "math", "--config", "{environment: null, split: null}"]
+    assert merge_arguments(words, ["environment"])[0] == {"environment": "math", "split": None}
+    assert merge_arguments(["--environment", "null"], ["environment"])[0] == {"environment": None}
+
+
+@pytest.mark.parametrize("command", ["eval", "check-env", "serve", "recredit", "fit"])
+def test_a_printed_configuration_is_read_again(mrlm, tmp_path, command):
+    status, printed, _ = mrlm(command, "--print_config")
+    assert status == 0
+    (tmp_path / "printed.yaml").write_text(printed)
+    assert mrlm(command, "--config", str(tmp_path / "printed.yaml"), "--print_config")[:2] == (0, printed)
+
+
 @pytest.mark.parametrize(
     ("variable", "value", "fault"),
     [
-        ("TRAINER__MAX_EPOCHS", "two", "MRLM_FIT__TRAINER__MAX_EPOCHS: expected int, but the value is 'two'"),
-        ("SEED_EVERYTHING", "two", "MRLM_FIT__SEED_EVERYTHING: expected an integer, but the value is 'two'"),
+        (
+            "TRAINER__MAX_EPOCHS",
+            "two",
+            "MRLM_FIT__TRAINER__MAX_EPOCHS: expected an integer such as 2, but the value is 'two'",
+        ),
+        ("SEED_EVERYTHING", "two", "MRLM_FIT__SEED_EVERYTHING: expected an integer such as 2, but the value is 'two'"),
         ("CONFIG", "absent.yaml", "config: File does not exist"),
     ],
 )
@@ -240,7 +265,7 @@ MISTAKES = {
     "abbreviation": (("--trainer.max_ep", "3"), ("trainer.max_ep:", "'max_epochs'")),
     "model class": (("--model", "ToyAlgoritm"), ("model", "'ToyAlgoritm'", "'ToyAlgorithm'")),
     "model key": (("--model.rat", "1"), ("model.rat", "ToyAlgorithm", "'rate'")),
-    "model value": (("--model.rate", "fast"), ("model.rate", "float", "fast")),
+    "model value": (("--model.rate", "fast"), ("model.rate", "a number such as 0.5", "fast")),
     "environment": (("--data.environment", "parot"), ("data.environment", "'parot'", "'parrot'")),
     "environment class": (("--data.environment", "ParrotEnvironmet"), ("data.environment", "'ParrotEnvironment'")),
     "environments": (
@@ -273,7 +298,7 @@ MISTAKES = {
     "policy key": (("--model.policies.a.lerning_rate", "1"), ("lerning_rate", "'learning_rate'")),
     "policy value": (
         ("--model.policies.a.learning_rate", "1e-4x"),
-        ("model.policies.a.learning_rate: expected float, but the value is '1e-4x'",),
+        ("model.policies.a.learning_rate: expected a number such as 0.5, but the value is '1e-4x'",),
     ),
     "trainer value": (("--trainer.max_epochs", "many"), ("trainer.max_epochs", "int", "many")),
     "precision": (("--trainer.precision", "bf17"), ("trainer.precision", "bf17", "bf16-mixed")),

@@ -82,6 +82,19 @@ def test_rounding_above_zero_is_no_fault_and_a_negative_log_likelihood_is_one() 
         read_reply(VllmDialect(), changed(VLLM, place, [0.5, 0.25]), REQUEST)
 
 
+def test_log_probabilities_of_other_tokens_are_an_error() -> None:
+    assert VllmDialect().body(REQUEST, "m", 4, 0)["return_tokens_as_token_ids"] is True
+    place = ("choices", 0, "logprobs", "tokens")
+    for same in (["token_id:5", "token_id:2"], ["hello", "</s>"]):  # a server that names texts names no tokens
+        assert read_reply(VllmDialect(), changed(VLLM, place, same), REQUEST).token_ids == (5, 2)
+    for other in (["token_id:5", "token_id:3"], ["token_id:5"]):
+        with pytest.raises(RemoteError, match=r"are of \['token_id:5'.*, and its token_ids are \[5, 2\]\.\.\.; update"):
+            read_reply(VllmDialect(), changed(VLLM, place, other), REQUEST)
+    place = ("meta_info", "output_token_logprobs")
+    with pytest.raises(RemoteError, match="output_ids are not the tokens of its output_token_logprobs; update SGLang"):
+        read_reply(SglangDialect(), changed(SGLANG, place, [[-0.5, 5], [-0.25, 3]]), REQUEST)
+
+
 @pytest.mark.parametrize("dialect", [VllmDialect(), SglangDialect()])
 def test_an_update_that_a_proxy_answers_with_an_error_has_failed(dialect: Dialect) -> None:
     with pytest.raises(RemoteError, match=r"did not load the weights: .*no such host"):

@@ -373,11 +373,12 @@ def raw(tmp_path: Path) -> Iterator[Any]:
         tools.close()
 
 
-def test_bytes_that_are_no_text_cost_no_answer(raw: Any) -> None:
+def test_bytes_that_are_no_text_cost_no_answer(raw: Any, caplog: pytest.LogCaptureFixture) -> None:
     tools = raw("bytes", timeout=5, shared=True)
     for _ in range(2):
         tools.open(TASK)
         assert named(tools, "t0").call({}) == "yes"
+    assert not [record.getMessage() for record in caplog.records if record.exc_info], "no tracebacks"
 
 
 def test_an_error_with_the_code_of_a_closed_connection_is_the_tools_own(raw: Any) -> None:

@@ -176,7 +176,7 @@ class FakeVllm(FakeServer):
         )
         names = [[f"token_id:{token}" for _, token in row] for row in best]
         told = {
-            "tokens": [str(token) for token in tokens],
+            "tokens": [f"token_id:{token}" for token in tokens],
             "token_logprobs": logprobs,
             "top_logprobs": [
                 {name: value for name, (value, _) in zip(*pair, strict=True)} for pair in zip(names, best, strict=True)
