@@ -88,7 +88,7 @@ class Training:
             raise moved(self._folder)
 
     def _write(self, record: Mapping[str, Any]) -> None:
-        if (self._folder / LOCK).exists():
+        if os.path.exists(self._folder / LOCK):  # False, too, where the file system does not answer
             write_state(self._folder, {**record, "precision": self.precision})
 
     def release(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -155,6 +156,20 @@ def test_a_killed_run_stopped_without_an_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+def test_a_state_that_cannot_be_written_hides_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    training = Training(tmp_path)
+    training.begin()
+
+    def stale(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "stat", stale)
+        training.end("failed", "RolloutError: of the run")
+    training.release()
+    assert state_of((tmp_path / STATE).read_text())[0] == "running", "the last one that could be written"
+
+
 def test_a_process_that_its_parent_has_not_waited_for_is_dead() -> None:
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
