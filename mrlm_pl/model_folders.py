@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import os
-import pickle
 import shlex
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-
-from safetensors import SafetensorError, safe_open
 
 from mrlm_pl.errors import PolicyError, first_line, nearest_path
 
@@ -19,9 +13,6 @@ ADAPTER_FOLDER = "adapter"
 
 CRITIC_FILE = "critic.txt"
 """A file in the folder of an exported critic."""
-
-_READING = threading.RLock()
-"""Transformers sets the default dtype and initializers of all threads while one reads weights."""
 
 HUB_SECONDS = 5.0
 """Time for the hub to say whether it has a model."""
@@ -71,38 +62,6 @@ def exported_policies(run: Path, critics: bool = True) -> list[Path]:
     folders = (path.parent for path in (run / "policies").glob("*/config.json"))
     complete = sorted(folder for folder in folders if folder.suffix not in (".part", ".old"))
     return [folder for folder in complete if critics or not (folder / CRITIC_FILE).exists()]
-
-
-@contextmanager
-def reading_weights(folder: str | Path) -> Iterator[None]:
-    """In this block an error of the library that reads weights is one that names the file in a model's folder.
-
-    Threads enter it one after another.
-
-    Raises:
-        PolicyError: a file is truncated or no file of weights, or holds more than these.
-    """
-    try:
-        with _READING:
-            yield
-    except SafetensorError as error:
-        damaged = next(filter(_is_damaged, sorted(Path(folder).glob("*.safetensors"))), folder)
-        raise PolicyError(
-            f"weights: {str(damaged)!r} is truncated or damaged ({error}); copy, download or export it again"
-        ) from error
-    except pickle.UnpicklingError as error:  # its text proposes to run the file
-        raise PolicyError(
-            f"weights: a file in {str(folder)!r} is damaged or holds more than tensors, such as a program; use a model "
-            "with `safetensors`"
-        ) from error
-
-
-def _is_damaged(file: Path) -> bool:
-    try:
-        with safe_open(file, "numpy"):
-            return False
-    except SafetensorError:
-        return True
 
 
 def missing_folder(name: str) -> str | None:

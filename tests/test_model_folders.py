@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from mrlm_pl import model_folders
 from mrlm_pl.errors import PolicyError
-from mrlm_pl.model_folders import exported_policies, policy_folder, reading_weights
+from mrlm_pl.model_folders import exported_policies, policy_folder
 
 
 def test_a_draft_that_a_kill_left_is_no_policy(tmp_path: Path) -> None:
@@ -27,9 +25,3 @@ def test_a_draft_that_a_kill_left_is_no_policy(tmp_path: Path) -> None:
     whole.mkdir()
     (whole / "config.json").write_text("{}")
     assert exported_policies(run) == [whole]
-
-
-def test_threads_read_weights_one_after_another(tmp_path: Path) -> None:
-    """Transformers changes the whole process while one reads."""
-    with ThreadPoolExecutor(1) as other, reading_weights(tmp_path):
-        assert not other.submit(model_folders._READING.acquire, blocking=False).result()

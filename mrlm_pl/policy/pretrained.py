@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import pickle
 import shutil
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
 from transformers.utils import logging
 
 from mrlm_pl.durable_files import draft_of, replacing
 from mrlm_pl.errors import EngineError, PolicyError, StorageError, first_line, nearest_path
-from mrlm_pl.model_folders import CRITIC_FILE, policy_folder, reading_weights
+from mrlm_pl.model_folders import CRITIC_FILE, policy_folder
 from mrlm_pl.policy.lora import is_adapter, merged_state
 from mrlm_pl.policy.tiny import tiny_model_path
 
@@ -26,6 +28,9 @@ LONGEST_NAME = 1024
 
 KEPT = 2
 """Versions to keep: the current one, and the one that running requests may still name."""
+
+_READING = threading.RLock()
+"""Transformers sets the default dtype and initializers of all threads while one reads weights."""
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "spiece.model")
 
@@ -104,6 +109,38 @@ def with_dropout(config: Any, dropout: float, model: str) -> Any:
             "dropout; set it to 0"
         )
     return config
+
+
+@contextmanager
+def reading_weights(folder: str | Path) -> Iterator[None]:
+    """In this block an error of the library that reads weights is one that names the file in a model's folder.
+
+    Threads enter it one after another.
+
+    Raises:
+        PolicyError: a file is truncated or no file of weights, or holds more than these.
+    """
+    try:
+        with _READING:
+            yield
+    except SafetensorError as error:
+        damaged = next(filter(_is_damaged, sorted(Path(folder).glob("*.safetensors"))), folder)
+        raise PolicyError(
+            f"weights: {str(damaged)!r} is truncated or damaged ({error}); copy, download or export it again"
+        ) from error
+    except pickle.UnpicklingError as error:  # its text proposes to run the file
+        raise PolicyError(
+            f"weights: a file in {str(folder)!r} is damaged or holds more than tensors, such as a program; use a model "
+            "with `safetensors`"
+        ) from error
+
+
+def _is_damaged(file: Path) -> bool:
+    try:
+        with safe_open(file, "numpy"):
+            return False
+    except SafetensorError:
+        return True
 
 
 def read_weights(model: str, source: str, config: Any, needs_head: bool) -> Any:

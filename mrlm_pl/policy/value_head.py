@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from mrlm_pl.model_folders import reading_weights
+from mrlm_pl.policy.pretrained import reading_weights
 from mrlm_pl.policy.sharding import whole
 
 VALUE_HEAD_FILE = "value_head.safetensors"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from mrlm_pl.episode import Message
 from mrlm_pl.errors import DataError, NonFiniteError, PolicyError
-from mrlm_pl.model_folders import policy_folder, reading_weights
+from mrlm_pl.model_folders import policy_folder
 from mrlm_pl.reward_models.scorer import Conversation, TextScore, TextScorer
 from mrlm_pl.settings import at_least, one_of
 
@@ -161,6 +161,7 @@ class _Classifier:
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
         from mrlm_pl.policy.forward.devices import usable_device
+        from mrlm_pl.policy.pretrained import reading_weights
 
         try:
             self.tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
