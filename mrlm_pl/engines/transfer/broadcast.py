@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -30,6 +30,7 @@ from mrlm_pl.errors import EngineError, first_line
 
 Transport = Literal["gloo", "nccl"]
 
+_AT_ONCE = 2  # buckets under way; more were not faster
 _POLL_SECONDS = 0.002
 
 
@@ -76,12 +77,22 @@ class _Member:
             yield self._joined[1]
         except BaseException as error:
             self._joined = "", None
-            if not isinstance(error, RuntimeError):
+            if not isinstance(error, RuntimeError) or isinstance(error, torch.OutOfMemoryError):
                 raise
             raise EngineError(
                 f"weight {self._weight!r} not {done}: a member of {invitation.group} is gone or silent for "
                 f"{invitation.seconds:g} s ({first_line(error)})"
             ) from error
+
+    def _broadcast(self, group: Any, parts: Iterable[tuple[str, Tensor]], seconds: timedelta) -> None:
+        """Broadcast parts of weights, by name, from the sender; the next one is on its way before one has arrived."""
+        under_way: list[Any] = []
+        for self._weight, part in parts:
+            if len(under_way) == _AT_ONCE:
+                under_way.pop(0).wait(seconds)
+            under_way.append(group.broadcast(part, 0, seconds))
+        for work in under_way:
+            work.wait(seconds)
 
 
 class WeightSender(_Member):
@@ -131,17 +142,10 @@ class WeightSender(_Member):
         Raises:
             EngineError: a receiver did not join or is gone. The group is then of no more use.
         """
-        seconds, under_way = timedelta(seconds=invitation.seconds), None
         with self._group(invitation, manifest, "sent", partial(self._gather, invitation, check)) as group:
-            for record in manifest.tensors:
-                self._weight = record.name
-                for bucket in manifest.buckets(source(record.name)):
-                    on_way = bucket.to(self._device)  # while the one before is under way
-                    if under_way is not None:
-                        under_way.wait(seconds)
-                    under_way = group.broadcast(on_way, 0, seconds)
-            if under_way is not None:
-                under_way.wait(seconds)
+            buckets = ((item.name, part) for item in manifest.tensors for part in manifest.buckets(source(item.name)))
+            parts = ((name, part.to(self._device)) for name, part in buckets)
+            self._broadcast(group, parts, timedelta(seconds=invitation.seconds))
 
     def close(self) -> None:
         """Leave the group and close the gate; may be called twice. The sender cannot be used afterwards."""
@@ -214,10 +218,8 @@ class WeightReceiver(_Member):
         seconds, device = timedelta(seconds=invitation.seconds), memory_of(invitation.transport)
         received = {item.name: torch.empty(item.size, dtype=torch.uint8, device=device) for item in manifest.tensors}
         with self._group(invitation, manifest, "received", partial(_connect, invitation, rank)) as group:
-            for name, data in received.items():
-                self._weight = name
-                for bucket in manifest.buckets(data):
-                    group.broadcast(bucket, 0, seconds).wait(seconds)
+            parts = ((name, part) for name, data in received.items() for part in manifest.buckets(data))
+            self._broadcast(group, parts, seconds)
             for record in manifest.tensors:
                 if (received_checksum := checksum(received[record.name])) != record.checksum:
                     raise EngineError(

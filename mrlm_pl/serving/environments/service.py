@@ -92,7 +92,8 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
                 raise RefusalError(Code.ALREADY_EXISTS, text)
             opened = self._opened[identifier] = asyncio.ensure_future(self._open(request, identifier))
             opened.add_done_callback(lambda done: self._forget_failure(identifier, done))
-        return await asyncio.shield(opened)
+        # A request without a key cannot be repeated, so its opening ends with it.
+        return await (asyncio.shield(opened) if request.key else opened)
 
     async def step(self, request: pb.StepRequest) -> pb.StepReply:
         """Return the answer to a turn; a repeated request has the same answer, during the turn and after it."""

@@ -17,6 +17,7 @@ import torch
 import xxhash
 from torch import Tensor, nn
 
+from mrlm_pl.engines.transfer import broadcast
 from mrlm_pl.engines.transfer.broadcast import Invitation, WeightReceiver, WeightSender, install
 from mrlm_pl.engines.transfer.manifest import Manifest, WeightSnapshot
 from mrlm_pl.errors import EngineError
@@ -210,6 +211,38 @@ def test_a_flipped_bit_is_found_and_named(sender: Callable[..., WeightSender], t
             future.result()
     _, got = sent(learner, threads, snapshot, manifest, receivers)
     assert torch.equal(got[0].result()["bias"], given["bias"])
+
+
+def test_two_buckets_are_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = tensors()
+    snapshot, under_way, most = snapshot_of(given), [0], [0]
+    manifest = snapshot.missing([{}], 64)
+    stream = iter([part for item in manifest.tensors for part in snapshot[item.name].split(64) if len(part)])
+
+    class Group:
+        def broadcast(self, data: Tensor, root: int, seconds: object) -> Group:
+            data.copy_(next(stream))
+            under_way[0] += 1
+            most[0] = max(most[0], under_way[0])
+            return self
+
+        def wait(self, seconds: object) -> None:
+            under_way[0] -= 1
+
+    monkeypatch.setattr(broadcast, "_connect", lambda invitation, rank: Group())
+    got = WeightReceiver().receive(Invitation("127.0.0.1", 1, "secret", "weights-0", 2, SECONDS), 1, manifest)
+    assert all(torch.equal(got[name], value) for name, value in given.items())
+    assert (most, under_way) == ([2], [0])
+
+
+def test_a_full_gpu_is_no_lost_member(sender: Callable[..., WeightSender], threads: ThreadPoolExecutor) -> None:
+    snapshot, fault = snapshot_of(tensors()), torch.OutOfMemoryError("CUDA out of memory")
+
+    def full(name: str) -> Tensor:
+        raise fault
+
+    with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
+        sent(sender(3.0), threads, snapshot, snapshot.missing([{}], 64), [WeightReceiver()], source=full)
 
 
 def test_tensors_that_do_not_fit_change_nothing() -> None:

@@ -22,7 +22,7 @@ from mrlm_pl.serving import RemoteEnvironment
 from mrlm_pl.serving.environments import sessions
 from mrlm_pl.serving.environments.hosted import Offer
 from mrlm_pl.serving.transport import environment_pb2 as pb
-from mrlm_pl.serving.transport.codec import from_json, step_from
+from mrlm_pl.serving.transport.codec import from_json, step_from, to_json
 from tests.support.servers.environment_servers import (
     TASK,
     Scripted,
@@ -165,6 +165,25 @@ def test_opening_with_the_same_key_opens_one_session(served: Served) -> None:
     assert served.live == 1
     assert served.open(key="other").session != opened[0].session
     assert served.open().session != served.open().session
+
+
+def test_an_opening_without_a_key_ends_with_its_client(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    begins, begin = threading.Event(), Scripted.begin
+    monkeypatch.setattr(Scripted, "begin", lambda self, task: begins.wait(60) and begin(self, task))
+    service = served.server.service
+
+    async def leave() -> None:
+        opening = asyncio.ensure_future(service.open(pb.OpenRequest(environment="scripted", task=to_json(TASK))))
+        while not service.opening:
+            await asyncio.sleep(0.01)
+        opening.cancel()
+        await asyncio.wait([opening])
+
+    served.run(leave())
+    begins.set()
+    eventually(lambda: len(Scripted.closed) == 1)
+    assert served.live == 0
+    assert not service._opened
 
 
 def test_a_lease_runs_out_with_the_reason(serve: Any, clock: SimpleNamespace) -> None:
