@@ -282,15 +282,6 @@ def test_a_key_that_changes_a_view_leaves_the_focus(browser: Any, demo: str) -> 
 
 
 @pytest.fixture
-def quick_refresh(browser: Any) -> Iterator[None]:
-    """Refresh the pages that a test opens every 20 milliseconds."""
-    source = {"source": "const own = setInterval; window.setInterval = (call) => own(call, 20)"}
-    script = browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", source)
-    yield
-    browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", script)
-
-
-@pytest.fixture
 def manual_refresh(browser: Any) -> Iterator[None]:
     """Give the pages that a test opens their refresh as `refresh()` in place of a timer."""
     source = {"source": "window.setInterval = (call) => { window.refresh = call; }"}
@@ -327,17 +318,18 @@ def test_overlapping_refreshes_keep_a_table_where_it_was_scrolled(browser: Any, 
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
-@pytest.mark.usefixtures("quick_refresh")
+@pytest.mark.usefixtures("manual_refresh")
 def test_a_viewer_that_has_ended_is_said(browser: Any, demo: str) -> None:
     show(browser, demo)
+    wait(browser, "return !!window.refresh")
     browser.execute_script(
-        "window.answers = fetch; window.fetch = () => Promise.reject(new TypeError('Failed to fetch'))"
+        "window.answers = fetch; window.fetch = () => Promise.reject(new TypeError('Failed to fetch')); refresh()"
     )
     said = "return document.querySelector('{}')?.textContent === '{}'"
     wait(browser, said.format("[role=status]", "the viewer does not answer: start `mrlm view` again"))
     browser.execute_script("document.querySelector('main a').click()")
     wait(browser, said.format("[role=alert]", "the viewer does not answer: start `mrlm view` again"))
-    browser.execute_script("window.fetch = window.answers")
+    browser.execute_script("window.fetch = window.answers; refresh()")
     wait(browser, said.format("[role=status]", ""))
 
 
