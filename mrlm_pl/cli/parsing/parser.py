@@ -373,7 +373,9 @@ def _meant_option(name: str, known: Collection[str]) -> str | None:
         fitting = [option for option in candidates if allowed is None or option[0] != "model" or option[1] in allowed]
         if candidates:
             return ".".join((fitting or candidates)[0])
-    return nearest(name, [*known, *(option[2:] for option in training_options())] if "trainer" in known else known)
+    longer_names = [option[2:] for option in training_options()] if "trainer" in known else []
+    last = nearest(name.rpartition(".")[2], {option.rpartition(".")[2] for option in longer_names})
+    return nearest(name, [*known, *(option for option in longer_names if option.rpartition(".")[2] == last)])
 
 
 def _options(parser: Any) -> list[str]:

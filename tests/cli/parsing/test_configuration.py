@@ -133,6 +133,8 @@ def test_an_option_for_a_setting_replaces_a_switch(mrlm, before, in_file):
         ("--gamma", "--model.gamma"),
         ("--epochs", "--trainer.max_epochs"),
         ("--algorithm", "--model"),
+        ("--modle.gamma", "--model.gamma"),
+        ("--modle.x", "--model"),
     ],
 )
 def test_an_option_without_its_prefix_is_named(mrlm, config, given, whole):
