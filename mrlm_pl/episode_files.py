@@ -6,10 +6,11 @@ import itertools
 import json
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from mrlm_pl.compressed_files import packed, unpacked
@@ -181,7 +182,7 @@ class EpisodeWriter:
         self.retention = retention
         self._thread = _thread()
         self._waiting: deque[tuple[Path, Future[None]]] = deque()
-        self._began = False
+        self._has_written = False
 
     def write(self, path: str | Path, episodes: Sequence[Episode]) -> None:
         """Schedule a file, unless its iteration is not kept; blocks while :data:`BEHIND` files are pending.
@@ -194,18 +195,22 @@ class EpisodeWriter:
         while self._waiting and (self._waiting[0][1].done() or (is_kept and len(self._waiting) >= BEHIND)):
             self._settle()
         if is_kept:
-            if not self._began:
-                Path(path).parents[1].mkdir(parents=True, exist_ok=True)
-                self._began = True
-            self._waiting.append((Path(path), self._thread.submit(self._write, Path(path), list(episodes))))
+            self._schedule(Path(path), partial(self._write, Path(path), list(episodes)))
 
     def write_lines(self, path: Path, lines: Iterable[str]) -> None:
         """Schedule a file of lines, which the thread computes."""
-        self._waiting.append((path, self._thread.submit(write_lines, path, lines)))
+        self._schedule(path, partial(write_lines, path, lines))
+
+    def _schedule(self, path: Path, write: Callable[[], None]) -> None:
+        def write_in_run() -> None:
+            if self._has_written and not path.parents[1].exists():
+                raise moved(path.parents[1])
+            write()
+            self._has_written = True
+
+        self._waiting.append((path, self._thread.submit(write_in_run)))
 
     def _write(self, path: Path, episodes: Sequence[Episode]) -> None:
-        if not path.parents[1].exists():
-            raise moved(path.parents[1])
         write_episodes(path, episodes)
         if path.suffix == ".zst":
             path.with_suffix(".gz").unlink(missing_ok=True)  # of an earlier version, whose run was resumed

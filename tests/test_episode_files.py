@@ -206,6 +206,21 @@ def test_files_that_an_earlier_setting_kept_stay(tmp_path: Path) -> None:
     assert write(EpisodeRetention(last=2), range(10, 13)) == [0, 1, 2, 3, 4, 11, 12]  # from an older checkpoint
 
 
+@pytest.mark.parametrize("kind", ["episodes", "tokens"])
+def test_a_run_folder_that_was_moved_is_not_made_again(kind: str, tmp_path: Path) -> None:
+    run, writer = tmp_path / "run", EpisodeWriter()
+    writer.write(iteration_file(run, 0), [episode(0)])
+    writer.finish()
+    run.rename(tmp_path / "elsewhere")
+    if kind == "episodes":
+        writer.write(iteration_file(run, 1), [episode(1)])
+    else:
+        writer.write_lines(iteration_file(run, 1, kind="tokens"), ["{}"])
+    with pytest.raises(StorageError, match="run' was moved or deleted while the run trains; put it back"):
+        writer.finish()
+    assert [path.name for path in tmp_path.iterdir()] == ["elsewhere"]
+
+
 def write_until_it_fails(writer: EpisodeWriter, path: Path) -> None:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
