@@ -112,8 +112,8 @@ class FusedDecoder(Decoder):
         return self._cos, self._sin
 
     def addresses(self) -> tuple[int, ...]:
-        """Return where in memory all tensors lie that a step reads beside the rows' own."""
-        return tuple(storage_of(tensor) for tensor in (*self.weights.tensors(), self._cos, self._sin))
+        """Return where in memory all weights lie that a step reads."""
+        return tuple(map(storage_of, self.weights.tensors()))
 
     def prefill(self, contexts: Sequence[Context], reserve: int) -> tuple[Tensor, ContextRows]:
         """Return logits ``[U, V]`` after each context, and rows that continue them; see :class:`Backend`."""

@@ -90,6 +90,7 @@ class StaticStep:
     ) -> None:
         self._decoder, self._shared, self._own, self._logits, self.width = decoder, shared, own, logits, width
         rows, contexts = own.shape[2], shared.shape[2]
+        self._rotation = decoder.rotation(shared.shape[4] + own.shape[4])  # the decoder's may move during a batch
         numbers = partial(torch.zeros, dtype=torch.long, device=shared.device)
         self.tokens, self._lengths, self._place = numbers(rows), numbers(rows), numbers(rows)
         self._row, self._fed = numbers(contexts * width), numbers(1)
@@ -130,7 +131,7 @@ class StaticStep:
 
     def _compute(self, window: int) -> Tensor:
         sizes, positions = self._decoder.weights.sizes, self._lengths + self._fed
-        cos, sin = self._decoder.rotation(self._shared.shape[4] + self._own.shape[4])
+        cos, sin = self._rotation
         hidden = hidden_beyond(self._fed + 1, window, self._mask.dtype)
 
         def attend(i: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -206,7 +207,6 @@ class StaticDecode:
 
     def step(self, decoder: FusedDecoder, shared: Tensor, own: Tensor, width: int) -> StaticStep:
         """Return the step over these tensors, the one of an earlier batch if there is one."""
-        decoder.rotation(shared.shape[4] + own.shape[4])
         addresses = decoder.addresses()
         if self._addresses.get(id(decoder)) != addresses:
             self._addresses[id(decoder)] = addresses

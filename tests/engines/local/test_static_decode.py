@@ -5,13 +5,17 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from mrlm_pl.engines import InProcessEngine, SampleRequest, Sampling
 from mrlm_pl.engines.base import LearnerPlace
-from mrlm_pl.engines.local import static_decode
+from mrlm_pl.engines.local import llama, static_decode
 from mrlm_pl.engines.local.generation import Context, Generated, SessionCache
 from mrlm_pl.engines.local.llama import FusedDecoder
 from mrlm_pl.engines.local.sampling import Sampler
@@ -30,6 +34,34 @@ class Captures:
     def __call__(self, step: Step, device: torch.device) -> Step:
         self.count += 1
         return step
+
+
+class Memory(TorchDispatchMode):
+    """Collects the memory that operations read within the context."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: list[StorageWeakRef] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        tensors = (value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor))
+        self.read += [StorageWeakRef(tensor.untyped_storage()) for tensor in tensors]
+        return func(*args, **(kwargs or {}))
+
+
+def from_living_memory(step: Step, device: torch.device) -> Step:
+    """Replay a step by running it; all that its first run read from outside must live, as a graph reads it there."""
+    outside: list[StorageWeakRef] = []
+
+    def replay() -> torch.Tensor:
+        assert not any(memory.expired() for memory in outside)
+        with Memory() as memory:
+            logits = step()
+        if not outside:
+            outside.extend(read for read in memory.read if not read.expired())
+        return logits
+
+    return replay
 
 
 def decoder(name: str = "qwen2", static: StaticDecode | None = None) -> FusedDecoder:
@@ -129,6 +161,27 @@ def test_steps_write_their_logits_to_one_place() -> None:
     assert {logits.data_ptr() for logits in found} == {place.data_ptr()}
     assert len({len(logits) for logits in found}) > 1
     assert len(static._steps) > 2
+
+
+def test_a_prefill_over_more_positions_frees_nothing_that_a_replay_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(static_decode, "_LEAST_LENGTH", 4)
+    monkeypatch.setattr(llama, "_ROTATION_SLACK", 0)
+    contexts, found = [Context(prompt(length, 0), 1) for length in (64, 30)], []
+    for backend in (decoder(static=StaticDecode(from_living_memory)), decoder()):
+        with torch.inference_mode():
+            _, rows = backend.prefill(contexts, reserve=4)
+            for _ in range(3):  # the second step is captured
+                rows.step(torch.tensor([3, 5]))
+            # 20 tokens after 44 and 25 after 5, side by side: 44 + 25 positions are more than 64 + 4
+            states = [rows.states(row, len(context.token_ids)) for row, context in enumerate(contexts)]
+            resumed = [
+                Context(context.token_ids, 1, known.first(cached))
+                for context, known, cached in zip(contexts, states, (44, 5), strict=True)
+                if known is not None
+            ]
+            _, rows = backend.prefill(resumed, reserve=4)
+            found.append([rows.step(torch.tensor([3, 5])).clone() for _ in range(3)])
+    torch.testing.assert_close(found[0], found[1], atol=3e-6, rtol=0)
 
 
 def test_an_adapter_is_read_at_one_place() -> None:
