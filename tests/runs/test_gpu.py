@@ -36,10 +36,18 @@ def larger_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def fit(
-    model_folder: Path, environment: Any, trainer: Any, cls: Any = GRPO, checkpoint: Path | None = None, **options: Any
+    model_folder: Path,
+    environment: Any,
+    trainer: Any,
+    cls: Any = GRPO,
+    checkpoint: Path | None = None,
+    mode: Any = "sync",
+    **options: Any,
 ) -> Any:
     algorithm = cls({"main": Policy(str(model_folder), learning_rate=1e-3, **options)})
-    data = RolloutDataModule(environment, groups=4, group_size=4, iterations=4, sampling=Sampling(max_tokens=8))
+    data = RolloutDataModule(
+        environment, groups=4, group_size=4, iterations=4, sampling=Sampling(max_tokens=8), mode=mode
+    )
     trainer.fit(algorithm, data, ckpt_path=checkpoint, weights_only=False)
     return trainer.callback_metrics
 
@@ -49,6 +57,13 @@ def fit(
 def test_a_run_on_one_gpu(cls: Any, precision: str, model_folder: Path, echo: Any, quiet_trainer: Any) -> None:
     metrics = fit(model_folder, echo(turns=2), quiet_trainer(accelerator="gpu", devices=1, precision=precision), cls)
     assert float(metrics["train/ratio_deviation"]) < 1e-3
+    assert float(metrics["train/grad_norm"]) > 0
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_rollouts_during_updates_on_a_gpu(precision: str, model_folder: Path, echo: Any, quiet_trainer: Any) -> None:
+    trainer = quiet_trainer(accelerator="gpu", devices=1, precision=precision)
+    metrics = fit(model_folder, echo(turns=4), trainer, mode="async")
     assert float(metrics["train/grad_norm"]) > 0
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from mrlm_pl.engines.local.generation import Context, Generated, SessionCache
 from mrlm_pl.engines.local.llama import FusedDecoder
 from mrlm_pl.engines.local.sampling import Sampler
 from mrlm_pl.engines.local.static_decode import Capture, CudaGraphs, StaticDecode, Step, bucket
+from mrlm_pl.policy.forward.devices import on_device
 from mrlm_pl.policy.lora import LoRA, add_adapter
 from tests.engines.conftest import FUSED, VOCABULARY, build, generated, request, run
 from tests.support.models.device_waits import DeviceWaits
@@ -314,6 +317,28 @@ class TestOnAGPU:
         for _ in range(3):
             for one, expected in zip(decoders, plain, strict=True):
                 assert_same(generated(one, rows), expected, error=0.0)
+
+    def test_steps_are_captured_while_another_thread_computes(self) -> None:
+        rows, stopped = some_requests(30, 150), threading.Event()
+        expected = generated(on_gpu(Captures(), torch.float32), rows)
+
+        def update() -> int:
+            weight, updates = torch.ones(256, 256, device="cuda", requires_grad=True), 0
+            while not stopped.is_set():
+                inputs = on_device(torch.ones(1 + 997 * updates % 4096, 256), "cuda")
+                (inputs @ weight).square().mean().backward()
+                weight.grad, updates = None, updates + 1
+            return updates
+
+        with ThreadPoolExecutor(1) as learner:
+            learning = learner.submit(update)
+            try:
+                found = [generated(on_gpu(CudaGraphs(), torch.float32), rows) for _ in range(3)]
+            finally:
+                stopped.set()
+        assert learning.result() > 1
+        for tokens in found:
+            assert_same(tokens, expected, error=0.0)
 
     def test_the_host_does_not_wait_within_eight_steps(self) -> None:
         backend = on_gpu(CudaGraphs(), torch.bfloat16)
