@@ -115,6 +115,22 @@ def test_receivers_get_every_tensor_of_any_dtype(
             assert targets[name].dtype == value.dtype
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+def test_buckets_leave_by_nccl_as_they_were() -> None:
+    """Of a group of the sender alone, as two members need two GPUs."""
+    given = {name: tensor.detach().cuda() for name, tensor in tensors().items()}
+    expected = {name: tensor.clone() for name, tensor in given.items()}
+    given["wide"].requires_grad_()  # whose copy is on the CPU; the others are sent from where they are
+    snapshot, sender = snapshot_of(given), WeightSender(seconds=SECONDS, transport="nccl")
+    try:
+        for bucket_bytes in (16, 10_000):
+            sender.send(sender.invite(0), snapshot.missing([{}], bucket_bytes), snapshot.__getitem__)
+    finally:
+        sender.close()
+    torch.testing.assert_close({name: tensor.detach() for name, tensor in given.items()}, expected, atol=0, rtol=0)
+
+
 def test_only_what_changed_is_sent() -> None:
     given = tensors()
     snapshot = snapshot_of(given)
