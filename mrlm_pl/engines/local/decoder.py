@@ -57,7 +57,7 @@ class Affine(NamedTuple):
 
     def add_to(self, x: Tensor, h: Tensor) -> Tensor:
         """Return ``x + h @ weight.T + bias``, in one kernel where the dtypes allow it."""
-        if self.bias is not None or x.dtype != h.dtype or products.ONEDNN_IS_FASTER:
+        if self.bias is not None or x.dtype != h.dtype or (products.ONEDNN_IS_FASTER and h.device.type == "cpu"):
             return x + self.apply(h)
         if not self._feature_major:
             return torch.addmm(x, h, self.weight.t())

@@ -7,10 +7,11 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
+from torch.profiler import profile
 
 from mrlm_pl.engines import InProcessEngine
 from mrlm_pl.engines.local.adapters import Adapted, AdaptedWeights
-from mrlm_pl.engines.local.decoder import DecoderWeights
+from mrlm_pl.engines.local.decoder import Affine, DecoderWeights
 from mrlm_pl.engines.local.team import TeamWeights
 from mrlm_pl.policy.forward import products
 from mrlm_pl.policy.lora import LoRA
@@ -76,6 +77,15 @@ def test_weights_that_are_not_copied_are_not_packed() -> None:
     half = build("qwen3").to(torch.bfloat16)
     down = DecoderWeights(half, torch.bfloat16).layers[1].down.weight
     assert down.data_ptr() == half.model.layers[1].mlp.down_proj.weight.data_ptr()
+
+
+def test_the_processor_does_not_choose_the_products_of_an_accelerator() -> None:
+    x, h, weight = (torch.empty(shape, device="meta") for shape in ((2, 5), (2, 3), (5, 3)))
+    with profile() as profiled:
+        assert Affine(weight, None).add_to(x, h).shape == x.shape
+    names = {event.name for event in profiled.events()}
+    assert "aten::addmm" in names
+    assert "aten::linear" not in names
 
 
 def test_policies_on_one_base_share_its_packed_weights() -> None:
