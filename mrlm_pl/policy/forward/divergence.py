@@ -101,17 +101,18 @@ class _WeightedDivergence(torch.autograd.Function):
         slopes = token_weights if temperature is None else token_weights / temperature
         gradients = HeadGradients(ctx.needs_input_grad[:3], hidden, weight, bias, wide)
         chunk_size = max(1, default_chunk_size(weight.shape[0], hidden.device) // 2)
-        for start in range(0, hidden.shape[0], chunk_size):
-            rows = slice(start, start + chunk_size)
-            states = hidden[rows].to(compute)
-            divisor = None if temperature is None else temperature[rows, None]
-            log_q = _log_probs(states, head, bias, divisor, wide)
-            log_p = _log_probs(teacher_hidden[rows].to(compute), teacher_head, teacher_bias, divisor, wide)
-            for place, table in () if targets is None else enumerate((log_q, log_p)):
-                logp[place, rows] = table.gather(-1, targets[rows, None]).squeeze(-1)  # type: ignore[index]
-            divergences[rows], slope = compare(log_p, log_q)
-            if any(ctx.needs_input_grad[:3]):
-                gradients.add(rows, slope.mul_(slopes[rows, None]), states, head)
+        with torch.autocast(hidden.device.type, enabled=False):  # which would compute the sums of the divergences too
+            for start in range(0, hidden.shape[0], chunk_size):
+                rows = slice(start, start + chunk_size)
+                states = hidden[rows].to(compute)
+                divisor = None if temperature is None else temperature[rows, None]
+                log_q = _log_probs(states, head, bias, divisor, wide)
+                log_p = _log_probs(teacher_hidden[rows].to(compute), teacher_head, teacher_bias, divisor, wide)
+                for place, table in () if targets is None else enumerate((log_q, log_p)):
+                    logp[place, rows] = table.gather(-1, targets[rows, None]).squeeze(-1)  # type: ignore[index]
+                divergences[rows], slope = compare(log_p, log_q)
+                if any(ctx.needs_input_grad[:3]):
+                    gradients.add(rows, slope.mul_(slopes[rows, None]), states, head)
         ctx.save_for_backward(gradients.hidden, gradients.weight, gradients.bias)
         ctx.mark_non_differentiable(divergences, logp)
         return (divergences * token_weights).sum(), divergences, logp
