@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from mrlm_pl.policy.forward.devices import on_device
 from mrlm_pl.policy.forward.head import HeadGradients, compute_dtype_of, default_chunk_size
 from mrlm_pl.policy.forward.packing import ForwardPass
 from mrlm_pl.policy.forward.products import linear
@@ -169,7 +170,7 @@ class Lesson(NamedTuple):
     Attributes:
         states: [n, hidden size] its last hidden states before the tokens that it teaches, in their order.
         head: its output head.
-        places: [B * T] place of each token in ``states``; -1 where it does not teach.
+        places: [B * T] place of each token in ``states``, on the host; -1 where it does not teach.
         weights: [B * T] weight of each token's divergence in the loss; a constant.
         factor: of its divergences.
     """
@@ -195,24 +196,25 @@ class Teaching(NamedTuple):
     top_k: int | None
     alone: bool
 
-    def divergences(self, hidden: Tensor, head: Any, inputs: ForwardPass) -> Tensor:
+    def divergences(self, hidden: Tensor, head: Any, inputs: ForwardPass, destinations: Tensor) -> Tensor:
         """Return four numbers of each of n tokens, [4, n]: loss, divergence, overlap, and number of teachers.
 
         The loss is the sum over teachers of ``factor`` times the divergence. Its gradient is right only in the sum
         over the tokens with the lessons' ``weights``. The overlap is ``min(1, pi_teacher / pi)`` of the sampled token,
-        whose expectation is 1 less the total variation.
+        whose expectation is 1 less the total variation. ``destinations`` are those of the inputs, on the host.
         """
         totals = hidden.new_zeros(4, hidden.shape[0], dtype=torch.promote_types(hidden.dtype, torch.float32))
         for lesson in self.lessons:
-            places = lesson.places[inputs.destinations]
-            chosen = (places >= 0).nonzero().flatten()
-            if not chosen.numel():
+            places = lesson.places[destinations]
+            taught = (places >= 0).nonzero().flatten()
+            if not taught.numel():
                 continue
+            chosen, scored = (on_device(index, hidden.device) for index in (taught, places[taught]))
             weights, temperature = lesson.weights[inputs.destinations[chosen]], inputs.temperature
             loss, divergences, logp = weighted_divergence(
                 hidden[chosen],
                 head.weight,
-                lesson.states[places[chosen]],
+                lesson.states[scored],
                 lesson.head.weight,
                 weights,
                 beta=self.beta,
