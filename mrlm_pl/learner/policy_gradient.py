@@ -543,7 +543,7 @@ class PolicyGradient(Algorithm):
         teaching = None
         if self.distiller is not None:
             other_losses = self.reference.used or self.entropy.used or self._trains_values(rows)
-            alone = not other_losses and not bool(rows.advantages.any())
+            alone = not other_losses and not bool(rows.layout.advantages.any())
             teaching = self.distiller.teaching(name, rows, batch.totals[name], alone)
         if teaching is None and not self.entropy.used and not self._trains_values(rows):
             return TokenOutputs(self.policies[name](**rows.inputs()), None, None)

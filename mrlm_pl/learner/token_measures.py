@@ -70,11 +70,10 @@ class TokenMeasures:
             measures["entropy"] = entropy
         if rows.ref_logp is not None:
             measures["kl"] = logp - rows.ref_logp
-        columns = {name: measure.detach().float().cpu() for name, measure in measures.items()}
-        mask = rows.action_mask.cpu()
-        for index, number in enumerate(not_none(rows.numbers).tolist()):
+        columns = dict(zip(measures, torch.stack([*measures.values()]).detach().float().cpu(), strict=True))
+        for index, number in enumerate(not_none(rows.layout.numbers).tolist()):
             for key, start, stop in self.spans[policy][number]:
-                if bool(mask[index, start:stop].all()):
+                if bool(rows.layout.action_mask[index, start:stop].all()):
                     self.found[key] = {name: values[index, start:stop].clone() for name, values in columns.items()}
 
     def lines(self) -> Iterator[str]:

@@ -285,9 +285,8 @@ class Policy(nn.Module):
         return self.values(*self.idle_row()).sum()
 
     def idle_row(self) -> tuple[Tensor, Tensor, Tensor]:
-        device = next(self.model.parameters()).device
-        row = torch.zeros(1, 2, dtype=torch.int64, device=device)
-        return row, torch.tensor([2], device=device), torch.zeros_like(row, dtype=torch.bool)
+        """Return token ids, length and mask of the smallest row without an action, on the host as all rows."""
+        return torch.zeros(1, 2, dtype=torch.int64), torch.tensor([2]), torch.zeros(1, 2, dtype=torch.bool)
 
     def forward(
         self,

@@ -21,7 +21,10 @@ from mrlm_pl.episode import Task
 from mrlm_pl.learner import algorithm as algorithm_module
 from mrlm_pl.learner.batch import Batch, PolicyBatch
 from mrlm_pl.learner.metrics import Metrics
+from mrlm_pl.learner.policies import distillation
 from mrlm_pl.policy import Policy
+from mrlm_pl.policy.forward import attention, divergence, packing
+from mrlm_pl.policy.forward import devices as forward_devices
 from tests.support.models.device_waits import DeviceWaits
 from tests.support.runs.short_fits import fingerprint, make
 
@@ -39,26 +42,45 @@ def moved(rows: PolicyBatch, device: DeviceWaits) -> PolicyBatch:
         (GRPO, {}),
         (GRPO, {"kl": {"coefficient": 0.1}, "entropy": {"coefficient": 0.01}, "recompute_old_logp": True}),
         (GRPO, {"reduction": "episode_mean", "correction": {"kind": "truncated"}}),
+        (GRPO, {"distillation": {"teachers": [{"reprompt": lambda attempt: attempt.opening}], "form": "top_k"}}),
         (PPO, {}),
     ],
 )
 @pytest.mark.long_after(1)
 def test_a_micro_batch_and_its_gradient_wait_for_nothing(
-    cls: Any, options: dict[str, Any], model_folder: Path, echo: Any, quiet_trainer: Any
+    cls: Any,
+    options: dict[str, Any],
+    model_folder: Path,
+    echo: Any,
+    quiet_trainer: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found: list[list[str]] = []
+    devices: list[DeviceWaits] = []
+
+    def on_device(numbers: Any, device: Any) -> Tensor:
+        if not devices or isinstance(device, str):  # the host
+            return forward_devices.on_device(numbers, device)
+        copied = torch.as_tensor(numbers).clone()
+        devices[0].place([copied])
+        return copied
+
+    for module in (attention, distillation, divergence, packing):
+        monkeypatch.setattr(module, "on_device", on_device, raising=False)
 
     class Counted(cls):
         def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
             sent, weights = copy.copy(batch), [weight for weight in self.parameters() if weight.requires_grad]
             with DeviceWaits() as device:
                 device.place(self.parameters())
+                devices[:] = [device]
                 sent.policies = {name: moved(rows, device) for name, rows in batch.policies.items()}
                 sent.without_gradient = {
                     name: rows and moved(rows, device) for name, rows in batch.without_gradient.items()
                 }
                 loss: Tensor = super().training_step(sent, batch_idx)
                 torch.autograd.grad(loss, weights, retain_graph=True, allow_unused=True)
+            devices.clear()
             found.append(device.places)
             return loss
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from mrlm_pl.learner.batch import collate_rows
 from mrlm_pl.learner.token_measures import TokenMeasures
 from mrlm_pl.policy import Policy
 from mrlm_pl.viewer.runs import find_runs
+from tests.support.models.device_waits import DeviceWaits
 
 SIZES: dict[str, Any] = {"groups": 2, "group_size": 2, "iterations": 1, "sampling": Sampling(max_tokens=6)}
 KEPT = {"save_episodes": {"tokens": 1}}
@@ -51,6 +53,21 @@ def test_the_ratio_and_the_divergence_are_those_of_the_log_probabilities() -> No
             "/a/1": {"ratio": [1.0], "entropy": [1.0], "kl": [0.0]},
         },
     }
+
+
+def test_the_measures_of_a_micro_batch_leave_the_device_in_one_transfer() -> None:
+    turn = Turn("a", 0, 1, 3, 0.0, {}, "stop", "main", 0, "e")
+    row = Trajectory("a", "main", (1, 2, 3), (False, True, True), (0.0, -1.0, -2.0), (turn,))
+    host = collate_rows([row], [0], [0], [0])
+    host.numbers, host.ref_logp = torch.tensor([0]), torch.zeros(1, 3)
+    copies: dict[str, Any] = {name: value.clone() for name, value in host.tensors().items()}
+    measures = TokenMeasures(0, {"main": [[(("0", "", "a", 0), 1, 3)]]})
+    with DeviceWaits() as device:
+        logp, entropy = torch.zeros(1, 3), torch.ones(1, 3)
+        device.place([logp, entropy, *copies.values()])
+        measures.add("main", logp, replace(host, **copies, host=host), entropy)
+    assert len(device.places) == 1
+    assert list(measures.found[("0", "", "a", 0)]) == ["ratio", "entropy", "kl"]
 
 
 def test_a_run_keeps_the_entropies_of_its_tokens(model_folder: Path, quiet_trainer: Any, echo: Any) -> None:

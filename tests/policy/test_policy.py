@@ -69,6 +69,13 @@ def test_dropout_of_a_family_that_has_none_is_refused(tmp_path: Path, model_fold
         Policy(str(tmp_path), random_init_seed=0, dropout=0.1).load()
 
 
+def test_the_idle_row_is_on_the_host_like_all_rows(model_folder: Path) -> None:
+    policy = Policy(str(model_folder))
+    policy.load()
+    policy.model.to("meta")  # as another device, from which the layout would be read with a wait
+    assert {part.device.type for part in policy.idle_row()} == {"cpu"}
+
+
 def test_the_reference_is_a_frozen_copy(model_folder: Path) -> None:
     policy = Policy(str(model_folder))
     policy.load(reference=True)

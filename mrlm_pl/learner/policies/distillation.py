@@ -394,9 +394,7 @@ class Distiller:
             taught_tokens = chosen if host.taught_tokens is None else chosen & host.taught_tokens
             if not bool(taught_tokens.any()):
                 continue
-            positions = on_device(
-                torch.where(taught_tokens.flatten(), chosen.flatten().cumsum(0) - 1, -1), weights.device
-            )
+            positions = torch.where(taught_tokens.flatten(), chosen.flatten().cumsum(0) - 1, -1)
             head = policy.network.get_output_embeddings()
             lessons.append(Lesson(policy.states(**inputs), head, positions, weights.flatten(), weight))
         top_k = self.settings.top_k if self.settings.form == "top_k" else None

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from mrlm_pl.policy.forward.devices import on_device
 from mrlm_pl.policy.forward.head import HeadGradients, compute_dtype_of, default_chunk_size
 from mrlm_pl.policy.forward.packing import ForwardPass
 from mrlm_pl.policy.forward.products import linear
@@ -101,17 +102,18 @@ class _WeightedDivergence(torch.autograd.Function):
         slopes = token_weights if temperature is None else token_weights / temperature
         gradients = HeadGradients(ctx.needs_input_grad[:3], hidden, weight, bias, wide)
         chunk_size = max(1, default_chunk_size(weight.shape[0], hidden.device) // 2)
-        for start in range(0, hidden.shape[0], chunk_size):
-            rows = slice(start, start + chunk_size)
-            states = hidden[rows].to(compute)
-            divisor = None if temperature is None else temperature[rows, None]
-            log_q = _log_probs(states, head, bias, divisor, wide)
-            log_p = _log_probs(teacher_hidden[rows].to(compute), teacher_head, teacher_bias, divisor, wide)
-            for place, table in () if targets is None else enumerate((log_q, log_p)):
-                logp[place, rows] = table.gather(-1, targets[rows, None]).squeeze(-1)  # type: ignore[index]
-            divergences[rows], slope = compare(log_p, log_q)
-            if any(ctx.needs_input_grad[:3]):
-                gradients.add(rows, slope.mul_(slopes[rows, None]), states, head)
+        with torch.autocast(hidden.device.type, enabled=False):  # which would compute the sums of the divergences too
+            for start in range(0, hidden.shape[0], chunk_size):
+                rows = slice(start, start + chunk_size)
+                states = hidden[rows].to(compute)
+                divisor = None if temperature is None else temperature[rows, None]
+                log_q = _log_probs(states, head, bias, divisor, wide)
+                log_p = _log_probs(teacher_hidden[rows].to(compute), teacher_head, teacher_bias, divisor, wide)
+                for place, table in () if targets is None else enumerate((log_q, log_p)):
+                    logp[place, rows] = table.gather(-1, targets[rows, None]).squeeze(-1)  # type: ignore[index]
+                divergences[rows], slope = compare(log_p, log_q)
+                if any(ctx.needs_input_grad[:3]):
+                    gradients.add(rows, slope.mul_(slopes[rows, None]), states, head)
         ctx.save_for_backward(gradients.hidden, gradients.weight, gradients.bias)
         ctx.mark_non_differentiable(divergences, logp)
         return (divergences * token_weights).sum(), divergences, logp
@@ -168,7 +170,7 @@ class Lesson(NamedTuple):
     Attributes:
         states: [n, hidden size] its last hidden states before the tokens that it teaches, in their order.
         head: its output head.
-        places: [B * T] place of each token in ``states``; -1 where it does not teach.
+        places: [B * T] place of each token in ``states``, on the host; -1 where it does not teach.
         weights: [B * T] weight of each token's divergence in the loss; a constant.
         factor: of its divergences.
     """
@@ -194,24 +196,25 @@ class Teaching(NamedTuple):
     top_k: int | None
     alone: bool
 
-    def divergences(self, hidden: Tensor, head: Any, inputs: ForwardPass) -> Tensor:
+    def divergences(self, hidden: Tensor, head: Any, inputs: ForwardPass, destinations: Tensor) -> Tensor:
         """Return four numbers of each of n tokens, [4, n]: loss, divergence, overlap, and number of teachers.
 
         The loss is the sum over teachers of ``factor`` times the divergence. Its gradient is right only in the sum
         over the tokens with the lessons' ``weights``. The overlap is ``min(1, pi_teacher / pi)`` of the sampled token,
-        whose expectation is 1 less the total variation.
+        whose expectation is 1 less the total variation. ``destinations`` are those of the inputs, on the host.
         """
         totals = hidden.new_zeros(4, hidden.shape[0], dtype=torch.promote_types(hidden.dtype, torch.float32))
         for lesson in self.lessons:
-            places = lesson.places[inputs.destinations]
-            chosen = (places >= 0).nonzero().flatten()
-            if not chosen.numel():
+            places = lesson.places[destinations]
+            taught = (places >= 0).nonzero().flatten()
+            if not taught.numel():
                 continue
+            chosen, scored = (on_device(index, hidden.device) for index in (taught, places[taught]))
             weights, temperature = lesson.weights[inputs.destinations[chosen]], inputs.temperature
             loss, divergences, logp = weighted_divergence(
                 hidden[chosen],
                 head.weight,
-                lesson.states[places[chosen]],
+                lesson.states[scored],
                 lesson.head.weight,
                 weights,
                 beta=self.beta,

@@ -155,7 +155,7 @@ def pass_states(model: nn.Module, inputs: ForwardPass) -> Tensor:
 def _chunked_logits(model: nn.Module, inputs: ForwardPass, wanted: Wanted, seed: int | None) -> Tensor:
     """Return the requested values of n tokens, [1 to 7, n]; the output head is replaced by the chunked one."""
     head = base_model(model).get_output_embeddings()
-    inputs = inputs.to(model_device(model))
+    destinations, inputs = inputs.destinations, inputs.to(model_device(model))
 
     def forward(predicting: Tensor) -> Tensor:
         if not wanted.log_probs:
@@ -172,7 +172,9 @@ def _chunked_logits(model: nn.Module, inputs: ForwardPass, wanted: Wanted, seed:
             )
         log_probs, entropy = log_probs[:count], None if entropy is None else entropy[:count]
         values = wanted.stack(log_probs, entropy, lambda: predicting)
-        return values if teaching is None else torch.cat([values, teaching.divergences(predicting, head, inputs)])
+        if teaching is None:
+            return values
+        return torch.cat([values, teaching.divergences(predicting, head, inputs, destinations)])
 
     return _with_head(model, inputs, forward, seed)
 

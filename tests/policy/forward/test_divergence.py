@@ -153,6 +153,19 @@ def test_bf16_products_have_a_wide_softmax() -> None:
     assert given["hidden"].grad.dtype == torch.float32
 
 
+@pytest.mark.parametrize("beta", [0.5, 1.0])
+def test_autocast_rounds_the_products_alone(beta: float) -> None:
+    given = inputs(torch.bfloat16)  # products of these are the same with and without autocast
+    results = []
+    for casts in (False, True):
+        hidden = given["hidden"].detach().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16, enabled=casts):
+            loss, divergences, _ = weighted_divergence(**(given | {"hidden": hidden}), beta=beta)
+        results.append((divergences, *torch.autograd.grad(loss, hidden)))
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=0.0, atol=0.0)
+
+
 def test_other_vocabularies_are_errors() -> None:
     given = inputs()
     with pytest.raises(ValueError, match="vocabularies differ: 11 and 10"):
