@@ -245,8 +245,8 @@ CHAPTERS: dict[str, dict[str, Section]] = {
         ),
         "gpu_grpo_step": Section(
             "A GRPO step on a GPU",
-            "A short step, most of it generation. mrlm keeps weights and AdamW's moments in float32, TRL in bf16. Two "
-            "measured steps after two: [scaling](scaling.md#gpus).",
+            "Random Qwen2.5 shapes; both sides divide an update into 4 micro-batches. mrlm keeps weights and AdamW's "
+            "moments in float32, TRL in bf16. Two measured steps after two: [scaling](scaling.md#gpus).",
             costs.gpu_grpo_step,
         ),
         "limit": Section(

@@ -12,7 +12,7 @@ machine hardly change. ``--json`` keeps the rows of other sizes and precisions t
 On a GPU, Llama models with the shapes of Qwen2.5, and more and longer samples:
 
     python benchmarks/speed/grpo_step.py --device cuda --peer-python PYTHON --size 0.5b --prompts 16 \\
-        --prompt-tokens 256 --new-tokens 512 --micro-batches 8 --peer-micro-batches 8 --precision bf16-mixed \\
+        --prompt-tokens 256 --new-tokens 512 --micro-batches 4 --peer-micro-batches 4 --precision bf16-mixed \\
         --peer-bf16 --peer-dtype bfloat16 --json benchmarks/results/gpu_grpo_step.json
 
 There the memory is that of the device's tensors, and ``mfu`` the share of its peak that a step's training takes: six
@@ -288,7 +288,7 @@ def peak_flops() -> float:
 def in_turns(
     pythons: Mapping[str, str], folder: str, rounds: int, threads: int, *more: str, **variables: str
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return each side's reports from processes with the present command and ``--side``.
+    """Return each side's reports from processes with the present command and ``--side``; each is noted as it comes.
 
     Args:
         pythons: of each side.
@@ -303,6 +303,7 @@ def in_turns(
         for side, python in pythons.items():
             command = [python, *sys.argv, *more, "--side", side, "--folder", folder]
             found[side].append(of_child(command, side, threads, None, **variables))
+            print(f"{side}: steps of {found[side][-1]['steps']} s", file=sys.stderr, flush=True)
     return found
 
 
