@@ -324,7 +324,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     >>> rms_norm(torch.tensor([3.0, 4.0]), torch.tensor([1.0, 2.0]), 0.0).tolist()    # sqrt(12.5) = 3.5355
     [0.8485281467437744, 2.262741804122925]
     """
-    if x.device.type != "cpu":  # one kernel and a product
+    if x.device.type != "cpu":
+        if weight.dim() == 1 and weight.dtype == x.dtype == torch.float32:  # other dtypes round before the product
+            return F.rms_norm(x, weight.shape, weight, eps)
         return F.rms_norm(x, x.shape[-1:], None, eps) * weight
     wide = x.float()
     scale = (wide * wide).mean(-1, keepdim=True).add_(eps).rsqrt_()

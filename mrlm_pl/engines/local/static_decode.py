@@ -89,12 +89,12 @@ class StaticStep:
         self, decoder: FusedDecoder, shared: Tensor, own: Tensor, logits: Tensor, width: int, capture: Capture
     ) -> None:
         self._decoder, self._shared, self._own, self._logits, self.width = decoder, shared, own, logits, width
-        rows, contexts = own.shape[2], shared.shape[2]
+        rows, contexts, kv_heads = own.shape[2], shared.shape[2], own.shape[3]
         self._rotation = decoder.rotation(shared.shape[4] + own.shape[4])  # the decoder's may move during a batch
         numbers = partial(torch.zeros, dtype=torch.long, device=shared.device)
-        self.tokens, self._lengths, self._place = numbers(rows), numbers(rows), numbers(rows)
-        self._row, self._fed = numbers(contexts * width), numbers(1)
-        self._mask = shared.new_zeros(contexts, 1, 1, shared.shape[4])
+        self.tokens, self._lengths, self._place = numbers(rows), numbers(rows), numbers(rows, kv_heads)
+        self._row, self._fed = numbers(contexts, kv_heads, width), numbers(1)
+        self._mask = shared.new_zeros(rows, 1, 1, shared.shape[4])
         self._capture = capture
         self._replays: dict[int, Step | None] = {}
 
@@ -104,16 +104,15 @@ class StaticStep:
         There may be fewer rows and contexts than the step has: it computes the others from the numbers of row 0 and
         from contexts without tokens.
         """
-        device = self.tokens.device
-        places = places_in_contexts(contexts, self.width)
-        rows = [0] * len(self._row)
-        for row, place in enumerate(places):
-            rows[place] = row
-        self._row.copy_(on_device(rows, device))
-        self._place[: len(places)].copy_(on_device(places, device))
+        device, (most, kv_heads, width) = self.tokens.device, self._row.shape
+        heads, places = torch.arange(kv_heads), torch.tensor(places_in_contexts(contexts, width))
+        rows = torch.zeros(most * width, dtype=torch.long)
+        rows[places] = torch.arange(len(places))
+        self._row.copy_(on_device(rows.view(most, 1, width) * kv_heads + heads[:, None], device))
+        of_head = (places // width * kv_heads * width + places % width)[:, None] + heads * width
+        self._place[: len(places)].copy_(on_device(of_head, device))
         self._lengths[: len(places)].copy_(on_device([lengths[u] for u in contexts], device))
-        of_all = on_device([*lengths, *[0] * (len(self._mask) - len(lengths))], device)
-        self._mask.copy_(hidden_beyond(of_all, self._mask.shape[3], self._mask.dtype))
+        self._mask.copy_(hidden_beyond(self._lengths, self._mask.shape[3], self._mask.dtype))
         self._fed.fill_(fed)
 
     def run(self, window: int) -> Tensor:
@@ -132,37 +131,35 @@ class StaticStep:
     def _compute(self, window: int) -> Tensor:
         sizes, positions = self._decoder.weights.sizes, self._lengths + self._fed
         cos, sin = self._rotation
-        hidden = hidden_beyond(self._fed + 1, window, self._mask.dtype)
+        own_mask = hidden_beyond(self._fed + 1, window, self._mask.dtype)
+        mask = torch.cat((self._mask, own_mask.expand(len(self._mask), -1, -1, -1)), -1)
 
         def attend(i: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             keys, values = self._own[i]
             keys.index_copy_(2, self._fed, k[:, :, None])
             values.index_copy_(2, self._fed, v[:, :, None])
-            context_keys, context_values = self._shared[i]
             # The query heads of a group take the place of query positions, so keys and values are not repeated.
-            grouped = q.unflatten(1, (sizes.kv_heads, -1)) * sizes.scale
-            of_context = torch.matmul(self._by_context(grouped), context_keys.transpose(-1, -2))
-            of_context += self._mask
-            of_own = torch.matmul(grouped, keys[:, :, :window].transpose(-1, -2))
-            of_own += hidden
-            scores = torch.cat((self._by_row(of_context), of_own), -1)
-            shares = scores.softmax(-1, dtype=torch.float32).to(q.dtype)
-            length = context_keys.shape[2]
-            mixed = torch.matmul(shares[..., length:], values[:, :, :window])
-            return mixed + self._by_row(torch.matmul(self._by_context(shares[..., :length]), context_values))
+            grouped = (q.unflatten(1, (sizes.kv_heads, -1)) * sizes.scale).flatten(0, 1)
+            keys, values = keys[:, :, :window].flatten(0, 1), values[:, :, :window].flatten(0, 1)
+            context_keys, context_values = self._shared[i].flatten(1, 2)
+            of_context = torch.bmm(self._by_context(grouped), context_keys.transpose(1, 2))
+            scores = torch.cat((self._by_row(of_context), torch.bmm(grouped, keys.transpose(1, 2))), -1)
+            scores.view(len(mask), sizes.kv_heads, *scores.shape[1:]).add_(mask)
+            of_context, of_own = scores.softmax(-1).split((context_keys.shape[1], window), -1)
+            mixed = self._by_row(torch.bmm(self._by_context(of_context), context_values))
+            return mixed.baddbmm_(of_own, values).view(q.shape)
 
         x = self._decoder.hidden(self.tokens, cos[positions][:, None], sin[positions][:, None], attend)
         self._fed += 1
         return self._logits.copy_(self._decoder.logits(x))
 
     def _by_context(self, x: Tensor) -> Tensor:
-        """Return ``[B, KV heads, group, N]`` of rows as ``[U, KV heads, width * group, N]``: a context is read once."""
-        x = x.index_select(0, self._row).unflatten(0, (-1, self.width))
-        return x.transpose(1, 2).flatten(2, 3)
+        """Return rows ``[B * KV heads, group, N]`` as ``[U * KV heads, width * group, N]``: a context is read once."""
+        return x.index_select(0, self._row.flatten()).view(-1, self.width * x.shape[1], x.shape[2])
 
     def _by_row(self, x: Tensor) -> Tensor:
         """Return the inverse of :meth:`_by_context`."""
-        return x.unflatten(2, (self.width, -1)).transpose(1, 2).flatten(0, 1).index_select(0, self._place)
+        return x.view(-1, x.shape[1] // self.width, x.shape[2]).index_select(0, self._place.flatten())
 
 
 class StaticDecode:
