@@ -394,8 +394,9 @@ def commands(joined: str) -> str:
 
 def numbers() -> str:
     """Return the README's measured numbers beside the peers', and its curve."""
-    files = ("grpo_step_amx", "team_step", "kill_resume", "attacks")
-    grpo, team, killed, attacked = (read(name) for name in files)
+    files = ("gpu_grpo_step", "grpo_step_amx", "team_step", "kill_resume", "attacks")
+    on_gpu, grpo, team, killed, attacked = (read(name) for name in files)
+    large = on_gpu["rows"][-1]
     turn = [row for row in team["rows"] if row["size"] == "s" and not row["compiled"]][-1]
     shown_step = ("s", "bf16-mixed", False)
     step = next(row for row in grpo["rows"] if (row["size"], row["precision"], row["compiled"]) == shown_step)
@@ -406,9 +407,19 @@ def numbers() -> str:
     costs = "**{cpu_ratio:.2f}** of its CPU time, **{peak_ratio:.2f}** of its peak memory"
     version, agree, both = read("conformance_peers")["versions"]["verl"], *agreeing("verl")
     rows = {
-        "grpo_step_amx": [f"a GRPO step in bf16 against TRL {grpo['versions']['trl']}", costs.format_map(step)],
+        "gpu_grpo_step": [
+            f"a GRPO step of a {large['size'].upper()} model, {large['prompts']} x {large['group']} samples of "
+            f"{large['new_tokens']} tokens, on one {on_gpu['machine']['gpu']} against TRL {on_gpu['versions']['trl']} "
+            "with its default generation, both in bf16",
+            "**{steps_ratio:.2f}** of its time, **{peak_ratio:.2f}** of its peak memory".format_map(large),
+        ],
+        "grpo_step_amx": [
+            f"a GRPO step of a small model in bf16 on a CPU against TRL {grpo['versions']['trl']}",
+            costs.format_map(step),
+        ],
         "team_step": [
-            f"a MAGRPO step of two agents and {turn['turns']} turns against CoMLRL {team['versions']['comlrl']}",
+            f"a MAGRPO step of two agents and {turn['turns']} turns on a CPU against CoMLRL "
+            f"{team['versions']['comlrl']}",
             costs.format_map(turn),
         ],
         "kill_resume": [
@@ -429,7 +440,7 @@ def numbers() -> str:
     curve = read("quickstart")
     begin, end = (curve["summary"][moment][0] for moment in ("before", "after"))
     return (
-        f"{table(['measured on a CPU', 'result', 'file'], shown)}\n"
+        f"{table(['measured', 'result', 'file'], shown)}\n"
         "![Reward of the quick start by iteration](docs/images/results/quickstart.svg)\n\n"
         f"The quick start: mean reward of {len(curve['rows'])} seeds with its 95 % interval. The accuracy on 500\n"
         f"held-out problems rises from {begin:.2f} to {end:.2f} "
