@@ -29,9 +29,9 @@ MARKS = ("<!-- numbers: make results -->\n", "<!-- end of numbers -->\n")
 HEAD = """\
 # Results
 
-Below each table stand its file in `benchmarks/results`, the command that writes it with `--json FILE`, the date and the
-machine. `make results` draws this page from the files; `make benchmarks` measures again. Intervals cover 95 %, over the
-seeds (Student's t) or over the tasks of an evaluation. In a ratio to another library, below 1 means that mrlm is
+Below each table stand its file in `benchmarks/results`, the first of the commands that wrote it (it has all), date and
+machine. `make results` draws this page from the files; `make benchmarks` measures again. Intervals cover 95 %, over
+the seeds (Student's t) or over the tasks of an evaluation. In a ratio to another library, below 1 means that mrlm is
 cheaper. All runs on a CPU had small models and {common}.
 """
 
@@ -377,18 +377,14 @@ def source(name: str, found: Any) -> str:
 
 
 def commands(joined: str) -> str:
-    """Return commands, the later ones by the options that they add to those of the first where they have all of these.
+    """Return the first of the joined commands, and the number of the others.
 
     >>> commands("a.py --size s && a.py --size m --steps 5 && a.py")
-    '`a.py --size s`, then with `--size m --steps 5`, then `a.py`'
+    '`a.py --size s` and 2 other commands'
     """
-    first, *others = (command.split(" --") for command in joined.split(" && "))
-    texts = [f"`{' --'.join(first)}`"]
-    for parts in others:
-        own = [part for part in parts if part not in first]
-        lacks = {part.split()[0] for part in first} - {part.split()[0] for part in parts}
-        texts.append(f"then `{' --'.join(parts)}`" if lacks else f"then with `--{' --'.join(own)}`")
-    return ", ".join(texts)
+    first, *others = joined.split(" && ")
+    more = f" and {len(others)} other command{'s' * (len(others) > 1)}" if others else ""
+    return f"`{first}`{more}"
 
 
 def numbers() -> str:
