@@ -252,8 +252,8 @@ CHAPTERS: dict[str, dict[str, Section]] = {
         "limit": Section(
             "Limit of the machine",
             "How fast could a GRPO step be on this machine? Seconds on one thread of the whole step, of its operators "
-            "without the Python between them, of its matrix products alone in the fastest layout, and of its "
-            "attention alone; then the ratios to TRL's step. Size m was measured before the output head was packed.",
+            "without the Python between them, and of its matrix products (in the fastest layout) and attention alone; "
+            "then the ratios to TRL's step. Size m was measured before the output head was packed.",
             functools.partial(costs.limit, steps="grpo_step"),
         ),
         "limit_amx": Section(
@@ -294,11 +294,6 @@ CHAPTERS: dict[str, dict[str, Section]] = {
             "Engine and learner against each model's own forward pass: [engines](engines.md#in-this-process).",
             correctness.families,
         ),
-        "semantic": Section(
-            "Rewards and observations of the environments",
-            "Environments by result of `mrlm check-env --level semantic`: [checks](checks.md).",
-            correctness.semantic,
-        ),
         "interval_coverage": Section(
             "Confidence intervals",
             "An accuracy's 95 % interval in simulations with correlated samples.",
@@ -323,6 +318,7 @@ ELSEWHERE = {
     "gateway": "tokens per second through the [gateway](gateway.md)",
     "reasoning_gym": "[sums of reasoning-gym](environments/reasoning_gym.md)",
     "run_size": "[bytes that a run writes](operations.md#written-files)",
+    "semantic": "[checks of all environments](checks.md#the-shipped-environments) by `mrlm check-env --level semantic`",
     "training_forward": "the learner's pass, also with [compiled layers](scaling.md#compiled-layers), and a padded one",
 }
 """Files that other pages show."""

@@ -226,10 +226,11 @@ def _limits(head: str, rows: Iterable[tuple[str, Any, float | None]], peer: str,
         title = f"{name}, {'compiled' if row['compiled'] else 'plain'}"
         units = [unit for unit in PARTS if unit in row["phases"]["update"]]
         both = {unit: sum(phase[unit] for phase in row["phases"].values()) for unit in units}
-        cells += [(title, unit.replace("_", ", in "), f"{seconds:.3f}") for unit, seconds in both.items()]
+        step, operators, *parts = both.values()
+        shown = {"step": step, "operators": operators, alone: sum(parts)}
+        cells += [(title, f"{part}, s", f"{seconds:.3f}") for part, seconds in shown.items()]
         if ratio is not None:
-            step, operators, *parts = both.values()
-            for part, seconds in {"step": step, "operators": operators, alone: sum(parts)}.items():
+            for part, seconds in shown.items():
                 cells.append((title, f"{part} / {peer}'s step", f"{ratio * seconds / step:.2f}"))
     return pivot(head, cells)
 
