@@ -29,10 +29,10 @@ MARKS = ("<!-- numbers: make results -->\n", "<!-- end of numbers -->\n")
 HEAD = """\
 # Results
 
-Every number is drawn from a file in `benchmarks/results`, named below its table beside the command that wrote it with
-`--json FILE`; `make results` draws this page, `make benchmarks` measures again. Intervals cover 95 %, over the seeds
-(Student's t) or over the tasks of an evaluation. All runs on a CPU had small models and {common}: ratios
-tell more than absolute numbers.
+Below each table stand its file in `benchmarks/results`, the first of the commands that wrote it (it has all), date and
+machine. `make results` draws this page from the files; `make benchmarks` measures again. Intervals cover 95 %, over
+the seeds (Student's t) or over the tasks of an evaluation. In a ratio to another library, below 1 means that mrlm is
+cheaper. All runs on a CPU had small models and {common}.
 """
 
 
@@ -61,7 +61,7 @@ class Section:
 CHAPTERS: dict[str, dict[str, Section]] = {
     "Learning": {
         "quickstart": Section(
-            "Quick start", "GRPO on generated problems; accuracy on 500 held-out ones.", learning.quickstart, plot=True
+            "Quick start", "GRPO on generated problems: accuracy on 500 held-out ones.", learning.quickstart, plot=True
         ),
         "learning": Section(
             "Algorithms of one policy",
@@ -72,17 +72,16 @@ CHAPTERS: dict[str, dict[str, Section]] = {
         ),
         "team_algorithms": Section(
             "Algorithms of teams and of turns",
-            "Mean held-out reward of the tiny model, in runs of a few CPU seconds that differ in size; sections below "
-            "compare some at equal tokens. Acting alone in `coordination` earns .4 for certain: DrMAS and Shapley, "
-            "which credit own rewards, may settle there. MAPoRL's run is larger: a smaller one learned nothing.",
+            "Mean held-out reward of the tiny model in runs of a few CPU seconds. The runs differ in size: sections "
+            "below compare some at equal tokens. In `coordination` acting alone earns .4 for certain; DrMAS and "
+            "Shapley, which credit an agent's own reward, may settle there.",
             learning.team_algorithms,
             plot=True,
         ),
         "small_model": Section(
             "Small model",
             "Held-out accuracy of `make small-model` (2.6 million weights, not in the package) beside `builtin:tiny`, "
-            "on the same 500 problems of each difficulty at temperature 1. Both saw difficulty 1 alone; their second "
-            "stage has hurried answers to most problems.",
+            "on the same 500 problems of each difficulty at temperature 1. Both were trained on difficulty 1 alone.",
             learning.small_model,
         ),
         "parity": Section(
@@ -99,17 +98,16 @@ CHAPTERS: dict[str, dict[str, Section]] = {
         ),
         "turn_credit": Section(
             "Credit of turns",
-            "Return in a game of four wheels, held out and mean of the rollouts (difference from GRPO); `turn` is "
-            "`credit: turn`. 30,000 generated tokens, entropy bonus .1 unless named: "
-            "[algorithms](algorithms.md#credit-of-turns).",
+            "Return in a game of four wheels, held out and as the mean of the rollouts, with the difference from GRPO "
+            "in parentheses, after 30,000 generated tokens with an entropy bonus of .1 unless named. `turn` is "
+            "`credit: turn`: [algorithms](algorithms.md#credit-of-turns).",
             learning.turn_credit,
         ),
         "agentbench": Section(
             "Tasks of AgentBench",
-            "A small model after its recipe, at equal generated tokens of all agents, on new tasks (shop and graph: "
-            "from the training split): [shop](environments/webshop.md#measured), "
-            "[graph](environments/knowledge_graph.md#measured), [house](environments/alfworld.md#measured). The "
-            "reward of graph and house is success.",
+            "A small model, pretrained by its recipe, on new tasks (of the training split in shop and graph), at equal "
+            "generated tokens: [shop](environments/webshop.md#measured), "
+            "[graph](environments/knowledge_graph.md#measured), [house](environments/alfworld.md#measured).",
             learning.agentbench,
         ),
         "five_tasks": Section(
@@ -120,7 +118,7 @@ CHAPTERS: dict[str, dict[str, Section]] = {
         ),
         "team_distillation": Section(
             "A team distilled into one model",
-            "A student of two specialists, their team's mean in the last turn and its majority: [on-policy "
+            "Accuracy of a student of two specialists beside that of their team in the last turn: [on-policy "
             "distillation](algorithms/on_policy_distillation.md).",
             learning.team_distillation,
         ),
@@ -139,7 +137,7 @@ CHAPTERS: dict[str, dict[str, Section]] = {
         ),
         "effects": Section(
             "Effects of papers",
-            "In parentheses the difference from the first arm, which is the paper's baseline: "
+            "The first row of each table is the paper's baseline; parentheses have the difference from it: "
             "[AT-GRPO](algorithms/at_grpo.md#measured), [Dr.MAS](algorithms/dr_mas.md#measured), "
             "[asynchronous rollouts](async.md#measured), [RAE](algorithms/rae.md#measured), "
             "[self-play](self_play.md#measured).",
@@ -159,35 +157,35 @@ CHAPTERS: dict[str, dict[str, Section]] = {
     "Speed and memory": {
         "grpo_step": Section(
             "A GRPO step against TRL",
-            "Generation, reward, loss and update of the same model, prompts and lengths. mrlm takes oneDNN's products "
-            "in float32 here, TRL has MKL's: [scaling](scaling.md#precision). The first two rows were measured before "
-            "generation packed its weights. The rows of s and xs are from the environment of `make quickstart`, which "
-            "has no matplotlib: where it is installed, torchmetrics imports it, which takes 27 MiB.",
+            "Generation, reward, loss and update of the same model, prompts and lengths. In float32 mrlm multiplies "
+            "matrices with oneDNN here, TRL with MKL: [scaling](scaling.md#precision). The first two rows were "
+            "measured before generation packed its weights; s and xs without matplotlib, which takes 27 MiB where it "
+            "is installed.",
             costs.grpo_step,
         ),
         "grpo_step_amx": Section(
             "A GRPO step against TRL on a processor with AMX",
-            "The same, where matrix products in bf16 have hardware. Another benchmark ran on the other core.",
+            "The same on a processor that multiplies bf16 matrices in hardware. Another benchmark ran on the other "
+            "core.",
             costs.grpo_step,
         ),
         "team_step": Section(
             "A team's step against CoMLRL",
-            "MAGRPO, two agents with a turn tree: [teams](teams.md#speed). The rows of s are from the environment "
-            "of `make quickstart`, which has no matplotlib: where it is installed, torchmetrics imports it, which "
-            "takes 27 MiB. Those of m were measured with it, in one round, beside tests on the other core.",
+            "MAGRPO, two agents with a turn tree: [teams](teams.md#speed). Size s was measured without matplotlib, "
+            "which takes 27 MiB where it is installed; m with it, in one round, beside tests on the other core.",
             costs.team_step,
         ),
         "adapters_step": Section(
             "Adapters against models of their own",
-            "The same work of two agents, with adapters of rank 16 on one model of size m / with a model each: "
+            "A step of two agents with adapters of rank 16 on one model of size m, against one with a model each: "
             "[scaling](scaling.md#lora).",
             costs.adapters_step,
         ),
         "cost_curves": Section(
             "Growth of the costs",
-            "Slopes of logarithms, over all points and between the last two; 1 is linear (dotted in the plot). "
-            "CPU time of rollout and update and peak memory beyond the loaded models, on one thread: "
-            "[long contexts](scaling.md#long-contexts).",
+            "How CPU time (rollout and update, one thread) and peak memory (beyond the loaded models) grow: slopes of "
+            "the logarithms over all points, and between the last two. A slope of 1 is linear (dotted): [long "
+            "contexts](scaling.md#long-contexts).",
             costs.cost_curves,
             plot=True,
         ),
@@ -198,13 +196,14 @@ CHAPTERS: dict[str, dict[str, Section]] = {
         ),
         "int8_weights": Section(
             "Weights in int8",
-            "int8 / float32 on one thread, and `builtin:tiny` on the quick start's problems: "
+            "int8 against float32 on one thread, and the accuracy of `builtin:tiny` on the quick start's problems: "
             "[scaling](scaling.md#weights-in-int8).",
             costs.int8_weights,
         ),
         "kernel_shapes": Section(
             "Shapes of products in bf16 on a CPU",
-            "Distinct shapes in ten GRPO steps with replies of different lengths: [scaling](scaling.md#precision).",
+            "Distinct shapes of products in ten GRPO steps with replies of different lengths: "
+            "[scaling](scaling.md#precision).",
             costs.kernel_shapes,
         ),
         "shared_machine": Section(
@@ -226,47 +225,45 @@ CHAPTERS: dict[str, dict[str, Section]] = {
         ),
         "batching": Section(
             "Batching",
-            "One call for several policies / a call for each; adapters on one base / added to copies; unequal lengths "
-            "/ `generate` in waves: [engines](engines.md#in-this-process).",
+            "Ratios: one call for several policies to a call for each; adapters on one base to adapters added to "
+            "copies; unequal lengths to `generate` in waves: [engines](engines.md#in-this-process).",
             costs.batching,
         ),
         "rounds": Section(
             "Rounds against lockstep",
-            "32 episodes of 4 turns of unequal lengths, size s; answers take random times with this mean: "
+            "32 episodes of 4 turns of unequal lengths, size s, by the mean time of an environment's answer: "
             "[engines](engines.md#rounds).",
             costs.rounds,
         ),
         "gpu_rollout": Section(
             "Generation on a GPU",
-            "Random Qwen2.5 shapes in bf16, prompts x samples, tokens of a prompt + new ones; one measured run after a "
-            "warm-up. The first row was measured before norms and draws took fewer kernels: "
+            "Random weights of Qwen2.5 shapes in bf16, one run after a warm-up; a row names prompts x samples and "
+            "prompt + new tokens. The first row was measured before norms and draws took fewer kernels: "
             "[engines](engines.md#in-this-process).",
             costs.gpu_rollout,
         ),
         "gpu_grpo_step": Section(
             "A GRPO step on a GPU",
-            "Random Qwen2.5 shapes; both sides divide an update into 4 micro-batches. mrlm keeps weights and AdamW's "
-            "moments in float32, TRL in bf16. Two measured steps after two: [scaling](scaling.md#gpus).",
+            "Random weights of a Qwen2.5 shape, updates of 4 micro-batches, the median of two steps after two others. "
+            "TRL generates without vLLM and keeps weights and AdamW's moments in bf16, mrlm in float32: "
+            "[scaling](scaling.md#gpus).",
             costs.gpu_grpo_step,
         ),
         "limit": Section(
             "Limit of the machine",
-            "Seconds of a GRPO step on one thread / of its operators and compiled code, without the Python between "
-            "them / of its matrix products alone, in the fastest layout / of its attention alone. The last columns are "
-            "ratios to TRL's step: of the whole step, of its operators, and of products and attention. A step without "
-            "any Python reaches the second; one that also has no element-wise operations, copies, sampling and "
-            "optimizer the third. Those of size m were measured before the output head was packed.",
+            "How fast could a GRPO step be on this machine? Seconds on one thread of the whole step, of its operators "
+            "without the Python between them, and of its matrix products (in the fastest layout) and attention alone; "
+            "then the ratios to TRL's step. Size m was measured before the output head was packed.",
             functools.partial(costs.limit, steps="grpo_step"),
         ),
         "limit_amx": Section(
             "Limit of a machine with AMX",
-            "The same, where matrix products in bf16 have hardware.",
+            "The same on a processor that multiplies bf16 matrices in hardware.",
             functools.partial(costs.limit, steps="grpo_step_amx"),
         ),
         "limit_team": Section(
             "Limit of a team's step",
-            "The same of MAGRPO's step, in float32 / of its operators and compiled code / of its matrix products "
-            "alone, with each token of the tree once.",
+            "The same for a step of MAGRPO in float32; products have each token of the tree once.",
             costs.limit_team,
         ),
         "start_up": Section(
@@ -297,11 +294,6 @@ CHAPTERS: dict[str, dict[str, Section]] = {
             "Engine and learner against each model's own forward pass: [engines](engines.md#in-this-process).",
             correctness.families,
         ),
-        "semantic": Section(
-            "Rewards and observations of the environments",
-            "Environments by result of `mrlm check-env --level semantic`: [checks](checks.md).",
-            correctness.semantic,
-        ),
         "interval_coverage": Section(
             "Confidence intervals",
             "An accuracy's 95 % interval in simulations with correlated samples.",
@@ -310,7 +302,9 @@ CHAPTERS: dict[str, dict[str, Section]] = {
     },
     "Earlier measurements": {
         "earlier": Section(
-            "Numbers of other pages", "Without date and versions; the command measures again.", correctness.earlier
+            "Numbers of other pages",
+            "Measured before results had files with date and versions. The command measures again.",
+            correctness.earlier,
         ),
     },
 }
@@ -324,6 +318,7 @@ ELSEWHERE = {
     "gateway": "tokens per second through the [gateway](gateway.md)",
     "reasoning_gym": "[sums of reasoning-gym](environments/reasoning_gym.md)",
     "run_size": "[bytes that a run writes](operations.md#written-files)",
+    "semantic": "[checks of all environments](checks.md#the-shipped-environments) by `mrlm check-env --level semantic`",
     "training_forward": "the learner's pass, also with [compiled layers](scaling.md#compiled-layers), and a padded one",
 }
 """Files that other pages show."""
@@ -378,25 +373,20 @@ def source(name: str, found: Any) -> str:
 
 
 def commands(joined: str) -> str:
-    """Return commands, the later ones by the options that they add to those of the first where they have all of these.
+    """Return the first of the joined commands, and the number of the others.
 
     >>> commands("a.py --size s && a.py --size m --steps 5 && a.py")
-    '`a.py --size s`, then with `--size m --steps 5`, then `a.py`'
+    '`a.py --size s` and 2 other commands'
     """
-    first, *others = (command.split(" --") for command in joined.split(" && "))
-    texts = [f"`{' --'.join(first)}`"]
-    for parts in others:
-        own = [part for part in parts if part not in first]
-        lacks = {part.split()[0] for part in first} - {part.split()[0] for part in parts}
-        texts.append(f"then `{' --'.join(parts)}`" if lacks else f"then with `--{' --'.join(own)}`")
-    return ", ".join(texts)
+    first, *others = joined.split(" && ")
+    more = f" and {len(others)} other command{'s' * (len(others) > 1)}" if others else ""
+    return f"`{first}`{more}"
 
 
 def numbers() -> str:
     """Return the README's measured numbers beside the peers', and its curve."""
     files = ("gpu_grpo_step", "grpo_step_amx", "team_step", "kill_resume", "attacks")
     on_gpu, grpo, team, killed, attacked = (read(name) for name in files)
-    large = on_gpu["rows"][-1]
     turn = [row for row in team["rows"] if row["size"] == "s" and not row["compiled"]][-1]
     shown_step = ("s", "bf16-mixed", False)
     step = next(row for row in grpo["rows"] if (row["size"], row["precision"], row["compiled"]) == shown_step)
@@ -405,13 +395,13 @@ def numbers() -> str:
     levels = attacked["levels"]
     tried = " and ".join(f"{row['attacks']} at `{level}`" for level, row in levels.items())
     costs = "**{cpu_ratio:.2f}** of its CPU time, **{peak_ratio:.2f}** of its peak memory"
+    (gpu_step,) = on_gpu["rows"]
     version, agree, both = read("conformance_peers")["versions"]["verl"], *agreeing("verl")
     rows = {
         "gpu_grpo_step": [
-            f"a GRPO step of a {large['size'].upper()} model, {large['prompts']} x {large['group']} samples of "
-            f"{large['new_tokens']} tokens, on one {on_gpu['machine']['gpu']} against TRL {on_gpu['versions']['trl']} "
-            "with its default generation, both in bf16",
-            "**{steps_ratio:.2f}** of its time, **{peak_ratio:.2f}** of its peak memory".format_map(large),
+            f"a GRPO step of a {gpu_step['size'].upper()} model in bf16 on one {on_gpu['machine']['gpu']} against TRL "
+            f"{on_gpu['versions']['trl']} without vLLM",
+            costs.replace("cpu_ratio", "steps_ratio").replace("CPU ", "").format_map(gpu_step),
         ],
         "grpo_step_amx": [
             f"a GRPO step of a small model in bf16 on a CPU against TRL {grpo['versions']['trl']}",
@@ -423,27 +413,27 @@ def numbers() -> str:
             costs.format_map(turn),
         ],
         "kill_resume": [
-            f"{runs} runs of SFT, GRPO, PPO, DPO and MAGRPO, each killed up to {most} times by `kill -9` at a random "
-            f"moment, {count} times in all, and resumed",
-            f"**{same} of {runs}** end with the weights of the undisturbed run, bit for bit",
+            f"{runs} runs of SFT, GRPO, PPO, DPO and MAGRPO, resumed after {count} `kill -9` at random moments, up to "
+            f"{most} in a run",
+            f"**{same} of {runs}** end with the weights of an uninterrupted run, bit for bit",
         ],
         "attacks": [
-            f"hostile programs in the sandbox: {tried}",
+            f"attacks of hostile programs on the sandbox: {tried}",
             f"**{sum(row['through'] for row in levels.values())}** succeed",
         ],
         "conformance_peers": [
-            f"losses and advantages against verl {version}'s code (its rollouts need vLLM, SGLang or TensorRT-LLM)",
-            f"**{agree} of {both}** have its values, within 1e-6",
+            f"losses and advantages against the code of verl {version}",
+            f"**{agree} of {both}** are equal within 1e-6",
         ],
     }
     shown = [[*cells, f"[{name}.json](benchmarks/results/{name}.json)"] for name, cells in rows.items()]
     curve = read("quickstart")
     begin, end = (curve["summary"][moment][0] for moment in ("before", "after"))
     return (
-        f"{table(['measured', 'result', 'file'], shown)}\n"
+        f"{table(['measured', 'result of mrlm', 'file'], shown)}\n"
         "![Reward of the quick start by iteration](docs/images/results/quickstart.svg)\n\n"
-        f"The quick start: mean reward of {len(curve['rows'])} seeds with its 95 % interval. The accuracy on 500\n"
-        f"held-out problems rises from {begin:.2f} to {end:.2f} "
+        f"Mean reward in the quick start over {len(curve['rows'])} seeds with its 95 % interval. The accuracy on 500 "
+        f"held-out problems\nrises from {begin:.2f} to {end:.2f} "
         "([quickstart.json](benchmarks/results/quickstart.json)).\n"
     )
 

@@ -55,16 +55,6 @@ def conformance_peers(found: Any) -> str:
     return table(["peer", "losses and advantages"], rows)
 
 
-def semantic(found: Any) -> str:
-    """Return the numbers of environments that pass each check."""
-    reports = [report["checks"] for report in found["environments"].values()]
-    rows = []
-    for name in reports[0]:
-        applied = [report[name]["passed"] for report in reports if report[name]["applies"]]
-        rows.append([f"`{name}`", sum(applied), len(applied) - sum(applied), len(reports) - len(applied)])
-    return table(["check", "passes", "fails", "does not apply"], rows)
-
-
 def earlier(found: Any) -> str:
     """Return the pages with measurements that were made before their results were kept in files, by command."""
     rows = []

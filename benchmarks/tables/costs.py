@@ -39,6 +39,7 @@ def team_step(found: Any) -> str:
 
 
 PARTS = ("seconds", "operators_seconds", "products_seconds", "attention_seconds")
+"""A step's seconds, and those of its parts measured alone."""
 SIDES = {"ours": "mrlm", "trl": "TRL", "comlrl": "CoMLRL"}
 
 
@@ -192,7 +193,7 @@ def rounds(found: Any) -> str:
 
 
 def limit(found: Any, steps: str) -> str:
-    """Return the seconds of a GRPO step by phase, those of its parts measured alone, and their ratios to TRL's step.
+    """Return the seconds of a GRPO step, those of its parts measured alone, and their ratios to TRL's step.
 
     Args:
         found: the seconds.
@@ -211,7 +212,7 @@ def limit(found: Any, steps: str) -> str:
 
 
 def limit_team(found: Any) -> str:
-    """Return the seconds of a team's step by phase, those of its parts, and their ratios to CoMLRL's step."""
+    """Return the seconds of a team's step, those of its parts, and their ratios to CoMLRL's step."""
     steps = [row for row in read("team_step")["rows"] if row["size"] == "s"]
     ratios = {(row["turns"], row["compiled"]): row["cpu_ratio"] for row in steps}
     rows = ((f"{row['turns']}", row, ratios[row["turns"], row["compiled"]]) for row in found["rows"])
@@ -225,11 +226,11 @@ def _limits(head: str, rows: Iterable[tuple[str, Any, float | None]], peer: str,
         title = f"{name}, {'compiled' if row['compiled'] else 'plain'}"
         units = [unit for unit in PARTS if unit in row["phases"]["update"]]
         both = {unit: sum(phase[unit] for phase in row["phases"].values()) for unit in units}
-        for phase, seconds in {**row["phases"], "both": both}.items():
-            cells.append((title, phase, " / ".join(f"{seconds[unit]:.3f}" for unit in units)))
+        step, operators, *parts = both.values()
+        shown = {"step": step, "operators": operators, alone: sum(parts)}
+        cells += [(title, f"{part}, s", f"{seconds:.3f}") for part, seconds in shown.items()]
         if ratio is not None:
-            step, operators, *parts = both.values()
-            for part, seconds in {"step": step, "operators": operators, alone: sum(parts)}.items():
+            for part, seconds in shown.items():
                 cells.append((title, f"{part} / {peer}'s step", f"{ratio * seconds / step:.2f}"))
     return pivot(head, cells)
 

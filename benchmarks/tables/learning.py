@@ -12,8 +12,8 @@ from benchmarks.tables.results import grouped
 
 
 def against(means: Mapping[str, Sequence[float]], name: str, gap: str) -> str:
-    """Return a mean and, in parentheses, a difference where there is one."""
-    return plus_minus(means[name]) + (f" ({plus_minus(means[gap], '+')})" if gap in means else "")
+    """Return a mean and, in parentheses, a difference unless it is missing or 0 for certain."""
+    return plus_minus(means[name]) + (f" ({plus_minus(means[gap], '+')})" if any(means.get(gap, ())) else "")
 
 
 def seeds(runs: Mapping[Any, Sequence[Any]]) -> str:
@@ -157,11 +157,11 @@ def pairs(found: Any) -> str:
 
 
 def effects(found: Any) -> str:
-    """Return the numbers of each effect's arms and their differences to its first arm."""
+    """Return the numbers of each effect's arms, except their tokens, and their differences to its first arm."""
     tables = []
     for effect, part in found["effects"].items():
         first = next(iter(part["summary"]))
-        tables.append(arms(effect, part, [*part["summary"][first]], first))
+        tables.append(arms(effect, part, [name for name in part["summary"][first] if name != "tokens"], first))
     return "\n".join(tables)
 
 

@@ -62,14 +62,14 @@ def gateway_run(arguments: Sequence[str]) -> int:
 
 def gateway_parser() -> CommandParser:
     """Return the parser of ``mrlm gateway``."""
-    text = "Serve a run or a model to programs that post to /episodes, and write their episodes to a file."
-    parser = _writing_parser("gateway", text)
+    parser = _writing_parser("gateway", "Serve a model to programs that post to /episodes, and write their episodes.")
     parser.add_argument("--at_once", type=PositiveInt, default=64, help="Maximum number of concurrent episodes.")
     return parser
 
 
 def _writing_parser(command: str, text: str) -> CommandParser:
     parser = playing_parser(command, text, episodes=100, split="train", source="the run's training")
+    parser.usage = f"mrlm {command} --model MODEL --output FILE [--environment NAME] [options]"
     parser.add_argument("--output", type=str, required=True, help="JSON-lines file, .jsonl, .jsonl.zst or .jsonl.gz.")
     return parser
 

@@ -221,7 +221,7 @@ def playing_parser(command: str, text: str, *, episodes: int, split: str, source
     add("--model", type=str, required=True, help=hidden or "Run folder, model folder, hub id or builtin:tiny.")
     add("--seats", type=dict[str, str], default={}, help=hidden or "Policy of each agent; a run has its own.")
     add("--device", type=str, default="auto", help="cpu, cuda:0, ...; auto prefers an accelerator.")
-    text = "Of generation; default is that of the run's training where this machine computes bf16, else 32-true."
+    text = "Precision of generation; default is that of the run's training on a machine with bf16, else 32-true."
     add("--precision", type=Precision | None, help=text)
     total = "Episodes of each seating." if hidden else "Episodes in all."
     add("-n", "--num_episodes", type=PositiveInt, default=episodes, help=total)

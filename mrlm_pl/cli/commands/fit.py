@@ -108,7 +108,7 @@ class RunCommand(LightningCLI):
             parser_kwargs={
                 "prog": f"mrlm {stage}",
                 "usage": f"mrlm {stage} [options]",
-                "description": getattr(Trainer, stage).__doc__.partition("\n")[0],
+                "description": "Train, validate, test or predict as a configuration says, in a run folder.",
                 "allow_abbrev": False,
                 "env_prefix": f"{ENVIRONMENT_PREFIX}_{stage}_",
             },

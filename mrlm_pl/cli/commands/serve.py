@@ -181,15 +181,15 @@ def _verifier_service(options: Any) -> VerifierService:
 
 def serve_parser() -> CommandParser:
     """Return the parser of the command."""
-    text = "Host environments, policies and a verifier over gRPC."
-    parser = environment_parser("serve", text)
+    parser = environment_parser("serve", "Host environments, policies and a verifier over gRPC.")
+    parser.usage = "mrlm serve [--environments NAME,NAME] [--environment NAME [--environment.ARGUMENT VALUE]] [options]"
     add = parser.add_argument
     switch: dict[str, Any] = {"type": bool, "nargs": "?", "const": True, "default": False}
     add("--environments", type=str, default="", help="Names or paths, separated by commas.")
     add("--settings", type=str, help="YAML file with arguments of environments by name; these are hosted as well.")
     add("--policies", type=dict[str, str], default={}, help="Models to generate with, by name: '{judge: MODEL}'.")
     add("--policies_int8", **switch, help="Hold the linear layers of the policies in int8.")
-    text = "Of the policies' generation."
+    text = "Precision of the policies' generation."
     add("--policies_precision", type=Literal["32-true", "bf16-mixed"], default="32-true", help=text)
     add("--verifier", type=str, help="Reward model that scores texts: a run, a policy folder or a hub id.")
     add("--verifier_max_tokens", type=PositiveInt | None, help="Tokens kept from a text's end. Default: the window.")

@@ -256,6 +256,9 @@ def test_train_help_has_its_own_options_and_those_of_fit(mrlm):
     assert status == 0
     assert "--output FOLDER" in out
     assert mrlm("fit", "--help")[1].startswith("usage: mrlm fit [options]\n")
+    assert mrlm("validate", "--help")[1].splitlines()[2].startswith("Train, validate, test or predict")
+    for command in ("collect", "gateway", "serve"):
+        assert mrlm(command, "--help")[1].splitlines()[0].endswith("[options]"), command
     assert "--checkpoint.every_n_train_steps" in out
     assert "lightning.pytorch" not in out, "`--trainer.callbacks.help NAME` and others show its classes"
     assert "mrlm_pl.GRPO" in out
