@@ -89,19 +89,9 @@ def collect(
     planned = [
         (spec, task_temperatures[number % samples_each // samples_per_task]) for number, spec in enumerate(specs)
     ]
-    numbers = (
-        num_episodes,
-        samples_per_task,
-        split,
-        seed,
-        filter_reward,
-        max_turns,
-        device,
-        *_half_precision(seated, device),
-    )
-    source = (seated.label, seated.run.seats, type(seated.environment).__qualname__, seated.name)
-    arguments = settings or seated.arguments
-    file = CollectionFile(path, [*source, arguments, asdict(sampling), task_temperatures, *numbers])
+    played = (type(seated.environment).__qualname__, settings or seated.arguments, asdict(sampling), task_temperatures)
+    numbers = (num_episodes, samples_per_task, split, seed, filter_reward, max_turns)
+    file = _collection_file(path, seated, device, [*played, *numbers])
     with seated.player(sampling, max_turns, device) as player, EpisodeProgress() as progress:
         progress(0, len(planned))
         chunk = CHUNK * len(task_temperatures)
@@ -169,9 +159,8 @@ def serve_gateway(
     seated = SeatedModel(model, environment, seats, name, precision=precision)
     specs = seated.specs(num_episodes, split, seed, samples_per_task)
     sampling = as_settings(Sampling, sampling or sampling_from(seated.run.sampling, {}), "sampling")
-    numbers = (num_episodes, samples_per_task, split, seed, max_turns, device, *_half_precision(seated, device))
-    source = (seated.label, seated.run.seats, seated.name, dict(settings or {}))
-    file = CollectionFile(path, [*source, asdict(sampling), *numbers])
+    numbers = (num_episodes, samples_per_task, split, seed, max_turns)
+    file = _collection_file(path, seated, device, [dict(settings or {}), asdict(sampling), *numbers])
     with gateway.kept(), seated.player(sampling, max_turns, device) as player:
         player.retries, player.caller.timeout = 0, float("inf")  # a program asks when it likes; leases bound the rest
         if player.engine.takes_pieces:
@@ -283,10 +272,11 @@ class CollectionFile:
         self._note.unlink(missing_ok=True)
 
 
-def _half_precision(seated: SeatedModel, device: str) -> tuple[str, ...]:
-    """Return the precision of generation, if it is not single."""
+def _collection_file(path: Path, seated: SeatedModel, device: str, dependencies: Sequence[Any]) -> CollectionFile:
+    """Return the file of a model's episodes, which depend on the model and the dependencies."""
     precision = generation_precision(seated.run, seated.precision, device)
-    return () if precision == "32-true" else (precision,)
+    model = (seated.label, seated.run.seats, seated.name, device, precision)
+    return CollectionFile(path, [*model, *dependencies])
 
 
 def _task_temperatures(temperatures: Sequence[float], num_episodes: int, samples_per_task: int) -> list[float | None]:

@@ -125,11 +125,10 @@ def arena(
     sampling = as_settings(Sampling, sampling or sampling_from(first.run.validation_sampling, {}), "sampling")
     sampling.check_policies({name for run in runs.values() for name in run.policies}, "sampling")
     policies = loaded_policies(policies_given, device)
-    policy_sampling = sampling.policies
     arena_sampling = {
-        policy_names[player, agent]: policy_sampling[policy]
+        policy_names[player, agent]: sampling.policies[policy]
         for player, agent, policy in bindings
-        if policy in policy_sampling
+        if policy in sampling.policies
     }
     windows = {name: policy.context_window for name, policy in policies.items()}
     replace(sampling, policies=arena_sampling).warn_of_windows(windows, "sampling")
@@ -137,9 +136,8 @@ def arena(
     for seating in itertools.product(models, repeat=len(agents)):
         seats = {agent: policy_names[player, agent] for agent, player in zip(agents, seating, strict=True)}
         recorded = replace(first.run, policies={name: policies[name] for name in seats.values()}, seats=seats)
-        environment_copy = first.environment.copy()
         seating_model = SeatedModel(
-            first.label, environment_copy, None, first.name, precision=precision, recorded=recorded
+            first.label, first.environment.copy(), None, first.name, precision=precision, recorded=recorded
         )
         seating_sampling = replace(
             sampling, policies={name: arena_sampling[name] for name in seats.values() if name in arena_sampling}

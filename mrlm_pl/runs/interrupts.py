@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP: the first ends a command in order, the next Ctrl-C at once."""
+"""Ctrl-C, SIGTERM and SIGHUP: the first ends a command in order, and after a Ctrl-C the next one at once."""
 
 from __future__ import annotations
 
@@ -51,35 +51,30 @@ def ending_in_order(*, sigterm: bool) -> Iterator[Interruption]:
         yield interruption
         return
 
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        interruption.received = interruption.received or number
+    def end(number: int, frame: FrameType | None) -> None:
+        first, interruption.received = interruption.received is None, interruption.received or number
         next_handler = signal.default_int_handler if in_session() else signal.SIG_DFL
         signal.signal(number, next_handler if number == signal.SIGINT else signal.SIG_IGN)
         if number == signal.SIGHUP:
             _leave_terminal()
-        else:
+        elif number == signal.SIGINT:
             print("\nmrlm: Ctrl-C: ending in order; press it again to end at once", file=sys.stderr, flush=True)
-        if not callable(signal.getsignal(signal.SIGTERM)):
+        handler = signal.getsignal(signal.SIGTERM)
+        if callable(handler) and handler is not end:
+            signal.raise_signal(signal.SIGTERM)  # not a call of the handler: an event loop's does nothing itself
+        elif first:  # schedulers send several, and a second would interrupt the end
             raise KeyboardInterrupt
-        signal.raise_signal(signal.SIGTERM)  # not a call of the handler: an event loop's does nothing itself
 
-    def terminate(number: int, frame: FrameType | None) -> None:
-        interruption.received = interruption.received or number
-        raise KeyboardInterrupt
-
-    former_handlers = {}
-    for number in (signal.SIGINT, signal.SIGHUP):  # a shell's background ignores the first, `nohup` the second
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            former_handlers[number] = signal.signal(number, interrupt)
-    if sigterm:
-        former_handlers[signal.SIGTERM] = signal.signal(signal.SIGTERM, terminate)
-    elif (sigterm_handler := signal.getsignal(signal.SIGTERM)) is not None:  # an interrupted Lightning leaves its own
-        former_handlers[signal.SIGTERM] = sigterm_handler
+    former_handlers = {number: signal.getsignal(number) for number in _NAMES}
+    for number in _NAMES if sigterm else (signal.SIGINT, signal.SIGHUP):
+        if former_handlers[number] is not signal.SIG_IGN:  # a shell's background ignores Ctrl-C, `nohup` SIGHUP
+            signal.signal(number, end)
     try:
         yield interruption
     finally:
         for number, handler in former_handlers.items():
-            signal.signal(number, handler)
+            if handler is not None:  # an interrupted Lightning leaves its own
+                signal.signal(number, handler)
 
 
 def _leave_terminal() -> None:

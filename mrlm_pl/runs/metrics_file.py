@@ -136,10 +136,12 @@ class RunTensorBoard(TensorBoardLogger):
 def outlive(logger: Logger) -> Logger:
     """Return the logger, whose failures do not end a run from now on: the first of each of its methods is a warning.
 
-    A server of curves may be away for a while, or its folder deleted; ``metrics.csv`` is the run's own.
+    A server of curves may be away for a while, or its folder deleted; ``metrics.csv`` is the run's own. A method that
+    was set on the logger itself, and not in its class, stays as it is.
     """
     for name in ("log_metrics", "save", "after_save_checkpoint", "finalize"):
-        vars(logger)[name] = partial(_call, logger, name, [])
+        if getattr(vars(logger).get(name, partial(_call)), "func", None) is _call:  # none, or that of an earlier run
+            vars(logger)[name] = partial(_call, logger, name, [])
     return logger
 
 

@@ -1,15 +1,39 @@
-"""Publish an exported policy on the Hugging Face Hub."""
+"""Publish an exported policy: its model card, the settings without secrets, and the upload to the Hugging Face Hub."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from mrlm_pl.durable_files import replacing
 from mrlm_pl.errors import ConfigurationError, RemoteError, did_you_mean, writing
-from mrlm_pl.model_folders import ADAPTER_FOLDER, exported_policies, policy_folder
-from mrlm_pl.runs.model_card import CARD, may_be_hub_id, model_card
+from mrlm_pl.evaluation.intervals import with_interval
+from mrlm_pl.model_folders import ADAPTER_FOLDER, CRITIC_FILE, exported_policies, policy_folder
+from mrlm_pl.runs.records.run import environments_of, recorded_configuration, recorded_iterations
+from mrlm_pl.runs.state import installed_versions
+
+CARD = "README.md"
+MACHINE = ("engine", "workers", "processes", "retries")
+"""Settings of the data that describe the machine."""
+
+_SECRET = re.compile(
+    r"(.*[_-])?(token|secret|password|passwd|credentials?|authorization|(api|access|private|secret)[_-]?key)([_-]file)?"
+    r"|env|headers",
+    re.IGNORECASE,
+)
+"""Names of secret settings; ``env`` and ``headers`` hold secrets under any name."""
+
+_KEY = re.compile(r"(?<=://)[^/\s@]+(?=@)|\b(?:sk|hf|gh[opsu]|github_pat|glpat|xox[bp])[-_][\w-]{16,}")
+"""Secrets in texts: names and passwords in addresses, and keys of well-known services."""
+
+_FOLDERS = re.compile(r"(?<![^\s'\"=:,;(\[{])(?:~[^\s/'\"]*/|/[^\s/'\":]+/)(?:[^\s/'\":]+/)*")
+"""Folders of absolute paths in texts."""
 
 
 def push_to_hub(
@@ -68,6 +92,139 @@ def push_to_hub(
         remedy = "nothing was uploaded; make it private there, or leave out `--private`"
         raise ConfigurationError(f"private: the repository {repo!r} exists and is public; {remedy}")
     return str(page)
+
+
+def write_cards(run: Path) -> None:
+    """Write ``README.md`` into the folder of each policy that a run has exported, with the installed versions."""
+    for folder in exported_policies(run):
+        with replacing(folder / CARD) as draft:
+            draft.write_text(model_card(folder, installed_versions()), encoding="utf-8")
+
+
+def model_card(folder: Path, versions: Mapping[str, str]) -> str:
+    """Return the text of the card.
+
+    Args:
+        folder: ``RUN/policies/NAME``.
+        versions: of the libraries that trained it; empty where they are unknown.
+
+    Raises:
+        ConfigurationError: the run's configuration cannot be read.
+    """
+    from huggingface_hub import ModelCardData
+
+    folder = Path(os.path.abspath(folder))
+    run, name = folder.parents[1], folder.name
+    config = recorded_configuration(run)
+    algorithm = re.split("[.:]", str((config.get("model") or {}).get("class_path") or ""))[-1]
+    model, data = ((config.get(key) or {}).get("init_args") or {} for key in ("model", "data"))
+    policies: Mapping[str, Any] = model.get("policies") or {"main": {}}
+    is_policy = not (folder / CRITIC_FILE).exists()
+    kind = "policy" if is_policy else "critic"
+    base = str((policies.get(name) or {}).get("model") or "builtin:tiny") if is_policy else None
+    metadata = ModelCardData(
+        library_name="transformers",
+        pipeline_tag="text-generation" if is_policy else None,
+        license="unknown",
+        base_model=base if base is not None and may_be_hub_id(base) else None,
+        tags=["mrlm", "reinforcement-learning", *([algorithm.lower()] if algorithm else [])],
+    )
+    sections = [f"---\n{metadata.to_yaml()}\n---", f"# {name}"]
+    if algorithm:
+        rows = {
+            "run": f"`{run.name}`, {recorded_iterations(run)} iterations",
+            **({"initial model": f"`{_redact(base)}`"} if base is not None else {}),
+            "algorithm": f"`{algorithm}`",
+            "environment": ", ".join(f"`{item.class_name}`" for item in environments_of(data)) or "none: data files",
+        }
+        table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
+        data = {key: value for key, value in data.items() if key not in MACHINE}
+        settings = yaml.safe_dump({"model": _redact(model), "data": _redact(data)}, sort_keys=False).strip()
+        sections.append(f"A {kind} trained with `mrlm`.\n\n| | |\n|---|---|\n{table}")
+        sections.append(f"## Settings\n\n```yaml\n{settings}\n```")
+    else:
+        sections.append(f"A {kind} trained by a Python script with `mrlm`. The run recorded no settings.")
+    sections.append(f"## Evaluation\n\n{_evaluation(run)}")
+    if versions:
+        sections.append("## Versions\n\n" + ", ".join(f"{library} {number}" for library, number in versions.items()))
+    return "\n\n".join(sections) + "\n"
+
+
+def may_be_hub_id(model: str) -> bool:
+    """Return whether the name of a model may be a hub id: it is no folder and not of the form of a path."""
+    path = model.startswith(("builtin:", ".", "~", "/")) or model.count("/") > 1
+    return not path and not Path(model).exists()
+
+
+def without_secrets(value: Any) -> Any:
+    """Return settings without those whose name is that of a secret, and without keys in texts.
+
+    >>> without_secrets({"url": "https://me:sesame@host/v1", "env": {"A_TOKEN": "1"}, "API_KEY": "2", "max_tokens": 3})
+    {'url': 'https://...@host/v1', 'max_tokens': 3}
+    """
+    if isinstance(value, Mapping):
+        return {key: without_secrets(item) for key, item in value.items() if not _SECRET.fullmatch(str(key))}
+    if isinstance(value, list):
+        return [without_secrets(item) for item in value]
+    return _KEY.sub("...", value) if isinstance(value, str) else value
+
+
+def text_without_secrets(text: str) -> str:
+    """Return a configuration's text with ``'...'`` in place of the same; empty where it is no YAML.
+
+    >>> text_without_secrets("a: {env: {K: 1}}  # a\\ntoken:\\n  b: 2\\nurl: x://me:sesame@host\\n")
+    "a: {env: '...'}  # a\\ntoken:\\n  '...'\\nurl: x://...@host\\n"
+    """
+    text = text.removeprefix("\ufeff")  # which places do not count
+    try:
+        top = yaml.compose(text, yaml.CSafeLoader)
+    except (yaml.YAMLError, RecursionError):
+        return ""
+    waiting, seen, secret = [top], set[int](), set[tuple[int, int]]()
+    while waiting:
+        node = waiting.pop()
+        if id(node) in seen:  # by an alias, which would make endless work of a short text
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            waiting += node.value
+        for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+            if not _SECRET.fullmatch(str(key.value)):
+                waiting.append(value)
+            elif not value.tag.endswith(":null"):
+                start = value.start_mark.index
+                secret.add((start, start + len(text[start : value.end_mark.index].rstrip())))
+    shown, end = "", 0
+    for start, stop in sorted(secret):
+        if start >= end:  # else it is part of a longer one, which an alias names
+            shown, end = f"{shown}{text[end:start]}'...'", stop
+    return _KEY.sub("...", shown + text[end:])
+
+
+def _redact(value: Any) -> Any:
+    """Return settings without secrets, unset ones, servers of policies, and the folders of absolute paths."""
+    if isinstance(value, Mapping):
+        settings = {key: _redact(item) for key, item in without_secrets(value).items() if key != "served_by"}
+        return {key: item for key, item in settings.items() if item is not None and item != {}}
+    if isinstance(value, list):
+        return [_redact(item) for item in value]
+    return _FOLDERS.sub("", without_secrets(value)) if isinstance(value, str) else value
+
+
+def _evaluation(run: Path) -> str:
+    """Return the table of the held-out evaluations before and after training."""
+    paths = {moment: run / f"evaluation_{moment}.json" for moment in ("before", "after")}
+    reports = {moment: json.loads(path.read_text(encoding="utf-8")) for moment, path in paths.items() if path.is_file()}
+    if not reports:
+        return "The run has no held-out evaluation."
+    rows = []
+    for moment, by_environment in reports.items():
+        for name, report in by_environment.items():
+            reward = with_interval(report["mean_reward"], report["ci95"])
+            accuracy = with_interval(report["accuracy"], report["accuracy_ci95"])
+            rows.append(f"| {name} | {moment} | {report['split']} | {report['episodes']} | {reward} | {accuracy} |")
+    head = "| environment | training | split | episodes | mean reward [95 % interval] | accuracy [95 % interval] |"
+    return "\n".join(["All policies of the run in their seats:\n", head, "|---|---|---|---|---|---|", *rows])
 
 
 def unpublished(adapter: Path) -> str:

@@ -58,7 +58,7 @@ from mrlm_pl.runs.folder import (
 )
 from mrlm_pl.runs.interrupts import Interruption, ending_in_order, in_session
 from mrlm_pl.runs.metrics_file import MetricsFile, RunTensorBoard, outlive
-from mrlm_pl.runs.model_card import write_cards
+from mrlm_pl.runs.publication import write_cards
 from mrlm_pl.runs.state import Training
 from mrlm_pl.settings import check_instance, check_known
 from mrlm_pl.trainer.fsdp import FSDP

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 
 from mrlm_pl.errors import ConfigurationError, nearest_path
 from mrlm_pl.evaluation.intervals import mean_interval
-from mrlm_pl.runs.model_card import text_without_secrets
+from mrlm_pl.runs.publication import text_without_secrets
 from mrlm_pl.runs.records.run import latest_configuration
 from mrlm_pl.runs.state import STATE, state_of
 from mrlm_pl.viewer.episode_index import EpisodeIndex

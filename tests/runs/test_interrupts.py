@@ -45,6 +45,30 @@ def test_a_second_interrupt_keeps_a_notebook_alive(monkeypatch: pytest.MonkeyPat
         signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
+def test_one_signal_ends_in_order_and_only_ctrl_c_ends_at_once(
+    first: signal.Signals, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Schedulers send SIGTERM more than once, to a group and to its processes."""
+    former = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with ending_in_order(sigterm=True) as found:
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(first)
+            try:
+                signal.raise_signal(signal.SIGTERM)
+                if first == signal.SIGTERM:
+                    signal.raise_signal(signal.SIGINT)
+            except KeyboardInterrupt:  # it would end the tests
+                pytest.fail("the end was interrupted")
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL
+        assert found.received == first
+        assert capsys.readouterr().err.count("Ctrl-C: ending in order; press it again to end at once") == 1
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
 def test_an_interrupted_trainer_leaves_no_handler() -> None:
     """Lightning restores the handler of SIGTERM in its teardown, which a second Ctrl-C skips."""
     before = signal.getsignal(signal.SIGTERM)

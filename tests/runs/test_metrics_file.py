@@ -91,3 +91,12 @@ def test_a_row_that_could_not_be_written_is_not_counted(tmp_path: Path, monkeypa
     with pytest.raises(StorageError):
         table.log_metrics({"train/loss": 0.25}, 1)
     assert table.rows == 1
+
+
+def test_a_method_that_was_set_on_a_logger_itself_is_called(tmp_path: Path) -> None:
+    curves, logged = RunTensorBoard(tmp_path), list[Any]()
+    vars(curves)["log_metrics"] = lambda metrics, step: logged.append((metrics, step))
+    for _ in range(2):  # each run does so
+        outlive(curves)
+    curves.log_metrics({"train/loss": 0.5}, 3)
+    assert logged == [({"train/loss": 0.5}, 3)]

@@ -340,7 +340,6 @@ async def _serve(server: EnvironmentServer, options: Any, identity: Identity) ->
         for end in waiting:
             end.cancel()
         logger.info("going down: %d sessions are live", len(server.service.sessions))
-        loop.remove_signal_handler(signal.SIGTERM)  # a second one ends the process at once
         await server.drain(options.grace_seconds)
     for end in done:
         end.result()

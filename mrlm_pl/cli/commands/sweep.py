@@ -42,6 +42,8 @@ RESERVED = (
 MOST_SEEDS = 10_000
 FINISHED = "finished"
 POLL_SECONDS = 0.2
+GRACE_SECONDS = 300.0
+"""Time of the runs to end after a signal: for an update, a checkpoint and the export."""
 LONGEST_NAME = 120
 """Letters of a folder's name before its hash."""
 
@@ -265,12 +267,25 @@ def train_members(members: Sequence[Member], jobs: int, logs: Path) -> Mapping[M
                 print(f"mrlm: {done} of {total}: {member.folder} {'failed' if process.returncode else 'is finished'}")
             time.sleep(POLL_SECONDS)
     finally:
-        for process in running.values():
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGTERM)
-        for process in running.values():
-            process.wait()
+        _end(running)
     return failed
+
+
+def _end(running: Mapping[Member, subprocess.Popen[bytes]]) -> None:
+    """End runs in order, and kill those left at Ctrl-C or after ``GRACE_SECONDS``; they keep their last checkpoints."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the default action would leave them behind
+    for number, process in itertools.product((signal.SIGTERM, signal.SIGCONT), running.values()):
+        with suppress(ProcessLookupError):  # a stopped run gets the first signal when it continues
+            os.killpg(process.pid, number)
+    deadline = time.monotonic() + GRACE_SECONDS
+    for member, process in running.items():
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):
+            deadline = 0.0
+            tell(f"{member.folder} had not ended in order and was killed")
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def _check(words: Sequence[str]) -> None:

@@ -19,7 +19,7 @@ from mrlm_pl.durable_files import replacing
 from mrlm_pl.errors import ConfigurationError, tell
 from mrlm_pl.grouping import mapped
 from mrlm_pl.runs.folder import RunFolder, is_first_process, run_of
-from mrlm_pl.runs.model_card import without_secrets
+from mrlm_pl.runs.publication import without_secrets
 from mrlm_pl.runs.records.run import is_installed, latest_configuration
 
 _START_SETTINGS = re.compile(r"config|ckpt_path|weights_only|output|resume|trainer\.default_root_dir")

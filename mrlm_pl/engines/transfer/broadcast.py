@@ -1,9 +1,10 @@
 """Weights from the learner to engines in other processes: named tensors, in buckets, over a group of their own.
 
 A sender and its receivers agree on a :class:`Manifest`. The sender broadcasts the bytes of one tensor after the other,
-cut into buckets; receivers collect them in memory beside the serving weights, and verify the checksum of every tensor.
-Their models change in :func:`install` alone. Groups meet in the sender's key/value store, behind the invitation's
-secret, and never use the default group of ``torch.distributed``: members can change, and training is not affected.
+small ones joined and large ones cut into buckets; receivers collect them in memory beside the serving weights, and
+verify the checksum of every tensor. Their models change in :func:`install` alone. Groups meet in the sender's
+key/value store, behind the invitation's secret, and never use the default group of ``torch.distributed``: members can
+change, and training is not affected.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import itertools
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -143,9 +144,14 @@ class WeightSender(_Member):
             EngineError: a receiver did not join or is gone. The group is then of no more use.
         """
         with self._group(invitation, manifest, "sent", partial(self._gather, invitation, check)) as group:
-            buckets = ((item.name, part) for item in manifest.tensors for part in manifest.buckets(source(item.name)))
-            parts = ((name, part.to(self._device)) for name, part in buckets)
+            blocks = (
+                (block[0].name, self._in_one([source(item.name) for item in block])) for block in manifest.blocks()
+            )
+            parts = ((name, part.to(self._device)) for name, data in blocks for part in manifest.buckets(data))
             self._broadcast(group, parts, timedelta(seconds=invitation.seconds))
+
+    def _in_one(self, block: Sequence[Tensor]) -> Tensor:
+        return block[0] if len(block) == 1 else torch.cat([data.to(self._device) for data in block])
 
     def close(self) -> None:
         """Leave the group and close the gate; may be called twice. The sender cannot be used afterwards."""
@@ -190,12 +196,7 @@ def check_fit(staged: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> No
 
 @torch.no_grad()
 def install(staged: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> None:
-    """Write tensors into ``targets`` of the same names.
-
-    Raises:
-        EngineError: they do not fit; nothing is written.
-    """
-    check_fit(staged, targets)
+    """Write tensors into ``targets`` of the same names, which fit; see :func:`check_fit`."""
     for name, tensor in staged.items():
         targets[name].copy_(tensor)
 
@@ -216,17 +217,20 @@ class WeightReceiver(_Member):
                 the one sent; the message names the tensor.
         """
         seconds, device = timedelta(seconds=invitation.seconds), memory_of(invitation.transport)
-        received = {item.name: torch.empty(item.size, dtype=torch.uint8, device=device) for item in manifest.tensors}
+        memory = partial(torch.empty, dtype=torch.uint8, device=device)
+        blocks = [(block, memory(sum(item.size for item in block))) for block in manifest.blocks()]
         with self._group(invitation, manifest, "received", partial(_connect, invitation, rank)) as group:
-            parts = ((name, part) for name, data in received.items() for part in manifest.buckets(data))
+            parts = ((block[0].name, part) for block, data in blocks for part in manifest.buckets(data))
             self._broadcast(group, parts, seconds)
-            for record in manifest.tensors:
-                if (received_checksum := checksum(received[record.name])) != record.checksum:
+            received = [part for block, data in blocks for part in data.split([item.size for item in block])]
+            for record, data in zip(manifest.tensors, received, strict=True):
+                if (received_checksum := checksum(data)) != record.checksum:
                     raise EngineError(
                         f"weight {record.name!r} arrived with checksum {received_checksum:016x} instead of "
                         f"{record.checksum:016x}; the old weights keep serving"
                     )
-        return {item.name: received[item.name].view(item.dtype).reshape(item.shape) for item in manifest.tensors}
+        pairs = zip(manifest.tensors, received, strict=True)
+        return {record.name: data.view(record.dtype).reshape(record.shape) for record, data in pairs}
 
 
 def memory_of(transport: Transport, gpu: int | None = None) -> torch.device:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 import xxhash
 from torch import Tensor
+
+SMALL_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -36,8 +39,16 @@ class Manifest:
     tensors: tuple[TensorRecord, ...]
     bucket_bytes: int
 
+    def blocks(self) -> list[list[TensorRecord]]:
+        """Return the tensors in blocks, each in one memory: small ones of a dtype in a row, and larger ones alone.
+
+        A message takes as long as some 100 KB, and adapters have hundreds of tensors of a few KB.
+        """
+        rows = groupby(self.tensors, lambda item: item.dtype if item.size < SMALL_BYTES else item.name)
+        return [list(row) for _, row in rows]
+
     def buckets(self, data: Tensor) -> tuple[Tensor, ...]:
-        """Return a tensor's bytes ``[N]`` in parts, in the same memory.
+        """Return a block's bytes ``[N]`` in parts, in the same memory.
 
         >>> [len(part) for part in Manifest((), 4).buckets(torch.empty(10, dtype=torch.uint8))]
         [4, 4, 2]

@@ -138,8 +138,9 @@ def test_a_server_from_its_start_to_its_end(running, mrlm, tmp_path):
     begun(other := environment.copy())
     with pytest.raises(ConfigurationError, match=r"settings \['difficulty'\]: this server takes none from clients"):
         begun(RemoteEnvironment(server.target, "math", {"difficulty": [1, 1]}))
-    server.process.send_signal(signal.SIGTERM)
-    time.sleep(0.3)
+    for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):  # another Ctrl-C would end it at once
+        server.process.send_signal(number)
+        time.sleep(0.3)
     step = asyncio.run(environment.step({"agent": Message("assistant", task.data["answer"])}))
     assert step.rewards == {"agent": 1.0}, "live sessions continue"
     assert server.process.poll() is None
@@ -150,6 +151,7 @@ def test_a_server_from_its_start_to_its_end(running, mrlm, tmp_path):
     assert status == 0, log
     assert "environment math: agents agent" in log
     assert "going down: 2 sessions are live" in log
+    assert log.count("Ctrl-C: ending in order; press it again to end at once") == 1
     assert "Traceback" not in log
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -38,13 +40,14 @@ def until(condition):
         assert time.monotonic() - started < 100
         time.sleep(0.01)
 
-signal.signal(signal.SIGTERM, end)
+mode = pathlib.Path("mode").read_text()
+signal.signal(signal.SIGTERM, signal.SIG_IGN if mode == "ignore" else end)
+(run / "process").write_text(str(os.getpid()))
 with open(run / "calls", "a") as file:
     file.write(os.environ["OMP_NUM_THREADS"] + "\\n")
-mode = pathlib.Path("mode").read_text()
 if mode == "meet":  # both seeds of a setting run at once
     until(lambda: all((run.parent / f"seed-{seed}" / "calls").exists() for seed in (0, 1)))
-if mode == "wait":
+if mode in ("wait", "ignore"):
     until(lambda: False)
 if mode == "refuse" or (mode == "fail" and seed == 1):
     sys.exit("out of memory")
@@ -58,17 +61,35 @@ with open(run / "metrics.csv", "w", newline="") as file:
 """
 
 CONFIG = str(ROOT / "configs" / "quickstart.yaml")
+RUNS = [Path("s", f"seed-{seed}") for seed in (0, 1)]
 WORDS = ("--config", CONFIG, "--seeds", "2", "--output", "s", "--jobs", "2")
 
 
 @pytest.fixture
 def train(outside_the_repository: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Replace ``mrlm train``, and return a setter of its behavior: ``meet``, ``fail``, ``wait`` or none of these."""
+    """Replace ``mrlm train``, and return a setter of its behavior: ``meet``, ``fail``, ``wait``, ``ignore`` or none."""
     Path("train.py").write_text(TRAIN)
     Path("mode").write_text("")
     monkeypatch.setattr(sweep, "COMMAND", (sys.executable, "train.py"))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     return lambda mode: Path("mode").write_text(mode) and None
+
+
+@contextmanager
+def sweep_of_two(grace: float = 100.0) -> Iterator[subprocess.Popen[str]]:
+    """Start a sweep of two runs in a process of its own; they have begun."""
+    program = (
+        "import signal, sys; from mrlm_pl.cli.commands import sweep; from mrlm_pl.cli.main import main; "
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL); "  # ignored where the tests run under nohup
+        f"sweep.GRACE_SECONDS = {grace}; sweep._check = print; "  # their parser imports Lightning
+        f"sweep.COMMAND = (sys.executable, 'train.py'); sys.exit(main({['sweep', *WORDS]!r}))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
+    try:
+        eventually(lambda: all((run / "calls").exists() for run in RUNS), 100)
+        yield process
+    finally:
+        process.kill()
 
 
 def calls(folder: str) -> int:
@@ -184,27 +205,45 @@ def test_runs_that_another_process_trains_are_left_alone(train: Callable[[str], 
 @pytest.mark.long_after(1)
 def test_a_signal_ends_all_runs_in_order(number: signal.Signals, status: int, train: Callable[[str], None]) -> None:
     train("wait")
-    program = (
-        "import signal, sys; from mrlm_pl.cli.commands import sweep; from mrlm_pl.cli.main import main; "
-        "signal.signal(signal.SIGHUP, signal.SIG_DFL); "  # ignored where the tests run under nohup
-        "sweep._check = print; "  # the options are sound, and their parser imports Lightning
-        f"sweep.COMMAND = (sys.executable, 'train.py'); sys.exit(main({['sweep', *WORDS]!r}))"
-    )
-    process = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
-    try:
-        started, runs = time.monotonic(), [Path("s", f"seed-{seed}") for seed in (0, 1)]
-        while not all((run / "calls").exists() for run in runs) and time.monotonic() - started < 100:
-            time.sleep(0.05)
+    with sweep_of_two() as process:
         process.send_signal(number)
         _, errors = process.communicate(timeout=100)
-    finally:
-        process.kill()
     assert process.returncode == status, errors
     if number == signal.SIGKILL:
-        eventually(lambda: all((run / "ended").exists() for run in runs), 100)
+        eventually(lambda: all((run / "ended").exists() for run in RUNS), 100)
         return
-    assert all((run / "ended").exists() for run in runs), "the command waits for its runs"
+    assert all((run / "ended").exists() for run in RUNS), "the command waits for its runs"
     assert "its runs have ended; continue with `mrlm sweep" in errors
+
+
+@pytest.mark.long
+def test_a_stopped_run_continues_and_ends_with_the_others(train: Callable[[str], None]) -> None:
+    train("wait")
+    with sweep_of_two() as process:
+        os.kill(int((RUNS[0] / "process").read_text()), signal.SIGSTOP)
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=100)
+    assert process.returncode == 143, errors
+    assert all((run / "ended").exists() for run in RUNS)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "grace"), [((signal.SIGTERM,), 0.5), ((signal.SIGINT, signal.SIGINT), 1000.0)], ids=["late", "again"]
+)
+@pytest.mark.long
+def test_a_run_that_does_not_end_is_named_and_killed(
+    numbers: tuple[signal.Signals, ...], grace: float, train: Callable[[str], None]
+) -> None:
+    train("ignore")
+    with sweep_of_two(grace) as process:
+        for number in numbers:
+            process.send_signal(number)
+            time.sleep(1)
+        _, errors = process.communicate(timeout=100)
+    assert process.returncode == 128 + numbers[0], errors
+    assert "mrlm: s/seed-1 had not ended in order and was killed\n" in errors
+    assert "its runs have ended; continue with `mrlm sweep" in errors
+    assert not any(Path("/proc", (run / "process").read_text()).exists() for run in RUNS), "no orphan"
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from mrlm_pl.episode_files import read_episodes
 from tests.support.documents import CONFIGS, ROOT, blocks, commands
 
 COMMANDS = [words for place, text in blocks("bash") if place.startswith("README") for words in commands(text)]
-ELSEWHERE = {"init": "tests/cli/commands/test_init.py", "push": "tests/runs/test_model_card.py"}
+ELSEWHERE = {"init": "tests/cli/commands/test_init.py", "push": "tests/runs/test_publication.py"}
 """Commands that need a free package name or the hub, with their own tests."""
 SHOWN = [words[1:] for words in COMMANDS if words[0] == "mrlm" and words[1] not in ELSEWHERE]
 

@@ -16,8 +16,7 @@ from huggingface_hub import ModelCard
 
 from mrlm_pl.errors import RemoteError
 from mrlm_pl.model_folders import CRITIC_FILE
-from mrlm_pl.runs.model_card import model_card, write_cards
-from mrlm_pl.runs.publication import push_to_hub, unpublished
+from mrlm_pl.runs.publication import model_card, push_to_hub, unpublished, write_cards
 from tests.support.documents import ROOT
 from tests.support.runs.recorded_runs import write_run
 from tests.support.servers.fake_hub import TOKEN, fake_hub
