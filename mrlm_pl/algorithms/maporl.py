@@ -24,7 +24,7 @@ from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.learner.ranks import gather_ranks
 from mrlm_pl.policy import Policy
 from mrlm_pl.rewards import INCENTIVES, Horizon, RewardShare, incentives, influence_rewards
-from mrlm_pl.settings import at_least, one_of
+from mrlm_pl.settings import at_least
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +112,6 @@ class MAPoRL(PolicyGradient):
         probe = [{"a": 1.0}]
         influence_rewards(probe, gamma, reward, horizon)  # a mistake raises now
         incentives(probe, **amounts)
-        one_of(("debate", "answer"), critic_reads=critic_reads)
         if critic_reads == "answer" and not agent_critics:
             raise ConfigurationError(
                 "critic_reads is 'answer', but there are no agent_critics: a value head reads what its policy reads; "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -51,7 +51,7 @@ from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward.logprobs import TokenOutputs
 from mrlm_pl.rewards import TurnBonus, overlong_penalties
 from mrlm_pl.rollout.branches import Alternatives
-from mrlm_pl.settings import as_settings, at_least, between, one_of, positive
+from mrlm_pl.settings import as_settings, at_least, between, positive
 
 _NO_RULE = (
     "{} has no rule of advantages; override `advantages(returns)`, or set `advantage = staticmethod(RULE)`, such as "
@@ -184,9 +184,6 @@ class PolicyGradient(Algorithm):
         at_least(0, overlong_buffer=overlong_buffer)
         positive(stop_at_kl=stop_at_kl, top_entropy=top_entropy)
         between(0, 1, top_entropy=top_entropy)
-        one_of(("keep", "exclude"), zero_variance=zero_variance)
-        one_of(get_args(TaskNormalization), task_normalization=task_normalization)
-        one_of(get_args(Reduction), reduction=reduction)
         clip = as_settings(Clip, clip, "clip")
         changed = {"loss": loss is not None, "loss_settings": bool(loss_settings), "clip": clip != Clip()}
         if any(changed.values()) and not self.uses_loss:

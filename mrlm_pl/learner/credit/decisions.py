@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, MutableSet, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from mrlm_pl.learner.metrics import Metrics
 from mrlm_pl.learner.ranks import sum_over_ranks
 from mrlm_pl.rewards import RewardShare, TurnBonus
 from mrlm_pl.rollout.tree_player import Branching
-from mrlm_pl.settings import between, one_of
+from mrlm_pl.settings import between, check_arguments
 from mrlm_pl.turn_tree import TurnTree
 
 logger = logging.getLogger(__name__)
@@ -98,6 +98,7 @@ class DecisionReturns:
         )
 
 
+@check_arguments
 @dataclass
 class TreeCredit:
     """Credit of decisions in turn trees.
@@ -143,10 +144,6 @@ class TreeCredit:
     _warned: set[str] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
-        one_of(get_args(JointMode), joint_mode=self.joint_mode)
-        one_of(get_args(CrossReduction), cross_reduction=self.cross_reduction)
-        one_of(get_args(Weighting), weighting=self.weighting)
-        one_of(get_args(RewardShare), reward=self.reward)
         between(0, 1, gamma=self.gamma)
         between(-math.inf, math.inf, stop_above=self.stop_above)  # not NaN
 

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 
@@ -21,7 +21,7 @@ from mrlm_pl.rollout.branches import FurtherEpisodes
 from mrlm_pl.rollout.play import EVERY_STEP, Decision, EpisodeSpec
 from mrlm_pl.rollout.replay import Rest, script_of
 from mrlm_pl.seeding import derive_seed
-from mrlm_pl.settings import at_least, one_of
+from mrlm_pl.settings import at_least, check_arguments
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +48,7 @@ Key = frozenset[tuple[str, int, tuple[int, ...]]]
 """The given decisions of a replay. Coalitions with equal ones have one value."""
 
 
+@check_arguments
 @dataclass(frozen=True)
 class Coalitions(FurtherEpisodes):
     """Replays of every episode without some of its agents, and the values of the others from them.
@@ -71,9 +72,6 @@ class Coalitions(FurtherEpisodes):
     rest: Rest = "replay"
 
     def __post_init__(self) -> None:
-        one_of(get_args(Contribution), contribution=self.contribution)
-        one_of(get_args(Absence), absent=self.absent)
-        one_of(get_args(Rest), rest=self.rest)
         at_least(1, orders=self.orders)
 
     def due(self, group: Sequence[Episode], rounds: int) -> Sequence[EpisodeSpec]:

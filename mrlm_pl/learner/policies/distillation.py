@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -114,7 +114,6 @@ class Distillation:
     top_k: int = 64
 
     def __post_init__(self) -> None:
-        one_of(get_args(Form), "distillation.", form=self.form)
         positive("distillation.", coefficient=self.coefficient)
         between(0, 1, "distillation.", beta=self.beta)
         at_least(1, "distillation.", top_k=self.top_k)
