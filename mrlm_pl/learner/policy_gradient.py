@@ -265,7 +265,7 @@ class PolicyGradient(Algorithm):
         if self.gae is not None:
             return self.token_credit(episodes, sampling, self.gae)
         if self.tree is not None:
-            self.tree.warn(episodes)
+            self.tree.warn(episodes, self.warned)
         returns, advantages = self._with_advantages(self.returns(episodes, self.turn_bonus(sampling), greedy))
         if self.tree is not None:
             return self.tree.rows(self.trainer, self.metrics, returns, advantages)

@@ -30,8 +30,6 @@ MOST_JOINT_ACTIONS = 65_536
 THRESHOLD_STOP, UNEXPANDED_STOP = "reward_threshold", "not_expanded"
 """Stop reasons of paths that the tree ended, not the environment."""
 
-JointMode = Literal["align", "cross", "counterfactual"]
-
 
 @check_arguments
 @dataclass(frozen=True)
@@ -50,7 +48,7 @@ class Branching:
         ConfigurationError: an unknown word.
     """
 
-    joint_mode: JointMode = "align"
+    joint_mode: Literal["align", "cross", "counterfactual"] = "align"
     expand: Literal["all", "best"] = "all"
     stop_above: float | None = None
 

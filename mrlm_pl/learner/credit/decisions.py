@@ -7,7 +7,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, MutableSet, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -99,7 +99,7 @@ class DecisionReturns:
 
 
 @check_arguments
-@dataclass
+@dataclass(frozen=True)
 class TreeCredit:
     """Credit of decisions in turn trees.
 
@@ -141,7 +141,6 @@ class TreeCredit:
     normalize: bool = False
     counterfactual: bool = False
     expand: Literal["all", "best"] = "all"
-    _warned: set[str] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
         between(0, 1, gamma=self.gamma)
@@ -152,12 +151,17 @@ class TreeCredit:
         """The branching of the decisions in each state."""
         return Branching("counterfactual" if self.counterfactual else self.joint_mode, self.expand, self.stop_above)
 
-    def warn(self, episodes: Sequence[Episode]) -> None:
-        """Log once that the decisions of a rollout have nothing to be compared with."""
+    def warn(self, episodes: Sequence[Episode], warned: MutableSet[Any]) -> None:
+        """Warn once that the decisions of a rollout have nothing to be compared with.
+
+        Args:
+            episodes: one rollout.
+            warned: names of earlier warnings; this adds to them.
+        """
         if self.reward == "team":
-            warn_of_constant_sum(episodes, "set `model.reward: own`", self._warned)
-        if self.counterfactual and "alike" not in self._warned:
-            _warn_of_alike(map(TurnTree.of, by_group(episodes).values()), self._warned)
+            warn_of_constant_sum(episodes, "set `model.reward: own`", warned)
+        if self.counterfactual and "alike" not in warned:
+            _warn_of_alike(map(TurnTree.of, by_group(episodes).values()), warned)
 
     def returns(self, episodes: Sequence[Episode], bonus: TurnBonus, greedy: Sequence[Episode] = ()) -> DecisionReturns:
         """Return the returns of a rollout's decisions.
@@ -275,7 +279,7 @@ class TreeCredit:
         return {number: (value + bonus[number], 0.0) for number, value in worth.items()}
 
 
-def _warn_of_alike(trees: Iterable[TurnTree], warned: MutableSet[str]) -> None:
+def _warn_of_alike(trees: Iterable[TurnTree], warned: MutableSet[Any]) -> None:
     """Log once that counterfactual credit has nothing to compare with."""
     states = [
         [tuple(tree.actions[name].decisions.values()) for name in names]
