@@ -17,14 +17,13 @@ from typing import Any
 import torch
 from lightning.pytorch import Trainer
 
+from mrlm_pl.data.rollout.alarms import SignalCheck, VerifierWatch
 from mrlm_pl.data.rollout.collectors.asynchronous import AsyncCollector, AsyncOptions, groups_ahead
 from mrlm_pl.data.rollout.collectors.groups import Collected, GroupPlan, SyncCollector
 from mrlm_pl.data.rollout.collectors.players import Players
 from mrlm_pl.data.rollout.metrics import (
     CollectionSums,
     RunTotals,
-    SignalCheck,
-    VerifierWatch,
     reward_sums,
     success_counts,
     token_count,
