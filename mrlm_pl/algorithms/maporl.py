@@ -153,8 +153,8 @@ class MAPoRL(PolicyGradient):
 
     def _log_rewards(self, sums: Sequence[Sums], turns: Collection[int] | None) -> None:
         """Log the rewards of the episodes of all ranks; every rank must call this."""
-        shares = gather_ranks(self.trainer, list(sums))
-        items = [item for own in shares for of_episode in own for item in of_episode.items()]
+        by_rank = gather_ranks(self.trainer, list(sums))
+        items = [item for rank_sums in by_rank for of_episode in rank_sums for item in of_episode.items()]
         played: set[int] = set()
         for name, (value, count) in sorted(summed_pairs(items).items()):
             self.metrics.rollout[f"train/{name}"] = value if name == "ties" else value / count

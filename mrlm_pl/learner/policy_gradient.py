@@ -132,7 +132,7 @@ class PolicyGradient(Algorithm):
         gae: advantages of single tokens; None for one advantage per trajectory.
         turns: advantages of single turns; None for one advantage per episode.
         whiten_advantages: whiten the advantages of trajectories over each policy's tokens.
-        old_policy: whose log-probabilities pi_old has, and the correction for the policy that sampled.
+        old_policy: the source of pi_old, learner or sampler, and the correction for the policy that sampled.
         kl: the penalty, with the current coefficient of each policy.
         entropy: the bonus, with the current weight of each policy.
         warned: names of the warnings that were logged, each once.

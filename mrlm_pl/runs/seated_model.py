@@ -221,7 +221,7 @@ class SeatedModel:
             max_turns: decisions after which an episode is truncated; None is the run's limit.
             device: as torch names it; ``auto`` prefers an accelerator.
             warn: of turns that are longer than a policy's context window.
-            loaded: see :meth:`evaluated`.
+            loaded: see :meth:`evaluate`.
 
         Raises:
             ConfigurationError: an agent has no policy, the sampling names a policy that does not exist, or the device

@@ -245,7 +245,7 @@ class RolloutCollection:
     def _measure(
         self, iteration: int, collected: Collected, groups: Sequence[int], seconds: float, judging: set[str]
     ) -> CollectionSums:
-        """Return the sums of what this rank collected."""
+        """Return the sums of this rank's episodes."""
         episodes, branches = collected.episodes, collected.branches
         unused = [*collected.replaced, *collected.greedy, *branches]
         several, plan = len(self.tasks.environments) > 1, self.plan

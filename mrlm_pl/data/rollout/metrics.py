@@ -85,7 +85,7 @@ def _tokens(turns: Sequence[tuple[Turn, Trajectory]]) -> float:
 
 @dataclass
 class CollectionSums:
-    """Sums behind the numbers that are logged of a collection; see :class:`RolloutDataModule`.
+    """Sums behind the logged numbers of a rollout; see :class:`~mrlm_pl.data.rollout.collection.RolloutCollection`.
 
     Attributes:
         means: (sum, count) of the logged means, by name.

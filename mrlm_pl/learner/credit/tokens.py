@@ -70,7 +70,7 @@ class TokenGAE:
             trainer: of the run.
             metrics: of the algorithm, in which the quality of the values is logged.
             policies: the trained ones, in one order on all ranks.
-            rewarded: their trajectories, of those that have some here.
+            rewarded: their trajectories; a policy without any on this rank is left out.
             estimates: returns the critic's values of a policy's trajectories, [B, T] and [B]; see
                 :meth:`mrlm_pl.learner.critics.Critic.estimates`. None: 0.
         """

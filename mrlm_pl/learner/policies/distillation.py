@@ -199,7 +199,7 @@ class Distiller:
     def prepare(self, batches: Mapping[str, PolicyBatch], episodes: Sequence[Episode]) -> None:
         """Add the teachers' prompts to rows, or for form ``sampled`` their terms to the advantages; all ranks call it.
 
-        Logged once a rollout for each policy: ``taught_rows``, the share of rows with a teacher, and for ``sampled``
+        Logged once a rollout for each policy: ``taught_rows``, the fraction of rows with a teacher, and for ``sampled``
         ``teacher_divergence`` and ``teacher_agreement``.
         """
         attempts = _attempts(episodes)
@@ -252,7 +252,7 @@ class Distiller:
             for option, name in named:
                 if name not in choices[option]:
                     raise ConfigurationError(
-                        f"distillation.teachers: {option} has {name!r}, which this run has not; choose from "
+                        f"distillation.teachers: {option} names {name!r}, which this run does not have; choose from "
                         f"{sorted(choices[option])}"
                     )
             for agent in teacher.agents or ():

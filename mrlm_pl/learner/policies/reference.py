@@ -127,7 +127,7 @@ class KLPenalty:
             trainer: of the run.
             metrics: of the algorithm.
             policies: the trained ones, in one order on all ranks.
-            batches: their trajectories, of those that have some here.
+            batches: their trajectories; a policy without any on this rank is left out.
             episodes: of the rollout.
         """
         moments_here: dict[tuple[str, str], Any] = {}
