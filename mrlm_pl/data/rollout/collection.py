@@ -228,12 +228,10 @@ class RolloutCollection:
         first = data_parallel_rank(self.trainer)[0] == 0
         totals = self.totals.after(iteration + 1, measured.played)
         metrics = measured.metrics()
-        environment_prefixes = [f"rollout/{name}/" for name in self.tasks.environments]
-        if len(environment_prefixes) == 1 and environment_prefixes[0] in measured.components:
-            component_means = measured.components[environment_prefixes[0]].means()
-            self.components = (
-                tuple(environment_prefixes[0] + name for name in component_means) if len(component_means) > 1 else ()
-            )
+        prefix, *others = (f"rollout/{name}/" for name in self.tasks.environments)
+        if not others and prefix in measured.components:
+            names = tuple(prefix + name for name in measured.components[prefix].means())
+            self.components = names if len(names) > 1 else ()
         if first:
             self._signal.add(metrics, measured.returns)
         if (warning := self._verifiers.add(measured.means)) and first:
