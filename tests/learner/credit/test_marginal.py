@@ -137,7 +137,7 @@ def test_equal_decisions_are_replayed_once(group: list[Episode]) -> None:
     assert not Coalitions("marginal", absent="other").due([group[0], twin], 0), "nothing differs"
 
 
-def test_members_may_react(group: list[Episode]) -> None:
+def test_with_rest_play_members_decide_again_after_an_absent_agent(group: list[Episode]) -> None:
     made, engine = play(Coalitions("marginal", rest="play").due(group, 0))
     assert engine.sampled == 3 * 2, "c decides again without a and without b"
     fresh = {(b.origin.agents, t.agent) for b in made if b.origin for r in b.rows() for t in r.turns if not t.scripted}

@@ -166,7 +166,7 @@ def test_failed_episodes_are_played_again_with_other_seeds(
     none_left_open()
 
 
-def test_playing_again_has_a_bound(model_folder: Path, quiet_trainer: Any) -> None:
+def test_failed_members_are_played_again_at_most_member_rounds_times(model_folder: Path, quiet_trainer: Any) -> None:
     """Half of the tasks can never be played; the others are."""
     metrics = Watch()
     trainer = quiet_trainer(callbacks=[metrics])
