@@ -17,13 +17,12 @@ from typing import Any
 import torch
 from lightning.pytorch import Trainer
 
-from mrlm_pl.data.rollout.alarms import SignalCheck, VerifierWatch
 from mrlm_pl.data.rollout.collectors.asynchronous import AsyncCollector, AsyncOptions, groups_ahead
 from mrlm_pl.data.rollout.collectors.groups import Collected, GroupPlan, SyncCollector
 from mrlm_pl.data.rollout.collectors.players import Players
+from mrlm_pl.data.rollout.history import RunTotals, SignalCheck, VerifierWatch
 from mrlm_pl.data.rollout.metrics import (
     CollectionSums,
-    RunTotals,
     reward_sums,
     success_counts,
     token_count,
@@ -74,7 +73,7 @@ class RolloutCollection:
     ``stop/REASON`` and ``truncated_episodes`` are shares of the episodes. With several agents or policies there are
     also ``rollout/agent/NAME/...`` and ``rollout/policy/NAME/...``; see
     :func:`mrlm_pl.evaluation.agents.means_by_agent`. The totals of the run are logged as ``progress/...``; see
-    :class:`~mrlm_pl.data.rollout.metrics.RunTotals`.
+    :class:`~mrlm_pl.data.rollout.history.RunTotals`.
 
     Args:
         tasks: the environments of the run.
@@ -226,8 +225,8 @@ class RolloutCollection:
         sums_here = self._measure(iteration, collected, groups, seconds, judging)
         measured = functools.reduce(CollectionSums.plus, gather_ranks(self.trainer, sums_here))
         first = data_parallel_rank(self.trainer)[0] == 0
-        totals = self.totals.after(iteration + 1, measured.played)
         metrics = measured.metrics()
+        totals = self.totals.after(iteration + 1, measured.played)
         prefix, *others = (f"rollout/{name}/" for name in self.tasks.environments)
         if not others and prefix in measured.components:
             names = tuple(prefix + name for name in measured.components[prefix].means())

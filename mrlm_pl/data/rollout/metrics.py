@@ -1,10 +1,9 @@
-"""The metrics of a rollout and the totals of a run."""
+"""The metrics of a rollout."""
 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from mrlm_pl.episode import Episode, Trajectory, Turn, branches, by_group, decided, judging_environments
@@ -222,47 +221,3 @@ def _values_and_weights(
         for name, value in named_numbers.items():
             values.setdefault(f"rollout/{name}", []).append((value, weight))
     return values
-
-
-class RunTotals:
-    """Totals of a run over its iterations, continued from a checkpoint.
-
-    Logged as ``progress/iteration``, ``progress/episodes``, ``progress/failed_episodes``, ``progress/decisions``,
-    ``progress/generated_tokens`` and ``progress/seconds``: what runs are compared at. Episodes that failed or were
-    replaced count, as they were played.
-    """
-
-    def __init__(self) -> None:
-        self._since: float | None = None
-        self.load(None)
-
-    def start(self) -> None:
-        """Start the clock."""
-        self._since = time.monotonic()
-
-    def stop(self) -> None:
-        """Stop the clock, if it runs, until another fit continues the run."""
-        self._totals, self._since = self.state(), None
-
-    def after(self, iteration: int, played: Mapping[str, float]) -> dict[str, float]:
-        """Return the totals after an iteration.
-
-        Args:
-            iteration: how many are collected.
-            played: episodes, failed ones, decisions and generated tokens of this one.
-        """
-        self._totals = summed([*self._totals.items(), *played.items()])
-        totals = {"iteration": float(iteration), **self.state()}
-        return {f"progress/{name}": total for name, total in totals.items()}
-
-    def state(self) -> dict[str, float]:
-        """Return the state for a checkpoint."""
-        running = 0.0 if self._since is None else time.monotonic() - self._since
-        return {**self._totals, "seconds": self._totals["seconds"] + running}
-
-    def load(self, state: Mapping[str, float] | None) -> None:
-        """Restore the value of :meth:`state`; None is a checkpoint without totals."""
-        names = ("episodes", "failed_episodes", "decisions", "generated_tokens", "seconds")
-        self._totals = {**dict.fromkeys(names, 0.0), **(state or {})}
-        if self._since is not None:
-            self.start()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import pytest
 
 from mrlm_pl.algorithms import OnPolicyDistillation
-from mrlm_pl.data.rollout.alarms import SignalCheck
+from mrlm_pl.data.rollout.history import SignalCheck
 from mrlm_pl.data.rollout.metrics import AgentReturns, CollectionSums
 from mrlm_pl.engines import Sampling
 from mrlm_pl.engines.base import PolicySampling

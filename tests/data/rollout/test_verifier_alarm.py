@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from mrlm_pl.algorithms import GRPO
 from mrlm_pl.data import RolloutDataModule
-from mrlm_pl.data.rollout.alarms import VerifierWatch, diverged
+from mrlm_pl.data.rollout.history import VerifierWatch, diverged
 from mrlm_pl.engines import Sampling
 from mrlm_pl.environment import DatasetTasks, Outcome, SingleAgentEnvironment, Task, TaskSource
 from mrlm_pl.episode import Message

@@ -1,19 +1,66 @@
-"""Alarms: warnings of a run that has no learning signal, or that learns to please its verifier."""
+"""The history of a run over its iterations: its totals, and the alarms that its latest iterations raise."""
 
 from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mrlm_pl.data.rollout.metrics import AgentReturns
 from mrlm_pl.engines import Sampling
+from mrlm_pl.grouping import summed
 from mrlm_pl.learner.contract import EQUAL_RETURNS
 from mrlm_pl.reward_models.scorer import VERIFIER_SCORE
 from mrlm_pl.rollout.play import TURN_STOP
 
 logger = logging.getLogger(__name__)
+
+
+class RunTotals:
+    """Totals of a run over its iterations, continued from a checkpoint.
+
+    Logged as ``progress/iteration``, ``progress/episodes``, ``progress/failed_episodes``, ``progress/decisions``,
+    ``progress/generated_tokens`` and ``progress/seconds``: what runs are compared at. Episodes that failed or were
+    replaced count, as they were played.
+    """
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        self.load(None)
+
+    def start(self) -> None:
+        """Start the clock."""
+        self._since = time.monotonic()
+
+    def stop(self) -> None:
+        """Stop the clock, if it runs, until another fit continues the run."""
+        self._totals, self._since = self.state(), None
+
+    def after(self, iteration: int, played: Mapping[str, float]) -> dict[str, float]:
+        """Return the totals after an iteration.
+
+        Args:
+            iteration: how many are collected.
+            played: episodes, failed ones, decisions and generated tokens of this one.
+        """
+        self._totals = summed([*self._totals.items(), *played.items()])
+        totals = {"iteration": float(iteration), **self.state()}
+        return {f"progress/{name}": total for name, total in totals.items()}
+
+    def state(self) -> dict[str, float]:
+        """Return the state for a checkpoint."""
+        running = 0.0 if self._since is None else time.monotonic() - self._since
+        return {**self._totals, "seconds": self._totals["seconds"] + running}
+
+    def load(self, state: Mapping[str, float] | None) -> None:
+        """Restore the value of :meth:`state`; None is a checkpoint without totals."""
+        names = ("episodes", "failed_episodes", "decisions", "generated_tokens", "seconds")
+        self._totals = {**dict.fromkeys(names, 0.0), **(state or {})}
+        if self._since is not None:
+            self.start()
+
 
 _ITERATIONS = 3
 """Iterations in a row without a signal before the warning."""
