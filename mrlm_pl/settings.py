@@ -9,7 +9,7 @@ import ipaddress
 import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from mrlm_pl.errors import ConfigurationError, did_you_mean
 
@@ -52,9 +52,9 @@ def check_arguments(function: F) -> F:
     """Return a function, or class, whose calls name the nearest argument for an unknown one, and take no float as int.
 
     Of arguments that are annotated as numbers it takes a scalar of NumPy or torch as the number of Python that it
-    holds, which alone a checkpoint may hold. It refuses other values than a whole number for an ``int``, and None for a
-    number, text or choice that must have a value: both would fail where the argument is used. Keywords of any name are
-    taken as they are; they belong to the functions that this one calls.
+    holds, which alone a checkpoint may hold. It refuses other values than a whole number for an ``int``, values that a
+    ``Literal`` does not list, and None for a number, text or choice that must have a value: all would fail where the
+    argument is used. Keywords of any name are taken as they are; they belong to the functions that this one calls.
     """
     if isinstance(function, type):
         function.__init__ = check_arguments(function.__init__)  # type: ignore[misc]
@@ -83,11 +83,28 @@ def check_arguments(function: F) -> F:
                 raise ConfigurationError(f"{owner.__name__}: {name} is {value!r}; it must be a whole number")
             if value is None and name in needed:
                 raise ConfigurationError(f"{owner.__name__}: {name} is None; give a value")
+        for name in _choices(function).keys() & converted.keys():
+            one_of(_choices(function)[name], f"{owner.__name__}: ", **{name: converted[name]})
         taken = len(positional)
         first = [converted[name] for name in positional[: len(arguments)]]
         return function(*first, *arguments[taken:], **{name: converted[name] for name in options})
 
     return checked  # type: ignore[return-value]
+
+
+@functools.cache  # at the first call: an annotation may name what its module defines later
+def _choices(function: Callable[..., Any]) -> dict[str, list[Any]]:
+    """Return the values of each argument that is annotated as a ``Literal``, by name."""
+    try:
+        hints = get_type_hints(function)
+    except NameError:  # a name that only type checkers import
+        return {}
+    choices = {}
+    for name, hint in hints.items():
+        members = [member for member in get_args(hint | None) if member is not type(None)]
+        if members and all(get_origin(member) is Literal for member in members):
+            choices[name] = [value for member in members for value in get_args(member)]
+    return choices
 
 
 def plain(value: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, Optional, TypeAlias, TypeVar, get_type_hints
+from typing import Any, Literal, Optional, TypeAlias, TypeVar, get_type_hints
 
 import numpy
 import pytest
@@ -30,6 +30,7 @@ from mrlm_pl.runs import Trainer, collect, evaluate
 from mrlm_pl.settings import check_arguments
 
 Count: TypeAlias = int | None
+Direction = Literal["up", "down"]
 
 
 def test_a_policy_may_be_the_name_of_a_model_or_its_settings(model_folder: Path) -> None:
@@ -207,6 +208,18 @@ def test_an_option_that_may_be_left_out_may_be_none_however_its_type_is_written(
         return goal, count
 
     assert of_a_plugin(goal=None, count=None) == (None, None)
+
+
+def test_a_value_that_the_annotation_does_not_list_is_refused() -> None:
+    @check_arguments
+    def of_a_plugin(way: Direction | Literal["left"] | None = None, rule: Direction | type = "up") -> tuple[Any, Any]:
+        return way, rule
+
+    assert [of_a_plugin(way)[0] for way in ("up", "down", "left", None)] == ["up", "down", "left", None]  # type: ignore[arg-type]
+    for arguments in (["right"], [["up"]], [0]):
+        with pytest.raises(ConfigurationError, match=r"of_a_plugin: way is .*; choose from up, down, left"):
+            of_a_plugin(*arguments)  # type: ignore[arg-type]
+    assert of_a_plugin(rule=int)[1] is int, "a choice or a class: the function checks it"
 
 
 def test_arguments_of_a_plugin_that_are_no_numbers_are_taken_as_they_are() -> None:

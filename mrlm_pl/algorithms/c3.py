@@ -17,7 +17,6 @@ from mrlm_pl.policy import Policy
 from mrlm_pl.rewards import RewardShare, TurnBonus
 from mrlm_pl.rollout.branches import Alternatives
 from mrlm_pl.rollout.replay import Rest
-from mrlm_pl.settings import one_of
 
 
 class C3(PolicyGradient):
@@ -64,7 +63,6 @@ class C3(PolicyGradient):
         **settings: Any,
     ) -> None:
         super().__init__(policies, seats, **settings)
-        one_of(("team", "own"), reward=reward)
         self.reward: RewardShare = reward
         trained = tuple(self.trained_policies)
         self.further = self.branched = Alternatives(alternatives, messages, rest, trained)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,6 @@ from mrlm_pl.losses import correctness_loss, last_token_mask
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward.logprobs import token_values
 from mrlm_pl.policy.value_head import ValueHead
-from mrlm_pl.settings import one_of
 
 ScoreTokens = Literal["last", "response"]
 
@@ -73,7 +72,6 @@ class CorrectnessModel(GivenAnswersAlgorithm):
     ) -> None:
         super().__init__(policies, **settings)
         self.critic: ScoreHead = ScoreHead({}, self.learners, value_learning_rate)
-        one_of(get_args(ScoreTokens), score_tokens=score_tokens)
         self.score_tokens = score_tokens
         self.answer_measures: Any = nn.ModuleDict({"val": AnswerMeasures(), "test": AnswerMeasures()})
 

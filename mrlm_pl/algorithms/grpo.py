@@ -18,7 +18,6 @@ from mrlm_pl.learner.credit.returns import check_takes
 from mrlm_pl.learner.credit.turns import TurnCredit
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.policy import Policy
-from mrlm_pl.settings import one_of
 
 ADVANTAGES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "group_normalized": group_normalized_advantages,
@@ -79,7 +78,6 @@ class GRPO(PolicyGradient):
             raise ConfigurationError(f"advantage {advantage!r} must be one of {sorted(ADVANTAGES)}, or a function")
         self.advantage = ADVANTAGES[advantage] if isinstance(advantage, str) else advantage
         check_takes(self.advantage, "rewards", "groups")
-        one_of(("episode", "turn"), credit=credit)
         turns = TurnCredit(gamma, turn_baseline, normalize=advantage == "group_normalized")
         if credit == "episode":
             if turns != TurnCredit(normalize=turns.normalize):  # the others have their defaults

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from mrlm_pl.advantages.task_normalization import TaskNormalization
 from mrlm_pl.episode import Episode
@@ -14,7 +14,6 @@ from mrlm_pl.learner.policies.reference import IN_REWARD, KL
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.policy import Policy
 from mrlm_pl.rewards import RewardShare
-from mrlm_pl.settings import one_of
 
 
 class IPPO(PolicyGradient):
@@ -70,7 +69,6 @@ class IPPO(PolicyGradient):
         **settings: Any,
     ) -> None:
         super().__init__(policies, seats, kl=kl, task_normalization=task_normalization, **settings)
-        one_of(get_args(RewardShare), reward=reward)
         self.reward = reward
         self.gae = TokenGAE(gamma, lam, discount_unit, whiten_over if whiten_advantages else None)
         critics = AgentCritics if agent_critics else PolicyCritics

@@ -28,7 +28,7 @@ class KTO(GivenAnswersAlgorithm):
     ``AnswerDataModule``, whose label between 0 and 1 weighs both losses.
 
     Logged under ``train/``: ``baseline_kl`` (``z``), ``reward_margin`` (mean of ``beta (h - z)``, negated for
-    undesirable answers), ``preference_accuracy`` (share of answers on their side of ``z``), ``grad_norm``; under
+    undesirable answers), ``preference_accuracy`` (fraction of answers on their side of ``z``), ``grad_norm``; under
     ``val/`` and ``test/`` ``loss`` and the same means.
 
     Args:

@@ -40,9 +40,9 @@ class MADPO(Algorithm):
       without its adapters, is the reference. ``data.passes`` may be above 1: the loss needs no importance ratio.
 
     Logged under ``train/``: ``rewards_chosen`` and ``rewards_rejected`` (means of ``beta (log pi - log pi_ref)`` of the
-    joint actions), ``reward_margin`` (their difference), ``preference_accuracy`` (share of pairs with a positive gap);
-    for each of several policies ``reward_margin``, its part of the joint one, and ``grad_norm``; under ``val/`` and
-    ``test/`` ``loss`` and the means of the joint actions.
+    joint actions), ``reward_margin`` (their difference), ``preference_accuracy`` (fraction of pairs with a positive
+    gap); for each of several policies ``reward_margin``, its part of the joint one, and ``grad_norm``; under ``val/``
+    and ``test/`` ``loss`` and the means of the joint actions.
 
     Args:
         policies, seats, optimization: see :class:`Algorithm`.

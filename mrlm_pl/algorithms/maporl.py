@@ -24,7 +24,7 @@ from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.learner.ranks import gather_ranks
 from mrlm_pl.policy import Policy
 from mrlm_pl.rewards import INCENTIVES, Horizon, RewardShare, incentives, influence_rewards
-from mrlm_pl.settings import at_least, one_of
+from mrlm_pl.settings import at_least
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +112,6 @@ class MAPoRL(PolicyGradient):
         probe = [{"a": 1.0}]
         influence_rewards(probe, gamma, reward, horizon)  # a mistake raises now
         incentives(probe, **amounts)
-        one_of(("debate", "answer"), critic_reads=critic_reads)
         if critic_reads == "answer" and not agent_critics:
             raise ConfigurationError(
                 "critic_reads is 'answer', but there are no agent_critics: a value head reads what its policy reads; "
@@ -154,8 +153,8 @@ class MAPoRL(PolicyGradient):
 
     def _log_rewards(self, sums: Sequence[Sums], turns: Collection[int] | None) -> None:
         """Log the rewards of the episodes of all ranks; every rank must call this."""
-        shares = gather_ranks(self.trainer, list(sums))
-        items = [item for own in shares for of_episode in own for item in of_episode.items()]
+        by_rank = gather_ranks(self.trainer, list(sums))
+        items = [item for rank_sums in by_rank for of_episode in rank_sums for item in of_episode.items()]
         played: set[int] = set()
         for name, (value, count) in sorted(summed_pairs(items).items()):
             self.metrics.rollout[f"train/{name}"] = value if name == "ties" else value / count

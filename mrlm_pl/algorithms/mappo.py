@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any, get_args
+from typing import Any
 
 from mrlm_pl.advantages import NO_MOMENTS, masked_moments
 from mrlm_pl.engines.base import Sampling
@@ -17,7 +17,7 @@ from mrlm_pl.learner.critics import CentralizedCritic
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.learner.ranks import sum_over_ranks
 from mrlm_pl.policy import Policy
-from mrlm_pl.settings import between, one_of
+from mrlm_pl.settings import between
 
 
 class MAPPO(PolicyGradient):
@@ -75,7 +75,6 @@ class MAPPO(PolicyGradient):
     ) -> None:
         super().__init__(policies, seats, **settings)
         between(0, 1, gamma=gamma, lam=lam)
-        one_of(get_args(CriticTargets), targets=targets)
         if critic is None:
             policy = next(iter(self.trained_policies.values()))
             critic = copy.deepcopy(policy, {id(policy.reference): None})  # a critic has no reference

@@ -10,7 +10,6 @@ from mrlm_pl.learner.credit.decisions import JointMode, TreeCredit, Weighting
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.policy import Policy
 from mrlm_pl.rewards import RewardShare
-from mrlm_pl.settings import one_of
 
 
 class MAREMAX(PolicyGradient):
@@ -54,7 +53,6 @@ class MAREMAX(PolicyGradient):
         **settings: Any,
     ) -> None:
         super().__init__(policies, seats, **settings)
-        one_of(("greedy", "group_max"), baseline=baseline)
         self.uses_greedy_baseline = baseline == "greedy"
         self.advantage = None if self.uses_greedy_baseline else group_max_advantages
         self.tree = TreeCredit(joint_mode, cross_reduction, gamma, stop_above, reward, weighting)

@@ -8,7 +8,6 @@ from random import Random
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from mrlm_pl.advantages import group_normalized_advantages
 from mrlm_pl.engines.base import Sampling
@@ -18,6 +17,7 @@ from mrlm_pl.grouping import grouped
 from mrlm_pl.learner.credit.returns import Batches, Returns, labels
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.policy import Policy
+from mrlm_pl.rewards import TurnBonus
 from mrlm_pl.seeding import derive_seed
 from mrlm_pl.settings import at_least
 
@@ -71,15 +71,16 @@ class MGRPO(PolicyGradient):
         chosen = self.chosen(returns)
         return returns.take(chosen).rows(advantages[chosen])
 
-    def with_baselines(self, returns: Returns) -> Returns:
+    def returns(self, episodes: Sequence[Episode], bonus: TurnBonus, greedy: Sequence[Episode]) -> Returns:
         """Return the returns with the planner's reward added to those of its calls, which are compared together."""
+        returns = super().returns(episodes, bonus, greedy)
         added = []
         for episode, agent in zip(returns.episode, returns.agent, strict=True):
             planner = self._planner_of(episode)
             added.append(0.0 if agent == planner else episode.rewards().get(planner, 0.0))
         people = zip(returns.group.tolist(), map(person_of, returns.agent), strict=True)
         reward = returns.reward + torch.tensor(added, dtype=torch.float64)
-        return super().with_baselines(replace(returns, reward=reward, comparison=torch.tensor(labels(people)).long()))
+        return replace(returns, reward=reward, comparison=torch.tensor(labels(people)).long())
 
     def chosen(self, returns: Returns) -> list[int]:
         """Return the numbers of the returns that are trained on, some of them several times."""
@@ -102,7 +103,3 @@ class MGRPO(PolicyGradient):
                 f"{', '.join(agents)}; name one of them, or leave planner out for the first"
             )
         return self.planner or agents[0]
-
-    def signal(self, group: Sequence[Episode]) -> tuple[Returns, Tensor]:
-        returns = self.with_baselines(self.returns(group, None, ()))
-        return returns, self.advantages(returns)

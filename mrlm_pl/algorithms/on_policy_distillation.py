@@ -39,7 +39,7 @@ class OnPolicyDistillation(PolicyGradient):
     Beside the numbers of :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`, these are logged for each policy:
     ``teacher_divergence`` (nats per token: the reverse KL's estimate for ``sampled``, else ``D``),
     ``teacher_agreement`` (mean of ``min(1, p / q)`` over the sampled tokens: 1 less the total variation), and
-    ``taught_rows`` (share of the trajectories with a teacher).
+    ``taught_rows`` (fraction of the trajectories with a teacher).
 
     Args:
         distillation: the teachers and the form; see :class:`~mrlm_pl.learner.policies.distillation.Distillation`.

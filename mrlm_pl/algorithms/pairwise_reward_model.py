@@ -26,9 +26,9 @@ class PairwiseRewardModel(GivenAnswersAlgorithm):
     folder ``policies/NAME`` of a run is a reward model. Only differences of scores are trained, so a score by itself
     says nothing, and ``sigmoid`` of it is no probability of a right answer: :class:`CorrectnessModel` gives that.
 
-    Logged under ``train/``: ``pair_accuracy`` (share of pairs whose chosen answer has the higher score; half for equal
-    scores), ``margin`` (mean of ``s(w) - s(l)``), ``grad_norm`` and ``grad_norm_value``; under ``val/`` and ``test/``
-    ``loss``, ``pair_accuracy`` and ``margin``.
+    Logged under ``train/``: ``pair_accuracy`` (fraction of pairs whose chosen answer has the higher score; half for
+    equal scores), ``margin`` (mean of ``s(w) - s(l)``), ``grad_norm`` and ``grad_norm_value``; under ``val/`` and
+    ``test/`` ``loss``, ``pair_accuracy`` and ``margin``.
 
     Args:
         margin: how far the chosen answer must be ahead.

@@ -54,9 +54,8 @@ class RAE(PolicyGradient):
 
     def with_baselines(self, returns: Returns) -> Returns:
         own = list(zip(returns.roles, returns.reward.tolist(), strict=True))
-        # ranks play blocks of groups: one after the other is the groups' order
-        shares = gather_ranks(self.trainer, own)
-        plays = [play for share in shares for play in share]
+        by_rank = gather_ranks(self.trainer, own)  # ranks play blocks of groups: their order is that of the groups
+        plays = [play for own_plays in by_rank for play in own_plays]
         rewards = torch.tensor([reward for _, reward in plays], dtype=torch.float64)
         baselines, self._baselines = role_baselines(
             rewards, [role for role, _ in plays], self._baselines, decay=self.baseline_decay
@@ -64,7 +63,7 @@ class RAE(PolicyGradient):
         for role, level in self._baselines.items():
             self.metrics.rollout[f"train/baseline/{role}"] = level
         rank, _ = data_parallel_rank(self.trainer)
-        start = sum(map(len, shares[:rank]))
+        start = sum(map(len, by_rank[:rank]))
         return replace(returns, baseline=baselines[start : start + len(own)])
 
     def progress(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from mrlm_pl.learner.credit.returns import Returns
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.learner.ranks import sum_over_ranks
 from mrlm_pl.policy import Policy
-from mrlm_pl.settings import fraction, one_of
+from mrlm_pl.settings import fraction
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,6 @@ class REINFORCE(PolicyGradient):
         **settings: Any,
     ) -> None:
         super().__init__(policies, seats, **settings)
-        one_of(("mean", "running", "none"), baseline=baseline)
         fraction(baseline_decay=baseline_decay)
         self.baseline, self.baseline_decay = baseline, baseline_decay
         self._running: dict[str, float] = {}

@@ -23,7 +23,7 @@ class REINFORCEPlusPlus(PolicyGradient):
     ``pi_old`` is the policy that sampled, as ``recompute_old_logp`` says. A turn's reward is on its last token; text
     of the environment carries the return through.
 
-    ``clip_fraction`` is the share of tokens whose gradient the clip removes; the other numbers are those of
+    ``clip_fraction`` is the fraction of tokens whose gradient the clip removes; the other numbers are those of
     :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Args:

@@ -14,7 +14,7 @@ class REINFORCEPlusPlusBaseline(PolicyGradient):
         A_t  = (r_i - m - mean) / std
         loss = reduce_t( -min(rho_t A_t, clip(rho_t, 1 - clip.low, 1 + clip.high) A_t) + beta KL_t )
 
-    ``clip_fraction`` is the share of tokens whose gradient the clip removes; the other numbers are those of
+    ``clip_fraction`` is the fraction of tokens whose gradient the clip removes; the other numbers are those of
     :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,7 +15,6 @@ from mrlm_pl.learner.batch import Batch, PolicyBatch, not_none
 from mrlm_pl.learner.optimization import Optimization
 from mrlm_pl.losses import Reduction, cross_entropy_loss, masked_mean, reduce_tokens
 from mrlm_pl.policy import Policy
-from mrlm_pl.settings import one_of
 
 Objective = Literal["behavioral_cloning", "world_model", "combined"]
 _WEIGHTS: dict[str, tuple[float, float]] = {
@@ -73,8 +72,6 @@ class SFT(Algorithm):
         self.refuse_several_policies()
         if reduction == "constant_length":
             raise ConfigurationError("SFT has no longest response; use another reduction than 'constant_length'")
-        one_of(_WEIGHTS, objective=objective)
-        one_of(get_args(Reduction), reduction=reduction)
         self.objective, self.reduction = objective, reduction
         self.action_weight, self.observation_weight = _WEIGHTS[objective]
 

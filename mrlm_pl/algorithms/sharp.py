@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from mrlm_pl.advantages import group_normalized_advantages
 from mrlm_pl.episode import Episode
@@ -15,6 +14,7 @@ from mrlm_pl.learner.credit.marginal import Absence, Coalitions
 from mrlm_pl.learner.credit.returns import Returns, warn_of_absent_components
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.policy import Policy
+from mrlm_pl.rewards import TurnBonus
 from mrlm_pl.rollout.replay import Rest
 from mrlm_pl.settings import at_least, not_all_zero
 
@@ -65,22 +65,19 @@ class SHARP(PolicyGradient):
         at_least(0, team_weight=team_weight, marginal_weight=marginal_weight)
         not_all_zero("SHARP: ", team_weight=team_weight, marginal_weight=marginal_weight, process=process or {})
         self.team_weight, self.marginal_weight, self.process = team_weight, marginal_weight, dict(process or {})
-        self.further = self.coalitions = Coalitions("marginal", absent=absent, rest=rest)
+        self.further = Coalitions("marginal", absent=absent, rest=rest)
 
-    def with_baselines(self, returns: Returns) -> Returns:
-        if self.process:
-            warn_of_absent_components(self.trainer, "process", self.process, returns.components(), self.warned)
-        return super().with_baselines(replace(returns, reward=self.rewards(returns)))
-
-    def rewards(self, returns: Returns) -> Tensor:
-        """Return the weighted rewards [N], with the bonuses of turns, from the contributions."""
+    def returns(self, episodes: Sequence[Episode], bonus: TurnBonus, greedy: Sequence[Episode]) -> Returns:
+        """Return the weighted rewards, with the bonuses of turns, in place of the contributions."""
+        returns = super().returns(episodes, bonus, greedy)
         team = torch.tensor([episode.reward for episode in returns.episode], dtype=torch.float64)
         contributed = returns.reward - returns.bonus
         reward = returns.bonus + self.team_weight * team + self.marginal_weight * contributed
         for name, sums in returns.components().items():
             reward = reward + self.process.get(name, 0.0) * sums
-        return reward
+        return replace(returns, reward=reward)
 
-    def signal(self, group: Sequence[Episode]) -> tuple[Returns, Tensor]:
-        returns = self.coalitions.returns(group)
-        return returns, group_normalized_advantages(self.rewards(returns), returns.comparison)
+    def with_baselines(self, returns: Returns) -> Returns:
+        if self.process:
+            warn_of_absent_components(self.trainer, "process", self.process, returns.components(), self.warned)
+        return super().with_baselines(returns)

@@ -160,7 +160,7 @@ class Algorithm(ChecksArguments, LightningModule, RolloutLearner):
         self.rollouts = rollouts
 
     def idle_loss(self, name: str) -> Tensor:
-        """Return 0 (0-dim) with a gradient of 0, the part of a learner without trajectories in the loss."""
+        """Return the loss of a learner without trajectories: 0 (0-dim), with a gradient of 0 for its weights."""
         learner = self.learners[name]
         # the ranks that have rows wait for every layer of this one, and DDP, of one process too, for all gradients
         if not isinstance(self.trainer.strategy, SingleDeviceStrategy):
@@ -436,12 +436,12 @@ class Algorithm(ChecksArguments, LightningModule, RolloutLearner):
         with_dropout = [name for name, policy in self.trained_policies.items() if policy.dropout]
         if with_dropout:
             raise ConfigurationError(
-                f"policies {with_dropout} have dropout, which the sampler has not; set their dropout to 0 for "
+                f"policies {with_dropout} have dropout, which the sampler does not apply; set their dropout to 0 for "
                 f"{type(self).__name__}"
             )
 
     def measured_rows(self, batch: Batch) -> Iterator[tuple[str, PolicyBatch]]:
-        """Yield the rows of each policy; one with rows on other ranks alone makes the pass that these wait for."""
+        """Yield the rows of each policy; one with rows on other ranks alone joins the forward pass of those ranks."""
         for name in self.policies:
             if name in batch.policies:
                 yield name, batch.policies[name]

@@ -1,4 +1,4 @@
-"""Critics: what estimates the returns of a policy gradient."""
+"""Critics: models that estimate the returns of a policy gradient."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class Critic(nn.Module):
         it is the row's beginning that fits: the value of a prefix is the expectation over all that may follow it.
 
         Args:
-            policy: whose trajectories they are.
+            policy: the policy that sampled the trajectories.
             rewarded: the trajectories.
 
         Raises:

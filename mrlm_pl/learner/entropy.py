@@ -29,7 +29,7 @@ class EntropyBonus:
         self.weights = dict.fromkeys(policies, (entropy.coefficient, entropy.coefficient))
 
     def of_losses(self, name: str, entropy: Tensor) -> Tensor:
-        """Return the bonus in a policy's losses [B, T], which is not positive, given its entropies [B, T] in nats."""
+        """Return the bonus as a loss [B, T], 0 or below, from the entropies [B, T] of a policy in nats."""
         return -self.weights[name][1] * entropy
 
     def steer(self, trainer: Any, metrics: Metrics) -> None:

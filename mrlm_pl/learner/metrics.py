@@ -140,7 +140,7 @@ class Metrics:
         self.rollout[self.name("explained_variance", learner)] = explained
 
     def take_rollout(self) -> dict[str, float]:
-        """Return the metrics of a rollout, once."""
+        """Return the numbers of the rollout, and forget them."""
         metrics, self.rollout = self.rollout, {}
         return metrics
 

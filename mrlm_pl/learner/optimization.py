@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch.utilities import rank_zero_only
@@ -15,7 +15,7 @@ from mrlm_pl.errors import ConfigurationError, NonFiniteError
 from mrlm_pl.learner.batch import not_none
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.sharding import total_norm
-from mrlm_pl.settings import at_least, check_arguments, one_of, plain
+from mrlm_pl.settings import at_least, check_arguments, plain
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,6 @@ class Optimization:
     betas: tuple[float, float] = (0.9, 0.999)
 
     def __post_init__(self) -> None:
-        one_of(get_args(LearningRateSchedule), "optimization.", schedule=self.schedule)
         at_least(0, "optimization.", warmup_steps=self.warmup_steps)
         object.__setattr__(self, "betas", tuple(map(plain, self.betas)))
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -51,7 +51,7 @@ from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward.logprobs import TokenOutputs
 from mrlm_pl.rewards import TurnBonus, overlong_penalties
 from mrlm_pl.rollout.branches import Alternatives
-from mrlm_pl.settings import as_settings, at_least, between, one_of, positive
+from mrlm_pl.settings import as_settings, at_least, between, positive
 
 _NO_RULE = (
     "{} has no rule of advantages; override `advantages(returns)`, or set `advantage = staticmethod(RULE)`, such as "
@@ -132,7 +132,7 @@ class PolicyGradient(Algorithm):
         gae: advantages of single tokens; None for one advantage per trajectory.
         turns: advantages of single turns; None for one advantage per episode.
         whiten_advantages: whiten the advantages of trajectories over each policy's tokens.
-        old_policy: whose log-probabilities pi_old has, and the correction for the policy that sampled.
+        old_policy: the source of pi_old, learner or sampler, and the correction for the policy that sampled.
         kl: the penalty, with the current coefficient of each policy.
         entropy: the bonus, with the current weight of each policy.
         warned: names of the warnings that were logged, each once.
@@ -184,9 +184,6 @@ class PolicyGradient(Algorithm):
         at_least(0, overlong_buffer=overlong_buffer)
         positive(stop_at_kl=stop_at_kl, top_entropy=top_entropy)
         between(0, 1, top_entropy=top_entropy)
-        one_of(("keep", "exclude"), zero_variance=zero_variance)
-        one_of(get_args(TaskNormalization), task_normalization=task_normalization)
-        one_of(get_args(Reduction), reduction=reduction)
         clip = as_settings(Clip, clip, "clip")
         changed = {"loss": loss is not None, "loss_settings": bool(loss_settings), "clip": clip != Clip()}
         if any(changed.values()) and not self.uses_loss:
@@ -263,138 +260,11 @@ class PolicyGradient(Algorithm):
                 "each other and also learns from equal returns; set it to keep"
             )
 
-    def credit(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]) -> Batches:
-        """Return the trajectories of every learner, a policy's with their advantages; see :meth:`prepare`."""
-        if self.gae is not None:
-            return self.token_credit(episodes, sampling, self.gae)
-        if self.tree is not None:
-            self.tree.warn(episodes)
-        returns, advantages = self._with_advantages(self.returns(episodes, self.turn_bonus(sampling), greedy))
-        if self.tree is not None:
-            return self.tree.rows(self.trainer, self.metrics, returns, advantages)
-        return returns.rows(advantages)
-
-    def returns(self, episodes: Sequence[Episode], bonus: TurnBonus, greedy: Sequence[Episode]) -> Any:
-        """Return the returns that are compared, of agents in episodes, of turns or of decisions.
-
-        Args:
-            episodes: one rollout, or a group of it.
-            bonus: added to the environment's reward of a turn; None adds nothing.
-            greedy: one greedy episode for each group, where they are played.
-        """
-        if self.tree is not None:
-            return self.tree.returns(episodes, bonus, greedy)
-        if self.turns is not None:
-            return turn_returns_of(episodes, bonus)
-        if isinstance(self.further, Coalitions):
-            return self.further.returns(episodes, bonus)
-        return returns_of(episodes, bonus, greedy)
-
-    def with_baselines(self, returns: Any) -> Any:
-        """Return the returns with their baselines, by default those of :attr:`advantage`; every rank calls this once.
-
-        Records of the episodes keep both. Without a known rule, or with :meth:`advantages` of a subclass, there are no
-        baselines.
-
-        Args:
-            returns: :class:`~mrlm_pl.learner.credit.returns.Returns` of agents in episodes, or with :attr:`tree`
-                :class:`~mrlm_pl.learner.credit.decisions.DecisionReturns`, or with :attr:`turns`
-                :class:`~mrlm_pl.learner.credit.turns.TurnReturns`.
-        """
-        custom_advantages = self._overrides("advantages")
-        if self.turns is not None:
-            turns = self.turns.with_baselines(returns)
-            return replace(turns, baseline=None) if custom_advantages else turns
-        if self.uses_greedy_baseline:
-            return replace(returns, baseline=returns.greedy)
-        for advantage, baselines in BASELINES.items():
-            if advantage is self.advantage and not custom_advantages:
-                return replace(returns, baseline=baselines(returns.reward, returns.comparison))
-        return returns
-
-    def advantages(self, returns: Any) -> Tensor:
-        """Return the advantages [N] of returns; every rank calls this.
-
-        By default that is :attr:`advantage` of them, or without one the returns minus their baselines.
-
-        Args:
-            returns: of :meth:`with_baselines`.
-        """
-        if self.turns is not None:
-            return self.turns.advantages(returns)
-        if self.advantage is None and returns.baseline is None:
-            raise ConfigurationError(_NO_RULE.format(type(self).__name__))
-        if self.advantage is None:
-            return returns.reward - returns.baseline
-        advantages = self.advantage(returns.reward, returns.comparison)
-        return check_advantages(advantages, len(returns.reward), self.advantage)
-
-    def _with_advantages(self, returns: Any) -> tuple[Any, Tensor]:
-        """Return :meth:`with_baselines`, and the advantages [N].
-
-        Raises:
-            ConfigurationError: they are not one finite number for each return, or a subclass returned something else
-                than returns with baselines.
-        """
-        compared = self.with_baselines(returns)
-        if not isinstance(compared, type(returns)):
-            raise ConfigurationError(
-                f"{self.with_baselines.__qualname__} returned a {type(compared).__name__}; it must return "
-                f"`dataclasses.replace(returns, baseline=...)` ({source_line(self.with_baselines)})"
-            )
-        return compared, check_advantages(self.advantages(compared), len(compared.reward), self.advantages)
-
-    def token_losses(self, logp: Tensor, old_logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss [B, T] of each token, and metrics by name: single numbers, means over the action tokens.
-
-        By default :attr:`loss`, and with a ratio ``clip_fraction`` and ``loss_weight``.
-        """
-        inputs = (logp, old_logp, rows.advantages, rows.action_mask)
-        if not self.loss.uses_ratio:
-            return self.loss(*inputs), {}
-        (losses, weights), mask = self.loss.with_weights(*inputs), rows.action_mask
-        return losses, {"clip_fraction": masked_mean(weights == 0, mask), "loss_weight": masked_mean(weights, mask)}
-
-    def token_credit(self, episodes: Sequence[Episode], sampling: Sampling, gae: TokenGAE) -> Batches:
-        """Return trajectories with the advantage of each token, from the values of the critic; 0 without one.
-
-        With ``kl.placement: reward`` each token's reward is reduced by ``beta (log pi_old - log pi_ref)``.
-        """
-        trained = list(self.trained_policies)
-        rewarded = rewarded_rows(episodes, self.turn_bonus(sampling))
-        rewarded = {name: rewarded[name] for name in trained if name in rewarded}
-        for name, rows in rewarded.items():
-            rows.to(self.device)
-            if self.reference.used and self.kl.settings.placement == "reward":
-                self._add_logprobs(name, rows.batch, sampling)
-                rows.rewards = rows.rewards - self.kl.of_rewards(name, rows.batch)
-        estimates = None if self.critic is None else self.critic.estimates
-        gae.credit(self.trainer, self.metrics, trained, rewarded, estimates)
-        credited: Batches = {}
-        for name, rows in rewarded.items():
-            credited[name] = rows.batch
-            if self.critic is not None and self.critic.learners:
-                credited |= self.critic.rows(rows)
-                rows.batch.values = rows.batch.returns = None  # of the critic's own rows
-        return credited
-
-    def without_signal(self, group: Sequence[Episode]) -> bool:
-        if not group or self.gae is not None or self.critic is not None:  # their rewards may be the team's
-            return equal_returns(group)
-        trained, (returns, signal) = self.trained_policies, self.signal(group)
-        pairs = zip(returns.policies, signal.tolist(), strict=True)
-        return not any(value for policy, value in pairs if policy in trained)
-
-    def signal(self, group: Sequence[Episode]) -> tuple[Any, Tensor]:
-        """Return the returns [N] of a group, without bonuses, and numbers [N] that are 0 without a learning signal."""
-        returns = self.returns(group, None, ())
-        if self.turns is not None:
-            return returns, self.turns.advantages(returns)
-        if self.tree is not None and self.tree.counterfactual:  # equal returns may all be better than their baselines
-            return returns, returns.reward - returns.baseline
-        comparisons = returns.comparison.tolist()
-        values = grouped(zip(comparisons, returns.reward.tolist(), strict=True))
-        return returns, torch.tensor([len({*values[comparison]}) > 1 for comparison in comparisons])
+    def check_rollouts(self, rollouts: RolloutFacts) -> None:
+        self._check_credit()
+        super().check_rollouts(rollouts)
+        if self.distiller is not None:
+            self.distiller.check_rollouts(rollouts.agents, rollouts.environments)
 
     def turn_bonus(self, sampling: Sampling) -> Callable[[Turn], float] | None:
         """Return the function that adds to the reward of a turn, or None.
@@ -407,11 +277,22 @@ class PolicyGradient(Algorithm):
         limits = {name: sampling.of(name).max_tokens for name in self.policies}
         return overlong_penalties(limits, sampling.max_tokens, self.overlong_buffer)
 
-    def check_rollouts(self, rollouts: RolloutFacts) -> None:
-        self._check_credit()
-        super().check_rollouts(rollouts)
-        if self.distiller is not None:
-            self.distiller.check_rollouts(rollouts.agents, rollouts.environments)
+    def weighs_sampler(self, sampling: Sampling) -> bool:
+        corrected = self.old_policy.correction.kind != "none"
+        return corrected or (self.uses_importance_ratio and not self.recomputes(sampling))
+
+    @property
+    def weights_in_credit(self) -> str | None:
+        """The part of the credit that models compute; None if advantages follow from the episodes alone."""
+        parts = {
+            "a critic": self.critic is not None,
+            "`kl.placement: reward`": self.reference.used and self.kl.settings.placement == "reward",
+            "`top_entropy`": self.top_entropy < 1,
+            "`distillation`": self.distiller is not None,
+        }
+        return next((part for part, used in parts.items() if used), None)
+
+    # From the episodes of a rollout to rows with advantages, in the order of the calls.
 
     def prepare(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()) -> Batches:
         self.collection_over = False
@@ -461,16 +342,109 @@ class PolicyGradient(Algorithm):
             normalize_tasks(self.trainer, self.metrics, students, episodes, names, chosen, self.warned)
         return trained
 
-    @property
-    def weights_in_credit(self) -> str | None:
-        """The part of the credit that models compute; None if advantages follow from the episodes alone."""
-        parts = {
-            "a critic": self.critic is not None,
-            "`kl.placement: reward`": self.reference.used and self.kl.settings.placement == "reward",
-            "`top_entropy`": self.top_entropy < 1,
-            "`distillation`": self.distiller is not None,
-        }
-        return next((part for part, used in parts.items() if used), None)
+    def credit(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]) -> Batches:
+        """Return the trajectories of every learner, a policy's with their advantages; see :meth:`prepare`."""
+        if self.gae is not None:
+            return self.token_credit(episodes, sampling, self.gae)
+        if self.tree is not None:
+            self.tree.warn(episodes, self.warned)
+        returns, advantages = self._with_advantages(self.returns(episodes, self.turn_bonus(sampling), greedy))
+        if self.tree is not None:
+            return self.tree.rows(self.trainer, self.metrics, returns, advantages)
+        return returns.rows(advantages)
+
+    def returns(self, episodes: Sequence[Episode], bonus: TurnBonus, greedy: Sequence[Episode]) -> Any:
+        """Return the returns that are compared, of agents in episodes, of turns or of decisions.
+
+        Args:
+            episodes: one rollout, or a group of it.
+            bonus: added to the environment's reward of a turn; None adds nothing.
+            greedy: one greedy episode for each group, where they are played.
+        """
+        if self.tree is not None:
+            return self.tree.returns(episodes, bonus, greedy)
+        if self.turns is not None:
+            return turn_returns_of(episodes, bonus)
+        if isinstance(self.further, Coalitions):
+            return self.further.returns(episodes, bonus)
+        return returns_of(episodes, bonus, greedy)
+
+    def _with_advantages(self, returns: Any) -> tuple[Any, Tensor]:
+        """Return :meth:`with_baselines`, and the advantages [N].
+
+        Raises:
+            ConfigurationError: they are not one finite number for each return, or a subclass returned something else
+                than returns with baselines.
+        """
+        compared = self.with_baselines(returns)
+        if not isinstance(compared, type(returns)):
+            raise ConfigurationError(
+                f"{self.with_baselines.__qualname__} returned a {type(compared).__name__}; it must return "
+                f"`dataclasses.replace(returns, baseline=...)` ({source_line(self.with_baselines)})"
+            )
+        return compared, check_advantages(self.advantages(compared), len(compared.reward), self.advantages)
+
+    def with_baselines(self, returns: Any) -> Any:
+        """Return the returns with their baselines, by default those of :attr:`advantage`; every rank calls this once.
+
+        Records of the episodes keep both. Without a known rule, or with :meth:`advantages` of a subclass, there are no
+        baselines.
+
+        Args:
+            returns: :class:`~mrlm_pl.learner.credit.returns.Returns` of agents in episodes, or with :attr:`tree`
+                :class:`~mrlm_pl.learner.credit.decisions.DecisionReturns`, or with :attr:`turns`
+                :class:`~mrlm_pl.learner.credit.turns.TurnReturns`.
+        """
+        custom_advantages = self._overrides("advantages")
+        if self.turns is not None:
+            turns = self.turns.with_baselines(returns)
+            return replace(turns, baseline=None) if custom_advantages else turns
+        if self.uses_greedy_baseline:
+            return replace(returns, baseline=returns.greedy)
+        for advantage, baselines in BASELINES.items():
+            if advantage is self.advantage and not custom_advantages:
+                return replace(returns, baseline=baselines(returns.reward, returns.comparison))
+        return returns
+
+    def advantages(self, returns: Any) -> Tensor:
+        """Return the advantages [N] of returns; every rank calls this.
+
+        By default that is :attr:`advantage` of them, or without one the returns minus their baselines.
+
+        Args:
+            returns: of :meth:`with_baselines`.
+        """
+        if self.turns is not None:
+            return self.turns.advantages(returns)
+        if self.advantage is None and returns.baseline is None:
+            raise ConfigurationError(_NO_RULE.format(type(self).__name__))
+        if self.advantage is None:
+            return returns.reward - returns.baseline
+        advantages = self.advantage(returns.reward, returns.comparison)
+        return check_advantages(advantages, len(returns.reward), self.advantage)
+
+    def token_credit(self, episodes: Sequence[Episode], sampling: Sampling, gae: TokenGAE) -> Batches:
+        """Return trajectories with the advantage of each token, from the values of the critic; 0 without one.
+
+        With ``kl.placement: reward`` each token's reward is reduced by ``beta (log pi_old - log pi_ref)``.
+        """
+        trained = list(self.trained_policies)
+        rewarded = rewarded_rows(episodes, self.turn_bonus(sampling))
+        rewarded = {name: rewarded[name] for name in trained if name in rewarded}
+        for name, rows in rewarded.items():
+            rows.to(self.device)
+            if self.reference.used and self.kl.settings.placement == "reward":
+                self._add_logprobs(name, rows.batch, sampling)
+                rows.rewards = rows.rewards - self.kl.of_rewards(name, rows.batch)
+        estimates = None if self.critic is None else self.critic.estimates
+        gae.credit(self.trainer, self.metrics, trained, rewarded, estimates)
+        credited: Batches = {}
+        for name, rows in rewarded.items():
+            credited[name] = rows.batch
+            if self.critic is not None and self.critic.learners:
+                credited |= self.critic.rows(rows)
+                rows.batch.values = rows.batch.returns = None  # of the critic's own rows
+        return credited
 
     def _add_logprobs(self, name: str, rows: PolicyBatch, sampling: Sampling) -> None:
         """Set the temperature, and add the log-probabilities of the old and the reference policy that are used."""
@@ -486,9 +460,27 @@ class PolicyGradient(Algorithm):
         samplings = {name: sampling.of(name) for name in self.trained_policies}
         return self.old_policy.recomputes(samplings, self.trainer.precision, self.rollouts.engine)
 
-    def weighs_sampler(self, sampling: Sampling) -> bool:
-        corrected = self.old_policy.correction.kind != "none"
-        return corrected or (self.uses_importance_ratio and not self.recomputes(sampling))
+    # Groups that carry no learning signal.
+
+    def without_signal(self, group: Sequence[Episode]) -> bool:
+        if not group or self.gae is not None or self.critic is not None:  # their rewards may be the team's
+            return equal_returns(group)
+        trained, (returns, signal) = self.trained_policies, self.signal(group)
+        pairs = zip(returns.policies, signal.tolist(), strict=True)
+        return not any(value for policy, value in pairs if policy in trained)
+
+    def signal(self, group: Sequence[Episode]) -> tuple[Any, Tensor]:
+        """Return the returns [N] of a group, without bonuses, and numbers [N] that are 0 without a learning signal."""
+        returns = self.returns(group, None, ())
+        if self.turns is not None:
+            return returns, self.turns.advantages(returns)
+        if self.tree is not None and self.tree.counterfactual:  # equal returns may all be better than their baselines
+            return returns, returns.reward - returns.baseline
+        comparisons = returns.comparison.tolist()
+        values = grouped(zip(comparisons, returns.reward.tolist(), strict=True))
+        return returns, torch.tensor([len({*values[comparison]}) > 1 for comparison in comparisons])
+
+    # From rows to losses.
 
     def rows_with_gradient(self, rows: PolicyBatch) -> Tensor:
         with_gradient = rows.action_mask.any(-1)
@@ -525,19 +517,6 @@ class PolicyGradient(Algorithm):
         totals, lengths = batch.totals[name], rows.episode_tokens
         return reduce_tokens(losses, mask, self.reduction, totals, max_length=self.max_length, episode_tokens=lengths)
 
-    def _corrected_losses(self, logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the token losses [B, T] with the correction for the sampler, and their metrics."""
-        returned = self.token_losses(logp, rows.old_logp, rows)
-        losses, metrics = check_token_losses(returned, logp, self.token_losses)
-        if self.old_policy.corrects:
-            losses, correction_metrics = self.old_policy.corrected(losses, logp, rows)
-            metrics |= correction_metrics
-        return losses, metrics
-
-    def _trains_values(self, rows: PolicyBatch) -> bool:
-        """Return whether the value loss is part of the token losses of a policy's rows."""
-        return self.critic is not None and rows.values is not None
-
     def _outputs(self, name: str, rows: PolicyBatch, batch: Batch) -> TokenOutputs:
         """Return log-probabilities, entropies if they have a weight, values of a value head, and divergences."""
         teaching = None
@@ -549,6 +528,30 @@ class PolicyGradient(Algorithm):
             return TokenOutputs(self.policies[name](**rows.inputs()), None, None)
         options: dict[str, Any] = {"with_entropy": self.entropy.used, "teaching": teaching}
         return self.policy(name).outputs(**rows.inputs(), **options)
+
+    def _corrected_losses(self, logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the token losses [B, T] with the correction for the sampler, and their metrics."""
+        returned = self.token_losses(logp, rows.old_logp, rows)
+        losses, metrics = check_token_losses(returned, logp, self.token_losses)
+        if self.old_policy.corrects:
+            losses, correction_metrics = self.old_policy.corrected(losses, logp, rows)
+            metrics |= correction_metrics
+        return losses, metrics
+
+    def token_losses(self, logp: Tensor, old_logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss [B, T] of each token, and metrics by name: single numbers, means over the action tokens.
+
+        By default :attr:`loss`, and with a ratio ``clip_fraction`` and ``loss_weight``.
+        """
+        inputs = (logp, old_logp, rows.advantages, rows.action_mask)
+        if not self.loss.uses_ratio:
+            return self.loss(*inputs), {}
+        (losses, weights), mask = self.loss.with_weights(*inputs), rows.action_mask
+        return losses, {"clip_fraction": masked_mean(weights == 0, mask), "loss_weight": masked_mean(weights, mask)}
+
+    def _trains_values(self, rows: PolicyBatch) -> bool:
+        """Return whether the value loss is part of the token losses of a policy's rows."""
+        return self.critic is not None and rows.values is not None
 
     def note_without_gradient(self, name: str, rows: PolicyBatch, batch: Batch) -> None:
         logp = self.policies[name](**rows.inputs()) if self.evaluates_others(batch) else rows.proximal_logp
@@ -563,6 +566,8 @@ class PolicyGradient(Algorithm):
 
     def evaluates_others(self, batch: Batch) -> bool:
         return self.old_policy.is_current or not batch.on_policy
+
+    # Between updates.
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         super().on_before_optimizer_step(optimizer)

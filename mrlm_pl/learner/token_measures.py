@@ -15,7 +15,7 @@ from mrlm_pl.learner.batch import PolicyBatch, not_none
 from mrlm_pl.learner.credit.records import turn_keys
 
 DECIMALS = 3
-"""Of the measures in a file."""
+"""Decimals of a measure in a file."""
 
 Span = tuple[TurnKey, int, int]
 """The key of a turn, and the start and stop of its tokens."""
@@ -30,7 +30,7 @@ class TokenMeasures:
     Args:
         iteration: of the rollout.
         spans: the turns of each row, by policy.
-        found: of turns that were measured before the run was resumed.
+        found: measures of turns from before the run was resumed.
     """
 
     def __init__(

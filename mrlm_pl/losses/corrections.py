@@ -8,14 +8,14 @@ carries the correction: do not multiply by a weight as well.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.losses.masking import clamped_exp, masked_log_ratio, masked_values
-from mrlm_pl.settings import check_arguments, one_of, positive
+from mrlm_pl.settings import check_arguments, positive
 
 RatioLevel = Literal["token", "sequence", "geometric_mean"]
 """``token``: each token's ratio; ``sequence``: the product over the row's action tokens, the same for all of them;
@@ -46,8 +46,6 @@ class Correction:
     high: float = 5.0
 
     def __post_init__(self) -> None:
-        one_of(("none", "plain", "truncated", "masked"), "correction.", kind=self.kind)
-        one_of(get_args(RatioLevel), "correction.", level=self.level)
         positive("correction.", cap=self.cap)
         if not 0 <= self.low <= self.high:
             raise ConfigurationError(

@@ -6,7 +6,7 @@ import hashlib
 import logging
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, final, get_args
+from typing import TYPE_CHECKING, Any, Literal, final
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +36,7 @@ from mrlm_pl.policy.pretrained import (
 from mrlm_pl.policy.sharding import whole
 from mrlm_pl.policy.value_head import ValueHead
 from mrlm_pl.seeding import derive_seed
-from mrlm_pl.settings import as_settings, at_least, between, check_arguments, check_served_by, one_of
+from mrlm_pl.settings import as_settings, at_least, between, check_arguments, check_served_by
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -434,7 +434,6 @@ class Policy(nn.Module):
 
 def _check_int8(int8: Int8 | None, owner: str, trained: bool, lora: LoRA | None, served_by: str | None) -> None:
     """Raise a PolicyError where ``int8`` names weights that are trained, shared, or not here."""
-    one_of(get_args(Int8), owner, int8=int8)
     if int8 == "weights" and trained:
         raise PolicyError(
             f"{owner}int8 is 'weights', but the policy is trained, and updates are smaller than the steps of int8; set "

@@ -11,7 +11,7 @@ from mrlm_pl.errors import EnvironmentContractError
 from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.rollout.replay import Rest, continued, counterfactuals
 from mrlm_pl.seeding import keyed_random
-from mrlm_pl.settings import at_least, one_of
+from mrlm_pl.settings import at_least, check_arguments
 
 
 class FurtherEpisodes(ABC):
@@ -32,6 +32,7 @@ class FurtherEpisodes(ABC):
         """
 
 
+@check_arguments
 @dataclass(frozen=True)
 class Alternatives(FurtherEpisodes):
     """Fresh samples in the place of single messages of every episode.
@@ -54,7 +55,6 @@ class Alternatives(FurtherEpisodes):
     def __post_init__(self) -> None:
         at_least(1, messages=self.messages)
         at_least(1 if self.rest == "play" else 2, alternatives=self.count)
-        one_of(("play", "replay"), rest=self.rest)
 
     def due(self, group: Sequence[Episode], rounds: int) -> Sequence[EpisodeSpec]:
         if rounds:

@@ -8,7 +8,7 @@ from typing import Literal
 from mrlm_pl.episode import Episode, Turn, person_of
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.seeding import keyed_random
-from mrlm_pl.settings import at_least, between, check_arguments, one_of
+from mrlm_pl.settings import at_least, between, check_arguments
 
 
 @check_arguments
@@ -39,7 +39,6 @@ class CrossPolicy:
         owner = "data.cross_policy."
         between(0, 1, owner, share=self.share)
         at_least(1, owner, refresh=self.refresh, snapshots=self.snapshots)
-        one_of(("turn", "trajectory"), owner, unit=self.unit)
         if self.share and self.refresh == self.snapshots == 1:
             raise ConfigurationError(
                 "data.cross_policy: one snapshot that is replaced in every iteration is always the current weights; "

@@ -154,7 +154,7 @@ class EpisodePlayer:
                     fault = str(error) or f"no answer within {deadline:g} s"
                     logger.warning("not all of %d environments were closed: %s", len(environments), fault)
 
-    # The parts of a play, also for those who put them together in another way.
+    # The steps of a play, for players that combine them in another way too.
 
     def new_play(self, spec: EpisodeSpec, attempt: int, retried: tuple[int, int] = (0, 0)) -> Play:
         """Return a play with an environment of its own, before its reset."""

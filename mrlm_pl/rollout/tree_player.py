@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal, get_args
+from typing import Literal
 
 from mrlm_pl.engines.base import sample_checked
 from mrlm_pl.environment import Environment
@@ -22,7 +22,7 @@ from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError, EnvironmentContractError
 from mrlm_pl.rollout.play import Decision, EpisodeSpec, Play
 from mrlm_pl.rollout.player import EpisodePlayer
-from mrlm_pl.settings import one_of
+from mrlm_pl.settings import check_arguments
 
 MOST_JOINT_ACTIONS = 65_536
 """In one level of all trees of a collection; more would fill the memory."""
@@ -30,9 +30,8 @@ MOST_JOINT_ACTIONS = 65_536
 THRESHOLD_STOP, UNEXPANDED_STOP = "reward_threshold", "not_expanded"
 """Stop reasons of paths that the tree ended, not the environment."""
 
-JointMode = Literal["align", "cross", "counterfactual"]
 
-
+@check_arguments
 @dataclass(frozen=True)
 class Branching:
     """The combination of decisions in a state, and the expansion of the tree.
@@ -49,13 +48,9 @@ class Branching:
         ConfigurationError: an unknown word.
     """
 
-    joint_mode: JointMode = "align"
+    joint_mode: Literal["align", "cross", "counterfactual"] = "align"
     expand: Literal["all", "best"] = "all"
     stop_above: float | None = None
-
-    def __post_init__(self) -> None:
-        one_of(get_args(JointMode), joint_mode=self.joint_mode)
-        one_of(("all", "best"), expand=self.expand)
 
     def joint_actions(self, agents: int, branches: int) -> list[tuple[int, ...]]:
         """Return the joint actions of a state: for each, the number of every agent's decision.

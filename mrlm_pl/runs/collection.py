@@ -113,6 +113,7 @@ def collect(
     return file
 
 
+@check_arguments
 def serve_gateway(
     model: Model,
     environment: Environment,

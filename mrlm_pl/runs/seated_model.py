@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast, get_args
+from typing import Any, Literal, TypeAlias, cast
 
 import torch
 from transformers.utils.logging import disable_progress_bar
@@ -27,7 +27,7 @@ from mrlm_pl.rollout.play import EpisodeSpec, Seat
 from mrlm_pl.rollout.player import EpisodePlayer
 from mrlm_pl.runs.plugins import environment_from, find_environment
 from mrlm_pl.runs.records.run import SAVED, SETTINGS_OF_TOKENS, SINGLE, RecordedRun, checkpoints_of, read_run
-from mrlm_pl.settings import at_least, check_served_by, one_of
+from mrlm_pl.settings import at_least, check_served_by
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +74,6 @@ class SeatedModel:
         precision: Precision | None = None,
         recorded: RecordedRun | None = None,
     ) -> None:
-        one_of(get_args(Precision), precision=precision)
         self.precision = precision
         self.label, run = read_model(model, weights) if recorded is None else (str(model), recorded)
         self.run = replace(run, seats={**run.seats, **(seats or {})})
@@ -222,7 +221,7 @@ class SeatedModel:
             max_turns: decisions after which an episode is truncated; None is the run's limit.
             device: as torch names it; ``auto`` prefers an accelerator.
             warn: of turns that are longer than a policy's context window.
-            loaded: see :meth:`evaluated`.
+            loaded: see :meth:`evaluate`.
 
         Raises:
             ConfigurationError: an agent has no policy, the sampling names a policy that does not exist, or the device

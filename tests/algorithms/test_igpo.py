@@ -46,7 +46,7 @@ def mean_logp(policy: Policy, history: list[int], reply: str) -> float:
     ("options", "reply", "weight"),
     [({}, "42", 1.0), ({"answer_key": "label", "answer_form": "={answer}.", "gain_weight": 2.0}, "=7.", 2.0)],
 )
-def test_turns_earn_what_they_tell(
+def test_a_turn_earns_the_gain_in_the_answers_log_probability(
     options: dict[str, Any], reply: str, weight: float, policies: Any, episodes: list[Episode], quiet_trainer: Any
 ) -> None:
     algorithm = IGPO(policies, normalize=False, **options)

@@ -108,7 +108,7 @@ def with_values(states: JointStates, values: list[float]) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("lam", "advantages"), [(0.95, [2.0147, 0.7190, 1.8]), (0.0, [1.4, -0.82, 1.8]), (1.0, [2.12, 0.8, 1.8])]
 )
-def test_the_reference_numbers(
+def test_advantages_and_returns_equal_the_reference_numbers(
     targets: Any, expected: list[float] | None, lam: float, advantages: list[float], model_folder: Path
 ) -> None:
     # Team rewards 1, 0, 2 are means over two agents, one of whom has not decided yet, or decides nothing more.

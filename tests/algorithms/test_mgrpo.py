@@ -21,7 +21,6 @@ from mrlm_pl.engines import Sampling
 from mrlm_pl.environment import Message, Step
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.learner.credit.returns import returns_of
 from mrlm_pl.policy import Policy
 from tests.support.runs.turn_episodes import advantages, episode
 
@@ -55,8 +54,8 @@ def test_calls_earn_the_planners_result_and_are_compared_with_each_other(policie
 
 
 def test_calls_do_not_share_the_planners_length_penalty(policies: Any) -> None:
-    returns = returns_of(EPISODES, lambda turn: -10.0 if turn.agent == "planner" else 0.0)
-    assert MGRPO(policies).with_baselines(returns).reward.tolist() == [-9.0, 1.5, 1.0, -10.0, -10.0, 0.5]
+    returns = MGRPO(policies).returns(EPISODES, lambda turn: -10.0 if turn.agent == "planner" else 0.0, ())
+    assert returns.reward.tolist() == [-9.0, 1.5, 1.0, -10.0, -10.0, 0.5]
 
 
 def test_one_call_in_all_episodes_is_grpo(policies: Any, quiet_trainer: Any) -> None:
@@ -70,7 +69,7 @@ def test_one_call_in_all_episodes_is_grpo(policies: Any, quiet_trainer: Any) -> 
 @pytest.mark.parametrize(("size", "counts"), [(2, [1, 1]), (3, [1, 1, 1]), (7, [2, 2, 3]), (1, [1])])
 def test_each_group_has_as_many_calls(policies: Any, size: int, counts: list[int]) -> None:
     algorithm = MGRPO(policies, calls_per_group=size)
-    returns = algorithm.with_baselines(returns_of(EPISODES))
+    returns = algorithm.returns(EPISODES, None, ())
     chosen = algorithm.chosen(returns)
     assert chosen == algorithm.chosen(returns), "drawn alike each time"
     agents = [returns.agent[number] for number in chosen]

@@ -389,7 +389,7 @@ def test_what_cannot_be_combined_is_an_error(model_folder: Path) -> None:
         teacher = Teacher("teacher", **option)  # type: ignore[arg-type]
         algorithm = COMA(made, seats, distillation=Distillation([teacher]))
         assert algorithm.distiller is not None
-        with pytest.raises(ConfigurationError, match=f"{next(iter(option))} has '.*', which this run has not"):
+        with pytest.raises(ConfigurationError, match=f"{next(iter(option))} names '.*', which this run does not have"):
             algorithm.distiller.check_rollouts(["solver"], ["math"])
 
 

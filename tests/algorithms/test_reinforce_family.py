@@ -91,7 +91,9 @@ REWARDS = [1.0, 2.0, 4.0, 9.0]
         (CISPO, [-0.8429, -0.5620, 0, 1.4049]),
     ],
 )
-def test_the_reference_numbers(cls: Any, expected: list[float], model_folder: Path, quiet_trainer: Any) -> None:
+def test_advantages_equal_the_reference_numbers(
+    cls: Any, expected: list[float], model_folder: Path, quiet_trainer: Any
+) -> None:
     episodes = [episode(n, reward) for n, reward in enumerate(REWARDS)]
     _, advantages = prepared(cls, model_folder, quiet_trainer(), episodes)
     assert advantages.tolist() == pytest.approx(expected, abs=1e-4)

@@ -63,7 +63,7 @@ def test_the_default_divides_by_the_spread_of_whole_returns(policies: Any, quiet
     assert found[4] == pytest.approx([(3.5 - 1) / spread, (3 - 1) / spread, 6 / spread], abs=1e-5)
 
 
-def test_the_published_baseline(policies: Any, quiet_trainer: Any) -> None:
+def test_turn_baseline_paper_is_the_mean_over_all_turns_of_an_agent(policies: Any, quiet_trainer: Any) -> None:
     algorithm = GRPO(policies, credit="turn", advantage="group_centered", turn_baseline="paper")
     mean = (1 + 2 + 0 + 2 + 0 + 6) / 6  # of all turns of a
     assert advantages(algorithm, EPISODES, quiet_trainer())[::2] == [

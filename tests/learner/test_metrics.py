@@ -201,7 +201,7 @@ class Rows(Logger):
 
 
 @pytest.mark.parametrize(("every", "steps", "with_rollout"), [(1, [0, 1, 2, 3], [0, 2]), (2, [1, 3], [1, 3])])
-def test_an_update_is_one_row(
+def test_an_update_of_several_micro_batches_writes_one_row(
     model_folder: Path, echo: Any, quiet_trainer: Any, every: int, steps: list[int], with_rollout: list[int]
 ) -> None:
     sampling = Sampling(max_tokens=3)

@@ -17,7 +17,7 @@ def rule() -> None:
     """Stands in for a method."""
 
 
-def test_numbers_become_tensors() -> None:
+def test_metrics_that_are_numbers_become_tensors() -> None:
     losses, metrics = check_token_losses((LOSSES, {"share": 0.5, "ratio": torch.tensor(2.0)}), LOSSES, rule)
     assert losses is LOSSES
     assert {name: value.item() for name, value in metrics.items()} == {"share": 0.5, "ratio": 2.0}

@@ -309,7 +309,7 @@ def test_checkpoints_are_small(tmp_path: Path, echo: Any, quiet_trainer: Any) ->
     assert os.path.getsize(tmp_path / "last.ckpt") < 0.05 * size
 
 
-def test_mistakes_are_told(model_folder: Path) -> None:
+def test_settings_that_fit_no_layer_or_policy_are_refused(model_folder: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"target_modules is .all-linear.; give a list of names"):
         LoRA(target_modules="all-linear")  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match=r"lora\.rank is 0"):

@@ -364,7 +364,7 @@ def test_a_frozen_policy_has_no_snapshots(model_folder: Path, quiet_trainer: Any
 
 
 @pytest.mark.long
-def test_no_share_is_the_run_without(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:
+def test_a_share_of_0_trains_like_a_run_without_snapshots(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:
     prints = []
     for cross in (None, CrossPolicy(share=0.0), STALE):
         algorithm, data = make(model_folder, echo(turns=2), cross_policy=cross)

@@ -113,7 +113,7 @@ def test_the_error_of_a_replay_is_told_first(episode: Episode) -> None:
 
 
 @pytest.mark.parametrize("rest", ["play", "replay"])
-def test_a_decision_is_replaced(episode: Episode, rest: Rest) -> None:
+def test_a_replaced_decision_is_seen_by_later_agents_alone(episode: Episode, rest: Rest) -> None:
     nine = written("9", CHAT, "main")
     (spec,) = counterfactuals(episode, "a", 0, [nine], rest)
     (other,), engine = play([spec])
@@ -136,7 +136,7 @@ def test_alternatives_are_sampled_each_with_its_own_seed(episode: Episode) -> No
     assert [other.reward for other in play(specs)[0]] == [other.reward for other in first]
 
 
-def test_coalitions_are_alternatives(episode: Episode) -> None:
+def test_a_script_that_silences_agents_gives_the_return_of_the_others(episode: Episode) -> None:
     """A team's return without some agents, whose decisions become 0: what Shapley values are made of."""
     a, b, c = map(int, words(episode))
     zero = written("0", CHAT, "main")

@@ -460,7 +460,7 @@ def test_the_level_beyond_the_last_turn_is_not_counted(monkeypatch: pytest.Monke
     assert len(episodes) == 4
 
 
-def test_limits_cut_all_paths() -> None:
+def test_a_turn_limit_truncates_all_paths_of_a_tree() -> None:
     (episodes,), _ = grow(GrowingSums(turns=5), Branching("align"), max_turns=2)
     assert len(episodes) == 4
     assert {(e.stop_reason, e.truncated) for e in episodes} == {("turn_limit", True)}

@@ -71,7 +71,9 @@ PIECES = ("--trainer.accumulate_grad_batches", "2")
     ],
     ids=["first", "second, validated", "both, in pieces", "second, sharded"],
 )
-def test_both_end_and_go_on(told: str, options: tuple[str, ...], fit: Any, tmp_path: Path) -> None:
+def test_all_ranks_end_at_a_signal_to_any_of_them_and_the_run_resumes(
+    told: str, options: tuple[str, ...], fit: Any, tmp_path: Path
+) -> None:
     options = ("--trainer.strategy", *options)
     assert ended(fit("whole", *options)) == 0
     process = fit("run", *options)

@@ -263,7 +263,9 @@ def test_the_output_holds_this_credit_alone(main: Any, quiet_trainer: Any, echo:
         recredit(run, RLOO(main), output=tmp_path / "file" / "again")
 
 
-def test_no_credit_at_all_is_refused(main: Any, quiet_trainer: Any, echo: Any, tmp_path: Path) -> None:
+def test_a_run_without_an_episode_to_credit_is_refused(
+    main: Any, quiet_trainer: Any, echo: Any, tmp_path: Path
+) -> None:
     run = played(GRPO(main), echo(), quiet_trainer(), iterations=1)
     for path in (run / "episodes").iterdir():
         write_episodes(path, [replace(item, excluded="replaced") for item in read_episodes(path)])

@@ -259,7 +259,7 @@ def test_an_iteration_or_an_episode_is_chosen(tmp_path: Path) -> None:
     assert replay("builtin:tiny", Dice(), episodes=path, episode="e3").equal == 1
 
 
-def test_what_is_not_there_is_an_error(tmp_path: Path) -> None:
+def test_a_missing_iteration_episode_environment_or_file_is_named(tmp_path: Path) -> None:
     _, path = dice(tmp_path)
     with pytest.raises(ConfigurationError, match=r"no episode of iteration 7 of 'dice'"):
         replay("builtin:tiny", Dice(), episodes=path, iteration=7)

@@ -271,7 +271,7 @@ def test_another_model_plays_with_the_settings_of_the_run(tmp_path: Path, monkey
     assert seen == [Sampling(max_tokens=1, temperature=0.7)]
 
 
-def test_what_is_not_there_is_an_error(tmp_path: Path) -> None:
+def test_a_decision_that_was_not_recorded_is_refused_with_the_choices(tmp_path: Path) -> None:
     _, path = recorded(1, tmp_path)
     known = "choose a turn of a at 0; b at 1"
     with pytest.raises(ConfigurationError, match=f"agent 'a' did not decide at turn 1 of episode 'e0'; {known}"):
@@ -284,7 +284,9 @@ def test_what_is_not_there_is_an_error(tmp_path: Path) -> None:
         whatif("builtin:tiny", Pair(), episode="e0", agent="a", turn=0, samples=10**20, episodes=path)
 
 
-def test_the_command(mrlm: Callable[..., tuple[int, str, str]], unread: Callable[..., None], tmp_path: Path) -> None:
+def test_the_command_prints_both_decisions_and_the_advantage(
+    mrlm: Callable[..., tuple[int, str, str]], unread: Callable[..., None], tmp_path: Path
+) -> None:
     _, path = recorded(1, tmp_path)
     named = ("builtin:tiny", "--environment", "tests.runs.test_whatif.Pair", "--episodes", str(path))
     decision = ("--episode", "e0", "--agent", "a", "--turn", "0", "--samples", "4")

@@ -227,7 +227,7 @@ class FixedDataModule(ChecksArguments, LightningDataModule, ABC):
         """Return the algorithm that is trained.
 
         Raises:
-            ConfigurationError: it is none of this package's.
+            ConfigurationError: the trainer's module is not an Algorithm.
         """
         trainer: Any = self.trainer
         module = trainer.lightning_module

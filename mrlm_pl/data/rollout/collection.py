@@ -20,11 +20,9 @@ from lightning.pytorch import Trainer
 from mrlm_pl.data.rollout.collectors.asynchronous import AsyncCollector, AsyncOptions, groups_ahead
 from mrlm_pl.data.rollout.collectors.groups import Collected, GroupPlan, SyncCollector
 from mrlm_pl.data.rollout.collectors.players import Players
+from mrlm_pl.data.rollout.history import RunTotals, SignalCheck, VerifierWatch
 from mrlm_pl.data.rollout.metrics import (
     CollectionSums,
-    RunTotals,
-    SignalCheck,
-    VerifierWatch,
     reward_sums,
     success_counts,
     token_count,
@@ -75,7 +73,7 @@ class RolloutCollection:
     ``stop/REASON`` and ``truncated_episodes`` are shares of the episodes. With several agents or policies there are
     also ``rollout/agent/NAME/...`` and ``rollout/policy/NAME/...``; see
     :func:`mrlm_pl.evaluation.agents.means_by_agent`. The totals of the run are logged as ``progress/...``; see
-    :class:`~mrlm_pl.data.rollout.metrics.RunTotals`.
+    :class:`~mrlm_pl.data.rollout.history.RunTotals`.
 
     Args:
         tasks: the environments of the run.
@@ -227,14 +225,12 @@ class RolloutCollection:
         sums_here = self._measure(iteration, collected, groups, seconds, judging)
         measured = functools.reduce(CollectionSums.plus, gather_ranks(self.trainer, sums_here))
         first = data_parallel_rank(self.trainer)[0] == 0
-        totals = self.totals.after(iteration + 1, measured.played)
         metrics = measured.metrics()
-        environment_prefixes = [f"rollout/{name}/" for name in self.tasks.environments]
-        if len(environment_prefixes) == 1 and environment_prefixes[0] in measured.components:
-            component_means = measured.components[environment_prefixes[0]].means()
-            self.components = (
-                tuple(environment_prefixes[0] + name for name in component_means) if len(component_means) > 1 else ()
-            )
+        totals = self.totals.after(iteration + 1, measured.played)
+        prefix, *others = (f"rollout/{name}/" for name in self.tasks.environments)
+        if not others and prefix in measured.components:
+            names = tuple(prefix + name for name in measured.components[prefix].means())
+            self.components = names if len(names) > 1 else ()
         if first:
             self._signal.add(metrics, measured.returns)
         if (warning := self._verifiers.add(measured.means)) and first:
@@ -246,7 +242,7 @@ class RolloutCollection:
     def _measure(
         self, iteration: int, collected: Collected, groups: Sequence[int], seconds: float, judging: set[str]
     ) -> CollectionSums:
-        """Return the sums of what this rank collected."""
+        """Return the sums of this rank's episodes."""
         episodes, branches = collected.episodes, collected.branches
         unused = [*collected.replaced, *collected.greedy, *branches]
         several, plan = len(self.tasks.environments) > 1, self.plan

@@ -31,7 +31,7 @@ from mrlm_pl.learner.ranks import data_parallel_rank, gather_ranks
 from mrlm_pl.rollout.cross_policy import CrossPolicy
 from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.rollout.rounds import RoundOptions
-from mrlm_pl.settings import ChecksArguments, as_settings, at_least, check_instance, one_of, positive
+from mrlm_pl.settings import ChecksArguments, as_settings, at_least, check_instance, positive
 
 
 class RolloutDataModule(ChecksArguments, LightningDataModule):
@@ -131,7 +131,6 @@ class RolloutDataModule(ChecksArguments, LightningDataModule):
         at_least(1, "data.", max_turns=max_turns, workers=workers)
         at_least(0, "data.", max_lag=max_lag, retries=retries, processes=processes)
         positive("data.", step_timeout=step_timeout)
-        one_of(("sync", "async"), "data.", mode=mode)
         environments: Sequence[Any] = environment if isinstance(environment, (list, tuple)) else [environment]
         if curriculum is not None:
             curriculum = as_settings(SuccessRateCurriculum, curriculum, "data.curriculum")

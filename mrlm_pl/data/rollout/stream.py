@@ -257,7 +257,7 @@ def micro_batches(
     """Return the micro-batches of an update, with each learner's rows and the size of the whole update.
 
     Args:
-        learner: whose models they are.
+        learner: the algorithm that trains on them.
         rows: of the rollout, by policy, on the host.
         parts: one for each micro-batch.
         over_ranks: the sum of a tensor over all ranks; called once.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import get_args
 
 import torch
 from torch import Tensor
@@ -23,7 +22,7 @@ from mrlm_pl.learner.credit.turns import TurnReturns
 from mrlm_pl.rewards import RewardShare, TurnBonus
 from mrlm_pl.rollout.branches import roots_of
 from mrlm_pl.rollout.replay import Rest
-from mrlm_pl.settings import one_of
+from mrlm_pl.settings import check_arguments
 
 WHOLE = 2**31
 """Steps that an episode shares with itself."""
@@ -78,6 +77,7 @@ def common_steps(group: Sequence[Episode]) -> Tensor:
     return common
 
 
+@check_arguments
 @dataclass(frozen=True)
 class LeafCredit:
     """Advantages of the turns of leaves that branch from each other.
@@ -93,9 +93,6 @@ class LeafCredit:
 
     baseline: TurnBaseline = "unbiased"
     normalize: bool = True
-
-    def __post_init__(self) -> None:
-        one_of(get_args(TurnBaseline), turn_baseline=self.baseline)
 
     def with_baselines(self, turns: TurnReturns) -> TurnReturns:
         """Return the turns with the returns of their leaves, and with ``unbiased`` the baselines."""

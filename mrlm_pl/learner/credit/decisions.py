@@ -7,8 +7,8 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, MutableSet, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from mrlm_pl.learner.metrics import Metrics
 from mrlm_pl.learner.ranks import sum_over_ranks
 from mrlm_pl.rewards import RewardShare, TurnBonus
 from mrlm_pl.rollout.tree_player import Branching
-from mrlm_pl.settings import between, one_of
+from mrlm_pl.settings import between, check_arguments
 from mrlm_pl.turn_tree import TurnTree
 
 logger = logging.getLogger(__name__)
@@ -98,7 +98,8 @@ class DecisionReturns:
         )
 
 
-@dataclass
+@check_arguments
+@dataclass(frozen=True)
 class TreeCredit:
     """Credit of decisions in turn trees.
 
@@ -140,13 +141,8 @@ class TreeCredit:
     normalize: bool = False
     counterfactual: bool = False
     expand: Literal["all", "best"] = "all"
-    _warned: set[str] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
-        one_of(get_args(JointMode), joint_mode=self.joint_mode)
-        one_of(get_args(CrossReduction), cross_reduction=self.cross_reduction)
-        one_of(get_args(Weighting), weighting=self.weighting)
-        one_of(get_args(RewardShare), reward=self.reward)
         between(0, 1, gamma=self.gamma)
         between(-math.inf, math.inf, stop_above=self.stop_above)  # not NaN
 
@@ -155,12 +151,17 @@ class TreeCredit:
         """The branching of the decisions in each state."""
         return Branching("counterfactual" if self.counterfactual else self.joint_mode, self.expand, self.stop_above)
 
-    def warn(self, episodes: Sequence[Episode]) -> None:
-        """Log once that the decisions of a rollout have nothing to be compared with."""
+    def warn(self, episodes: Sequence[Episode], warned: MutableSet[Any]) -> None:
+        """Warn once that the decisions of a rollout have nothing to be compared with.
+
+        Args:
+            episodes: one rollout.
+            warned: names of earlier warnings; this adds to them.
+        """
         if self.reward == "team":
-            warn_of_constant_sum(episodes, "set `model.reward: own`", self._warned)
-        if self.counterfactual and "alike" not in self._warned:
-            _warn_of_alike(map(TurnTree.of, by_group(episodes).values()), self._warned)
+            warn_of_constant_sum(episodes, "set `model.reward: own`", warned)
+        if self.counterfactual and "alike" not in warned:
+            _warn_of_alike(map(TurnTree.of, by_group(episodes).values()), warned)
 
     def returns(self, episodes: Sequence[Episode], bonus: TurnBonus, greedy: Sequence[Episode] = ()) -> DecisionReturns:
         """Return the returns of a rollout's decisions.
@@ -278,7 +279,7 @@ class TreeCredit:
         return {number: (value + bonus[number], 0.0) for number, value in worth.items()}
 
 
-def _warn_of_alike(trees: Iterable[TurnTree], warned: MutableSet[str]) -> None:
+def _warn_of_alike(trees: Iterable[TurnTree], warned: MutableSet[Any]) -> None:
     """Log once that counterfactual credit has nothing to compare with."""
     states = [
         [tuple(tree.actions[name].decisions.values()) for name in names]

@@ -44,7 +44,7 @@ def note_baselines(
         metrics: of the algorithm.
         episodes: of the rollout.
         greedy: one greedy episode for each group.
-        returns: [N] of those that did not fail.
+        returns: [N], of the greedy episodes that did not fail.
     """
     missing = {episode.group for episode in episodes} - {episode.group for episode in with_greedy(episodes, greedy)}
     if missing:
@@ -93,11 +93,11 @@ def keep_top_entropy(
         entropies: [B, T] by policy.
         fraction: of the tokens of a policy that are kept.
     """
-    shares = gather_ranks(
+    by_rank = gather_ranks(
         trainer, {name: entropy[batches[name].action_mask].cpu() for name, entropy in entropies.items()}
     )
     for name in metrics.policies:
-        everywhere = torch.cat([torch.zeros(0), *(share[name] for share in shares if name in share)])
+        everywhere = torch.cat([torch.zeros(0), *(sampled[name] for sampled in by_rank if name in sampled)])
         if everywhere.numel():
             threshold = top_entropy_threshold(everywhere, fraction)
             metrics.rollout[metrics.name("entropy_threshold", name)] = threshold

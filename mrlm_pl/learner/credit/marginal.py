@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 
@@ -21,7 +21,7 @@ from mrlm_pl.rollout.branches import FurtherEpisodes
 from mrlm_pl.rollout.play import EVERY_STEP, Decision, EpisodeSpec
 from mrlm_pl.rollout.replay import Rest, script_of
 from mrlm_pl.seeding import derive_seed
-from mrlm_pl.settings import at_least, one_of
+from mrlm_pl.settings import at_least, check_arguments
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +48,7 @@ Key = frozenset[tuple[str, int, tuple[int, ...]]]
 """The given decisions of a replay. Coalitions with equal ones have one value."""
 
 
+@check_arguments
 @dataclass(frozen=True)
 class Coalitions(FurtherEpisodes):
     """Replays of every episode without some of its agents, and the values of the others from them.
@@ -71,9 +72,6 @@ class Coalitions(FurtherEpisodes):
     rest: Rest = "replay"
 
     def __post_init__(self) -> None:
-        one_of(get_args(Contribution), contribution=self.contribution)
-        one_of(get_args(Absence), absent=self.absent)
-        one_of(get_args(Rest), rest=self.rest)
         at_least(1, orders=self.orders)
 
     def due(self, group: Sequence[Episode], rounds: int) -> Sequence[EpisodeSpec]:
@@ -83,7 +81,7 @@ class Coalitions(FurtherEpisodes):
         specs: list[EpisodeSpec] = []
         for episode, other in _with_other(group):
             coalitions = defaultdict[frozenset[str], float](float)
-            self.shares(episode, coalitions.__getitem__)
+            self.contributions(episode, coalitions.__getitem__)
             for members in coalitions:
                 script, absent = self.script(episode, other, members)
                 if (key := _key(script)) not in planned:
@@ -123,8 +121,12 @@ class Coalitions(FurtherEpisodes):
             script[agent, EVERY_STEP] = Decision(silent, decision.policy)
         return {key: dataclasses.replace(decision, scripted=True) for key, decision in script.items()}, absent
 
-    def shares(self, episode: Episode, value: Callable[[frozenset[str]], float]) -> dict[str, float]:
-        """Return what each agent contributed to an episode, given the values of coalitions.
+    def contributions(self, episode: Episode, value: Callable[[frozenset[str]], float]) -> dict[str, float]:
+        """Return the contribution of each agent to an episode.
+
+        Args:
+            episode: the record.
+            value: returns the value of a coalition.
 
         Raises:
             ConfigurationError: there are too many agents for exact Shapley values.
@@ -151,12 +153,12 @@ class Coalitions(FurtherEpisodes):
             episodes: one rollout, with the replays.
             turn_bonus: added to an agent's contribution for each of its turns.
         """
-        shares: dict[str, Mapping[str, float]] = {}
+        contributions: dict[str, Mapping[str, float]] = {}
         for group in by_group(episodes).values():
             values = self.values(group)
             for episode, other in _with_other(group):
                 try:
-                    shares[episode.id] = self.shares(
+                    contributions[episode.id] = self.contributions(
                         episode,
                         lambda members: values[_key(self.script(episode, other, members)[0])],  # noqa: B023 (called here)
                     )
@@ -164,10 +166,11 @@ class Coalitions(FurtherEpisodes):
                     logger.warning("episode %s is left out, as one of its replays failed", episode.id)
         all_returns = returns_of(episodes, turn_bonus)
         all_returns = all_returns.take(
-            [number for number, episode in enumerate(all_returns.episode) if episode.id in shares]
+            [number for number, episode in enumerate(all_returns.episode) if episode.id in contributions]
         )
         contributed = [
-            shares[episode.id][agent] for episode, agent in zip(all_returns.episode, all_returns.agent, strict=True)
+            contributions[episode.id][agent]
+            for episode, agent in zip(all_returns.episode, all_returns.agent, strict=True)
         ]
         return dataclasses.replace(
             all_returns, reward=torch.tensor(contributed, dtype=torch.float64) + all_returns.bonus

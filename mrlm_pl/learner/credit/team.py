@@ -22,7 +22,7 @@ def decision_steps(episode: Episode) -> int:
 
 
 def team_rewards(episode: Episode, turn_bonus: TurnBonus = None) -> list[float]:
-    """Return the mean over the agents of their rewards at each step, of those who decided and of the others.
+    """Return the mean over the agents of their rewards at each step, whether they decided or not.
 
     In a record without ``step_rewards`` these are the rewards of the turns of the step.
 
@@ -54,7 +54,7 @@ def has_constant_sum(episodes: Sequence[Episode]) -> bool:
 
 
 def _returns(episode: Episode) -> dict[str, float]:
-    """Return what each agent earned, also at steps that it did not decide."""
+    """Return each agent's return, with its rewards at steps in which others decided."""
     if not episode.step_rewards:
         return episode.rewards()
     agents = {agent for rewards in episode.step_rewards for agent in rewards}

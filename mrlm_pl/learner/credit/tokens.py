@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -18,12 +18,13 @@ from mrlm_pl.learner.credit.returns import acting_rows, group_numbers, labels, r
 from mrlm_pl.learner.metrics import Metrics
 from mrlm_pl.learner.ranks import sum_over_ranks
 from mrlm_pl.rewards import TurnBonus
-from mrlm_pl.settings import between, one_of
+from mrlm_pl.settings import between, check_arguments
 
 DiscountUnit = Literal["turn", "token"]
 """The unit of the discount factor: each turn of the agent, or each token."""
 
 
+@check_arguments
 @dataclass(frozen=True)
 class TokenGAE:
     """Generalized advantage estimation over the tokens of an agent (arXiv 1506.02438).
@@ -46,8 +47,6 @@ class TokenGAE:
 
     def __post_init__(self) -> None:
         between(0, 1, gamma=self.gamma, lam=self.lam)
-        one_of(get_args(DiscountUnit), discount_unit=self.discount_unit)
-        one_of(("policy", "agent"), whiten_over=self.whiten)
 
     def whitened_together(self, agents: Sequence[str]) -> dict[str, Tensor]:
         """Return the indices of the rows that are whitened together, by a name that all ranks share."""
@@ -71,7 +70,7 @@ class TokenGAE:
             trainer: of the run.
             metrics: of the algorithm, in which the quality of the values is logged.
             policies: the trained ones, in one order on all ranks.
-            rewarded: their trajectories, of those that have some here.
+            rewarded: their trajectories; a policy without any on this rank is left out.
             estimates: returns the critic's values of a policy's trajectories, [B, T] and [B]; see
                 :meth:`mrlm_pl.learner.critics.Critic.estimates`. None: 0.
         """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import get_args
 
 import torch
 from torch import Tensor
@@ -31,7 +30,7 @@ from mrlm_pl.learner.credit.returns import (
     rows_by_policy,
 )
 from mrlm_pl.rewards import TurnBonus
-from mrlm_pl.settings import at_least, between, one_of
+from mrlm_pl.settings import at_least, between, check_arguments
 
 
 @dataclass(frozen=True)
@@ -142,6 +141,7 @@ def observed(trajectory: Trajectory) -> list[str]:
     return texts[len(texts) - len(trajectory.turns) :] if texts else [""] * len(trajectory.turns)
 
 
+@check_arguments
 @dataclass(frozen=True)
 class TurnCredit:
     """Advantages of turns, within the episodes of a task and, with ``state_weight``, within equal states.
@@ -166,7 +166,6 @@ class TurnCredit:
 
     def __post_init__(self) -> None:
         between(0, 1, gamma=self.gamma)
-        one_of(get_args(TurnBaseline), turn_baseline=self.baseline)
         if self.state_weight is not None:
             at_least(0, state_weight=self.state_weight)
 

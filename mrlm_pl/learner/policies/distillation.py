@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -114,7 +114,6 @@ class Distillation:
     top_k: int = 64
 
     def __post_init__(self) -> None:
-        one_of(get_args(Form), "distillation.", form=self.form)
         positive("distillation.", coefficient=self.coefficient)
         between(0, 1, "distillation.", beta=self.beta)
         at_least(1, "distillation.", top_k=self.top_k)
@@ -200,7 +199,7 @@ class Distiller:
     def prepare(self, batches: Mapping[str, PolicyBatch], episodes: Sequence[Episode]) -> None:
         """Add the teachers' prompts to rows, or for form ``sampled`` their terms to the advantages; all ranks call it.
 
-        Logged once a rollout for each policy: ``taught_rows``, the share of rows with a teacher, and for ``sampled``
+        Logged once a rollout for each policy: ``taught_rows``, the fraction of rows with a teacher, and for ``sampled``
         ``teacher_divergence`` and ``teacher_agreement``.
         """
         attempts = _attempts(episodes)
@@ -253,7 +252,7 @@ class Distiller:
             for option, name in named:
                 if name not in choices[option]:
                     raise ConfigurationError(
-                        f"distillation.teachers: {option} has {name!r}, which this run has not; choose from "
+                        f"distillation.teachers: {option} names {name!r}, which this run does not have; choose from "
                         f"{sorted(choices[option])}"
                     )
             for agent in teacher.agents or ():

@@ -1,4 +1,4 @@
-"""The old policy: that of the start of the updates on a rollout, and its difference from the policy that sampled."""
+"""The old policy, from which the updates on a rollout start, and the correction for the policy that sampled."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from mrlm_pl.settings import positive
 
 
 class OldPolicy:
-    """Whose log-probabilities pi_old has, and the correction of the losses for the policy that sampled.
+    """The source of pi_old, learner or sampler, and the correction of the losses for the policy that sampled.
 
     Args:
-        recompute: take them from the learner at the time of sampling rather than from the sampler; None: only where
-            they differ, see :meth:`recomputes`.
+        recompute: take its log-probabilities from the learner at the time of sampling rather than from the sampler;
+            None: only where they differ, see :meth:`recomputes`.
         correction: weight of the losses.
         threshold: bound on the mean of ``log mu - log pi`` over a trajectory, above which tokens with a negative
             advantage have no loss; None has no bound.
@@ -66,7 +66,7 @@ class OldPolicy:
         Args:
             losses: [B, T], of the tokens.
             logp: [B, T], of the current policy.
-            rows: whose losses they are.
+            rows: the trajectories of these tokens.
         """
         mask, metrics = rows.action_mask, {}
         if self.correction.kind != "none":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -19,7 +19,7 @@ from mrlm_pl.learner.metrics import Metrics
 from mrlm_pl.learner.ranks import sum_over_ranks
 from mrlm_pl.losses import kl_k1, kl_k3, kl_k3_importance_weighted, kl_k3_straight_through
 from mrlm_pl.policy import Policy
-from mrlm_pl.settings import at_least, check_arguments, fraction, one_of, positive
+from mrlm_pl.settings import at_least, check_arguments, fraction, positive
 
 Estimator = Literal["k3", "k3_straight_through", "k3_importance_weighted"]
 Placement = Literal["loss", "reward"]
@@ -54,8 +54,6 @@ class KL:
         at_least(0, "kl.", coefficient=self.coefficient)
         at_least(1, "kl.", horizon=self.horizon)
         positive("kl.", target=self.target)
-        one_of(get_args(Estimator), "kl.", estimator=self.estimator)
-        one_of(get_args(Placement), "kl.", placement=self.placement)
         if self.target is not None and not self.coefficient:
             raise ConfigurationError(
                 f"kl.target is {self.target}, but kl.coefficient is 0, which no factor changes; start with 0.05, say"
@@ -129,7 +127,7 @@ class KLPenalty:
             trainer: of the run.
             metrics: of the algorithm.
             policies: the trained ones, in one order on all ranks.
-            batches: their trajectories, of those that have some here.
+            batches: their trajectories; a policy without any on this rank is left out.
             episodes: of the rollout.
         """
         moments_here: dict[tuple[str, str], Any] = {}

@@ -17,7 +17,7 @@ from mrlm_pl.rollout.branches import departure
 from mrlm_pl.rollout.replay import Rest, counterfactuals, script_of, written
 from mrlm_pl.runs.records.replay import chosen_episodes
 from mrlm_pl.runs.seated_model import Model, SeatedModel, sampling_from
-from mrlm_pl.settings import between, one_of
+from mrlm_pl.settings import between, check_arguments
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,7 @@ class WhatIfReport:
     ci95: tuple[float, float]
 
 
+@check_arguments
 def whatif(
     run: str | Path,
     environment: str | type[Environment] | Environment | None = None,
@@ -107,7 +108,6 @@ def whatif(
         RolloutError: the environment fails.
     """
     between(1, MOST_EPISODES, samples=samples)
-    one_of(("play", "replay"), rest=rest)
     seated = SeatedModel(run, environment, None, name, weights=model is None)
     if model is not None:
         seated.play_with(model)

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 import pytest
 
 from mrlm_pl.algorithms import OnPolicyDistillation
-from mrlm_pl.data.rollout.metrics import AgentReturns, CollectionSums, SignalCheck
+from mrlm_pl.data.rollout.history import SignalCheck
+from mrlm_pl.data.rollout.metrics import AgentReturns, CollectionSums
 from mrlm_pl.engines import Sampling
 from mrlm_pl.engines.base import PolicySampling
 from mrlm_pl.episode import Episode, Task, Trajectory, Turn
@@ -56,7 +57,9 @@ def test_the_third_iteration_without_a_signal_warns_of_the_cause(
 
 
 @pytest.mark.parametrize(("success", "cause"), [({}, "`success_at`"), ({"rollout/success": 0.0}, "too hard")])
-def test_teachers_are_no_returns(success: Mapping[str, float], cause: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_distillation_without_successes_is_not_explained_by_returns(
+    success: Mapping[str, float], cause: str, caplog: pytest.LogCaptureFixture
+) -> None:
     check = SignalCheck(Sampling(), True, OnPolicyDistillation.no_signal)
     with caplog.at_level(logging.WARNING):
         for _ in range(3):

@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from mrlm_pl.algorithms import GRPO
 from mrlm_pl.data import RolloutDataModule
-from mrlm_pl.data.rollout.metrics import VerifierWatch, diverged
+from mrlm_pl.data.rollout.history import VerifierWatch, diverged
 from mrlm_pl.engines import Sampling
 from mrlm_pl.environment import DatasetTasks, Outcome, SingleAgentEnvironment, Task, TaskSource
 from mrlm_pl.episode import Message
@@ -46,7 +46,9 @@ def told(run: list[dict[str, Any]], watch: VerifierWatch | None = None) -> list[
         ((0, 100, 100, 100), (100, 100, 0, 100), True),
     ],
 )
-def test_the_rule(before: Any, after: Any, expected: bool) -> None:
+def test_a_run_diverges_where_the_score_rises_and_the_accuracy_falls_beyond_chance(
+    before: Any, after: Any, expected: bool
+) -> None:
     assert diverged(before, after) is expected
 
 
@@ -69,7 +71,7 @@ def test_a_run_of_four_iterations_is_warned_of_once() -> None:
     assert "while the accuracy has fallen from 0.065 to 0.015" in text
 
 
-def test_other_runs_are_not() -> None:
+def test_no_alarm_where_score_and_accuracy_do_not_part() -> None:
     assert told([means(0.2 + 0.1 * n, 0.1 + 0.1 * n) for n in range(8)]) == [], "both rise"
     assert told([means(0.5, 0.5 - 0.05 * n) for n in range(8)]) == [], "the verifier does not reward what gets worse"
     assert told([means(0.2 + 0.1 * n, None) for n in range(8)]) == [], "there are no labels"

@@ -115,7 +115,9 @@ def test_crossed_decisions_have_the_mean_of_their_joint_actions(
     ("cls", "expected"),
     [(MAREINFORCE, [1.0, 4.0]), (MAGRPO, [-1.5, 1.5]), (MARLOO, [-3.0, 3.0])],
 )
-def test_aligned_decisions(cls: Any, expected: list[float], model_folder: Path, quiet_trainer: Any) -> None:
+def test_aligned_decisions_have_the_advantages_of_their_rule(
+    cls: Any, expected: list[float], model_folder: Path, quiet_trainer: Any
+) -> None:
     found, _ = credited(made(cls, model_folder, quiet_trainer()), grid({(0, 0): 1.0, (1, 1): 4.0}))
     assert by_agent(found, 2, 2) == [expected, expected]
 
@@ -149,7 +151,9 @@ TREE = [
 
 
 @pytest.mark.parametrize(("gamma", "roots"), [(1.0, [2, 6]), (0.9, [1.9, 5.6]), (0.5, [1.5, 4]), (0.0, [1, 2])])
-def test_returns_over_turns(gamma: float, roots: list[float], model_folder: Path, quiet_trainer: Any) -> None:
+def test_a_decision_earns_its_reward_and_the_discounted_mean_of_its_successors(
+    gamma: float, roots: list[float], model_folder: Path, quiet_trainer: Any
+) -> None:
     episodes = [path(steps) for pair in TREE for steps in pair]
     found, rows = credited(made(MAREINFORCE, model_folder, quiet_trainer(), gamma=gamma, weighting="equal"), episodes)
     assert by_agent(found, 2, 2)[0] == pytest.approx(roots)
@@ -413,7 +417,7 @@ def test_scaled_baselines_become_alike_and_are_off_by_default(model_folder: Path
         {"stop_above": float("nan")},
     ],
 )
-def test_mistakes_are_told(options: dict[str, Any], model_folder: Path) -> None:
+def test_unknown_names_and_values_out_of_range_are_refused(options: dict[str, Any], model_folder: Path) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(options))):
         MAGRPO({"main": Policy(str(model_folder))}, **options)
 

@@ -137,7 +137,7 @@ def test_equal_decisions_are_replayed_once(group: list[Episode]) -> None:
     assert not Coalitions("marginal", absent="other").due([group[0], twin], 0), "nothing differs"
 
 
-def test_members_may_react(group: list[Episode]) -> None:
+def test_with_rest_play_members_decide_again_after_an_absent_agent(group: list[Episode]) -> None:
     made, engine = play(Coalitions("marginal", rest="play").due(group, 0))
     assert engine.sampled == 3 * 2, "c decides again without a and without b"
     fresh = {(b.origin.agents, t.agent) for b in made if b.origin for r in b.rows() for t in r.turns if not t.scripted}
@@ -327,17 +327,17 @@ def test_sharp_adds_team_margin_and_process(group: list[Episode], quiet_trainer:
 
 def test_sharp_adds_the_length_penalty_as_it_is(group: list[Episode]) -> None:
     algorithm = SHARP(team_weight=0.0, marginal_weight=3.0)
-    made, _ = play(algorithm.coalitions.due(group, 0))
-    returns = algorithm.coalitions.returns([*group, *made], lambda turn: -10.0 if turn.agent == "b" else 0.0)
+    made, _ = play(algorithm.further.due(group, 0))  # type: ignore[union-attr]
+    returns = algorithm.returns([*group, *made], lambda turn: -10.0 if turn.agent == "b" else 0.0, ())
     expected = [3 * x - penalty for a, b, c in map(digits, group) for x, penalty in ((a, 0), (b * c, 10), (b * c, 0))]
-    assert algorithm.rewards(returns).tolist() == expected
+    assert returns.reward.tolist() == expected
 
 
 def test_a_process_reward_that_does_not_occur_causes_a_warning(
     group: list[Episode], quiet_trainer: Any, caplog: Any
 ) -> None:
     algorithm = SHARP({"main": Policy("builtin:tiny")}, process={"rewrad": 0.5})
-    made, _ = play(algorithm.coalitions.due(group, 0))
+    made, _ = play(algorithm.further.due(group, 0))  # type: ignore[union-attr]
     assert not algorithm.without_signal([*group, *made])
     for _ in range(2):
         prepared(algorithm, [*group, *made], quiet_trainer())

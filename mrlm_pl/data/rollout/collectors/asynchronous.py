@@ -21,7 +21,7 @@ from mrlm_pl.engines import ContinuousEngine, RoutingEngine, Sampling
 from mrlm_pl.episode import Episode, Turn
 from mrlm_pl.errors import RolloutError
 from mrlm_pl.rollout.play import EpisodeSpec
-from mrlm_pl.settings import at_least, check_arguments, one_of, positive
+from mrlm_pl.settings import at_least, check_arguments, positive
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,6 @@ class AsyncOptions:
 
     def __post_init__(self) -> None:
         owner = "data.async_options."
-        one_of(("drop", "reweight"), owner, over_age=self.over_age)
         at_least(1, owner, piece=self.piece, rows=self.rows, episodes=self.episodes)
         positive(owner, patience=self.patience)
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar
 
 import torch
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -24,7 +24,7 @@ from mrlm_pl.rollout.player import EpisodePlayer
 from mrlm_pl.rollout.rounds import RoundOptions, Rounds
 from mrlm_pl.rollout.tree_player import TreePlayer
 from mrlm_pl.seeding import derive_seed
-from mrlm_pl.settings import at_least, one_of
+from mrlm_pl.settings import at_least
 from mrlm_pl.trainer.termination import ended_by_sigterm
 
 T = TypeVar("T")
@@ -74,7 +74,6 @@ class GroupPlan:
 
     def __post_init__(self) -> None:
         at_least(0, "data.", resample_rounds=self.resample_rounds)
-        one_of(get_args(FailedMembers), "data.", failed_members=self.failed_members)
         at_least(1, "data.", member_rounds=self.member_rounds)
 
     def specs(self, iteration: int, group: int, attempt: int = 0) -> list[EpisodeSpec]:

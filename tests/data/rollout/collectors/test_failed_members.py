@@ -166,7 +166,7 @@ def test_failed_episodes_are_played_again_with_other_seeds(
     none_left_open()
 
 
-def test_playing_again_has_a_bound(model_folder: Path, quiet_trainer: Any) -> None:
+def test_failed_members_are_played_again_at_most_member_rounds_times(model_folder: Path, quiet_trainer: Any) -> None:
     """Half of the tasks can never be played; the others are."""
     metrics = Watch()
     trainer = quiet_trainer(callbacks=[metrics])
@@ -343,7 +343,7 @@ def test_a_bound_holds_for_each_task_of_a_group() -> None:
 
 @pytest.mark.parametrize("option", [{"failed_members": "keep"}, {"member_rounds": 0}])
 def test_values_out_of_range_are_refused(option: dict[str, Any], echo: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"data\.(failed_members|member_rounds) is"):
+    with pytest.raises(ConfigurationError, match=r"(data\.member_rounds|RolloutDataModule: failed_members) is"):
         RolloutDataModule(echo(), **option)
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from mrlm_pl.data.rollout import metrics
-from mrlm_pl.data.rollout.metrics import RunTotals
+from mrlm_pl.data.rollout import history
+from mrlm_pl.data.rollout.history import RunTotals
 from tests.support.runs.short_fits import make
 
 
@@ -38,7 +38,7 @@ def test_a_checkpoint_without_totals_starts_at_nothing() -> None:
 
 def test_the_seconds_of_several_fits_add_up_without_the_time_between(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(metrics, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(history, "time", SimpleNamespace(monotonic=lambda: now[0]))
     totals = RunTotals()
     now[0] = 200.0  # a validation before the first fit
     totals.stop()
