@@ -16,6 +16,7 @@ from mrlm_pl.learner.batch import Batch, PolicyBatch, not_none
 from mrlm_pl.learner.critics import ScoreHead
 from mrlm_pl.learner.given_answers import GivenAnswersAlgorithm
 from mrlm_pl.losses import correctness_loss, last_token_mask
+from mrlm_pl.losses.masking import masked_values
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward.logprobs import token_values
 from mrlm_pl.policy.value_head import ValueHead
@@ -104,28 +105,32 @@ class CorrectnessModel(GivenAnswersAlgorithm):
 
     def _losses(self, name: str, rows: PolicyBatch) -> tuple[Tensor, Tensor]:
         """The loss [B] of each answer, and its score [B]."""
-        last = last_token_mask(rows.action_mask)
-        mask = last if self.score_tokens == "last" else _after_first(rows.action_mask) | last
-        values = self.critic.scores(name, rows, mask, self.global_step)
+        mask, last = self._scored(rows.action_mask), last_token_mask(rows.action_mask)
+        values = self.critic.scores(name, rows, self._scored, self.global_step)
         losses = correctness_loss(values, not_none(rows.correct), mask).sum(1) / mask.sum(1)
-        return losses, values.detach()[last]
+        return losses, masked_values(values.detach(), last).sum(1)
+
+    def _scored(self, action_mask: Tensor) -> Tensor:
+        """[B, T] the tokens before which the score is trained."""
+        last = last_token_mask(action_mask)
+        return last if self.score_tokens == "last" else _after_first(action_mask) | last
 
     def _question_losses(self, name: str, rows: PolicyBatch) -> tuple[Tensor, Tensor]:
         """The probe's loss [B] for each answer, and its logits [B]; the answers themselves are cut off."""
-        policy = self.policy(name)
-        first = rows.action_mask & ~_after_first(rows.action_mask)
+        policy, host = self.policy(name), rows.layout
+        first = host.action_mask & ~_after_first(host.action_mask)
         width = int(first.nonzero()[:, 1].max()) + 1
-        values = token_values(
+        logits = token_values(
             policy.model,
             self.question_probe,
-            rows.token_ids[:, :width],
-            rows.lengths.clamp(max=width),
+            host.token_ids[:, :width],
+            host.lengths.clamp(max=width),
             first[:, :width],
-            prefix_groups=rows.groups,
+            prefix_groups=host.groups,
             max_tokens=policy.max_forward_tokens,
-        )
-        losses = correctness_loss(values, not_none(rows.correct), first[:, :width])
-        return losses.sum(1), values.detach()[first[:, :width]]
+        ).sum(1, keepdim=True)  # 0 but at the first tokens
+        losses = correctness_loss(logits, not_none(rows.correct), torch.ones_like(logits, dtype=torch.bool))
+        return losses[:, 0], logits.detach()[:, 0]
 
     def measure(self, prefix: str, batch: Batch) -> None:
         nothing = torch.zeros(0, dtype=torch.float32, device=self.device)

@@ -19,6 +19,7 @@ from mrlm_pl.learner.policies.reference import ReferencePolicy
 from mrlm_pl.losses import PreferenceLoss, joint_logp, preference_gap, preference_loss
 from mrlm_pl.losses.preference import preference_metrics, sequence_logp
 from mrlm_pl.policy import Policy
+from mrlm_pl.policy.forward.devices import on_device
 
 
 class MADPO(Algorithm):
@@ -82,9 +83,9 @@ class MADPO(Algorithm):
     def prepare(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()) -> Batches:
         pairs, numbers = joint_pairs(episodes), group_numbers(episodes)
         rows_of_pairs = [RowPair(*(self._trained_rows(episode) for episode in pair)) for pair in pairs]
-        batches = {}
-        for name, (batch, _) in collate_pairs(rows_of_pairs, [numbers[pair.chosen.group] for pair in pairs]).items():
-            batches[name] = rows = batch.to(self.device)
+        collated = collate_pairs(rows_of_pairs, [numbers[pair.chosen.group] for pair in pairs])
+        batches = {name: rows for name, (rows, _) in collated.items()}
+        for name, rows in batches.items():
             rows.temperature = torch.full_like(rows.temperature, sampling.of(name).temperature or 1.0)
             reference = self.reference.logprobs(self.policy(name), rows, self.trainer)
             rows.reference_sums = sequence_logp(reference, rows.action_mask)
@@ -98,8 +99,9 @@ class MADPO(Algorithm):
 
     def policy_loss(self, name: str, rows: PolicyBatch, batch: Batch) -> Tensor:
         """Return the log-probabilities [2, 2 P] of the policy's part of each joint action: its own, its reference's."""
-        pairs = torch.cat([rows.groups for rows in batch.policies.values()]).unique()
-        joint_actions = 2 * torch.searchsorted(pairs, rows.groups) + not_none(rows.joint_actions) % 2
+        pairs = torch.cat([rows.layout.groups for rows in batch.policies.values()]).unique()
+        part = 2 * torch.searchsorted(pairs, rows.layout.groups) + not_none(rows.layout.joint_actions) % 2
+        joint_actions = on_device(part, rows.groups.device)
         sums = sequence_logp(self.policies[name](**rows.inputs()), rows.action_mask)
         both = (sums, not_none(rows.reference_sums))
         return torch.stack([joint_logp(of_rows, joint_actions, 2 * len(pairs)) for of_rows in both])

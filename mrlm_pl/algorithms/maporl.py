@@ -184,13 +184,13 @@ class AnswerCritics(AgentCritics):
     def estimates(self, policy: str, rewarded: RewardedRows) -> tuple[Tensor, Tensor]:
         values = torch.zeros_like(rewarded.batch.action_mask, dtype=torch.float32)
         for agent, (rows, answered) in self._answers(rewarded).items():
-            values[answered] = self.model(agent).values(**rows.inputs())[rows.action_mask].to(values.dtype)
+            values[answered] = self.model(agent).values(**rows.inputs()).cpu()[rows.action_mask].to(values.dtype)
         return values, values.new_zeros(len(rewarded.batch))
 
     def rows(self, rewarded: RewardedRows) -> Batches:
         by_critic = {}
         for agent, (rows, answered) in self._answers(rewarded).items():
-            nothing = torch.zeros(rows.action_mask.shape, dtype=torch.float32, device=answered.device)
+            nothing = torch.zeros(rows.action_mask.shape, dtype=torch.float32)
             rows.values = nothing.masked_scatter(rows.action_mask, not_none(rewarded.batch.values)[answered])
             rows.returns = nothing.masked_scatter(rows.action_mask, not_none(rewarded.batch.returns)[answered])
             by_critic[self.label(agent)] = rows
@@ -202,7 +202,7 @@ class AnswerCritics(AgentCritics):
             critic = self.model(agent)
             answers[agent] = answer_rows(rewarded, indices, critic.chat)
             mask = answers[agent][0].action_mask
-            windows = torch.full((len(mask),), min(critic.context_window, mask.shape[1]), device=mask.device)
+            windows = torch.full((len(mask),), min(critic.context_window, mask.shape[1]))
             check_window(mask, windows, f"agent_critics.{agent}")
         return answers
 

@@ -89,7 +89,7 @@ class MAPPO(PolicyGradient):
         own: dict[str, Any] = {}
         if states is not None:
             batch = states.batch
-            values = critic.values(**batch.to(self.device).inputs())
+            values = critic.values(**batch.inputs())
             credit = states.credit(values, self.gamma, self.lam, self.targets)
             rows = {**acting_batches(episodes, credit), name: batch}
             returns = not_none(batch.returns)

@@ -55,8 +55,8 @@ class PairwiseRewardModel(GivenAnswersAlgorithm):
         self.critic: ScoreHead = ScoreHead({}, self.learners, value_learning_rate)
 
     def compare(self, name: str, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        last = last_token_mask(rows.action_mask)
-        chosen, rejected = self.critic.scores(name, rows, last, self.global_step)[last].view(-1, 2).unbind(1)
+        scores = self.critic.scores(name, rows, last_token_mask, self.global_step).sum(1)  # 0 but at the last tokens
+        chosen, rejected = scores.view(-1, 2).unbind(1)
         gaps = (chosen - rejected).detach()
         if not (self.training or bool(gaps.isfinite().all())):  # training stops at a loss that is not finite
             raise NonFiniteError(

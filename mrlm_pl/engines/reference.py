@@ -26,7 +26,7 @@ class Reference(ABC):
 
     @abstractmethod
     def logprobs(self, policy: Policy, rows: TokenRows) -> Tensor:
-        """Return the log-probability [B, T] of each action token of a policy's rows, 0 elsewhere, on their device.
+        """Return the log-probability [B, T] of each action token of a policy's rows, 0 elsewhere, on the host.
 
         Args:
             policy: its initial weights compute them.

@@ -127,7 +127,7 @@ class RolloutLearner(Protocol):
     # Preparing a rollout.
 
     def prepare(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()) -> Batches:
-        """Return the trajectories of a rollout, by learner, with advantages; called once a rollout, without gradient.
+        """Return a rollout's trajectories by learner, on the host, with advantages; called once, without gradient.
 
         Args:
             episodes: one rollout, the further episodes behind the ordinary ones; failed episodes are left out.

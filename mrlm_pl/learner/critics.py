@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, cast
 
 import torch
@@ -117,12 +117,12 @@ class Critic(nn.Module):
         inputs = rewarded.batch.inputs()
         mask, lengths = inputs["action_mask"], inputs["lengths"]
         models = [self.model_for(policy, agent) for agent in rewarded.agents]
-        windows = torch.tensor([min(model.context_window, mask.shape[1]) for model in models], device=mask.device)
+        windows = torch.tensor([min(model.context_window, mask.shape[1]) for model in models])
         check_window(mask, windows, f"the critic of policy {policy!r}")
-        unfinished = rewarded.unfinished.to(mask.device)
+        unfinished = rewarded.unfinished
         last = lengths.minimum(windows)
         # The value of a state is read where its next token would be chosen.
-        chosen_next = torch.arange(mask.shape[1] + 1, device=mask.device) == last[:, None]
+        chosen_next = torch.arange(mask.shape[1] + 1) == last[:, None]
         inputs["token_ids"] = nn.functional.pad(inputs["token_ids"], (0, 1))
         inputs["action_mask"] = nn.functional.pad(mask, (0, 1)) | (chosen_next & unfinished[:, None])
         inputs["lengths"] = lengths + unfinished
@@ -135,11 +135,10 @@ class Critic(nn.Module):
         rows_by_agent = rows_of_agents(agents)
         models = {agent: self.model_for(policy, agent) for agent in rows_by_agent}
         if len({id(model) for model in models.values()}) == 1:
-            return next(iter(models.values())).values(**inputs)
+            return next(iter(models.values())).values(**inputs).cpu()
         values = torch.zeros_like(inputs["token_ids"], dtype=torch.float32)
         for agent, rows in rows_by_agent.items():
-            indices = rows.to(values.device)
-            values[indices] = models[agent].values(**{key: value[indices] for key, value in inputs.items()})
+            values[rows] = models[agent].values(**{key: value[rows] for key, value in inputs.items()}).cpu()
         return values
 
     def rows(self, rewarded: RewardedRows) -> dict[str, PolicyBatch]:
@@ -233,9 +232,11 @@ class ScoreHead(PolicyCritics):
         for name, policy in self.policies.items():
             policy.load_critic(name)
 
-    def scores(self, name: str, rows: PolicyBatch, mask: Tensor, dropout_key: int) -> Tensor:
-        """Return the value [B, T] before each token where ``mask`` [B, T] is True, 0 elsewhere."""
-        return self.policies[name].values(**{**rows.inputs(), "action_mask": mask}, dropout_key=dropout_key)
+    def scores(self, name: str, rows: PolicyBatch, scored: Callable[[Tensor], Tensor], dropout_key: int) -> Tensor:
+        """Return the value [B, T] before each token in ``scored`` of the action mask [B, T], 0 elsewhere."""
+        inputs = rows.inputs()
+        inputs["action_mask"] = scored(inputs["action_mask"])
+        return self.policies[name].values(**inputs, dropout_key=dropout_key)
 
 
 class AgentCritics(Critic):
@@ -260,9 +261,8 @@ class AgentCritics(Critic):
             check_reads(f"agent_critics.{agent}", self.model(agent), seats[agent], self.policies[seats[agent]])
 
     def rows(self, rewarded: RewardedRows) -> dict[str, PolicyBatch]:
-        device = rewarded.batch.lengths.device
         return {
-            self.label(agent): rewarded.batch.select(indices.to(device))
+            self.label(agent): rewarded.batch.select(indices)
             for agent, indices in rows_of_agents(rewarded.agents).items()
         }
 
@@ -301,7 +301,7 @@ def check_window(action_mask: Tensor, windows: Tensor, name: str) -> None:
     Raises:
         ConfigurationError: an action token lies beyond the window.
     """
-    last = (action_mask * torch.arange(action_mask.shape[1], device=windows.device)).amax(1)
+    last = (action_mask * torch.arange(action_mask.shape[1])).amax(1)
     if bool((last > windows).any()):
         row = int((last - windows).argmax())
         raise ConfigurationError(

@@ -16,7 +16,7 @@ from mrlm_pl.episode import Episode, Turn
 from mrlm_pl.errors import ConfigurationError, source_line
 from mrlm_pl.grouping import grouped
 from mrlm_pl.learner.algorithm import Algorithm
-from mrlm_pl.learner.batch import Batch, PolicyBatch
+from mrlm_pl.learner.batch import Batch, PolicyBatch, not_none
 from mrlm_pl.learner.contract import RolloutFacts
 from mrlm_pl.learner.credit.branches import LeafCredit
 from mrlm_pl.learner.credit.filters import (
@@ -312,7 +312,7 @@ class PolicyGradient(Algorithm):
             self.distiller.prepare(students, episodes)
         if self.top_entropy < 1:
             entropies: dict[str, Any] = {
-                name: self.policy(name).outputs(**rows.inputs(), with_entropy=True).entropy
+                name: not_none(self.policy(name).outputs(**rows.inputs(), with_entropy=True).entropy).cpu()
                 for name, rows in students.items()
             }
             keep_top_entropy(self.trainer, self.metrics, students, entropies, self.top_entropy)
@@ -330,7 +330,7 @@ class PolicyGradient(Algorithm):
             episodes = with_greedy(episodes, greedy)
         batches = self.credit(episodes, sampling, greedy)
         frozen = self.policies.keys() - self.trained_policies.keys()
-        trained = {name: rows.to(self.device) for name, rows in batches.items() if name not in frozen}
+        trained = {name: rows for name, rows in batches.items() if name not in frozen}
         students = {name: rows for name, rows in trained.items() if name in self.policies}
         if self.zero_variance == "exclude":  # whitened, the advantages of equal returns would not be 0
             exclude_zero_variance(self.trainer, self.metrics, students)
@@ -432,7 +432,6 @@ class PolicyGradient(Algorithm):
         rewarded = rewarded_rows(episodes, self.turn_bonus(sampling))
         rewarded = {name: rewarded[name] for name in trained if name in rewarded}
         for name, rows in rewarded.items():
-            rows.to(self.device)
             if self.reference.used and self.kl.settings.placement == "reward":
                 self._add_logprobs(name, rows.batch, sampling)
                 rows.rewards = rows.rewards - self.kl.of_rewards(name, rows.batch)
@@ -453,7 +452,7 @@ class PolicyGradient(Algorithm):
         if self.reference.used and rows.ref_logp is None:
             rows.ref_logp = self.reference.logprobs(policy, rows, self.trainer)
         if rows.proximal_logp is None and self.recomputes(sampling) and not self.old_policy.is_current:
-            rows.proximal_logp = policy(**rows.inputs())
+            rows.proximal_logp = policy(**rows.inputs()).cpu()
 
     def recomputes(self, sampling: Sampling) -> bool:
         """Return whether pi_old is the learner's at the time of sampling rather than the sampler's."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -25,6 +27,8 @@ def cross_entropy_loss(logp: Tensor, token_mask: Tensor) -> Tensor:
 def correctness_loss(logits: Tensor, correct: Tensor, score_mask: Tensor) -> Tensor:
     """Return the cross-entropy [B, T] of tokens' scores and their answer's correctness, 0 outside ``score_mask``.
 
+    It is NaN where ``correct`` lies outside [0, 1]: an error would wait for the device at each call.
+
     Args:
         logits: [B, T] raw scores; ``sigmoid`` of one is the predicted probability of a correct answer.
         correct: [B], 1 (or True) for a right answer, 0 for a wrong one; a value between is a soft label.
@@ -32,7 +36,7 @@ def correctness_loss(logits: Tensor, correct: Tensor, score_mask: Tensor) -> Ten
             ``action_mask`` itself scores every token of the response.
 
     Raises:
-        ValueError: ``correct`` is not [B], or lies outside [0, 1].
+        ValueError: ``correct`` is not [B].
 
     Source: arXiv 2502.18439.
 
@@ -43,9 +47,7 @@ def correctness_loss(logits: Tensor, correct: Tensor, score_mask: Tensor) -> Ten
     """
     check_shape(logits.shape[:1], correct=correct)
     logits = masked_values(logits, score_mask)
-    labels = correct.to(logits.dtype)
-    if not bool(((labels >= 0) & (labels <= 1)).all()):
-        raise ValueError(f"correct holds {correct.tolist()}; labels lie in [0, 1]")
+    labels = correct.to(logits.dtype).where((correct >= 0) & (correct <= 1), math.nan)
     loss = F.binary_cross_entropy_with_logits(logits, labels[:, None].expand_as(logits), reduction="none")
     return masked_values(loss, score_mask)
 

@@ -79,15 +79,21 @@ def add_adapter(model: PreTrainedModel, lora: LoRA, name: str) -> Any:
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
         task_type="CAUSAL_LM",
     )
+    # Experts may take no adapter; the layers that are directly in the attention can.
+    paths = [key.split(".") for key in linear]
+    others = {path[-1] for path in paths if "att" not in "".join(path[-2:-1])}
+    names = ", ".join(sorted({path[-1] for path in paths} - others))
+    remedy = f"{'leave it out, or ' if lora.target_modules else ''}name the layers that get one, such as [{names}]"
     with drawn_on_host(derive_seed("lora", name)), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the checks below raise errors instead
         try:
             adapted = get_peft_model(model, config)
         except ValueError as error:
-            raise ConfigurationError(f"lora.target_modules {lora.target_modules}: {error}") from error
+            raise ConfigurationError(f"lora.target_modules {lora.target_modules}: {error}; {remedy}") from error
         # By default PEFT would ask the hub for the vocabulary of the base.
         read: Any = set_peft_model_state_dict(adapted, get_peft_model_state_dict(adapted, save_embedding_layers=False))
-    _check_targets(adapted, lora, config.target_parameters, read.missing_keys)
+    if fault := _fault(adapted, config.target_parameters, read.missing_keys):
+        raise ConfigurationError(f"lora.target_modules {lora.target_modules}: {fault}; {remedy}")
     return adapted
 
 
@@ -96,21 +102,17 @@ def _is_linear(layer: nn.Module) -> bool:
     return type(layer) in (*LINEAR, Conv1D) or type(layer).__name__ == "FalconLinear"
 
 
-def _check_targets(model: nn.Module, lora: LoRA, parameters: Collection[str] | None, unread: Sequence[str]) -> None:
-    """Validate that every adapter can be merged into its layer and read from a folder.
+def _fault(model: nn.Module, parameters: Collection[str] | None, unread: Sequence[str]) -> str | None:
+    """Return why an adapter cannot be merged into its layer or read from a folder; None if all can.
 
     Args:
         model: with the adapters.
-        lora: their settings.
         parameters: weights of experts that PEFT takes in place of layers.
         unread: weights that PEFT would not find in the folder, among them those of the base.
     """
-    remedy = "leave it out" if lora.target_modules else "name the layers that get one, such as [q_proj, v_proj]"
     if parameters:
-        raise ConfigurationError(
-            f"lora.target_modules {lora.target_modules}: PEFT takes some of them for {sorted(parameters)} of experts; "
-            f"only linear layers can have an adapter; {remedy}"
-        )
+        taken = f"PEFT takes some of them for {sorted(parameters)} of experts"
+        return f"{taken}; only linear layers can have an adapter"
     owners = Counter(id(weight) for _, weight in model.named_parameters(remove_duplicate=False))
     for name, module in model.named_modules():
         base = getattr(module, "base_layer", None)
@@ -118,14 +120,12 @@ def _check_targets(model: nn.Module, lora: LoRA, parameters: Collection[str] | N
             continue
         layer = name.removeprefix("base_model.model.")
         if not _is_linear(base):
-            fault = f"is a layer of type {type(base).__name__}; only linear layers can have an adapter"
-        elif owners[id(base.weight)] > 1:
-            fault = "shares its weight with another layer, so an adapter could not be merged into it"
-        elif any(key.startswith(name + _KEY) for key in unread):
-            fault = "has an adapter that PEFT would not find again in the exported folder"
-        else:
-            continue
-        raise ConfigurationError(f"lora.target_modules {lora.target_modules}: {layer} {fault}; {remedy}")
+            return f"{layer} is a layer of type {type(base).__name__}; only linear layers can have an adapter"
+        if owners[id(base.weight)] > 1:
+            return f"{layer} shares its weight with another layer, so an adapter could not be merged into it"
+        if any(key.startswith(name + _KEY) for key in unread):
+            return f"{layer} has an adapter that PEFT would not find again in the exported folder"
+    return None
 
 
 def is_adapter(name: str) -> bool:

@@ -18,7 +18,7 @@ from typing import Any
 from torch import distributed
 
 from mrlm_pl.durable_files import former_of
-from mrlm_pl.errors import ConfigurationError, tell, writing
+from mrlm_pl.errors import ConfigurationError, MRLMError, tell, writing
 from mrlm_pl.runs.state import LOCK, STATE, in_training, in_use, state_in
 from mrlm_pl.trainer.fsdp import SHARDED_CHECKPOINT_FILES
 
@@ -272,4 +272,7 @@ def _agree_by_store(request: FolderRequest, rank: int) -> RunFolder:
     key = f"{RUN_VARIABLE}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     if rank == 0:
         store.set(key, json.dumps(asdict(_decide(request))))
-    return RunFolder(**json.loads(store.get(key)))
+    try:
+        return RunFolder(**json.loads(store.get(key)))
+    except distributed.DistError as error:  # the store is gone, or the deadline has passed
+        raise MRLMError("rank 0 has not begun the run; its own output names the cause") from error

@@ -21,6 +21,7 @@ from tokenizers import Tokenizer
 from mrlm_pl.errors import ConfigurationError, nearest_path
 from mrlm_pl.evaluation.intervals import mean_interval
 from mrlm_pl.runs.publication import text_without_secrets
+from mrlm_pl.runs.records.configuration_file import read_yaml
 from mrlm_pl.runs.records.run import latest_configuration
 from mrlm_pl.runs.state import STATE, state_of
 from mrlm_pl.viewer.episode_index import EpisodeIndex
@@ -184,8 +185,8 @@ class Run:
 
     def settings(self) -> Iterator[tuple[str, Any]]:
         """Yield the values of the latest configuration by name, as in ``model.gamma``."""
-        with suppress(yaml.YAMLError, RecursionError, ValueError):
-            value = yaml.load(self._configuration(), yaml.CSafeLoader)
+        with suppress(ConfigurationError, yaml.YAMLError, RecursionError, ValueError):
+            value = read_yaml(self._configuration())
             yield from itertools.islice(_leaves(value) if value else (), SETTINGS)
 
     def metrics(self) -> dict[str, Any]:

@@ -244,8 +244,7 @@ def test_the_exported_folder_gives_the_scores_of_the_module(
     trainer.fit(algorithm, data)
     rows = data.collate("train", range(len(ROWS)))["main"]
     with torch.no_grad():
-        last = last_token_mask(rows.action_mask)
-        own = algorithm.critic.scores("main", rows, last, 0)[last].tolist()
+        own = algorithm.critic.scores("main", rows, last_token_mask, 0)[last_token_mask(rows.action_mask)].tolist()
     assert max(own) - min(own) > 0.01
     exported = RewardModel(str(Path(trainer.default_root_dir) / "policies" / "main"))
     for given, score in zip(ROWS, own, strict=True):

@@ -90,8 +90,7 @@ def test_it_learns_the_pairs_and_the_exported_folder_scores_alike(
     assert trainer.callback_metrics["val/margin"] > 1.0
     rows = data.collate("train", range(8))["main"]
     with torch.no_grad():
-        last = last_token_mask(rows.action_mask)
-        own = algorithm.critic.scores("main", rows, last, 0)[last].tolist()
+        own = algorithm.critic.scores("main", rows, last_token_mask, 0)[last_token_mask(rows.action_mask)].tolist()
     exported = RewardModel(str(Path(trainer.default_root_dir) / "policies" / "main"))
     for number in range(8):
         for side, text in enumerate((f"{2 * number} it is", f"{3 * number + 1} or so")):

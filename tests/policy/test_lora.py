@@ -244,6 +244,21 @@ def test_layers_that_derive_from_linear_ones_get_no_adapter(tmp_path: Path, fami
         policy(tmp_path, target_modules=[others]).load()
 
 
+@pytest.mark.parametrize("family", ["deepseek_v3", "beam", "laguna"])  # beam has gates in attention and experts
+def test_the_layers_that_a_refusal_names_can_have_adapters(tmp_path: Path, family: str) -> None:
+    tiny_model(family).save_pretrained(tmp_path)
+    build_tokenizer().save_pretrained(tmp_path)
+    for target_modules in (None, ["no_proj"]):
+        with pytest.raises(ConfigurationError, match=r"name the layers that get one, such as \[") as refusal:
+            policy(tmp_path, target_modules=target_modules).load()
+        names = str(refusal.value).partition("such as [")[2].removesuffix("]").split(", ")
+        made = policy(tmp_path, target_modules=names)
+        made.load()
+        adapted = {name.split(".")[-2] for name, _ in made.network.named_modules() if name.endswith(".base_layer")}
+        assert adapted == {*names}
+        assert {"o_proj"} < adapted
+
+
 @pytest.mark.parametrize(
     ("family", "options", "message"),
     [

@@ -2,11 +2,13 @@
 
 import json
 import os
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.errors import ConfigurationError, MRLMError
+from mrlm_pl.runs import folder as folder_module
 from mrlm_pl.runs.folder import RUN_VARIABLE, FolderRequest, RunFolder, agree_on_run_folder, discard_if_empty
 from mrlm_pl.runs.state import Training, write_state
 
@@ -186,6 +188,18 @@ def test_torchrun_processes_agree_through_its_store(monkeypatch):
     hold_run(first.path)
     monkeypatch.setenv("RANK", "1")
     assert first == agree() == RunFolder("runs/toy-2")
+
+
+def test_a_torchrun_process_names_the_first_that_never_decides(monkeypatch):
+    from torch.distributed import TCPStore
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    for name, value in {**variables, "WORLD_SIZE": "2", "RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(folder_module, "_AGREEMENT_DEADLINE", timedelta(seconds=1))
+    with pytest.raises(MRLMError, match="rank 0 has not begun the run; its own output"):
+        agree()
 
 
 def test_sharded_checkpoint_must_have_all_its_tables_and_leaves_the_former_one_until_it_has_its_name():

@@ -473,6 +473,14 @@ def test_a_configuration_that_expands_is_bounded(folder: Path) -> None:
     assert time.monotonic() - began < 60
 
 
+def test_a_configuration_is_read_as_by_the_run(folder: Path) -> None:
+    """A run refuses a key that is there twice, and takes dates for text."""
+    (folder / "config.yaml").write_text("seed: 1\nday: 2025-02-30\n")
+    assert dict(run_of(folder).settings()) == {"seed": 1, "day": "2025-02-30"}
+    (folder / "config.yaml").write_text("seed: 1\nseed: 2\n")
+    assert dict(run_of(folder).settings()) == {}
+
+
 def test_a_setting_of_very_many_values_is_left_out(folder: Path) -> None:
     (folder / "config.yaml").write_text(f"short: [1, 2]\nempty: []\nlong: {[1] * 20_001}")
     assert list(run_of(folder).settings()) == [("short", [1, 2]), ("empty", None)]

@@ -141,6 +141,9 @@ class RunCommand(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse; unlike the base class without a warning when the process has arguments too."""
+        given = next((word[2:] for word in args if word.startswith("--checkpoint")), "")
+        if given and self.stage != "fit":
+            raise ConfigurationError(f"{given.partition('=')[0]}: `mrlm {self.stage}` saves none; leave the option out")
         bases = {"model": Algorithm, "data": LightningDataModule, "trainer": Trainer, "checkpoint": LastCheckpoint}
         self.config = parser.read(args, bases, env=True)  # type: ignore[attr-defined] # a RunParser
 

@@ -142,16 +142,16 @@ class ReferencedDataModule(FixedDataModule):
         starts = self._starts[split]
         with self._scoring(initial=initial) as copied, trainer.precision_plugin.forward_context():
             wide = torch.promote_types(torch.get_default_dtype(), torch.float32)
-            sums = torch.zeros(starts[-1], dtype=wide, device=algorithm.device)
+            sums = torch.zeros(starts[-1], dtype=wide)
             for first in range(0, len(examples), self.batch_size * ranks):
                 start = min(first + rank * self.batch_size, len(examples))
                 examples_here = examples[start : start + self.batch_size]
                 batches = self.batches(examples_here) if examples_here else {}
                 for name, policy in algorithm.trained_policies.items():
                     if name in batches:
-                        rows, indices = batches[name][0].to(algorithm.device), batches[name][1].to(sums.device)
-                        logprobs = policy.reference_logprobs if initial else policy
-                        sums[indices + starts[start]] = sequence_logp(logprobs(**rows.inputs()), rows.action_mask)
+                        rows, indices = batches[name]
+                        logp = (policy.reference_logprobs if initial else policy)(**rows.inputs()).cpu()
+                        sums[indices + starts[start]] = sequence_logp(logp, rows.action_mask)
                     elif ranks > 1 and policy not in copied:
                         policy.idle_loss()  # sharded ranks make every forward pass together
-        return all_reduce_sum(trainer, sums).cpu()  # the other ranks have zeros here
+        return all_reduce_sum(trainer, sums)  # the other ranks have zeros here

@@ -14,7 +14,7 @@ from mrlm_pl.engines.ray.group import WorkerGroup
 from mrlm_pl.engines.reference import Reference, TokenRows
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward.packing import ForwardPass
-from mrlm_pl.policy.forward.passes import forward_passes
+from mrlm_pl.policy.forward.passes import forward_passes, model_device
 
 _DOES = "compute log-probabilities for the learner"
 
@@ -58,15 +58,14 @@ class RayReference(WorkerGroup, Reference):
         from mrlm_pl.engines.ray.workers import Precision
 
         model = self._load(policy)
-        device = rows.token_ids.device
         passes = self._passes(self._planners[model], policy, rows)
-        precision = Precision.now(device)
-        calls = [(model, forward_pass.to("cpu"), precision) for forward_pass in passes]
+        precision = Precision.now(model_device(policy.network))
+        calls = [(model, forward_pass, precision) for forward_pass in passes]
         results = self.cluster.loop.submit(self._ask(calls)).result()
         dtype = results[0].dtype if results else torch.float32
-        flat = torch.zeros(rows.token_ids.numel(), dtype=dtype, device=device)
+        flat = torch.zeros(rows.token_ids.numel(), dtype=dtype)
         for forward_pass, values in zip(passes, results, strict=True):
-            flat[forward_pass.destinations] = values.to(device)
+            flat[forward_pass.destinations] = values
         return flat.view(rows.token_ids.shape)
 
     def _load(self, policy: Policy) -> str:

@@ -49,6 +49,5 @@ def answer_rows(rewarded: RewardedRows, indices: Tensor, chat: ChatFormat) -> tu
     all_rows = rewarded.batch
     groups, comparisons = all_rows.groups[origins].tolist(), all_rows.comparisons[origins].tolist()
     batch = collate_rows(rows, groups, comparisons, range(len(rows)))
-    device = all_rows.action_mask.device
-    answered = torch.zeros_like(all_rows.action_mask).index_fill(0, indices.to(device), True)
-    return batch.to(device), all_rows.action_mask & answered
+    answered = torch.zeros_like(all_rows.action_mask).index_fill(0, indices, True)
+    return batch, all_rows.action_mask & answered

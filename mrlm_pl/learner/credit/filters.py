@@ -93,9 +93,7 @@ def keep_top_entropy(
         entropies: [B, T] by policy.
         fraction: of the tokens of a policy that are kept.
     """
-    by_rank = gather_ranks(
-        trainer, {name: entropy[batches[name].action_mask].cpu() for name, entropy in entropies.items()}
-    )
+    by_rank = gather_ranks(trainer, {name: entropy[batches[name].action_mask] for name, entropy in entropies.items()})
     for name in metrics.policies:
         everywhere = torch.cat([torch.zeros(0), *(sampled[name] for sampled in by_rank if name in sampled)])
         if everywhere.numel():

@@ -72,7 +72,7 @@ def turn_keys(prepared: Sequence[Episode], batches: Mapping[str, PolicyBatch]) -
 
 def turn_means(values: Tensor, rows: Sequence[Trajectory]) -> list[list[float | None]]:
     """Return for each row the means of values [B, T] over the tokens of its turns; None for turns without actions."""
-    sums = values.detach().double().cumsum(1).cpu()
+    sums = values.detach().double().cumsum(1)
     return [
         [
             (float(of_row[turn.stop - 1]) - (float(of_row[turn.start - 1]) if turn.start else 0.0))

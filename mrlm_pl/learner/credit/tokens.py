@@ -137,10 +137,6 @@ class RewardedRows:
         last = {chain[-1] for chain in self.chains}
         return torch.tensor([episode.truncated and index in last for index, episode in enumerate(self.episodes)])
 
-    def to(self, device: torch.device) -> None:
-        """Move the tensors to a device, in place."""
-        self.batch, self.rewards = self.batch.to(device), self.rewards.to(device)
-
     def advantages(self, values: Tensor, discounts: Tensor, lam: float, end_values: Tensor) -> tuple[Tensor, Tensor]:
         """Return GAE advantages and returns, both [B, T], along each chain; see :func:`mrlm_pl.advantages.token_gae`.
 
@@ -149,11 +145,7 @@ class RewardedRows:
             lam: GAE's lambda.
             end_values: [B] value of the last state of a truncated episode, 0 for other rows.
         """
-        device, chains = self.rewards.device, self.chains
-        # On the host: a GPU would wait for it at every column.
-        rewards, values, discounts, end_values, mask = (
-            tensor.cpu() for tensor in (self.rewards, values, discounts, end_values, self.batch.action_mask)
-        )
+        rewards, mask, chains = self.rewards, self.batch.action_mask, self.chains
         lengths = torch.stack([mask[chain].sum() for chain in chains])
         acts = torch.arange(int(lengths.max())) < lengths[:, None]
         # The rows of a chain follow each other, so both masks have the tokens in one order.
@@ -163,7 +155,7 @@ class RewardedRows:
         ends = end_values[[chain[-1] for chain in chains]]
         results = token_gae(along[0], along[1], acts, gamma=along[2], lam=lam, bootstrap_values=ends)
         advantages, returns = (tensor.new_zeros(mask.shape).masked_scatter(mask, tensor[acts]) for tensor in results)
-        return advantages.to(device), returns.to(device)
+        return advantages, returns
 
 
 def rows_of_agents(agents: Sequence[str]) -> dict[str, Tensor]:

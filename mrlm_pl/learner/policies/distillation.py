@@ -19,7 +19,6 @@ from mrlm_pl.learner.policies.reprompts import REPROMPTS, Attempt
 from mrlm_pl.learner.ranks import sum_over_ranks
 from mrlm_pl.losses import BatchTotals, token_weights
 from mrlm_pl.policy import Policy
-from mrlm_pl.policy.forward.devices import on_device
 from mrlm_pl.policy.forward.divergence import Lesson, Teaching
 from mrlm_pl.policy.forward.families import forward_path
 from mrlm_pl.policy.sharding import is_split
@@ -295,7 +294,7 @@ class Distiller:
         row exceeds its context window.
         """
         prompts: list[Tensor] = []
-        for row, mask in enumerate(rows.action_mask.cpu()):
+        for row, mask in enumerate(rows.action_mask):
             start, stop = _action_span(mask)
             attempt = attempts[id(rows.trajectories[row].turns[-1])]
             for teacher, name in zip(self.settings.teachers, self.names, strict=True):
@@ -305,7 +304,7 @@ class Distiller:
                     prompt = None
                 prompts.append(torch.tensor([-1] if prompt is None else [len(prompt), *prompt]))
         table = pad_sequence(prompts, batch_first=True) if prompts else torch.zeros(0, 1, dtype=torch.int64)
-        return table.view(len(rows), len(self.settings.teachers), -1).to(rows.token_ids.device)
+        return table.view(len(rows), len(self.settings.teachers), -1)
 
     def _prompt(self, teacher: Teacher, student: Policy, attempt: Attempt, start: int) -> Sequence[int] | None:
         row, environment = attempt.trajectory, attempt.episode.task.environment
@@ -346,7 +345,7 @@ class Distiller:
 
         The last two are on the host.
         """
-        views, rows = [], rows.layout.to("cpu")
+        views, rows = [], rows.layout
         assert rows.teacher_prompts is not None
         for position, (teacher, name) in enumerate(zip(self.settings.teachers, self.names, strict=True)):
             lengths = rows.teacher_prompts[:, position, 0]
@@ -364,8 +363,8 @@ class Distiller:
         """Add the teachers' terms to the advantages, and return the moments of the divergence and the agreement."""
         moments = dict.fromkeys(("teacher_divergence", "teacher_agreement"), NO_MOMENTS)
         for teacher, weight, taught, inputs in self._views(rows):
-            logp = (teacher or self.learner.policy(name))(**inputs)
-            mask = on_device(_mask_of_rows(rows.layout.action_mask.cpu(), taught), logp.device)
+            logp = (teacher or self.learner.policy(name))(**inputs).cpu()
+            mask = _mask_of_rows(rows.action_mask, taught)
             gain = torch.zeros_like(rows.old_logp)
             gain[mask] = logp[inputs["action_mask"]] - rows.old_logp[mask]
             rows.advantages = rows.advantages + self.settings.coefficient * weight * gain
@@ -386,7 +385,7 @@ class Distiller:
             return None
         sizes = {"max_length": self.learner.max_length, "episode_tokens": rows.episode_tokens}
         weights = token_weights(self.learner.reduction, rows.action_mask, totals, **sizes)
-        lessons, host = [], rows.layout.to("cpu")
+        lessons, host = [], rows.layout
         for teacher, weight, taught, inputs in self._views(rows):
             policy = teacher or self.learner.policy(name)
             chosen = _mask_of_rows(host.action_mask, taught)
@@ -450,6 +449,6 @@ def _teacher_inputs(rows: PolicyBatch, taught: Tensor, prompts: Tensor) -> dict[
         prompt = prompts[row, 1 : 1 + count] if count else rows.token_ids[row, :start]
         tokens.append(torch.cat([prompt, rows.token_ids[row, start:stop]]))
         masks.append(torch.cat([torch.zeros_like(prompt, dtype=torch.bool), rows.action_mask[row, start:stop]]))
-    lengths = torch.tensor([len(row_tokens) for row_tokens in tokens], device=rows.token_ids.device)
+    lengths = torch.tensor([len(row_tokens) for row_tokens in tokens])
     table, mask = (pad_sequence(sequences, batch_first=True) for sequences in (tokens, masks))
     return {"token_ids": table, "lengths": lengths, "action_mask": mask}

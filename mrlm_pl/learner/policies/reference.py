@@ -227,15 +227,15 @@ class ReferencePolicy:
             raise ConfigurationError(f"policy {name!r}: int8 is 'reference', but {why}; leave `int8` out")
 
     def logprobs(self, policy: Policy, rows: PolicyBatch, trainer: Any) -> Tensor:
-        """Return the log-probabilities [B, T] of a policy's trajectories under its reference, without gradient.
+        """Return the log-probabilities [B, T] of a policy's trajectories under its reference, on the host.
 
         Args:
             policy: the current policy, with its reference where this process holds it.
-            rows: of the policy.
+            rows: of the policy, on the host.
             trainer: of the run.
         """
         if self.remote is None:
-            return policy.reference_logprobs(**rows.inputs())
+            return policy.reference_logprobs(**rows.inputs()).cpu()
         self.remote.meet_learner(LearnerPlace.of_trainer(trainer))
         return self.remote.logprobs(policy, rows)
 

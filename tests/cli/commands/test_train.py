@@ -370,6 +370,13 @@ def test_validate_plays_also_where_training_skips_validation(mrlm):
     assert "ignoring `trainer.limit_val_batches: 0`, which leaves `mrlm validate` nothing to do" in err
 
 
+@pytest.mark.parametrize("stage", ["validate", "test", "predict"])
+def test_options_of_checkpoints_belong_to_training(mrlm, stage: str) -> None:
+    status, _, message = mrlm(stage, "--config", "toy.yaml", "--checkpoint.minutes=3")
+    assert status == 2
+    assert f"checkpoint.minutes: `mrlm {stage}` saves none; leave the option out" in message
+
+
 @pytest.mark.parametrize(("stage", "split"), [("validate", "validation"), ("test", "test")])
 def test_a_stage_without_data_says_what_is_missing_and_leaves_no_folder(mrlm, stage: str, split: str) -> None:
     Path("rows.jsonl").write_text('{"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}]}\n')
