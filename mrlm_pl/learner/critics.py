@@ -139,7 +139,7 @@ class Critic(nn.Module):
         values = torch.zeros_like(inputs["token_ids"], dtype=torch.float32)
         for agent, rows in rows_by_agent.items():
             indices = rows.to(values.device)
-            values[indices] = models[agent].values(**{key: value[indices] for key, value in inputs.items()})
+            values[indices] = models[agent].values(**{key: value[indices] for key, value in inputs.items()}).float()
         return values
 
     def rows(self, rewarded: RewardedRows) -> dict[str, PolicyBatch]:
