@@ -138,7 +138,7 @@ class Critic(nn.Module):
             return next(iter(models.values())).values(**inputs).cpu()
         values = torch.zeros_like(inputs["token_ids"], dtype=torch.float32)
         for agent, rows in rows_by_agent.items():
-            values[rows] = models[agent].values(**{key: value[rows] for key, value in inputs.items()}).cpu()
+            values[rows] = models[agent].values(**{key: value[rows] for key, value in inputs.items()}).float().cpu()
         return values
 
     def rows(self, rewarded: RewardedRows) -> dict[str, PolicyBatch]:

@@ -169,6 +169,15 @@ def test_agents_of_one_policy_have_critics_of_their_own(model_folder: Path, quie
         assert torch.equal(weight, again.state_dict()[name]), name
 
 
+def test_agents_critics_estimate_the_same_in_double_precision(model_folder: Path, quiet_trainer: Any) -> None:
+    losses = []
+    for precision in ("32-true", "64-true"):
+        watch = Watch()
+        run(model_folder, quiet_trainer(callbacks=[watch], precision=precision), iterations=1)
+        losses.append([watch.steps[0][f"train/{agent}/critic/value_loss"] for agent in AGENTS])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+
+
 @pytest.mark.long
 def test_the_result_does_not_depend_on_accumulation(model_folder: Path, quiet_trainer: Any) -> None:
     found = []
