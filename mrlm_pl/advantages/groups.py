@@ -54,7 +54,7 @@ def group_deviations(rewards: Tensor, group_ids: Tensor, counts: Tensor | None =
     sizes, index = _group_sizes(rewards, group_ids)
     if bool((sizes == 1).any()):
         warnings.warn(
-            "a group of one episode has advantage 0 and teaches nothing: sample at least two episodes for each task, "
+            "a group of one episode has advantage 0 and gives no signal: sample at least two episodes for each task, "
             "and more where an agent does not act in all of them",
             RuntimeWarning,
             stacklevel=3,

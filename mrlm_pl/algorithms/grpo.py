@@ -85,7 +85,7 @@ class GRPO(PolicyGradient):
             return
         if advantage not in ("group_normalized", "group_centered"):
             raise ConfigurationError(
-                f"advantage is {advantage!r} with credit 'turn', whose baseline is turn_baseline; choose "
-                "group_normalized or group_centered"
+                f"advantage is {getattr(advantage, '__name__', advantage)!r} with credit 'turn', whose baseline "
+                "is that of turn_baseline; choose group_normalized or group_centered, or credit 'episode'"
             )
         self.turns = turns

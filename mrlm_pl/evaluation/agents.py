@@ -104,7 +104,7 @@ def means_by_agent(
     For an agent, as ``agent/NAME/...``, of the episodes that have it: ``reward`` (its return), ``turns`` and
     ``first_turn`` (the step, from 0, at which it first acts, where it does). For a policy, as ``policy/NAME/...``:
     ``reward``, the mean return of the agents in its seats. For both: ``response_tokens`` per turn and
-    ``truncated_turns``, the share of turns cut at ``max_tokens``.
+    ``truncated_turns``, the fraction of turns truncated at ``max_tokens``.
 
     Args:
         episodes: that did not fail.

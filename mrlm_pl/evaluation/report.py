@@ -145,7 +145,7 @@ def report_table(report: EvaluationReport, sampling: Sampling | None = None, set
     if len(report.agents) == 1:
         (part,) = report.agents.values()
         turn_numbers = f"{_number_text(part.turns, 2)} an episode, of {_number_text(part.response_tokens, 1)} tokens"
-        lines.append(("turns", f"{turn_numbers}; {_number_text(part.truncated_turns, 4)} cut at max_tokens"))
+        lines.append(("turns", f"{turn_numbers}; {_number_text(part.truncated_turns, 4)} truncated at max_tokens"))
     width = max(14, *(len(name) for name, _ in lines))
     text = "\n".join(f"{name:<{width}} {text}" for name, text in lines)
     if len(report.agents) < 2:

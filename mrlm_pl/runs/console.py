@@ -344,14 +344,14 @@ def _unit(trainer: Trainer) -> str:
 def _metric_texts(metrics: Mapping[str, float]) -> list[str]:
     """Return the metrics as texts.
 
-    >>> _metric_texts({"rollout/reward": 0.69921, "rollout/tokens_per_second": 3531.8})
-    ['rollout/reward 0.699', 'rollout/tokens_per_second 3532']
+    >>> _metric_texts({"rollout/reward": 0.69921, "rollout/tokens_per_second": 591.962})
+    ['rollout/reward 0.699', 'rollout/tokens_per_second 592']
     """
     return [f"{name} {_number(value)}" for name, value in metrics.items()]
 
 
 def _number(value: float) -> str:
-    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}" if abs(value) < 0.001 and value else f"{value:.3f}"
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}" if abs(value) < 0.001 and value else f"{value:.3f}"
 
 
 def _line(unit: str, done: int, total: int | None, metrics: Mapping[str, float], seconds: float, of: int) -> str:

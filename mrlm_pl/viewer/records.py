@@ -133,7 +133,7 @@ def summarize(head: EpisodeHead, tree: bool) -> Summary:
 def whole_record(line: bytes, episode: str) -> dict[str, Any]:
     """Return the record of an episode in a line with every stored field, of newer versions too, and its ``reward``.
 
-    The messages that the agent sampled have the number of their ``turn``.
+    The messages that the agent sampled have the number of their ``turn``, and the ``step`` of the environment.
 
     Raises:
         ValueError: the line is not an episode record, or holds no such episode.
@@ -150,7 +150,7 @@ def whole_record(line: bytes, episode: str) -> dict[str, Any]:
         row.update({name: [*getattr(trajectory, name)] for name in ("token_ids", "action_mask", "logprobs")})
         messages = row.setdefault("messages", [])
         for turn, index in zip(reversed(range(len(trajectory.turns))), reversed(trajectory.replies), strict=False):
-            messages[index]["turn"] = turn
+            messages[index].update(turn=turn, step=trajectory.turns[turn].index)
         for turn in row["turns"]:
             turn["return"] = turn.pop("return_", None)
     return record

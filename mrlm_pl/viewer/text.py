@@ -130,10 +130,11 @@ def print_episodes(run: Run, console: Console, iteration: int | None = None, fai
 
 
 def _prompt_and_replies(record: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the first prompt of an episode and all replies, each on one line."""
+    """Return the first prompt of an episode and all replies by step, each on one line."""
     messages = [message for row in stored_rows(record) for message in row["messages"]]
     prompt = next((message["content"] for message in messages if message["role"] == "user"), "")
-    replies = " | ".join(message["content"] for message in messages if message["role"] == "assistant")
+    said = sorted((one for one in messages if one["role"] == "assistant"), key=lambda one: one.get("step", 0))
+    replies = " | ".join(message["content"] for message in said)
     return " ".join(prompt.split()), " ".join(replies.split())
 
 
@@ -224,10 +225,9 @@ def print_episode(record: Mapping[str, Any], console: Console) -> None:
 
 def _turn(turn: Mapping[str, Any]) -> str:
     """Return the numbers of a turn."""
-    credit = "".join(
-        f"  {name} {_number(turn[name])}" for name in ("return", "baseline", "advantage") if turn.get(name) is not None
-    )
-    if all(turn.get(name) is not None for name in ("return", "baseline", "advantage")):
+    known = [name for name in ("return", "baseline", "advantage") if turn.get(name) is not None]
+    credit = "".join(f"  {name} {_number(turn[name])}" for name in known)
+    if len(known) == 3:
         difference = turn["return"] - turn["baseline"]
         factor = turn["advantage"] / difference if difference else 1.0
         credit += "" if math.isclose(factor, 1.0, rel_tol=1e-3) else f" (x {_number(factor)})"

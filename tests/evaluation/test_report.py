@@ -248,7 +248,7 @@ def test_the_declared_bounds_are_those_of_all_tasks_for_the_mean_of_a_team() -> 
 def test_episodes_and_turns_that_a_limit_cut_are_told_apart() -> None:
     text = report_table(summary([episode(0, 1.0, True)]), Sampling())
     assert "answered 1; 0.0000 truncated by a limit" in text
-    assert "of 1.0 tokens; 0.0000 cut at max_tokens" in text
+    assert "of 1.0 tokens; 0.0000 truncated at max_tokens" in text
     half = replace(summary([episode(0, 1.0, True)]), precision="bf16-mixed")
     assert "\nprecision      bf16-mixed\n" in report_table(half, Sampling())
 

@@ -62,7 +62,7 @@ def test_a_run_of_a_program_is_evaluated_replayed_and_credited(
     assert rescored["new"] != rescored["old"]
     assert main(["recredit", run]) == 0
     again = said()
-    assert re.search(r"solver: 16 turns, correlation 1\.0000, 0 signs change", again), again
+    assert re.search(r"solver: 16 turns, correlation 1\.0000, 0 sign changes", again), again
     decision = ["--episode", episodes[0].id, "--agent", "checker", "--turn", "1", "--samples", "2"]
     for options in ([], ["--message", "7"], ["--message", "7", "--rest", "replay"]):
         assert main(["whatif", run, *trust, *decision, *options]) == 0

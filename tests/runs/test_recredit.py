@@ -99,6 +99,16 @@ def test_changes_are_reported_by_turn(main: Any, quiet_trainer: Any) -> None:
         assert last.correlation == pytest.approx(1), "nothing follows the last turn"
 
 
+def test_an_agent_of_a_frozen_policy_has_no_change(model_folder: Path, quiet_trainer: Any) -> None:
+    policies = {
+        "first": Policy(str(model_folder), learning_rate=1e-2),
+        "second": Policy(str(model_folder), trained=False),
+    }
+    report = recredit(played(GRPO(policies), LengthRatioGame(rounds=1), quiet_trainer()), GRPO(policies))
+    assert {agent: change.turns for agent, change in report.agents.items()} == {"first": 16}
+    assert list(report.turns) == ["first"]
+
+
 def test_rewards_are_scaled_as_in_the_run(main: Any, quiet_trainer: Any, echo: Any, tmp_path: Path) -> None:
     scaled = {"task_settings": {"echo": TaskSettings(reward_scale=3.0)}}
     run = played(GRPO(main, advantage="group_centered"), echo(), quiet_trainer(), iterations=1, **scaled)
@@ -288,7 +298,7 @@ def test_the_command_takes_the_runs_algorithm_or_another(
     status, out, _ = mrlm("recredit", str(run))
     assert status == 0
     assert "8 episodes with the credit of GRPO" in out
-    assert len(re.findall(r"(?:con|pro): \d+ turns, correlation 1\.0000, 0 signs change", out)) == 2
+    assert len(re.findall(r"(?:con|pro): \d+ turns, correlation 1\.0000, 0 sign changes", out)) == 2
     status, out, err = mrlm("recredit", str(run), "--model", "RLOO", "--output", str(output), "--policies", str(run))
     assert status == 0, err
     assert len(re.findall(r"(?:con|pro): .* cosine of the gradients [01]\.\d", out)) == 2

@@ -508,7 +508,7 @@ def test_the_start_of_health_has_the_state_and_the_failures_of_each_run(
     lines = browser.execute_script("return [...document.querySelectorAll('li')].map((line) => line.textContent)")
     assert lines == [f"{tmp_path}/a: interrupted, 1 failed episode", f"{tmp_path}/b: interrupted"]
     text = show(browser, f"{address}#health?run={folder}")
-    assert "The newest 1 episode: 0 failed, 0 retries, 0 ended by a limit," in text
+    assert "The newest 1 episode: 0 failed, 0 retries, 0 truncated by a limit," in text
     assert browser.execute_script("return document.querySelector('td').textContent") == "main", "the run's only policy"
 
 
@@ -520,6 +520,18 @@ def test_equal_runs_have_no_interval(browser: Any, served: Any, tmp_path: Path) 
     assert "2 common tasks, paired by task: difference 0, no 95 % interval (equal values or one task)." in text
     assert "∞" not in text
     assert "∞" not in show(browser, f"{address}#runs")
+
+
+def test_one_turn_with_an_advantage_does_not_tell_the_factor_of_the_others(
+    browser: Any, served: Any, tmp_path: Path
+) -> None:
+    both = episode("0-0")
+    alone = replace(both, trajectories={"first": both.trajectories["first"]})
+    for name, record, end in (("a", alone, ""), ("b", both, ", the same factor for all turns with an advantage")):
+        folder = write_run(tmp_path / name, [[record]])
+        with_credit(folder / "episodes/iteration-000000.jsonl.zst", return_=1.5, baseline=2.0, advantage=-0.25)
+        text = show(browser, f"{served(find_runs([str(folder)]))}#credit?run={folder}&id=0-0")
+        assert f"advantage = (return − baseline) × 0.5{end}agent" in text
 
 
 def test_stored_credit_is_shown_with_its_formula(browser: Any, served: Any, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from mrlm_pl.episode import Message
 from mrlm_pl.runs.state import running, write_state
 from mrlm_pl.viewer.runs import find_runs
 from mrlm_pl.viewer.text import print_episode, print_episodes, print_runs, visible
@@ -122,6 +123,28 @@ def test_a_list_of_episodes_tells_the_course_of_the_rewards_and_the_signs_of_the
     (line,) = [line for line in out.splitlines() if "math/train" in line]
     assert " -0.125 " in line
     assert "mean reward" not in mrlm("view", "--text", str(run), "--iteration", "0")[1]
+
+
+def test_replies_stand_by_step_and_not_by_agent(tmp_path: Path, mrlm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    once = episode("0-0")
+    twice = {}
+    for agent, (row,) in once.trajectories.items():
+        (turn,) = row.turns
+        said = [Message("assistant", f"it is {index}") for index in (turn.index, turn.index + 2)]
+        twice[agent] = (
+            replace(
+                row,
+                token_ids=2 * row.token_ids,
+                action_mask=2 * row.action_mask,
+                logprobs=2 * row.logprobs,
+                turns=(turn, replace(turn, index=turn.index + 2, start=8, stop=10)),
+                messages=(Message("user", "first?"), said[0], Message("user", "again?"), said[1]),
+            ),
+        )
+    played = replace(once, trajectories=twice)
+    out = mrlm("view", "--text", str(write_run(tmp_path / "run", [[played]])))[1]
+    assert "it is 0 | it is 1 | it is 2 | it is 3" in out
 
 
 def test_a_run_on_files_tells_the_course_of_its_loss(tmp_path: Path, mrlm) -> None:

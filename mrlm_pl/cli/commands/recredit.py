@@ -57,7 +57,7 @@ def run(arguments: Sequence[str]) -> int:
         for turn, step_change in report.turns[agent].items() if len(report.turns[agent]) > 1 else ():
             print(f"    step {turn}: {step_change.turns} turns, {_change_line(step_change)}")
     for policy, cosine in report.gradient_cosines.items():
-        print(f"  policy {policy}: {_cosine(cosine)}")
+        print(f"  policy {policy}: cosine of the gradients {_text(cosine)}")
     if report.largest:
         print("largest changes:")
     for credit in report.largest[:SHOWN]:
@@ -70,15 +70,14 @@ def run(arguments: Sequence[str]) -> int:
 
 def _change_line(change: AgentChange) -> str:
     """Return a change in one line."""
-    alike = "undefined" if change.correlation is None else f"{change.correlation:.4f}"
-    zero = " -> ".join(f"{share:.1%}" for share in change.zero_groups)
-    extra = f", {change.one_sided} turns on one side alone" if change.one_sided else ""
-    extra += "" if change.gradient_cosine is None else f", {_cosine(change.gradient_cosine)}"
-    return f"correlation {alike}, {change.sign_changes} signs change, groups without signal {zero}{extra}"
+    extra = ", groups without signal " + " -> ".join(f"{share:.1%}" for share in change.zero_groups)
+    extra += f", {change.one_sided} turns on one side alone" if change.one_sided else ""
+    extra += "" if change.gradient_cosine is None else f", cosine of the gradients {_text(change.gradient_cosine)}"
+    return f"correlation {_text(change.correlation)}, {change.sign_changes} sign changes{extra}"
 
 
-def _cosine(value: float | None) -> str:
-    return f"cosine of the gradients {'undefined' if value is None else f'{value:.4f}'}"
+def _text(value: float | None) -> str:
+    return "undefined" if value is None else f"{value:.4f}"
 
 
 def _with_recorded_model(arguments: Sequence[str]) -> list[str]:

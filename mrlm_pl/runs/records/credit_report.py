@@ -92,7 +92,8 @@ class Comparison:
                 advantages = [math.nan if turn.advantage is None else turn.advantage for turn in turns]
                 change = AdvantageChange(old.id, turns[0].agent, turns[0].index, *advantages)
                 key = self._iterations, old.key_of(turns[0])  # paths of a turn tree share decisions
-                self._decisions.setdefault(key, ((self._iterations, old.group), change))
+                if not all(map(math.isnan, advantages)):  # as those of a frozen policy are
+                    self._decisions.setdefault(key, ((self._iterations, old.group), change))
 
     def report(self, algorithm: str) -> RecreditReport:
         """Return the report."""

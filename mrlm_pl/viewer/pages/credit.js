@@ -17,7 +17,7 @@ export function formula(turns) {
   if (whole.every((turn) => close(turn.advantage, turn.return - turn.baseline))) return "advantage = return − baseline";
   const ratios = whole.filter((turn) => !close(turn.return, turn.baseline)).map((turn) => turn.advantage / (turn.return - turn.baseline));
   if (ratios.length && ratios.every((ratio) => Math.abs(ratio - ratios[0]) <= 1e-3 * Math.abs(ratios[0]))) {
-    return `advantage = (return − baseline) × ${number(ratios[0])}, the same factor for all turns of the episode`;
+    return `advantage = (return − baseline) × ${number(ratios[0])}${ratios.length > 1 ? ", the same factor for all turns with an advantage" : ""}`;
   }
   return "advantage = return − baseline, then normalized or weighted by the algorithm; the factor differs from turn to turn";
 }

@@ -4,7 +4,7 @@ import { cell, choice, el, filters, get, link, number, numberCell, place, rememb
 const PAGE = 100;
 const SHOWN = [["id", "episode"], ["iteration", "iteration"], ["task", "task"], ["group", "group"], ["reward", "reward"],
   ["advantage", "advantage"], ["turns", "turns"], ["tokens", "tokens"], ["policies", "policies"], ["flags", "notes"]];
-const FLAGS = [["flat", "group without variance"], ["error", "error"], ["truncated", "ended by a limit"], ["length", "turn cut at max_tokens"],
+const FLAGS = [["flat", "group without variance"], ["error", "error"], ["truncated", "truncated by a limit"], ["length", "turn truncated at max_tokens"],
   ["tool_failure", "tool failure"], ["tree", "turn tree"], ["excluded", "not trained on"], ["success", "solved"], ["unsolved", "not solved"]];
 
 // Return the episodes as objects, with the notes of each.
