@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from types import FunctionType
 from typing import Any
 
 from mrlm_pl.environment import ToolSchema
 from mrlm_pl.environment.tools import Tool
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.settings import check_instance
 
 
 class FunctionTool(Tool):
@@ -18,13 +20,14 @@ class FunctionTool(Tool):
         function: of the arguments of a call; its result is written as text.
 
     Raises:
-        ConfigurationError: it is async, or lacks an annotation or a description of an argument.
+        ConfigurationError: it is no function or async, or lacks an annotation or a description of an argument.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         # Imported here: it brings torch.
         from transformers.utils import DocstringParsingException, TypeHintParsingException, get_json_schema
 
+        check_instance(FunctionType, function, "tools", "tool or function")
         if inspect.iscoroutinefunction(function):
             raise ConfigurationError(f"tools: the function {function.__name__} is async; give a plain one")
         try:

@@ -7,7 +7,6 @@ import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from types import FunctionType
 from typing import Any, Literal
 
 from mrlm_environments.data_tasks import DataTasks, opening
@@ -22,7 +21,7 @@ from mrlm_pl.environment import Message, Outcome, SingleAgentEnvironment, Task, 
 from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.environment.tools import Tool, ToolCall, ToolError, ToolSet, answer_calls, requested_calls, stated_answer
 from mrlm_pl.errors import ConfigurationError, did_you_mean
-from mrlm_pl.settings import at_least, between, check_instance, some_of
+from mrlm_pl.settings import at_least, between, some_of
 
 CORRECT, TOOLS, SPEED = 0.5, 0.3, 0.2
 BUILT_IN = {tool.schema.name: tool for tool in (Calculator, FileSystem, PythonRepl, Shell, WebSearch)}
@@ -225,11 +224,10 @@ def _normalize(text: str) -> str:
 
 
 def _built(item: ToolSet | Callable[..., Any] | str) -> ToolSet:
-    if isinstance(item, FunctionType):
-        return FunctionTool(item)
-    if not isinstance(item, str):
-        check_instance(ToolSet, item, "tools", "tool")
+    if isinstance(item, ToolSet):
         return item
+    if not isinstance(item, str):
+        return FunctionTool(item)
     if item not in BUILT_IN:
         known = f"known are: {', '.join(BUILT_IN)}, and functions, such as ./my_tools.py:my_tool"
         hint = did_you_mean(item, BUILT_IN, known)
