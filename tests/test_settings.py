@@ -9,7 +9,7 @@ from typing import Any, Literal, Optional, TypeAlias, TypeVar, get_type_hints
 import numpy
 import pytest
 import torch
-from mrlm_environments import MathEnvironment
+from mrlm_environments import MathEnvironment, QuestionEnvironment
 from mrlm_environments.question.environment import Reward
 
 from mrlm_pl.algorithms import DPO, GRPO, KTO, PPO, SFT, PairwiseRewardModel
@@ -153,6 +153,8 @@ def test_scalars_of_other_libraries_are_taken_as_python_numbers(scalar: Any) -> 
         (PreferenceDataModule, "gap", "reward_gap"),
         (KL, "coef", "coefficient"),
         (LoRA, "r", "rank"),
+        (LoRA, "lora_alpha", "alpha"),
+        (QuestionEnvironment, "reward_funcs", "rewards"),
         (Optimization, "warmup", "warmup_steps"),
         (Trainer, "max_epoch", "max_epochs"),
         (Sampling, "max_token", "max_tokens"),

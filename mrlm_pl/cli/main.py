@@ -27,7 +27,7 @@ COMMANDS = {
     "collect": ("mrlm_pl.cli.commands.collect:run", "play episodes with a run or a model and write them to a file"),
     "gateway": (
         "mrlm_pl.cli.commands.collect:gateway_run",
-        "serve policies to the agents of programs behind an OpenAI-compatible endpoint",
+        "play the agents of programs that call OpenAI's API, and write their episodes",
     ),
     "replay": ("mrlm_pl.cli.commands.replay:replay_run", "play the episodes of a run again and compare them"),
     "rescore": ("mrlm_pl.cli.commands.replay:rescore_run", "play the episodes of a run again with other rewards"),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -350,6 +351,59 @@ def test_tools_of_ones_own_and_sets_of_them() -> None:
     assert pair.life == ["finish", "open", "finish", "close"]
 
 
+def add(a: int, b: int = 2) -> int:
+    """Add two numbers.
+
+    Args:
+        a: The first.
+        b: The second.
+    """
+    return a + b
+
+
+def undescribed(a: int) -> int:
+    """Return it."""
+    return a
+
+
+async def waiting(a: int) -> int:
+    """Return it.
+
+    Args:
+        a: It.
+    """
+    return a
+
+
+def test_a_function_is_a_tool() -> None:
+    environment = ToolEnvironment(tools=[add], data="x.jsonl")
+    (schema,) = environment.tools("agent")
+    number = {"type": "integer"}
+    assert (schema.name, schema.description) == ("add", "Add two numbers.")
+    assert schema.parameters == {
+        "type": "object",
+        "properties": {"a": {**number, "description": "The first."}, "b": {**number, "description": "The second."}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    environment.reset(a_task(required_tools=["add"]))
+    calls = "".join(
+        f'<tool_call>{{"name": "add", "arguments": {arguments}}}</tool_call>'
+        for arguments in ('{"a": 40}', '{"a": 1, "b": 2}', '{"a": 1, "c": 2}', '{"b": 1}')
+    )
+    answers = environment.step({"agent": Message("assistant", calls)}).observations["agent"]
+    assert [answer.content for answer in answers[:2]] == ["42", "3"]
+    assert all(answer.content.startswith("error: wrong arguments of add") for answer in answers[2:])
+
+
+def test_a_configuration_names_a_function(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "own.py").write_text(f"{inspect.getsource(add)}")
+    rows = rows_file(tmp_path / "rows.jsonl", [{"question": f"{n}+2?", "answer": n + 2} for n in range(60)])
+    options = ["--environment.tools", f"[calculator, {tmp_path}/own.py:add]", "--environment.data", str(rows)]
+    assert main(["check-env", "tools", *options]) == 0
+    assert "8 of 8" in capsys.readouterr().out
+
+
 def test_files_are_removed_at_the_end_of_an_episode() -> None:
     files = FileSystem()
     environment = ToolEnvironment(tools=[files])
@@ -371,6 +425,9 @@ def test_the_contract(options: dict[str, Any]) -> None:
         ({"max_output": 0}, "max_output is 0"),
         ({"shaping": 0.5}, "shaping is 0.5"),
         ({"tools": ["calculatr"]}, "did you mean 'calculator'"),
+        ({"tools": [undescribed]}, "docstring has no description for the argument 'a'; annotate"),
+        ({"tools": [waiting]}, "the function waiting is async"),
+        ({"tools": [Calculator]}, "call it: Calculator()"),
         ({"tools": ["calculator", Calculator()]}, "two tools are named 'calculator'"),
         ({"tools": [Echo()]}, "give `data`"),
         ({"tools": []}, "give `data`"),

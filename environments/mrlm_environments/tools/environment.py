@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from typing import Any, Literal
 
 from mrlm_environments.data_tasks import DataTasks, opening
 from mrlm_environments.toolbox.calculator import Calculator
 from mrlm_environments.toolbox.files import FileSystem
+from mrlm_environments.toolbox.functions import FunctionTool
 from mrlm_environments.toolbox.programs import PythonRepl, Shell
 from mrlm_environments.toolbox.search import WebSearch
 from mrlm_environments.tools.problems import KINDS, REQUIRED_TOOLS, Kind, data_problem, generate_problem
@@ -47,9 +49,10 @@ class ToolEnvironment(SingleAgentEnvironment):
     Where a task names ``expected_files``, the answer is right only if the files hold their texts.
 
     Args:
-        tools: tools by name (``calculator``, ``file_system``, ``web_search``, ``python_repl``, ``shell``), or instances
-            of :class:`mrlm_pl.environment.tools.Tool` or :class:`mrlm_pl.environment.tools.ToolSet`; None is the first
-            three.
+        tools: tools by name (``calculator``, ``file_system``, ``web_search``, ``python_repl``, ``shell``), functions
+            (see :class:`mrlm_environments.toolbox.functions.FunctionTool`), or instances of
+            :class:`mrlm_pl.environment.tools.Tool` or :class:`mrlm_pl.environment.tools.ToolSet`; None is the first
+            three names.
         kinds: kinds of generated problems; None is all that the tools can solve.
         data: in place of generated problems, rows with ``question``, ``answer`` and, optionally, ``required_tools`` (a
             list of names) and ``files`` (contents by path): a file or a hub name, or a mapping from splits to these;
@@ -72,7 +75,7 @@ class ToolEnvironment(SingleAgentEnvironment):
 
     def __init__(
         self,
-        tools: list[Tool | ToolSet | str] | None = None,
+        tools: list[Tool | ToolSet | Callable[..., Any] | str] | None = None,
         kinds: list[Kind] | None = None,
         data: str | dict[str, str] | None = None,
         max_turns: int = 8,
@@ -122,7 +125,7 @@ class ToolEnvironment(SingleAgentEnvironment):
 
     def begin(self, task: Task) -> Sequence[Message]:
         """Return the question; see :meth:`SingleAgentEnvironment.begin`."""
-        self._finish_tools()
+        self._end_tools("finish")
         for item in self.toolbox:
             item.open(task)
         self._task, self._available = task, self._named_tools()
@@ -151,9 +154,7 @@ class ToolEnvironment(SingleAgentEnvironment):
 
     def close(self) -> None:
         """Close all tools, also when one cannot be closed."""
-        with ExitStack() as stack:
-            for item in self.toolbox:
-                stack.callback(item.close)
+        self._end_tools("close")
 
     def _is_right(self, answer: str) -> bool:
         files: Mapping[str, str] = self._task.data.get("expected_files") or {}
@@ -162,7 +163,7 @@ class ToolEnvironment(SingleAgentEnvironment):
     def _end(self, correct: bool, earned: float, reason: str) -> Outcome:
         """Return the final reward; ``earned`` is the share of tools that earlier replies were rewarded for."""
         share = self._share() if self._required else float(correct)
-        self._finish_tools()
+        self._end_tools("finish")
         return Outcome(
             {
                 "correct": CORRECT * correct,
@@ -196,10 +197,10 @@ class ToolEnvironment(SingleAgentEnvironment):
     def _metrics(self) -> dict[str, float]:
         return {"tool_calls": float(self._calls), "tool_errors": float(self._errors)}
 
-    def _finish_tools(self) -> None:
+    def _end_tools(self, how: Literal["finish", "close"]) -> None:
         with ExitStack() as stack:
             for item in self.toolbox:
-                stack.callback(item.finish)
+                stack.callback(getattr(item, how))
 
     def _named_tools(self) -> dict[str, Tool]:
         found = [tool for item in self.toolbox for tool in item.tools()]
@@ -222,11 +223,14 @@ def _normalize(text: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split()).removesuffix(".")
 
 
-def _built(item: ToolSet | str) -> ToolSet:
-    if not isinstance(item, str):
+def _built(item: ToolSet | Callable[..., Any] | str) -> ToolSet:
+    if isinstance(item, ToolSet):
         return item
+    if not isinstance(item, str):
+        return FunctionTool(item)
     if item not in BUILT_IN:
-        hint = did_you_mean(item, BUILT_IN, f"known are: {', '.join(BUILT_IN)}")
+        known = f"known are: {', '.join(BUILT_IN)}, and functions, such as ./my_tools.py:my_tool"
+        hint = did_you_mean(item, BUILT_IN, known)
         raise ConfigurationError(f"tools: there is no tool {item!r}; {hint}")
     return BUILT_IN[item]()
 

@@ -45,16 +45,9 @@ class EvaluationStream:
             name: evaluation_specs(environment, episodes, split, seed, name=name)
             for name, environment in players.environments.items()
         }
-        self.few = {
-            name: len(specs_of_environment)
-            for name, specs_of_environment in by_environment.items()
-            if len(specs_of_environment) < episodes
-        }
-        self.episodes, specs = (
-            episodes,
-            [spec for specs_of_environment in by_environment.values() for spec in specs_of_environment],
-        )
-        self.specs = specs[rank::ranks]
+        self.few = {name: len(own) for name, own in by_environment.items() if len(own) < episodes}
+        specs = [spec for own in by_environment.values() for spec in own]
+        self.episodes, self.specs = episodes, specs[rank::ranks]
         # Every rank serves the same number of batches, or the others would wait for it for ever; the last may be empty.
         self.batches = -(-len(specs[0::ranks]) // self.BATCH)
 

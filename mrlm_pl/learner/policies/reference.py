@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ from mrlm_pl.learner.batch import PolicyBatch, not_none
 from mrlm_pl.learner.credit.returns import acted_episodes
 from mrlm_pl.learner.metrics import Metrics
 from mrlm_pl.learner.ranks import sum_over_ranks
-from mrlm_pl.losses import kl_k1, kl_k3, kl_k3_importance_weighted, kl_k3_straight_through
+from mrlm_pl.losses import kl_k1, kl_k3, kl_k3_importance_weighted, kl_k3_straight_through, masked_values
 from mrlm_pl.policy import Policy
 from mrlm_pl.settings import at_least, check_arguments, fraction, positive
 
@@ -34,18 +34,20 @@ class KL:
         coefficient: weight ``beta`` of the penalty; 0 needs no reference policy.
         estimator: in the loss: ``k3``; ``k3_straight_through``, whose gradient is unbiased on-policy; or
             ``k3_importance_weighted``, whose gradient is unbiased for the tokens of any sampler (DeepSeek-V3.2, arXiv
-            2512.02556). In the reward: k1.
+            2512.02556); or a function (in a configuration its name, such as ``./my_file.py:my_kl``) of the policy's and
+            the reference's log-probabilities and the action mask [B, T] that returns [B, T]. In the reward: k1.
         placement: ``loss`` adds the estimate to each token's loss; ``reward`` subtracts it from each token's reward.
         target: divergence in nats per token towards which ``beta`` is steered; None keeps ``beta``; see
             :meth:`adapted`.
         horizon: episodes in which ``beta`` changes by at most a fifth.
 
     Raises:
-        ConfigurationError: an unknown name or a value out of range, or a target for a coefficient of 0.
+        ConfigurationError: an unknown name or a value out of range, a target for a coefficient of 0, or an
+            estimator for the reward.
     """
 
     coefficient: float = 0.0
-    estimator: Estimator = "k3"
+    estimator: Estimator | Callable[..., Any] = "k3"
     placement: Placement = "loss"
     target: float | None = None
     horizon: int = 10_000
@@ -54,6 +56,11 @@ class KL:
         at_least(0, "kl.", coefficient=self.coefficient)
         at_least(1, "kl.", horizon=self.horizon)
         positive("kl.", target=self.target)
+        if self.placement == "reward" and self.estimator != "k3":
+            raise ConfigurationError(
+                f"kl.estimator is {self.estimator!r}, but with `kl.placement: reward` the estimate is k1; leave "
+                "kl.estimator out, or set kl.placement to loss"
+            )
         if self.target is not None and not self.coefficient:
             raise ConfigurationError(
                 f"kl.target is {self.target}, but kl.coefficient is 0, which no factor changes; start with 0.05, say"
@@ -61,10 +68,18 @@ class KL:
 
     def estimates(self, logp: Tensor, rows: PolicyBatch) -> Tensor:
         """Return the estimate [B, T] of the divergence in the loss, 0 outside the action mask."""
+        reference, mask = not_none(rows.ref_logp), rows.action_mask
         if self.estimator == "k3_importance_weighted":
-            return kl_k3_importance_weighted(logp, not_none(rows.ref_logp), rows.behavior_logp, rows.action_mask)
-        estimate = kl_k3 if self.estimator == "k3" else kl_k3_straight_through
-        return estimate(logp, not_none(rows.ref_logp), rows.action_mask)
+            return kl_k3_importance_weighted(logp, reference, rows.behavior_logp, mask)
+        if not callable(self.estimator):
+            return (kl_k3 if self.estimator == "k3" else kl_k3_straight_through)(logp, reference, mask)
+        estimates = self.estimator(logp, reference, mask)
+        if getattr(estimates, "shape", None) != logp.shape:
+            raise ConfigurationError(
+                f"kl.estimator: the function {self.estimator.__name__} returned {estimates!r:.80}; it must return an "
+                f"estimate for each token, a tensor {list(logp.shape)}"
+            )
+        return masked_values(estimates, mask)
 
     def adapted(self, beta: float, divergence: float, episodes: int) -> float:
         """Return ``beta`` after a rollout, steered towards the target (arXiv 1909.08593)::

@@ -16,6 +16,9 @@ from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.engines import PoolDeadlines, RayReference, Sampling
 from mrlm_pl.engines.ray import group as worker_group
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.learner.batch import PolicyBatch
+from mrlm_pl.learner.policies.reference import KL
+from mrlm_pl.losses import kl_k2
 from mrlm_pl.policy import LoRA, Policy
 from tests.support.models.pool_parts import FakeCluster
 
@@ -231,3 +234,48 @@ def test_a_pool_cannot_hold_a_moving_reference(model_folder: Path) -> None:
             reference_sync={"every": 2},
             reference=RayReference(),
         )
+
+
+def rows_of_two_tokens() -> PolicyBatch:
+    """Return a trajectory of a prompt's token and two sampled ones, with log-probabilities -2 under the reference."""
+    mask = torch.tensor([[False, True, True]])
+    tokens, number, logp = torch.ones(1, 3, dtype=torch.long), torch.zeros(1, dtype=torch.long), torch.zeros(1, 3)
+    return PolicyBatch(
+        token_ids=tokens,
+        lengths=number + 3,
+        action_mask=mask,
+        behavior_logp=logp,
+        groups=number,
+        comparisons=number,
+        episode_tokens=number + 2,
+        temperature=torch.ones(1),
+        advantages=logp,
+        ref_logp=logp - 2.0,
+    )
+
+
+def test_a_function_estimates_the_divergence_of_sampled_tokens() -> None:
+    def absolute(logp: Tensor, ref_logp: Tensor, action_mask: Tensor) -> Tensor:
+        return (logp - ref_logp).abs()
+
+    estimates = KL(0.1, estimator=absolute).estimates(torch.tensor([[-9.0, -3.0, -1.5]]), rows_of_two_tokens())
+    assert estimates.tolist() == [[0.0, 1.0, 0.5]]
+
+
+def test_an_estimator_that_returns_no_number_for_each_token_is_named() -> None:
+    def mean(logp: Tensor, ref_logp: Tensor, action_mask: Tensor) -> Tensor:
+        return (logp - ref_logp).mean()
+
+    with pytest.raises(ConfigurationError, match=r"function mean returned .* \[1, 3\]"):
+        KL(0.1, estimator=mean).estimates(torch.zeros(1, 3), rows_of_two_tokens())
+
+
+@pytest.mark.parametrize("estimator", ["k3_straight_through", kl_k2])
+def test_an_estimator_without_effect_on_the_reward_is_refused(estimator: Any) -> None:
+    with pytest.raises(ConfigurationError, match="the estimate is k1"):
+        KL(0.1, estimator=estimator, placement="reward")
+
+
+def test_an_unknown_estimator_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"kl.estimator is .k4.; choose from k3, "):
+        KL(0.1, estimator="k4")  # type: ignore[arg-type]
