@@ -33,6 +33,7 @@ from mrlm_pl.engines.http.replicas import (
     Replica,
     Replicas,
     Terms,
+    UnreachableError,
     claim_of,
     naming,
     share_of,
@@ -264,7 +265,7 @@ class OpenAICompatible(Engine):
             self._policies[policy] = served
             if served.folder:
                 for replica in self._replicas.all:
-                    replica.ready = False
+                    replica.ready, replica.trained = False, True
             await self._ready_anywhere(policy)
         finally:
             self._open.set()
@@ -273,7 +274,8 @@ class OpenAICompatible(Engine):
         """Prepare all reachable servers, at least one."""
         loop = asyncio.get_running_loop()
         backoff = Backoff(self._replicas.terms.patience_seconds, first=0.2, longest=5.0)
-        for attempt in range(self._replicas.terms.retries + 1):
+        answered = 0
+        while True:
             awake = [item for item in self._replicas.all if item.rests_until <= loop.time()] or self._replicas.all
             results = await asyncio.gather(*map(self._replicas.make_ready, awake), return_exceptions=True)
             final = [item for item in results if not isinstance(item, (PassingError, RemoteError, type(None)))]
@@ -283,7 +285,8 @@ class OpenAICompatible(Engine):
                 for item in filter(None, results):
                     logger.warning("not used until it answers: %s", item)
                 return
-            if attempt == self._replicas.terms.retries or not await backoff.pause():
+            answered += not all(isinstance(item, UnreachableError) for item in results)
+            if answered > self._replicas.terms.retries or not await backoff.pause():
                 break
         trained = any(served.folder for served in self._policies.values())
         remedy = "check the URL" + " and whether the server reads weights_folder under the same path" * trained
@@ -328,6 +331,12 @@ class OpenAICompatible(Engine):
             raise ConfigurationError(
                 f"{replica.url} has the models {facts.models} and the other servers {self._facts.models}; "
                 "all must have the same"
+            )
+        before = self._facts if self._facts is not None and not replica.trained else facts
+        if before.greedy and not set(facts.greedy) & set(before.greedy):
+            raise ConfigurationError(
+                f"{replica.url} has other weights than before, or than the other servers: none of {len(facts.greedy)} "
+                "greedy samples is the same; start it with the model of the run's start"
             )
         self._facts, replica.checked = facts, True
 
