@@ -88,8 +88,6 @@ class OpenAICompatible(Engine):
         ConfigurationError: an option is missing or out of its range.
     """
 
-    name = "openai"
-
     def __init__(
         self,
         url: str | list[str],
@@ -137,7 +135,8 @@ class OpenAICompatible(Engine):
         Raises:
             ConfigurationError: the servers cannot be divided equally among the workers.
         """
-        self._replicas.keep(share_of([replica.url for replica in self._replicas.all], place, places))
+        urls = share_of([replica.url for replica in self._replicas.all], place, places)
+        self._replicas.all = [replica for replica in self._replicas.all if replica.url in urls]
         self._folder = None if self._folder is None else self._folder / f"worker-{place}"
         return [claim_of(replica.url) for replica in self._replicas.all]
 
@@ -327,16 +326,12 @@ class OpenAICompatible(Engine):
     async def _check(self, replica: Replica) -> None:
         ask = functools.partial(self._replicas.once, replica, whom="the check of the server")
         facts = await check_server(ask, replica.url, self.dialect, self._model_of)
-        if self._facts is not None and facts.models != self._facts.models and not self._model:
+        before = self._facts or facts
+        other = facts.greedy != () and not replica.trained and not set(facts.greedy) & set(before.greedy)
+        if other or (facts.models != before.models and not self._model):
+            what = "weights: no greedy sample is the same" if other else f"models: {facts.models}, not {before.models}"
             raise ConfigurationError(
-                f"{replica.url} has the models {facts.models} and the other servers {self._facts.models}; "
-                "all must have the same"
-            )
-        before = self._facts if self._facts is not None and not replica.trained else facts
-        if before.greedy and not set(facts.greedy) & set(before.greedy):
-            raise ConfigurationError(
-                f"{replica.url} has other weights than before, or than the other servers: none of {len(facts.greedy)} "
-                "greedy samples is the same; start it with the model of the run's start"
+                f"{replica.url} has other {what} as before, or at the other servers; start all with one model"
             )
         self._facts, replica.checked = facts, True
 

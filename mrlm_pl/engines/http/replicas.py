@@ -125,8 +125,8 @@ class Replica:
     rest: float = FIRST_REST
     preparing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    def note_failure(self, now: float, problem: PassingError, seconds: float = 0.0) -> None:
-        """Send it no requests for a while, at least ``seconds``; warn of the first failure in a row."""
+    def failed(self, now: float, problem: PassingError, seconds: float = 0.0) -> PassingError:
+        """Send it no requests for a while, at least ``seconds``; warn of the first failure in a row; return it."""
         if isinstance(problem, UnreachableError):  # it may be another process when it is back
             self.ready = self.checked = False
         if now >= self.rests_until:  # else another request failed at the same time
@@ -134,6 +134,7 @@ class Replica:
                 logger.warning("%s; trying again: start the server if it is not running, or check the URL", problem)
             self.doubtful, self.rests_until = True, now + max(self.rest, seconds)
             self.rest = min(LONGEST_REST, 2 * self.rest)
+        return problem
 
     def note_answer(self, now: float) -> None:
         """Trust the server again."""
@@ -173,10 +174,6 @@ class Replicas:
         self._key_env, self.terms, self._prepare = api_key_env, terms, prepare
         self.stats = HttpStats()
         self._session: aiohttp.ClientSession | None = None
-
-    def keep(self, urls: Sequence[str]) -> None:
-        """Drop all servers but these."""
-        self.all = [replica for replica in self.all if replica.url in urls]
 
     @property
     def targets(self) -> str:
@@ -226,8 +223,7 @@ class Replicas:
                 with naming(replica.url):
                     answer = read(await self.once(replica, path, body, whom, seconds), replica)
             except PassingError as error:
-                problem = str(error)
-                replica.note_failure(loop.time(), error)
+                problem = str(replica.failed(loop.time(), error))
                 continue
             except RemoteError as error:  # a reply that is cut off; the next may be whole
                 unusable += 1
@@ -272,15 +268,12 @@ class Replicas:
         except (asyncio.TimeoutError, aiohttp.ClientError, OSError) as error:
             late = isinstance(error, asyncio.TimeoutError)
             what = f"no answer within {seconds:g} s" if late else f"{type(error).__name__}: {error}"
-            gone = UnreachableError(f"{verb} {url}: {what}")
-            replica.note_failure(now(), gone)
-            raise gone from error
+            raise replica.failed(now(), UnreachableError(f"{verb} {url}: {what}")) from error
         if status in _PASSING:
-            busy = PassingError(f"{verb} {url}: status {status}: {_message(text)}")
-            rest = reply.headers.get("Retry-After", "")  # seconds, or a date, which is left out
-            replica.note_failure(now(), busy, float(rest) if rest.isdecimal() else 0.0)
             replica.ready = replica.ready and status not in _ABSENT
-            raise busy
+            rest = reply.headers.get("Retry-After", "")  # seconds, or a date, which is left out
+            problem = PassingError(f"{verb} {url}: status {status}: {_message(text)}")
+            raise replica.failed(now(), problem, float(rest) if rest.isdecimal() else 0.0)
         if status >= 400:
             remedy = next((text for statuses, text in _REMEDIES.items() if status in statuses), "")
             raise RefusalError(f"{whom}: {verb} {url}: status {status}: {_message(text)}{remedy}")

@@ -60,9 +60,7 @@ def with_served(engine: Engine, policies: Mapping[str, Policy]) -> Engine:
                 f"policies.{name}.served_by: {address} has no policy {name!r}; there are: {names}; "
                 f"start it with `mrlm serve --policies '{{{name}: MODEL}}'`"
             )
-        if not description.vocabulary:
-            logger.warning("%s does not report the vocabulary of policy %r, so it cannot be checked", address, name)
-        elif description.vocabulary != policies[name].vocabulary_digest:
+        if description.vocabulary != policies[name].vocabulary_digest:
             raise ConfigurationError(
                 f"policies.{name}.model: {policies[name].name_or_path!r} has another vocabulary than "
                 f"{description.model!r}, which {address} serves as {name!r}: the same number would be another token; "
