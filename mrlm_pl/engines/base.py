@@ -357,8 +357,8 @@ async def sample_checked(engine: Engine, requests: Sequence[SampleRequest]) -> l
         stops = [place for place, token in enumerate(sample.token_ids, 1) if token in request.stop_ids]
         if not tokens or tokens != logprobs or stops != [tokens] * (sample.finish_reason == "stop"):
             raise EngineError(
-                f"{name} gave a sample of {tokens} tokens with {logprobs} log-probabilities, stop tokens at {stops[:3]} "
-                f"and finish reason {sample.finish_reason!r}; a sample has a token or more, a log-probability for each, "
+                f"{name} gave a sample of {tokens} tokens with {logprobs} log-probabilities, stop tokens at {stops[:3]}"
+                f" and finish reason {sample.finish_reason!r}; a sample has a token, a log-probability for each, "
                 "and the reason 'stop' if its last token, and no other, is a stop token, else 'length'"
             )
         if wrong := [value for value in sample.logprobs if not -math.inf < value <= LARGEST_LOGPROB]:
