@@ -352,12 +352,14 @@ async def sample_checked(engine: Engine, requests: Sequence[SampleRequest]) -> l
     samples, name = await engine.sample(requests) or [], type(engine).__name__
     if len(samples) != len(requests):
         raise EngineError(f"{name} gave {len(samples)} samples for {len(requests)} requests")
-    for sample in samples:
+    for request, sample in zip(requests, samples, strict=True):
         tokens, logprobs = len(sample.token_ids), len(sample.logprobs)
-        if not tokens or tokens != logprobs:
+        stops = [place for place, token in enumerate(sample.token_ids, 1) if token in request.stop_ids]
+        if not tokens or tokens != logprobs or stops != [tokens] * (sample.finish_reason == "stop"):
             raise EngineError(
-                f"{name} gave a sample of {tokens} tokens with {logprobs} log-probabilities; a sample has at least one "
-                "token, and a log-probability for each"
+                f"{name} gave a sample of {tokens} tokens with {logprobs} log-probabilities, stop tokens at {stops[:3]}"
+                f" and finish reason {sample.finish_reason!r}; a sample has a token, a log-probability for each, "
+                "and the reason 'stop' if its last token, and no other, is a stop token, else 'length'"
             )
         if wrong := [value for value in sample.logprobs if not -math.inf < value <= LARGEST_LOGPROB]:
             raise EngineError(f"{name} gave a log-probability of {wrong[0]}; it must be finite and at most 0")

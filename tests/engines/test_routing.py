@@ -31,7 +31,7 @@ class Noting(Engine):
                 raise
         if any(request.seed < 0 for request in requests):
             raise EngineError("no")
-        return [Sample((request.seed,), (-1.0,), "stop", 0, self.name) for request in requests]
+        return [Sample((request.seed,), (-1.0,), "length", 0, self.name) for request in requests]
 
     def load(self, policy: str, weights: Any, version: int) -> None:
         self.notes.append(("load", policy, weights, version))

@@ -48,6 +48,9 @@ class ScriptedEngine(Engine):
         raise AssertionError("the player loads no weights")
 
 
+EOS = TOKENIZER.eos_token_id
+
+
 class Relay(Environment):
     """``a`` speaks, then ``b`` hears it and speaks; ``b``'s word rewards both of them."""
 
@@ -319,8 +322,20 @@ def test_environments_that_close_slowly_are_all_closed(monkeypatch: pytest.Monke
         (None, "Broken gave 0 samples for 1 requests"),
         ([Sample((), (), "stop", 0, "e")], "Broken gave a sample of 0 tokens with 0 log-probabilities"),
         ([Sample((5, 6), (-0.5,), "stop", 0, "e")], "Broken gave a sample of 2 tokens with 1 log-probabilities"),
-        ([Sample((5,), (float("nan"),), "stop", 0, "e")], "Broken gave a log-probability of nan"),
-        ([Sample((5,), (0.5,), "stop", 0, "e")], "Broken gave a log-probability of 0.5"),
+        ([Sample((5,), (float("nan"),), "length", 0, "e")], "Broken gave a log-probability of nan"),
+        ([Sample((5,), (0.5,), "length", 0, "e")], "Broken gave a log-probability of 0.5"),
+        (
+            [Sample((5,), (-0.5,), "stop", 0, "e")],
+            r"a sample of 1 tokens with 1 log-probabilities, stop tokens at \[\] and .* 'stop'",
+        ),
+        (
+            [Sample((EOS, 5), (-0.5,) * 2, "length", 0, "e")],
+            r"2 tokens with 2 log-probabilities, stop tokens at \[1\] and .* 'length'",
+        ),
+        (
+            [Sample((5, EOS), (-0.5,) * 2, "length", 0, "e")],
+            r"2 tokens with 2 log-probabilities, stop tokens at \[2\] and .* 'length'",
+        ),
     ],
 )
 def test_an_engine_that_breaks_its_contract_is_named(given: Any, message: str) -> None:
@@ -337,7 +352,7 @@ def test_an_engine_that_breaks_its_contract_is_named(given: Any, message: str) -
 def test_a_sampled_token_outside_the_vocabulary_is_named(token: int) -> None:
     class Foreign(ScriptedEngine):
         async def sample(self, requests: Sequence[SampleRequest]) -> list[Sample]:
-            return [Sample((5, token), (-0.5, -0.5), "stop", 0, "mine") for _ in requests]
+            return [Sample((5, token), (-0.5, -0.5), "length", 0, "mine") for _ in requests]
 
     known = {agent: replace(seat, vocabulary=999) for agent, seat in seats("a", "b").items()}
     player = EpisodePlayer({"relay": Relay()}, known, Foreign())

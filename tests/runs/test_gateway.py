@@ -143,6 +143,7 @@ def test_a_program_that_is_gone_receives_no_episode() -> None:
     until(lambda: waiting.qsize() == 1)
     gone.close()
     until(lambda: waiting._queue[0][0].transport is None)  # type: ignore[attr-defined]
+    _, left = waiting._queue[0]  # type: ignore[attr-defined]
     found: list[Any] = []
 
     def play() -> None:
@@ -159,6 +160,7 @@ def test_a_program_that_is_gone_receives_no_episode() -> None:
     thread.start()
     try:
         assert set(asyncio.run(environment.reset(environment.tasks("train")[0]))) == {"solver"}
+        assert left.cancelled(), "its request does not wait for ever"
     finally:
         environment.close()
     thread.join(60)

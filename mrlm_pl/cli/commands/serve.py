@@ -148,19 +148,23 @@ def _policy_service(options: Any) -> Any:
     import torch
 
     from mrlm_pl.engines import InProcessEngine
+    from mrlm_pl.engines.transfer.manifest import weights_digest
     from mrlm_pl.runs.seated_model import loaded_policy
     from mrlm_pl.serving.policies.service import PolicyService
+    from mrlm_pl.serving.transport.environment_pb2 import PolicyDescription
 
     dtype = torch.bfloat16 if options.policies_precision == "bf16-mixed" else None
     engine = InProcessEngine(dtype)
-    vocabularies = {}
+    descriptions = []
     quantization = {"trained": False, "int8": "weights"} if options.policies_int8 else {}
     for name, model in options.policies.items():
         policy = loaded_policy({"model": model, **quantization}, options.device)
-        vocabularies[name] = policy.vocabulary_digest
+        weights = weights_digest(policy.network.state_dict(), options.policies_precision)
+        vocabulary = policy.vocabulary_digest
+        descriptions.append(PolicyDescription(name=name, model=model, vocabulary=vocabulary, weights=weights))
         engine.load(name, policy.model, 0)
         logger.info("policy %s: %s on %s", name, model, options.device)
-    return PolicyService(engine, options.policies, vocabularies)
+    return PolicyService(engine, descriptions)
 
 
 def _verifier_service(options: Any) -> VerifierService:

@@ -33,6 +33,7 @@ from mrlm_pl.engines.http.replicas import (
     Replica,
     Replicas,
     Terms,
+    UnreachableError,
     claim_of,
     naming,
     share_of,
@@ -87,8 +88,6 @@ class OpenAICompatible(Engine):
         ConfigurationError: an option is missing or out of its range.
     """
 
-    name = "openai"
-
     def __init__(
         self,
         url: str | list[str],
@@ -136,7 +135,8 @@ class OpenAICompatible(Engine):
         Raises:
             ConfigurationError: the servers cannot be divided equally among the workers.
         """
-        self._replicas.keep(share_of([replica.url for replica in self._replicas.all], place, places))
+        urls = share_of([replica.url for replica in self._replicas.all], place, places)
+        self._replicas.all = [replica for replica in self._replicas.all if replica.url in urls]
         self._folder = None if self._folder is None else self._folder / f"worker-{place}"
         return [claim_of(replica.url) for replica in self._replicas.all]
 
@@ -264,7 +264,7 @@ class OpenAICompatible(Engine):
             self._policies[policy] = served
             if served.folder:
                 for replica in self._replicas.all:
-                    replica.ready = False
+                    replica.ready, replica.trained = False, True
             await self._ready_anywhere(policy)
         finally:
             self._open.set()
@@ -273,7 +273,8 @@ class OpenAICompatible(Engine):
         """Prepare all reachable servers, at least one."""
         loop = asyncio.get_running_loop()
         backoff = Backoff(self._replicas.terms.patience_seconds, first=0.2, longest=5.0)
-        for attempt in range(self._replicas.terms.retries + 1):
+        answered = 0
+        while True:
             awake = [item for item in self._replicas.all if item.rests_until <= loop.time()] or self._replicas.all
             results = await asyncio.gather(*map(self._replicas.make_ready, awake), return_exceptions=True)
             final = [item for item in results if not isinstance(item, (PassingError, RemoteError, type(None)))]
@@ -283,7 +284,8 @@ class OpenAICompatible(Engine):
                 for item in filter(None, results):
                     logger.warning("not used until it answers: %s", item)
                 return
-            if attempt == self._replicas.terms.retries or not await backoff.pause():
+            answered += not all(isinstance(item, UnreachableError) for item in results)
+            if answered > self._replicas.terms.retries or not await backoff.pause():
                 break
         trained = any(served.folder for served in self._policies.values())
         remedy = "check the URL" + " and whether the server reads weights_folder under the same path" * trained
@@ -324,10 +326,12 @@ class OpenAICompatible(Engine):
     async def _check(self, replica: Replica) -> None:
         ask = functools.partial(self._replicas.once, replica, whom="the check of the server")
         facts = await check_server(ask, replica.url, self.dialect, self._model_of)
-        if self._facts is not None and facts.models != self._facts.models and not self._model:
+        before = self._facts or facts
+        other = facts.greedy != () and not replica.trained and not set(facts.greedy) & set(before.greedy)
+        if other or (facts.models != before.models and not self._model):
+            what = "weights: no greedy sample is the same" if other else f"models: {facts.models}, not {before.models}"
             raise ConfigurationError(
-                f"{replica.url} has the models {facts.models} and the other servers {self._facts.models}; "
-                "all must have the same"
+                f"{replica.url} has other {what} as before, or at the other servers; start all with one model"
             )
         self._facts, replica.checked = facts, True
 

@@ -41,12 +41,14 @@ class ServerFacts:
         window: its context window in tokens; None if it is unknown.
         scaled: whether its log-probabilities are those at the request's temperature.
         cut: whether they are those after top-k and top-p.
+        greedy: tokens of its greedy samples for :data:`PROBES`; none where it exchanges text.
     """
 
     models: tuple[str, ...]
     window: int | None
     scaled: bool
     cut: bool
+    greedy: tuple[tuple[int, ...], ...] = ()
 
 
 async def check_server(ask: Ask, url: str, dialect: Dialect, choose: Choose) -> ServerFacts:
@@ -81,14 +83,15 @@ async def _facts(ask: Ask, dialect: VllmDialect | SglangDialect, choose: Choose)
 
     async def first(context: tuple[int, ...], **sampling: Any) -> Drawn:
         request = _request(context, **sampling)
-        return dialect.read(await ask(dialect.path, dialect.body(request, model, 1, 0)), request)
+        body = dialect.body(request, model, request.sampling.max_tokens, 0)
+        return dialect.read(await ask(dialect.path, body), request)
 
     async def spread(context: tuple[int, ...], temperature: float) -> float:
         body = dialect.body(_request(context, temperature=temperature), model, 1, 0)
         first, second = sorted(dialect.likeliest(await ask(dialect.path, dialect.probe(body))), reverse=True)[:2]
         return first - second
 
-    await first(PROBES[0])
+    greedy = [(await first(context, temperature=0.0, max_tokens=8)).token_ids for context in PROBES]
     scaled = False
     for context in PROBES:
         at_one = await spread(context, 1.0)
@@ -97,7 +100,9 @@ async def _facts(ask: Ask, dialect: VllmDialect | SglangDialect, choose: Choose)
             scaled = abs(at_two - at_one / 2) < abs(at_two - at_one)
             break
     cut = (await first(PROBES[0], top_k=1)).logprobs[0] > -1e-4  # the only token that is left has probability 1
-    return ServerFacts(models, None if window is None else int(window) - dialect.spare_tokens, scaled, cut)
+    return ServerFacts(
+        models, None if window is None else int(window) - dialect.spare_tokens, scaled, cut, tuple(greedy)
+    )
 
 
 async def _text_facts(ask: Ask, dialect: TransformersDialect, choose: Choose) -> ServerFacts:
@@ -108,7 +113,7 @@ async def _text_facts(ask: Ask, dialect: TransformersDialect, choose: Choose) ->
 
 
 def _request(context: tuple[int, ...], **sampling: Any) -> SampleRequest:
-    return SampleRequest(context, "", 0, Sampling(max_tokens=1, **sampling))
+    return SampleRequest(context, "", 0, Sampling(**{"max_tokens": 1} | sampling))
 
 
 def only_model(models: tuple[str, ...], policy: str, targets: str) -> str:

@@ -27,6 +27,9 @@ FIRST_REST, LONGEST_REST = 0.5, 30.0
 SHOWN_CHARACTERS = 500
 """Length of a server's message in errors."""
 
+IDLE_SECONDS = 5.0
+"""Seconds without a request after which a server may be another process, as connections are closed by then."""
+
 UNUSABLE_REPLIES = 2
 """Replies to a request that may be unusable, such as one that is cut off, before the fault is an error."""
 
@@ -44,6 +47,10 @@ class PassingError(Exception):
     """A failure worth retrying, possibly on another server."""
 
 
+class UnreachableError(PassingError):
+    """No answer came: the server is gone, or late."""
+
+
 class RefusalError(EngineError):
     """A server understood a request and rejects it."""
 
@@ -56,7 +63,7 @@ class Terms:
     Args:
         timeout_seconds: deadline of one HTTP request.
         patience_seconds: deadline of a request over all its tries.
-        retries: most repetitions of a request.
+        retries: most repetitions of a request; waiting for a server that is gone is none.
         concurrency: most concurrent requests, over all servers.
 
     Raises:
@@ -99,6 +106,8 @@ class Replica:
         url: without a slash at the end.
         checked: whether its abilities were checked since it was last unreachable.
         ready: whether it also has the current weights.
+        trained: whether it was given weights, so that it no longer has those of its start.
+        answered: loop time of its last answer.
         busy: running requests.
         doubtful: whether its last request failed; it then gets one request at a time.
         rests_until: loop time before which it gets no requests.
@@ -108,22 +117,28 @@ class Replica:
     url: str
     checked: bool = False
     ready: bool = False
+    trained: bool = False
+    answered: float = 0.0
     busy: int = 0
     doubtful: bool = False
     rests_until: float = 0.0
     rest: float = FIRST_REST
     preparing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    def note_failure(self, now: float, gone: bool) -> None:
-        """Send it no requests for a while; ``gone``: it may be another process when it is back."""
-        if gone:
+    def failed(self, now: float, problem: PassingError, seconds: float = 0.0) -> PassingError:
+        """Send it no requests for a while, at least ``seconds``; warn of the first failure in a row; return it."""
+        if isinstance(problem, UnreachableError):  # it may be another process when it is back
             self.ready = self.checked = False
         if now >= self.rests_until:  # else another request failed at the same time
-            self.doubtful, self.rests_until = True, now + self.rest
+            if not self.doubtful:
+                logger.warning("%s; trying again: start the server if it is not running, or check the URL", problem)
+            self.doubtful, self.rests_until = True, now + max(self.rest, seconds)
             self.rest = min(LONGEST_REST, 2 * self.rest)
+        return problem
 
-    def note_answer(self) -> None:
+    def note_answer(self, now: float) -> None:
         """Trust the server again."""
+        self.answered = now
         if self.doubtful:
             logger.warning("%s answers again", self.url)
         self.doubtful, self.rest = False, FIRST_REST
@@ -159,10 +174,6 @@ class Replicas:
         self._key_env, self.terms, self._prepare = api_key_env, terms, prepare
         self.stats = HttpStats()
         self._session: aiohttp.ClientSession | None = None
-
-    def keep(self, urls: Sequence[str]) -> None:
-        """Drop all servers but these."""
-        self.all = [replica for replica in self.all if replica.url in urls]
 
     @property
     def targets(self) -> str:
@@ -200,15 +211,19 @@ class Replicas:
             if replica is None:
                 await asyncio.sleep(pause)
                 continue
-            tries += 1
-            self.stats.retries += tries > 1
+            if not (replica.busy or replica.trained) and now - replica.answered > IDLE_SECONDS:
+                replica.ready = replica.checked = False
+            replica.busy += 1
             try:
+                if not replica.ready:
+                    await self.make_ready(replica)
+                tries += 1
+                self.stats.retries += tries > 1
+                seconds = min(self.terms.timeout_seconds, max(deadline - loop.time(), 0.05))
                 with naming(replica.url):
-                    answer = read(await self._ask_replica(replica, path, body, whom, deadline), replica)
+                    answer = read(await self.once(replica, path, body, whom, seconds), replica)
             except PassingError as error:
-                problem = str(error)
-                logger.info("%s: %s", whom, problem)
-                replica.note_failure(loop.time(), gone=False)
+                problem = str(replica.failed(loop.time(), error))
                 continue
             except RemoteError as error:  # a reply that is cut off; the next may be whole
                 unusable += 1
@@ -217,20 +232,11 @@ class Replicas:
                 problem = str(error)
                 logger.warning("%s: %s; trying again", whom, problem)
                 continue
-            replica.note_answer()
+            finally:
+                replica.busy -= 1
+            replica.note_answer(loop.time())
             self.stats.requests += 1
             return answer
-
-    async def _ask_replica(self, replica: Replica, path: str, body: dict[str, Any], whom: str, deadline: float) -> Any:
-        loop = asyncio.get_running_loop()
-        replica.busy += 1
-        try:
-            if not replica.ready:
-                await self.make_ready(replica)
-            seconds = min(self.terms.timeout_seconds, max(deadline - loop.time(), 0.05))
-            return await self.once(replica, path, body, whom, seconds)
-        finally:
-            replica.busy -= 1
 
     async def make_ready(self, replica: Replica) -> None:
         """Prepare a server before its first request, and after it was unreachable."""
@@ -239,7 +245,7 @@ class Replicas:
                 with naming(replica.url):
                     await self._prepare(replica)
                 replica.ready = True
-                replica.note_answer()
+                replica.note_answer(asyncio.get_running_loop().time())
 
     async def once(
         self, replica: Replica, path: str, body: dict[str, Any] | None, whom: str, seconds: float | None = None
@@ -247,7 +253,8 @@ class Replicas:
         """Return the JSON of one answer to a POST, or, without a body, to a GET.
 
         Raises:
-            PassingError: the server is unreachable, late or overloaded.
+            UnreachableError: the server gave no answer in time.
+            PassingError: it is overloaded.
             RefusalError: it rejects the request.
         """
         seconds = self.terms.timeout_seconds if seconds is None else seconds
@@ -259,14 +266,14 @@ class Replicas:
             ) as reply:
                 status, text = reply.status, (await reply.read()).decode(errors="replace")
         except (asyncio.TimeoutError, aiohttp.ClientError, OSError) as error:
-            replica.note_failure(now(), gone=True)
             late = isinstance(error, asyncio.TimeoutError)
             what = f"no answer within {seconds:g} s" if late else f"{type(error).__name__}: {error}"
-            raise PassingError(f"{verb} {url}: {what}") from error
+            raise replica.failed(now(), UnreachableError(f"{verb} {url}: {what}")) from error
         if status in _PASSING:
-            replica.note_failure(now(), gone=False)
             replica.ready = replica.ready and status not in _ABSENT
-            raise PassingError(f"{verb} {url}: status {status}: {_message(text)}")
+            rest = reply.headers.get("Retry-After", "")  # seconds, or a date, which is left out
+            problem = PassingError(f"{verb} {url}: status {status}: {_message(text)}")
+            raise replica.failed(now(), problem, float(rest) if rest.isdecimal() else 0.0)
         if status >= 400:
             remedy = next((text for statuses, text in _REMEDIES.items() if status in statuses), "")
             raise RefusalError(f"{whom}: {verb} {url}: status {status}: {_message(text)}{remedy}")

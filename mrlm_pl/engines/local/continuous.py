@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from mrlm_pl.concurrency.calls import mark_read
 from mrlm_pl.engines.base import Engine, EngineWrapper, FinishReason, Sample, SampleRequest, sample_checked
 from mrlm_pl.episode import TokenSpan
 from mrlm_pl.errors import ConfigurationError, EngineError
@@ -94,6 +95,7 @@ class ContinuousEngine(EngineWrapper):
         turns = self.begin(requests)
         if self._runner is None or self._runner.done():
             self._runner = asyncio.get_running_loop().create_task(self._run())
+            self._runner.add_done_callback(mark_read)  # turns pass on its error
         try:
             return list(await asyncio.gather(*(turn.done for turn in turns)))
         finally:

@@ -70,6 +70,19 @@ def checksum(data: Tensor) -> int:
     return xxhash.xxh3_64_intdigest(as_bytes(data).cpu().numpy().data)
 
 
+def weights_digest(tensors: Mapping[str, Tensor], precision: str) -> str:
+    """Return a digest of named weights that compute in a precision; any other bit gives another.
+
+    >>> weights = {"w": torch.zeros(2)}
+    >>> weights_digest(weights, "32-true") == weights_digest({"w": torch.zeros(2)}, "32-true")
+    True
+    >>> weights_digest(weights, "32-true") == weights_digest(weights, "bf16-mixed")
+    False
+    """
+    facts = [precision, *((name, tensor.dtype, checksum(tensor)) for name, tensor in sorted(tensors.items()))]
+    return xxhash.xxh3_64_hexdigest(repr(facts).encode())
+
+
 @dataclass
 class _Kept:
     data: Tensor  # its bytes; a copy is on the CPU

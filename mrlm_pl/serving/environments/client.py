@@ -23,7 +23,7 @@ from mrlm_pl.environment import Environment, Observations, Step, TaskSource, Too
 from mrlm_pl.episode import Message, Task
 from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, RemoteError, RemoteTimeoutError
 from mrlm_pl.serving.transport import environment_pb2 as pb
-from mrlm_pl.serving.transport.addresses import Servers, addresses_of, note_gone
+from mrlm_pl.serving.transport.addresses import Servers, addresses_of, note_gone, warn_of_difference
 from mrlm_pl.serving.transport.codec import from_json, step_from, to_json
 from mrlm_pl.serving.transport.connection import CONTROLLER_SECONDS, Address, StatusError, connection, submit
 from mrlm_pl.serving.transport.security import Identity
@@ -188,7 +188,9 @@ class RemoteEnvironment(Environment, proxy=True):
         reply, address = await self._servers.first_answer(
             lambda server, left: server.call("Open", request, self.step_seconds), self.open_seconds, _ELSEWHERE, late
         )
-        _compare_settings((self.addresses, self.name, request.settings), reply.direct or address.target, reply.settings)
+        fault = f"hosts {self._who} with other settings than %s: rules may differ in a run; start both with the same"
+        what = (self.addresses, self.name, request.settings)
+        warn_of_difference(what, reply.direct or address.target, reply.settings, fault)
         with _protocol_of(address.target):
             if not 0 < reply.lease_seconds < math.inf:
                 raise RemoteError(f"a lease of {reply.lease_seconds} s")
@@ -292,26 +294,6 @@ def _protocol_of(server: str) -> Iterator[None]:
         yield
     except (RemoteError, ConfigurationError, IndexError) as error:
         raise RemoteError(f"{server} gave an answer that is not of the protocol: {error}") from error
-
-
-_hashes: dict[tuple[tuple[Address, ...], str, bytes], dict[str, str]] = {}
-"""The first server of each hash of settings, by the addresses, the name and the client's settings of environments."""
-
-
-def _compare_settings(environment: tuple[tuple[Address, ...], str, bytes], server: str, settings: str) -> None:
-    """Warn if a server hosts an environment with other settings than another one; without a hash it is not compared."""
-    servers = _hashes.setdefault(environment, {})
-    if not settings or settings in servers:
-        return
-    if servers:
-        logger.warning(
-            "%s hosts environment %r with other settings than %s: episodes of one run may differ in their rules; start "
-            "both with the same settings",
-            server,
-            environment[1],
-            next(iter(servers.values())),
-        )
-    servers[settings] = server
 
 
 _reached: dict[Address, tuple[bool, float]] = {}

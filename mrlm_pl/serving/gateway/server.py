@@ -170,6 +170,7 @@ class Gateway(Shared):
         try:
             request, future = await asyncio.wait_for(self._requests.get(), seconds)
             while request.transport is None or request.transport.is_closing():  # its program is gone
+                future.cancel()  # ends the task that answers it
                 request, future = await asyncio.wait_for(self._requests.get(), seconds)
         except asyncio.TimeoutError:
             raise ProgramError(

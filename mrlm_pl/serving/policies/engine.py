@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Sequence
-from concurrent.futures import wait
 from contextlib import suppress
 from typing import Any
 
@@ -21,12 +19,7 @@ from mrlm_pl.serving.transport.addresses import Servers
 from mrlm_pl.serving.transport.connection import Address, RefusalError, StatusError, connection, submit
 from mrlm_pl.serving.transport.security import Identity
 
-logger = logging.getLogger(__name__)
-
 _STUB = environment_pb2_grpc.PolicyServiceStub
-NOTICE_SECONDS = 5.0
-"""Seconds without an answer after which a message says who is waited for."""
-
 Code = grpc.StatusCode
 MAX_TOKENS = 1 << 20
 """Most tokens of a call, contexts and replies: a message of 16 MiB holds them at the 11 bytes of a sampled token."""
@@ -47,6 +40,7 @@ class RemoteEngine(Engine):
     ) -> None:
         self.address = Address(address, token_file, identity or Identity())
         self.seconds = seconds
+        self._weights: dict[str, str] = {}
 
     async def sample(self, requests: Sequence[SampleRequest]) -> list[Sample]:
         """Return one sample per request; see :meth:`Engine.sample`.
@@ -58,11 +52,11 @@ class RemoteEngine(Engine):
         """
         samples: list[Sample] = []
         for chunk in split_by_size(requests, _tokens, MAX_REQUESTS, MAX_TOKENS):
-            batch = pb.SampleBatch(requests=[_to_request(request) for request in chunk])
-            reply = await asyncio.wrap_future(submit(self._ask("Sample", batch)))
-            samples += [_from_sample(sample, self.address.target) for sample in reply.samples]
-        if len(samples) != len(requests):
-            raise RemoteError(f"{self.address.target} answered {len(requests)} turns with {len(samples)} samples")
+            batch = pb.SampleBatch(requests=[_to_request(item, self._weights.get(item.policy, "")) for item in chunk])
+            found = (await asyncio.wrap_future(submit(self._ask("Sample", batch)))).samples
+            if len(found) != len(chunk):
+                raise RemoteError(f"{self.address.target} answered {len(chunk)} turns with {len(found)} samples")
+            samples += [_from_sample(*pair, self.address.target) for pair in zip(found, chunk, strict=True)]
         return samples
 
     def load(self, policy: str, weights: Any, version: int) -> None:
@@ -78,17 +72,14 @@ class RemoteEngine(Engine):
         return "unknown"
 
     def described(self) -> dict[str, pb.PolicyDescription]:
-        """Return the server's description of each of its policies.
+        """Return the server's description of each of its policies, whose weights later samples must be from.
 
         Raises:
             RemoteTimeoutError: the server does not answer.
         """
-        answer = submit(self._ask("DescribePolicies", pb.DescribePoliciesRequest()))
-        if not wait([answer], NOTICE_SECONDS).done:
-            logger.warning(
-                "no policies are served at %s yet; waiting for at most %g s", self.address.target, self.seconds
-            )
-        return {description.name: description for description in answer.result().policies}
+        policies = submit(self._ask("DescribePolicies", pb.DescribePoliciesRequest())).result().policies
+        self._weights = {description.name: description.weights for description in policies}
+        return {description.name: description for description in policies}
 
     def release(self, session_prefix: str) -> None:
         """Forget caches, in the background; see :meth:`Engine.release`."""
@@ -103,7 +94,7 @@ class RemoteEngine(Engine):
         """Return the reply; requests have seeds, so that a restarted server gives the same one."""
 
         def refusal(error: StatusError, address: Address) -> Exception:
-            wrong = isinstance(error, RefusalError) and error.code in (Code.INVALID_ARGUMENT, Code.NOT_FOUND)
+            wrong = isinstance(error, RefusalError) and error.code is Code.INVALID_ARGUMENT
             target = address.target
             return EngineError(f"{target}: {error.text}") if wrong else RemoteError(f"{target}: {error}")
 
@@ -125,7 +116,7 @@ def _tokens(request: SampleRequest) -> int:
     return len(request.token_ids) + request.sampling.max_tokens
 
 
-def _to_request(request: SampleRequest) -> pb.SampleRequest:
+def _to_request(request: SampleRequest, weights: str) -> pb.SampleRequest:
     if request.offset or request.piece is not None:
         raise EngineError("policies on a server sample whole turns: a request may have neither offset nor piece")
     sampling = request.sampling
@@ -138,13 +129,16 @@ def _to_request(request: SampleRequest) -> pb.SampleRequest:
         ),
         stop_ids=request.stop_ids,
         session=request.session,
+        weights=weights,
     )
 
 
-def _from_sample(sample: pb.Sample, target: str) -> Sample:
-    if sample.finish_reason not in ("stop", "length") or len(sample.token_ids) != len(sample.logprobs):
+def _from_sample(sample: pb.Sample, request: SampleRequest, target: str) -> Sample:
+    tokens, logprobs, most = len(sample.token_ids), len(sample.logprobs), request.sampling.max_tokens
+    if sample.finish_reason not in ("stop", "length") or tokens != logprobs or tokens > most:
         raise RemoteError(
-            f"{target} gave a sample that is not of the protocol: it ended by {sample.finish_reason!r:.40}"
+            f"{target} gave a sample that is not of the protocol: {tokens} tokens of at most {most}, {logprobs} "
+            f"log-probabilities, ended by {sample.finish_reason!r:.40}; update the server"
         )
     return Sample(
         tuple(sample.token_ids),

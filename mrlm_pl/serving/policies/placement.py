@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from mrlm_pl.engines.base import Engine
 from mrlm_pl.engines.http.engine import OpenAICompatible
+from mrlm_pl.engines.http.replicas import Terms
 from mrlm_pl.engines.routing import RoutingEngine
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.serving.policies.engine import RemoteEngine
@@ -59,9 +60,7 @@ def with_served(engine: Engine, policies: Mapping[str, Policy]) -> Engine:
                 f"policies.{name}.served_by: {address} has no policy {name!r}; there are: {names}; "
                 f"start it with `mrlm serve --policies '{{{name}: MODEL}}'`"
             )
-        if not description.vocabulary:
-            logger.warning("%s does not report the vocabulary of policy %r, so it cannot be checked", address, name)
-        elif description.vocabulary != policies[name].vocabulary_digest:
+        if description.vocabulary != policies[name].vocabulary_digest:
             raise ConfigurationError(
                 f"policies.{name}.model: {policies[name].name_or_path!r} has another vocabulary than "
                 f"{description.model!r}, which {address} serves as {name!r}: the same number would be another token; "
@@ -78,6 +77,7 @@ def _over_http(name: str, address: str, policy: Policy) -> OpenAICompatible:
         dialect or "vllm",  # type: ignore[arg-type]
         tokenizer=policy.source if dialect == "transformers" else None,
         api_key_env=KEY_VARIABLE if os.environ.get(KEY_VARIABLE) else None,
+        terms=Terms(patience_seconds=ANSWER_SECONDS),
     )
     engine.check(name)
     logger.warning("the vocabulary of policy %r at %s cannot be checked; it must be that of its `model`", name, url)

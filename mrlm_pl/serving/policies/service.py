@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
@@ -28,33 +28,45 @@ class PolicyService(environment_pb2_grpc.PolicyServiceServicer):
 
     Args:
         engine: with the policies loaded.
-        policies: name of the model behind each policy.
-        vocabularies: digest of each policy's vocabulary, where it is known.
+        policies: descriptions of the policies.
     """
 
-    def __init__(
-        self, engine: Engine, policies: Mapping[str, str], vocabularies: Mapping[str, str] | None = None
-    ) -> None:
-        self.engine, self.policies, self.vocabularies = engine, dict(policies), dict(vocabularies or {})
+    def __init__(self, engine: Engine, policies: Sequence[pb.PolicyDescription]) -> None:
+        self.engine, self.policies = engine, {policy.name: policy for policy in policies}
         self._one_at_a_time = asyncio.Lock()
 
     async def Sample(self, request: pb.SampleBatch, context: Any) -> pb.SampleReplies:  # noqa: N802 (of the protocol)
-        if len(request.requests) > MAX_REQUESTS:
-            text = f"{len(request.requests)} turns in one call; at most {MAX_REQUESTS} are allowed"
-            return await refuse(context, grpc.StatusCode.INVALID_ARGUMENT, text)
-        if unknown := sorted({item.policy for item in request.requests} - self.policies.keys()):
-            text = f"there is no policy {unknown[0][:100]!r} here; there are {', '.join(sorted(self.policies))}"
-            return await refuse(context, grpc.StatusCode.NOT_FOUND, text)
         try:
-            requests = [_from_request(item) for item in request.requests]
+            if len(request.requests) > MAX_REQUESTS:
+                raise EngineError(f"{len(request.requests)} turns in one call; at most {MAX_REQUESTS} are allowed")
+            requests = [self._read(item) for item in request.requests]
             async with self._one_at_a_time:
                 samples = await self.engine.sample(requests)
         except (ConfigurationError, EngineError, ValueError) as error:
-            return await refuse(context, grpc.StatusCode.INVALID_ARGUMENT, f"{type(error).__name__}: {error}")
+            return await refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except Exception as error:  # clients repeat statuses that are no refusals
             logger.exception("turns could not be sampled")
             return await refuse(context, grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
         return pb.SampleReplies(samples=[_to_sample(sample) for sample in samples])
+
+    def _read(self, request: pb.SampleRequest) -> SampleRequest:
+        name, policy = request.policy, self.policies.get(request.policy)
+        if policy is None:
+            raise EngineError(f"there is no policy {name[:100]!r} here; there are {', '.join(sorted(self.policies))}")
+        if request.weights not in ("", policy.weights):
+            raise EngineError(
+                f"policy {name!r} has other weights or another precision than at the caller's start; "
+                f"serve those again, not {policy.model!r}, or start the caller's run again"
+            )
+        sampling = request.sampling
+        return SampleRequest(
+            token_ids=tuple(request.token_ids),
+            policy=request.policy,
+            seed=int(request.seed),
+            sampling=Sampling(sampling.temperature, sampling.top_p, sampling.top_k, sampling.max_tokens),
+            stop_ids=tuple(request.stop_ids),
+            session=request.session,
+        )
 
     async def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseReply:  # noqa: N802
         if request.session_prefix:
@@ -64,23 +76,7 @@ class PolicyService(environment_pb2_grpc.PolicyServiceServicer):
     async def DescribePolicies(  # noqa: N802
         self, request: pb.DescribePoliciesRequest, context: Any
     ) -> pb.DescribePoliciesReply:
-        descriptions = [
-            pb.PolicyDescription(name=name, model=model, vocabulary=self.vocabularies.get(name, ""))
-            for name, model in self.policies.items()
-        ]
-        return pb.DescribePoliciesReply(policies=descriptions)
-
-
-def _from_request(request: pb.SampleRequest) -> SampleRequest:
-    sampling = request.sampling
-    return SampleRequest(
-        token_ids=tuple(request.token_ids),
-        policy=request.policy,
-        seed=int(request.seed),
-        sampling=Sampling(sampling.temperature, sampling.top_p, sampling.top_k, sampling.max_tokens),
-        stop_ids=tuple(request.stop_ids),
-        session=request.session,
-    )
+        return pb.DescribePoliciesReply(policies=self.policies.values())
 
 
 def _to_sample(sample: Sample) -> pb.Sample:

@@ -11,7 +11,7 @@ import logging
 import math
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
@@ -146,10 +146,32 @@ def _warn_of_silence(name: str, problem: StatusError, seconds: float) -> None:
     if now - warned < WARNING_SECONDS:
         return
     if since == now:
-        logger.warning("%s does not answer (%s); retrying for %g s", name, problem, seconds)
+        logger.warning(
+            "%s does not answer (%s); retrying for %g s: start it if it is not running", name, problem, seconds
+        )
     else:
         logger.warning("%s has not answered for %.0f s (%s)", name, now - since, problem)
     _silent_since[name] = since, now
+
+
+_facts: dict[Hashable, dict[str, str]] = {}
+"""The first server of each value of a fact, by what it is a fact of."""
+
+
+def warn_of_difference(what: Hashable, server: str, value: str, fault: str) -> None:
+    """Warn of the first server of another value than before; an empty one is unknown.
+
+    Args:
+        what: is the same for servers that should have the same value.
+        server: its address.
+        value: such as a digest.
+        fault: the message after the server's address; ``%s`` is the other server.
+    """
+    servers = _facts.setdefault(what, {})
+    if value and value not in servers:
+        if servers:
+            logger.warning(f"%s {fault}", server, next(iter(servers.values())))
+        servers[value] = server
 
 
 def is_gone(address: Address) -> bool:

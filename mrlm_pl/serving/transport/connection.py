@@ -71,6 +71,7 @@ _WRONG_KEYS = {
 
 _REMEDIES = _WRONG_KEYS | {
     "Failed parsing HTTP/2": "another program listens there: check the address",
+    "Method not found": "start the server with --environments, --policies or --verifier, and in the client's version",
     _HUNG_UP: "if the server wants certificates of clients, give tls_certificate and tls_key",
 }
 

@@ -219,20 +219,22 @@ class Sampling(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., max_tokens: _Optional[int] = ...) -> None: ...
 
 class SampleRequest(_message.Message):
-    __slots__ = ("token_ids", "policy", "seed", "sampling", "stop_ids", "session")
+    __slots__ = ("token_ids", "policy", "seed", "sampling", "stop_ids", "session", "weights")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     STOP_IDS_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     policy: str
     seed: str
     sampling: Sampling
     stop_ids: _containers.RepeatedScalarFieldContainer[int]
     session: str
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., policy: _Optional[str] = ..., seed: _Optional[str] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stop_ids: _Optional[_Iterable[int]] = ..., session: _Optional[str] = ...) -> None: ...
+    weights: str
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., policy: _Optional[str] = ..., seed: _Optional[str] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stop_ids: _Optional[_Iterable[int]] = ..., session: _Optional[str] = ..., weights: _Optional[str] = ...) -> None: ...
 
 class Sample(_message.Message):
     __slots__ = ("token_ids", "logprobs", "finish_reason", "version", "engine")
@@ -275,16 +277,18 @@ class DescribePoliciesRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class PolicyDescription(_message.Message):
-    __slots__ = ("name", "model", "version", "vocabulary")
+    __slots__ = ("name", "model", "version", "vocabulary", "weights")
     NAME_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     name: str
     model: str
     version: int
     vocabulary: str
-    def __init__(self, name: _Optional[str] = ..., model: _Optional[str] = ..., version: _Optional[int] = ..., vocabulary: _Optional[str] = ...) -> None: ...
+    weights: str
+    def __init__(self, name: _Optional[str] = ..., model: _Optional[str] = ..., version: _Optional[int] = ..., vocabulary: _Optional[str] = ..., weights: _Optional[str] = ...) -> None: ...
 
 class DescribePoliciesReply(_message.Message):
     __slots__ = ("policies",)

@@ -14,7 +14,7 @@ from mrlm_pl.concurrency.calls import together
 from mrlm_pl.errors import DataError, RemoteError
 from mrlm_pl.grouping import split_by_size
 from mrlm_pl.reward_models.scorer import Conversation, TextScore
-from mrlm_pl.serving.transport.addresses import Servers
+from mrlm_pl.serving.transport.addresses import Servers, warn_of_difference
 from mrlm_pl.serving.transport.codec import to_json
 from mrlm_pl.serving.transport.connection import Address, Connection, StatusError
 from mrlm_pl.serving.verifiers import verifier_pb2 as pb
@@ -108,6 +108,8 @@ async def _scores(terms: Terms, conversations: Sequence[Conversation]) -> list[T
         "with `mrlm serve --verifier ...`, or check the address and whether both sides use TLS"
     )
     reply, address = await servers.first_answer(ask, terms.patience_seconds, _AGAIN, late)
+    fault = f"scores with {reply.model}, and %s with another model before: rewards may differ within a run; serve one"
+    warn_of_difference(terms.addresses, address.target, reply.model, fault)
     return _check_scores(reply, request, address.target)
 
 

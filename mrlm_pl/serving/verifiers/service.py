@@ -99,7 +99,7 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
                 score.cancel()
         for reply, item in zip(results, request.conversations, strict=True):
             reply.id = item.id
-        return pb.ScoreReply(scores=results)
+        return pb.ScoreReply(scores=results, model=self.model)
 
     def close(self) -> None:
         """Stop scoring; may be called twice."""

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(mrlm_pl/serving/verifiers/verifier.proto\x12\x10mrlm.verifier.v2\",\n\x0c\x43onversation\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x10\n\x08messages\x18\x02 \x01(\x0c\"E\n\x0cScoreRequest\x12\x35\n\rconversations\x18\x01 \x03(\x0b\x32\x1e.mrlm.verifier.v2.Conversation\";\n\x05Score\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x13\n\x0bprobability\x18\x02 \x01(\x01\x12\x11\n\ttruncated\x18\x03 \x01(\x08\"5\n\nScoreReply\x12\'\n\x06scores\x18\x01 \x03(\x0b\x32\x17.mrlm.verifier.v2.Score\"\x11\n\x0f\x44\x65scribeRequest\"Q\n\rDescribeReply\x12\r\n\x05model\x18\x01 \x01(\t\x12\x19\n\x11max_conversations\x18\x02 \x01(\x04\x12\x16\n\x0emax_characters\x18\x03 \x01(\x04\x32\xa8\x01\n\x0fVerifierService\x12\x45\n\x05Score\x12\x1e.mrlm.verifier.v2.ScoreRequest\x1a\x1c.mrlm.verifier.v2.ScoreReply\x12N\n\x08\x44\x65scribe\x12!.mrlm.verifier.v2.DescribeRequest\x1a\x1f.mrlm.verifier.v2.DescribeReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(mrlm_pl/serving/verifiers/verifier.proto\x12\x10mrlm.verifier.v2\",\n\x0c\x43onversation\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x10\n\x08messages\x18\x02 \x01(\x0c\"E\n\x0cScoreRequest\x12\x35\n\rconversations\x18\x01 \x03(\x0b\x32\x1e.mrlm.verifier.v2.Conversation\";\n\x05Score\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x13\n\x0bprobability\x18\x02 \x01(\x01\x12\x11\n\ttruncated\x18\x03 \x01(\x08\"D\n\nScoreReply\x12\'\n\x06scores\x18\x01 \x03(\x0b\x32\x17.mrlm.verifier.v2.Score\x12\r\n\x05model\x18\x02 \x01(\t\"\x11\n\x0f\x44\x65scribeRequest\"Q\n\rDescribeReply\x12\r\n\x05model\x18\x01 \x01(\t\x12\x19\n\x11max_conversations\x18\x02 \x01(\x04\x12\x16\n\x0emax_characters\x18\x03 \x01(\x04\x32\xa8\x01\n\x0fVerifierService\x12\x45\n\x05Score\x12\x1e.mrlm.verifier.v2.ScoreRequest\x1a\x1c.mrlm.verifier.v2.ScoreReply\x12N\n\x08\x44\x65scribe\x12!.mrlm.verifier.v2.DescribeRequest\x1a\x1f.mrlm.verifier.v2.DescribeReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,11 +38,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SCORE']._serialized_start=179
   _globals['_SCORE']._serialized_end=238
   _globals['_SCOREREPLY']._serialized_start=240
-  _globals['_SCOREREPLY']._serialized_end=293
-  _globals['_DESCRIBEREQUEST']._serialized_start=295
-  _globals['_DESCRIBEREQUEST']._serialized_end=312
-  _globals['_DESCRIBEREPLY']._serialized_start=314
-  _globals['_DESCRIBEREPLY']._serialized_end=395
-  _globals['_VERIFIERSERVICE']._serialized_start=398
-  _globals['_VERIFIERSERVICE']._serialized_end=566
+  _globals['_SCOREREPLY']._serialized_end=308
+  _globals['_DESCRIBEREQUEST']._serialized_start=310
+  _globals['_DESCRIBEREQUEST']._serialized_end=327
+  _globals['_DESCRIBEREPLY']._serialized_start=329
+  _globals['_DESCRIBEREPLY']._serialized_end=410
+  _globals['_VERIFIERSERVICE']._serialized_start=413
+  _globals['_VERIFIERSERVICE']._serialized_end=581
 # @@protoc_insertion_point(module_scope)

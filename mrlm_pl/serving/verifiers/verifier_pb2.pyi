@@ -31,10 +31,12 @@ class Score(_message.Message):
     def __init__(self, id: _Optional[int] = ..., probability: _Optional[float] = ..., truncated: _Optional[bool] = ...) -> None: ...
 
 class ScoreReply(_message.Message):
-    __slots__ = ("scores",)
+    __slots__ = ("scores", "model")
     SCORES_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
     scores: _containers.RepeatedCompositeFieldContainer[Score]
-    def __init__(self, scores: _Optional[_Iterable[_Union[Score, _Mapping]]] = ...) -> None: ...
+    model: str
+    def __init__(self, scores: _Optional[_Iterable[_Union[Score, _Mapping]]] = ..., model: _Optional[str] = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
     __slots__ = ()

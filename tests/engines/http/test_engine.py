@@ -282,6 +282,67 @@ def test_nobody_there(engine: Callable[..., OpenAICompatible], serve: Callable[.
             ask()
 
 
+def test_a_server_that_is_gone_is_waited_for_whatever_the_retries(
+    serve: Callable[..., Any], engine: Callable[..., OpenAICompatible], monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("mrlm_pl.engines.http.replicas.FIRST_REST", 0.01)
+    monkeypatch.setattr("mrlm_pl.engines.http.replicas.LONGEST_REST", 0.01)
+    servers = [serve()]
+    remote = engine(servers[0], terms=Terms(timeout_seconds=60, patience_seconds=60, retries=1))
+    once = remote._replicas.once
+
+    async def counted(*arguments: Any, **options: Any) -> Any:
+        tries.append(arguments[1])
+        if len(tries) == 6:
+            servers.append(serve(port=servers[0].port))
+        return await once(*arguments, **options)
+
+    monkeypatch.setattr(remote._replicas, "once", counted)
+    for ask in (lambda: remote.check("p"), lambda: run(remote, request((5,), max_tokens=2))):
+        tries: list[str] = []
+        servers[-1].stop()
+        caplog.clear()
+        ask()
+        assert len(tries) > 6, "the sixth reaches the server"
+        assert "start the server if it is not running" in caplog.messages[0]
+        assert "answers again" in caplog.messages[1]
+        assert len(caplog.messages) == 2
+    assert remote.stats.retries <= 1
+
+
+def test_a_server_that_names_its_pause_gets_it(
+    serve: Callable[..., Any], engine: Callable[..., OpenAICompatible]
+) -> None:
+    server = serve()
+    remote = engine(server)
+    run(remote, request((5,)))
+    server.header, server.faults = b"Retry-After: 120", [(429, {"error": {"message": "busy"}})]
+    with pytest.raises(RemoteError, match=r"in 1 tries.*patience_seconds: 60.*status 429: busy"):
+        run(remote, request((5,)))
+    server.header, server.faults = b"Retry-After: Wed, 21 Oct 2065 07:28:00 GMT", [(429, {})]
+    remote._replicas.all[0].rests_until = 0.0
+    assert len(run(remote, request((5,)))) == 1
+
+
+def test_a_server_that_comes_back_with_other_weights_is_refused(
+    model: Any, serve: Callable[..., Any], engine: Callable[..., OpenAICompatible], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mrlm_pl.engines.http.replicas.IDLE_SECONDS", 0.0)
+    server = serve()
+    remote = engine(server)
+    remote.load("p", model, 0)
+    server.stop()
+    server = serve(port=server.port)
+    run(remote, request((5,)))
+    server.stop()
+    serve(port=server.port, model=build("llama", seed=1))
+    with pytest.raises(
+        ConfigurationError, match=rf"{server.url} has other weights: no greedy sample is the same as before"
+    ):
+        run(remote, request((5,)))
+
+
 def test_the_least_busy_is_asked_and_no_more_at_once_than_allowed(
     serve: Callable[..., Any], engine: Callable[..., OpenAICompatible]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -135,7 +136,9 @@ def test_a_request_that_cannot_be_answered_fails_alone() -> None:
 
 
 @pytest.mark.parametrize("end", [SystemExit, KeyboardInterrupt])
-def test_the_end_of_the_process_by_the_engine_reaches_every_caller(end: type[BaseException]) -> None:
+def test_the_end_of_the_process_by_the_engine_reaches_every_caller(
+    end: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
     class Ends(Watched):
         async def sample(self, requests: Sequence[SampleRequest]) -> list[Sample]:
             raise end
@@ -146,6 +149,9 @@ def test_the_end_of_the_process_by_the_engine_reaches_every_caller(end: type[Bas
         with pytest.raises(end):
             call.result(timeout=20)
     loop.close()
+    del engine
+    gc.collect()
+    assert "never retrieved" not in caplog.text, "the callers have read it"
 
 
 def test_a_call_that_is_cancelled_leaves_the_others_alone() -> None:

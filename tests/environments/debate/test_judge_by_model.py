@@ -23,6 +23,7 @@ from mrlm_pl.errors import ConfigurationError, EngineError
 from mrlm_pl.policy.tiny import build_tokenizer
 from mrlm_pl.serving.policies.service import PolicyService
 from mrlm_pl.serving.server import EnvironmentServer
+from mrlm_pl.serving.transport.environment_pb2 import PolicyDescription
 from tests.support.servers.environment_servers import Served, offer
 from tests.support.servers.ports import nowhere
 
@@ -331,7 +332,9 @@ class Scripted(Engine):
 def scripted() -> Iterator[tuple[Scripted, str]]:
     engine = Scripted("PRO: 7\nCON: 2")
     loop = EventLoopThread()
-    server = EnvironmentServer(offer(), policies=PolicyService(engine, {"judge": "builtin:tiny"}))
+    server = EnvironmentServer(
+        offer(), policies=PolicyService(engine, [PolicyDescription(name="judge", model="builtin:tiny")])
+    )
     loop.submit(server.start()).result(20)
     served = Served(server, loop)
     yield engine, served.target
@@ -340,7 +343,7 @@ def scripted() -> Iterator[tuple[Scripted, str]]:
 
 def test_a_served_policy_judges(scripted: tuple[Scripted, str]) -> None:
     engine, target = scripted
-    generator = pickle.loads(pickle.dumps(ServedPolicy(target, "judge", max_tokens=12)))
+    generator = pickle.loads(pickle.dumps(ServedPolicy(target, "judge", max_tokens=16)))
     found = LanguageModelJudge(generator, pause=0.0).judge(DEBATE)
     assert found.parts == {"PRO": {"judge": 0.7}, "CON": {"judge": 0.2}}
     assert found.metrics["judge_fallback"] == 0.0

@@ -25,6 +25,7 @@ from mrlm_pl.serving.policies import placement as served_policies
 from mrlm_pl.serving.policies.placement import with_served
 from mrlm_pl.serving.policies.service import PolicyService
 from mrlm_pl.serving.server import Endpoint, EnvironmentServer
+from mrlm_pl.serving.transport.environment_pb2 import PolicyDescription
 from mrlm_pl.serving.transport.security import PLAIN, Identity
 from tests.support.servers.certificates import Authority
 from tests.support.servers.environment_servers import ServerProcess, eventually
@@ -44,7 +45,8 @@ class Partner:
         policy.load()
         self.engine = InProcessEngine()
         self.engine.load(name, policy.model.eval(), 0)
-        service = PolicyService(self.engine, {name: TINY}, {name: vocabulary or policy.vocabulary_digest})
+        described = PolicyDescription(name=name, model=TINY, vocabulary=vocabulary or policy.vocabulary_digest)
+        service = PolicyService(self.engine, [described])
         self.server = EnvironmentServer(Offer({}, 0, 10.0), Endpoint(port=port, identity=identity), policies=service)
         self.loop = EventLoopThread()
         self.loop.submit(self.server.start()).result(100)
@@ -181,10 +183,10 @@ def test_what_the_server_has_is_checked_first(
         served_policy("here")
     monkeypatch.setattr(served_policies, "ANSWER_SECONDS", 0.7)
     away = nowhere()
-    monkeypatch.setattr("mrlm_pl.serving.policies.engine.NOTICE_SECONDS", 0.1)
     with pytest.raises(RemoteError, match=rf"at {away} did not answer within 0\.7 s; start their server again"):
         with_served(engine, served_policy(away))
-    assert f"no policies are served at {away} yet; waiting for at most 0.7 s" in caplog.text
+    assert f"the server of policies at {away} does not answer (UNAVAILABLE" in caplog.text
+    assert "; retrying for 0.7 s: start it if it is not running" in caplog.text
     engine.close()
 
 

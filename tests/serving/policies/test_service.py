@@ -22,6 +22,7 @@ from mrlm_pl.serving.policies import engine as policy_engine
 from mrlm_pl.serving.policies.engine import RemoteEngine
 from mrlm_pl.serving.policies.service import PolicyService
 from mrlm_pl.serving.server import EnvironmentServer
+from mrlm_pl.serving.transport import environment_pb2 as pb
 from tests.support.servers.ports import nowhere
 
 
@@ -36,9 +37,14 @@ def local(model_folder: Path) -> InProcessEngine:
 
 
 @pytest.fixture
-def remote(local: InProcessEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[RemoteEngine]:
+def service(local: InProcessEngine) -> PolicyService:
+    return PolicyService(local, [pb.PolicyDescription(name="judge", model="a model")])
+
+
+@pytest.fixture
+def remote(service: PolicyService, monkeypatch: pytest.MonkeyPatch) -> Iterator[RemoteEngine]:
     monkeypatch.delenv("MRLM_TOKEN", raising=False)
-    server = EnvironmentServer(Offer({}, 0, 10.0), policies=PolicyService(local, {"judge": "a model"}))
+    server = EnvironmentServer(Offer({}, 0, 10.0), policies=service)
     loop = EventLoopThread()
     loop.submit(server.start()).result(100)
     yield RemoteEngine(f"127.0.0.1:{server.port}", seconds=100.0)
@@ -127,6 +133,40 @@ def test_a_fault_of_the_engine_is_told_at_once(
     with pytest.raises(RemoteError, match=f"{remote.address.target}: INTERNAL: RuntimeError: out of memory"):
         asyncio.run(remote.sample(requests(2)))
     assert calls == [2]
+
+
+def test_weights_that_change_between_two_calls_are_refused(service: PolicyService, remote: RemoteEngine) -> None:
+    service.policies["judge"].weights = "first"
+    remote.described()
+    before = asyncio.run(remote.sample(requests(2)))
+    service.policies["judge"].weights = "second"
+    with pytest.raises(EngineError, match="policy 'judge' has other weights or another precision than at the caller's"):
+        asyncio.run(remote.sample(requests(2)))
+    service.policies["judge"].weights = "first"
+    assert asyncio.run(remote.sample(requests(2))) == before
+
+
+@pytest.mark.parametrize(
+    ("counts", "text"),
+    [
+        ((3, 1), "answered 2 turns with 3 samples"),
+        ((2, 2), "6 tokens of at most 5, 6 log-probabilities, ended by 'length'"),
+    ],
+    ids=["one more, then one fewer", "more tokens than asked for"],
+)
+def test_replies_to_other_requests_are_refused(
+    counts: tuple[int, int], text: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = list(counts)
+
+    async def reply(service: PolicyService, batch: pb.SampleBatch, context: Any) -> pb.SampleReplies:
+        sample = pb.Sample(token_ids=[5] * 6, logprobs=[-0.5] * 6, finish_reason="length")
+        return pb.SampleReplies(samples=[sample] * left.pop(0))
+
+    monkeypatch.setattr(PolicyService, "Sample", reply)
+    monkeypatch.setattr(policy_engine, "MAX_REQUESTS", 2)
+    with pytest.raises(RemoteError, match=text):
+        asyncio.run(request.getfixturevalue("remote").sample(requests(4)))
 
 
 def test_what_cannot_be_served_is_told(remote: RemoteEngine) -> None:

@@ -155,8 +155,19 @@ def test_it_waits_for_a_server_that_starts_late_and_says_so_once(serve: Any, cap
     told = [message for message in caplog.messages if f"127.0.0.1:{port}" in message]
     assert len(told) == 2, told
     assert told[0].startswith(f"the verifier at 127.0.0.1:{port} does not answer (UNAVAILABLE")
-    assert told[0].endswith("; retrying for 60 s")
+    assert told[0].endswith("; retrying for 60 s: start it if it is not running")
     assert told[1] == f"the verifier at 127.0.0.1:{port} answers again"
+
+
+def test_another_model_at_the_address_is_warned_of_once(serve: Any, caplog: pytest.LogCaptureFixture) -> None:
+    server = serve()
+    scorer = client(server.target)
+    for model in ("spoken", "spoken", "another", "another"):
+        server.service.model = model
+        assert scored(scorer, "0.5") == [0.5]
+    text = f"{server.target} scores with another, and {server.target} with another model before: rewards may differ"
+    assert [message for message in caplog.messages if message.startswith(text)] == caplog.messages
+    assert len(caplog.messages) == 1
 
 
 def test_patience_ends() -> None:

@@ -22,6 +22,7 @@ class FakeServer:
 
     Attributes:
         faults: answers to the next sampling requests instead of samples, also as bytes; None breaks the connection.
+        header: line that all answers have.
         log: method, path, headers and body of each request.
         delay: seconds before each sample.
         awake: samples wait until it is set.
@@ -30,6 +31,7 @@ class FakeServer:
     """
 
     samples = ""
+    header = b"Server: fake"
 
     def __init__(self, model: Any, port: int = 0, name: str = "served", window: int = 64) -> None:
         self.model, self.name, self.window = model, name, window
@@ -84,7 +86,7 @@ class FakeServer:
                     return
                 body = answer[1] if isinstance(answer[1], bytes) else json.dumps(answer[1]).encode()
                 writer.write(b"HTTP/1.1 %d X\r\nContent-Type: application/json\r\n" % answer[0])
-                writer.write(b"Content-Length: %d\r\n\r\n" % len(body) + body)
+                writer.write(self.header + b"\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
                 await writer.drain()
         except (ConnectionError, asyncio.IncompleteReadError):
             return  # the client went away
