@@ -29,7 +29,7 @@ from mrlm_pl.data import (
     RolloutDataModule,
     TrajectoryDataModule,
 )
-from mrlm_pl.data.rollout import collection, metrics
+from mrlm_pl.data.rollout import collection, history
 from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Trajectory
 from mrlm_pl.episode_files import EpisodeWriter
@@ -270,7 +270,7 @@ def written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def clock_that_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the checkpoints of an update be the same bytes, so that states of the disk differ only where it matters."""
-    monkeypatch.setattr(metrics, "time", SimpleNamespace(monotonic=lambda: 0.0))
+    monkeypatch.setattr(history, "time", SimpleNamespace(monotonic=lambda: 0.0))
     monkeypatch.setattr(collection, "time", SimpleNamespace(perf_counter=itertools.count().__next__))
 
 

@@ -277,5 +277,5 @@ def test_an_estimator_without_effect_on_the_reward_is_refused(estimator: Any) ->
 
 
 def test_an_unknown_estimator_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"kl.estimator is .k4.; choose from k3, "):
+    with pytest.raises(ConfigurationError, match=r"KL: estimator is .k4.; choose from k3, "):
         KL(0.1, estimator="k4")  # type: ignore[arg-type]
