@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from mrlm_environments.data_tasks import DataTasks, opening
 from mrlm_environments.toolbox.calculator import Calculator
@@ -125,7 +125,7 @@ class ToolEnvironment(SingleAgentEnvironment):
 
     def begin(self, task: Task) -> Sequence[Message]:
         """Return the question; see :meth:`SingleAgentEnvironment.begin`."""
-        self._end_tools("finish")
+        self._finish_tools()
         for item in self.toolbox:
             item.open(task)
         self._task, self._available = task, self._named_tools()
@@ -154,7 +154,9 @@ class ToolEnvironment(SingleAgentEnvironment):
 
     def close(self) -> None:
         """Close all tools, also when one cannot be closed."""
-        self._end_tools("close")
+        with ExitStack() as stack:
+            for item in self.toolbox:
+                stack.callback(item.close)
 
     def _is_right(self, answer: str) -> bool:
         files: Mapping[str, str] = self._task.data.get("expected_files") or {}
@@ -163,7 +165,7 @@ class ToolEnvironment(SingleAgentEnvironment):
     def _end(self, correct: bool, earned: float, reason: str) -> Outcome:
         """Return the final reward; ``earned`` is the share of tools that earlier replies were rewarded for."""
         share = self._share() if self._required else float(correct)
-        self._end_tools("finish")
+        self._finish_tools()
         return Outcome(
             {
                 "correct": CORRECT * correct,
@@ -197,10 +199,10 @@ class ToolEnvironment(SingleAgentEnvironment):
     def _metrics(self) -> dict[str, float]:
         return {"tool_calls": float(self._calls), "tool_errors": float(self._errors)}
 
-    def _end_tools(self, how: Literal["finish", "close"]) -> None:
+    def _finish_tools(self) -> None:
         with ExitStack() as stack:
             for item in self.toolbox:
-                stack.callback(getattr(item, how))
+                stack.callback(item.finish)
 
     def _named_tools(self) -> dict[str, Tool]:
         found = [tool for item in self.toolbox for tool in item.tools()]
