@@ -127,8 +127,7 @@ class TrainingStream:
     def next_batch(self) -> Batch:
         """Return the next micro-batch; the first of an iteration collects its rollout."""
         if self._rows is None:
-            rows, self._metrics = self.collection.collect(self.iteration, self._last_ahead())
-            self._rows = {name: batch.to("cpu") for name, batch in rows.items()}  # rows are divided on the host
+            self._rows, self._metrics = self.collection.collect(self.iteration, self._last_ahead())
         elif self.position == self.batches // self.passes:  # all rows have been in an update
             self.collection.write_tokens()
         learner, trainer = self.collection.learner, self.collection.trainer

@@ -18,6 +18,11 @@ from mrlm_pl.cli.main import COMMANDS, main
 from mrlm_pl.cli.parsing.config_files import with_underscores
 from tests.support.documents import CONFIGS, OWN_MODULE, ROOT, blocks, commands, inline, parse, shown_commands
 
+OWN_FUNCTION = """
+def absolute(logp, ref_logp, action_mask):
+    return (logp - ref_logp).abs()
+"""
+
 SHOWN = shown_commands()
 PARSED = {place: words for place, words in SHOWN.items() if words[0] in ("mrlm", "python") and words[1] != "-m"}
 IN_DOCUMENTS = [words for place, words in PARSED.items() if ".md:" in place.split()[0]]
@@ -90,6 +95,7 @@ def workplaces(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         for name in ("configs", "examples", "benchmarks"):
             (folder / name).symlink_to(ROOT / name)
         (folder / "my_file.py").write_text(OWN_MODULE)
+        (folder / "my_rules.py").write_text(OWN_FUNCTION)
         for name, config in RUN_FILES.items():
             (folder / name).write_text((ROOT / config).read_text())
     for run, config in RUNS.items():
