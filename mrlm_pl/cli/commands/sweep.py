@@ -267,13 +267,15 @@ def train_members(members: Sequence[Member], jobs: int, logs: Path) -> Mapping[M
                 print(f"mrlm: {done} of {total}: {member.folder} {'failed' if process.returncode else 'is finished'}")
             time.sleep(POLL_SECONDS)
     finally:
-        _end(running)
+        if running:
+            _end(running)
     return failed
 
 
 def _end(running: Mapping[Member, subprocess.Popen[bytes]]) -> None:
     """End runs in order, and kill those left at Ctrl-C or after ``GRACE_SECONDS``; they keep their last checkpoints."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # the default action would leave them behind
+    with suppress(ValueError):  # of a thread, which no signal interrupts
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # the default action would leave them behind
     for number, process in itertools.product((signal.SIGTERM, signal.SIGCONT), running.values()):
         with suppress(ProcessLookupError):  # a stopped run gets the first signal when it continues
             os.killpg(process.pid, number)

@@ -183,7 +183,6 @@ class OpenAICompatible(Engine):
                     f"the server sampled with weights {drawn.version!r}, not {served.label!r}; was it started again?"
                 )
             stopped = ended_by_stop(drawn, request)
-            self._replicas.stats.tokens += len(drawn.token_ids)
             self._replicas.stats.re_encoded += not drawn.certain
             return Sample(drawn.token_ids, drawn.logprobs, "stop" if stopped else "length", served.version, self.name)
 

@@ -100,9 +100,8 @@ async def _facts(ask: Ask, dialect: VllmDialect | SglangDialect, choose: Choose)
             scaled = abs(at_two - at_one / 2) < abs(at_two - at_one)
             break
     cut = (await first(PROBES[0], top_k=1)).logprobs[0] > -1e-4  # the only token that is left has probability 1
-    return ServerFacts(
-        models, None if window is None else int(window) - dialect.spare_tokens, scaled, cut, tuple(greedy)
-    )
+    window = None if window is None else int(window) - dialect.spare_tokens
+    return ServerFacts(models, window, scaled, cut, tuple(greedy))
 
 
 async def _text_facts(ask: Ask, dialect: TransformersDialect, choose: Choose) -> ServerFacts:

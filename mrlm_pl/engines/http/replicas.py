@@ -48,7 +48,7 @@ class PassingError(Exception):
 
 
 class UnreachableError(PassingError):
-    """No answer came: the server is gone, or late."""
+    """No answer of the server came: it is gone, or late, or a proxy misses it."""
 
 
 class RefusalError(EngineError):
@@ -88,13 +88,11 @@ class HttpStats:
     Attributes:
         requests: answered requests.
         retries: repeated requests.
-        tokens: sampled tokens.
         re_encoded: replies whose tokens may differ from the sampled ones; see the dialect ``transformers``.
     """
 
     requests: int = 0
     retries: int = 0
-    tokens: int = 0
     re_encoded: int = 0
 
 
@@ -201,7 +199,8 @@ class Replicas:
             free = [one for one in self.all if one.rests_until <= now and not (one.doubtful and one.busy)]
             # A doubtful server gets the next request, or its return would never be noticed.
             replica = min(free, key=lambda one: (not one.doubtful, one.busy), default=None)
-            pause = 0.0 if replica is not None else self._pause(now)
+            waking = min((one.rests_until for one in self.all if one.rests_until > now), default=now)
+            pause = 0.0 if replica is not None else max(waking - now, 0.05) * _jitter.uniform(1.0, 1.2)
             if tries > self.terms.retries or loop.time() + pause >= deadline:
                 raise RemoteError(
                     f"{whom}: none of {self.targets} gave a sample in {tries} tries "
@@ -255,24 +254,30 @@ class Replicas:
         Raises:
             UnreachableError: the server gave no answer in time.
             PassingError: it is overloaded.
-            RefusalError: it rejects the request.
+            RefusalError: it rejects the request, or has no TLS or an unknown certificate.
         """
         seconds = self.terms.timeout_seconds if seconds is None else seconds
         url, now = f"{replica.url}{path}", asyncio.get_running_loop().time
         verb = "GET" if body is None else "POST"
+        if self._session is None:
+            connector = aiohttp.TCPConnector(limit=self.terms.concurrency)
+            headers = {"Authorization": f"Bearer {os.environ[self._key_env]}"} if self._key_env else {}
+            self._session = aiohttp.ClientSession(connector=connector, headers=headers)
         try:
-            async with self._open_session().request(
+            async with self._session.request(
                 verb, url, json=body, timeout=aiohttp.ClientTimeout(total=seconds)
             ) as reply:
                 status, text = reply.status, (await reply.read()).decode(errors="replace")
         except (asyncio.TimeoutError, aiohttp.ClientError, OSError) as error:
             late = isinstance(error, asyncio.TimeoutError)
             what = f"no answer within {seconds:g} s" if late else f"{type(error).__name__}: {error}"
+            if isinstance(error, aiohttp.ClientSSLError) and "EOF" not in what:  # with EOF: it hung up, as it goes down
+                raise RefusalError(f"{whom}: {verb} {url}: {what}; check http or https, and the certificate") from error
             raise replica.failed(now(), UnreachableError(f"{verb} {url}: {what}")) from error
         if status in _PASSING:
-            replica.ready = replica.ready and status not in _ABSENT
             rest = reply.headers.get("Retry-After", "")  # seconds, or a date, which is left out
-            problem = PassingError(f"{verb} {url}: status {status}: {_message(text)}")
+            kind = UnreachableError if status in _ABSENT else PassingError
+            problem = kind(f"{verb} {url}: status {status}: {_message(text)}")
             raise replica.failed(now(), problem, float(rest) if rest.isdecimal() else 0.0)
         if status >= 400:
             remedy = next((text for statuses, text in _REMEDIES.items() if status in statuses), "")
@@ -288,18 +293,6 @@ class Replicas:
         if self._session is not None:
             await self._session.close()
 
-    def _pause(self, now: float) -> float:
-        """Return seconds until a server may be asked again."""
-        waking = min((replica.rests_until for replica in self.all if replica.rests_until > now), default=now)
-        return max(waking - now, 0.05) * _jitter.uniform(1.0, 1.2)
-
-    def _open_session(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            connector = aiohttp.TCPConnector(limit=self.terms.concurrency)
-            headers = {"Authorization": f"Bearer {os.environ[self._key_env]}"} if self._key_env else {}
-            self._session = aiohttp.ClientSession(connector=connector, headers=headers)
-        return self._session
-
 
 @contextlib.contextmanager
 def naming(url: str) -> Iterator[None]:
@@ -313,8 +306,10 @@ def naming(url: str) -> Iterator[None]:
 
 
 def _check_url(url: str) -> str:
-    split_url = urlsplit(url)
-    if split_url.scheme not in ("http", "https") or not split_url.hostname:
+    split_url, valid = urlsplit(url), False
+    with contextlib.suppress(ValueError):  # of a port that is no number, or too large
+        valid = split_url.scheme in ("http", "https") and bool(split_url.hostname) and split_url.port != 0
+    if not valid:
         raise ConfigurationError(f"url {url!r} is not of the form http://HOST:PORT or https://HOST:PORT")
     if split_url.username or split_url.password or split_url.query:
         raise ConfigurationError(

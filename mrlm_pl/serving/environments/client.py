@@ -205,8 +205,9 @@ class RemoteEnvironment(Environment, proxy=True):
 
     async def _step(self, address: Address, request: pb.StepRequest) -> Step:
         server = await connection(address)
-        # No session is opened at an address that is not listed: it is a controller's worker.
-        note_lost = note_gone if address in self.addresses else _note_unreached
+        # No session is opened at an address that is not listed: it is a controller's worker, and the next session asks
+        # whether it can be reached, rather than a step find out.
+        note_lost = note_gone if address in self.addresses else lambda worker: _reached.pop(worker, None)
         backoff = Backoff(self.step_seconds)
         while True:
             try:
@@ -310,11 +311,6 @@ async def _reaches(worker: Address, session: str) -> bool:
             reachable = not reply.unknown
         _reached[worker] = reachable, now
     return reachable
-
-
-def _note_unreached(worker: Address) -> None:
-    """Let the next session ask whether the worker can be reached, rather than a step find out."""
-    _reached.pop(worker, None)
 
 
 def _close_in_background(address: Address, session: str, owner: int) -> None:

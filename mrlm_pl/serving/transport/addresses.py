@@ -155,7 +155,7 @@ def _warn_of_silence(name: str, problem: StatusError, seconds: float) -> None:
 
 
 _facts: dict[Hashable, dict[str, str]] = {}
-"""The first server with each value of a fact, by the subject of the fact."""
+"""The first server that reported each value of a fact."""
 
 
 def warn_of_difference(what: Hashable, server: str, value: str, fault: str) -> None:

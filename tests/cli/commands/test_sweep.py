@@ -9,13 +9,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from mrlm_pl.cli.commands import sweep
-from mrlm_pl.cli.commands.sweep import plan_members
+from mrlm_pl.cli.commands.sweep import Cell, Member, plan_members
 from mrlm_pl.durable_files import write_json
 from mrlm_pl.runs.state import Training, running
 from tests.support.documents import ROOT
@@ -225,6 +226,23 @@ def test_a_stopped_run_continues_and_ends_with_the_others(train: Callable[[str],
         _, errors = process.communicate(timeout=100)
     assert process.returncode == 143, errors
     assert all((run / "ended").exists() for run in RUNS)
+
+
+@pytest.mark.parametrize("fault", ["", "sleep length must be non-negative"])
+def test_a_sweep_in_a_thread_ends_as_in_any_other_place(
+    fault: str, train: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train("wait" if fault else "")
+    options = (("--output", str(run), "--seed_everything", str(seed)) for seed, run in enumerate(RUNS))
+    members = [Member(run, Cell("", ()), (), own) for run, own in zip(RUNS, options, strict=True)]
+    monkeypatch.setattr(sweep, "POLL_SECONDS", -1.0 if fault else 0.01)
+    with ThreadPoolExecutor(1) as thread:
+        failed = thread.submit(sweep.train_members, members, 2, Path("logs"))
+    if fault:
+        with pytest.raises(ValueError, match=fault):
+            failed.result()
+    else:
+        assert failed.result() == {}
 
 
 @pytest.mark.parametrize(

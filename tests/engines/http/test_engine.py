@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -245,8 +247,8 @@ def test_tries_are_bounded_and_the_error_names_all(
     server = serve()
     remote = engine(server, terms=Terms(timeout_seconds=60, patience_seconds=60, retries=2))
     run(remote, request((5,)))
-    server.faults = [(503, {"error": {"message": "no room"}})] * 20
-    with pytest.raises(RemoteError, match=rf"policy 'p'.*{server.url}.*in 3 tries.*status 503: no room"):
+    server.faults = [(500, {"error": {"message": "no room"}})] * 20
+    with pytest.raises(RemoteError, match=rf"policy 'p'.*{server.url}.*in 3 tries.*status 500: no room"):
         run(remote, request((5,)))
     assert len(server.faults) == 17
 
@@ -309,6 +311,26 @@ def test_a_server_that_is_gone_is_waited_for_whatever_the_retries(
         assert "answers again" in caplog.messages[1]
         assert len(caplog.messages) == 2
     assert remote.stats.retries <= 1
+
+
+def test_a_server_that_a_proxy_misses_is_waited_for_whatever_the_retries(
+    serve: Callable[..., Any], engine: Callable[..., OpenAICompatible]
+) -> None:
+    server = serve()
+    remote = engine(server, terms=Terms(timeout_seconds=60, patience_seconds=60, retries=1))
+    for ask in (lambda: remote.check("p"), lambda: run(remote, request((5,)))):
+        server.faults = [(502, {}), (503, {}), (504, {})]
+        ask()
+        assert not server.faults
+
+
+def test_a_server_without_tls_is_refused_and_not_waited_for() -> None:
+    with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        remote = OpenAICompatible(f"https://127.0.0.1:{server.server_port}", terms=Terms(patience_seconds=5))
+        with pytest.raises(ConfigurationError, match=r"WRONG_VERSION_NUMBER.*; check http or https, and the certif"):
+            remote.check("p")
+        remote.close()
 
 
 def test_a_server_that_names_its_pause_gets_it(
@@ -696,6 +718,8 @@ def test_a_key_is_sent_and_shown_nowhere(
     ("options", "text"),
     [
         ({"url": "localhost:8000"}, "not of the form http://"),
+        ({"url": "http://h:99999"}, "not of the form http://"),
+        ({"url": "http://h:port"}, "not of the form http://"),
         ({"url": []}, "names no server"),
         ({"url": "http://user:key@host:1"}, "api_key_env"),
         ({"url": "http://h:1", "dialect": "tgi"}, "vllm, sglang, transformers"),

@@ -540,7 +540,14 @@ def test_a_long_turn_is_no_standstill(model_folder: Path, quiet_trainer: Any) ->
 
         async def sample(self, requests: Any) -> Any:
             await asyncio.sleep(0.1)
-            return await super().sample([replace(request, stop_ids=()) for request in requests])
+            samples = await super().sample([replace(request, stop_ids=()) for request in requests])
+            other = min(set(range(9)) - {*requests[0].stop_ids})
+            return [
+                replace(
+                    sample, token_ids=[other if token in requests[0].stop_ids else token for token in sample.token_ids]
+                )
+                for sample in samples
+            ]
 
     algorithm, data = make(
         model_folder,
