@@ -9,7 +9,8 @@ import ipaddress
 import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from mrlm_pl.errors import ConfigurationError, did_you_mean
 
@@ -17,7 +18,6 @@ T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 _NUMBER = re.compile(r"\b(int|float|bool)\b")
-_VALUE = re.compile(r"int|float|bool|str|Literal\[[^]]*\]")
 
 
 def as_settings(cls: type[T], value: Any, name: str, base: T | None = None) -> T:
@@ -53,8 +53,9 @@ def check_arguments(function: F) -> F:
 
     Of arguments that are annotated as numbers it takes a scalar of NumPy or torch as the number of Python that it
     holds, which alone a checkpoint may hold. It refuses other values than a whole number for an ``int``, values that a
-    ``Literal`` does not list, and None for a number, text or choice that must have a value: all would fail where the
-    argument is used. Keywords of any name are taken as they are; they belong to the functions that this one calls.
+    ``Literal`` does not list, unless they are functions and the annotation has those too, and None for a number, text
+    or choice that must have a value: all would fail where the argument is used. Keywords of any name are taken as they
+    are; they belong to the functions that this one calls.
     """
     if isinstance(function, type):
         function.__init__ = check_arguments(function.__init__)  # type: ignore[misc]
@@ -69,7 +70,7 @@ def check_arguments(function: F) -> F:
     numbers = {name for name, kind in kinds.items() if _NUMBER.search(kind)}
     whole_numbers = {name for name, kind in kinds.items() if kind in ("int", "int | None")}
     optional = {name for name, parameter in parameters.items() if parameter.default is None}
-    needed = {name for name, kind in kinds.items() if _VALUE.fullmatch(kind)} - optional
+    needed = {name for name, kind in kinds.items() if kind in ("int", "float", "bool", "str")}
 
     @functools.wraps(function)
     def checked(*arguments: Any, **options: Any) -> Any:
@@ -78,13 +79,15 @@ def check_arguments(function: F) -> F:
             check_known(options, parameters, owner)
         named = dict(zip(positional, arguments, strict=False)) | options
         converted = {name: plain(value) if name in numbers else value for name, value in named.items()}
+        choices = _choices(function)
         for name, value in converted.items():
+            values, members = choices.get(name, ((), (NoneType,)))
             if name in whole_numbers and not isinstance(value, int | None):
                 raise ConfigurationError(f"{owner.__name__}: {name} is {value!r}; it must be a whole number")
-            if value is None and name in needed:
+            if value is None and name not in optional and (name in needed or NoneType not in members):
                 raise ConfigurationError(f"{owner.__name__}: {name} is None; give a value")
-        for name in _choices(function).keys() & converted.keys():
-            one_of(_choices(function)[name], f"{owner.__name__}: ", **{name: converted[name]})
+            if values and not (Callable in members and callable(value)):
+                one_of(values, f"{owner.__name__}: ", **{name: value})
         taken = len(positional)
         first = [converted[name] for name in positional[: len(arguments)]]
         return function(*first, *arguments[taken:], **{name: converted[name] for name in options})
@@ -93,17 +96,18 @@ def check_arguments(function: F) -> F:
 
 
 @functools.cache  # at the first call: an annotation may name what its module defines later
-def _choices(function: Callable[..., Any]) -> dict[str, list[Any]]:
-    """Return the values of each argument that is annotated as a ``Literal``, by name."""
+def _choices(function: Callable[..., Any]) -> dict[str, tuple[list[Any], list[Any]]]:
+    """Return the values that each ``Literal`` of an argument lists, and the origins of its annotation, by name."""
     try:
         hints = get_type_hints(function)
-    except NameError:  # a name that only type checkers import
+    except (NameError, AttributeError, SyntaxError, TypeError):  # only type checkers import a name, or it is no type
         return {}
     choices = {}
     for name, hint in hints.items():
-        members = [member for member in get_args(hint | None) if member is not type(None)]
-        if members and all(get_origin(member) is Literal for member in members):
-            choices[name] = [value for member in members for value in get_args(member)]
+        members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        origins = [get_origin(member) or member for member in members]
+        if Literal in origins and all(origin in (Literal, Callable, NoneType) for origin in origins):
+            choices[name] = [v for each in members if get_origin(each) is Literal for v in get_args(each)], origins
     return choices
 
 
@@ -229,7 +233,9 @@ def one_of(choices: Collection[Any], owner: str = "", **options: Any) -> None:
     Raises:
         ConfigurationError: a value is another one.
     """
-    _check(owner, options, lambda value: value in choices, f"choose from {', '.join(map(str, choices))}")
+    for name, value in options.items():
+        hint = did_you_mean(str(value), list(map(str, choices)), f"choose from {', '.join(map(str, choices))}")
+        _check(owner, {name: value}, lambda value: value in choices, hint)
 
 
 def _check(owner: str, options: Mapping[str, Any], holds: Callable[[Any], bool], remedy: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, Optional, TypeAlias, TypeVar, get_type_hints
 
@@ -107,8 +108,8 @@ def test_a_misspelt_setting_is_named_with_the_nearest() -> None:
         (RolloutDataModule, {"engine": "vllm"}, "data.engine: 'vllm' is no engine; give an instance of its class"),
         (RolloutDataModule, {"async_options": 3}, "data.async_options is 3; give AsyncOptions or a mapping of its"),
         (RolloutDataModule, {"cross_policy": 0.5}, "data.cross_policy is 0.5; give CrossPolicy or a mapping of its"),
-        (GRPO, {"advantage": None}, "advantage None must be one of ['group_centered',"),
-        (SFT, {"reduction": "mean"}, "reduction is 'mean'; choose from token_mean, sequence_mean"),
+        (GRPO, {"advantage": None}, "GRPO: advantage is None; give a value"),
+        (SFT, {"reduction": "mean"}, "SFT: reduction is 'mean'; did you mean 'token_mean'? Choose from"),
         (RolloutDataModule, {"curriculum": 0.5}, "data.curriculum is 0.5; give SuccessRateCurriculum or a mapping"),
         (RolloutDataModule, {"environment": MathEnvironment}, "is no environment; call it: MathEnvironment()"),
         (check_environment, {"environment": "math"}, "check_environment: 'math' is no environment; give an instance"),
@@ -222,6 +223,32 @@ def test_a_value_that_the_annotation_does_not_list_is_refused() -> None:
         with pytest.raises(ConfigurationError, match=r"of_a_plugin: way is .*; choose from up, down, left"):
             of_a_plugin(*arguments)  # type: ignore[arg-type]
     assert of_a_plugin(rule=int)[1] is int, "a choice or a class: the function checks it"
+
+
+def test_a_choice_that_may_be_a_function_is_one_of_the_listed_values_or_a_function() -> None:
+    @check_arguments
+    def of_a_plugin(rule: Direction | Callable[[int], int] = "up", way: Direction = "up") -> Any:
+        return rule
+
+    assert [of_a_plugin("down"), of_a_plugin(abs)] == ["down", abs]
+    for options, fault in [
+        ({"rule": "upp"}, r"rule is 'upp'; did you mean 'up'\? Choose from up, down"),
+        ({"rule": 3}, "rule is 3; choose from up, down"),
+        ({"rule": None}, "rule is None; give a value"),
+        ({"way": abs}, "way is <built-in function abs>; choose from up, down"),
+        ({"way": None}, "way is None; give a value"),
+    ]:
+        with pytest.raises(ConfigurationError, match=f"of_a_plugin: {fault}"):
+            of_a_plugin(**options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("annotation", ["a number", "torch.NoSuchType", "NoSuchName", [int], 3])
+def test_an_annotation_that_is_no_type_is_no_fault_of_a_plugin(annotation: Any) -> None:
+    def of_a_plugin(size: Any) -> Any:
+        return size
+
+    of_a_plugin.__annotations__["size"] = annotation
+    assert check_arguments(of_a_plugin)(size=2) == 2
 
 
 def test_arguments_of_a_plugin_that_are_no_numbers_are_taken_as_they_are() -> None:

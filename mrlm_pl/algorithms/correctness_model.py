@@ -137,8 +137,8 @@ class CorrectnessModel(GivenAnswersAlgorithm):
         measured: Mapping[str, Tensor] = {"scores": nothing, "question_scores": nothing, "correct": nothing}
         for name, rows in self.measured_rows(batch):
             losses, scores = self._losses(name, rows)
-            if not bool(torch.isfinite(scores).all()):
-                raise NonFiniteError(f"{int((~scores.isfinite()).sum())} of {len(scores)} scores are not finite")
+            if bad := int((~losses.isfinite()).sum()):
+                raise NonFiniteError(f"{bad} of {len(losses)} losses are not finite: scores, or labels outside [0, 1]")
             self.metrics.add_evaluation_means(prefix, {"loss": losses.mean()}, len(losses))
             guesses = self._question_losses(name, rows)[1]
             measured = {"scores": scores, "question_scores": guesses, "correct": not_none(rows.correct)}

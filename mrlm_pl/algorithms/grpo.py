@@ -74,8 +74,6 @@ class GRPO(PolicyGradient):
         **settings: Any,
     ) -> None:
         super().__init__(policies, seats, **settings)
-        if not callable(advantage) and str(advantage) not in ADVANTAGES:
-            raise ConfigurationError(f"advantage {advantage!r} must be one of {sorted(ADVANTAGES)}, or a function")
         self.advantage = ADVANTAGES[advantage] if isinstance(advantage, str) else advantage
         check_takes(self.advantage, "rewards", "groups")
         turns = TurnCredit(gamma, turn_baseline, normalize=advantage == "group_normalized")

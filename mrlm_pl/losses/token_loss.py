@@ -15,7 +15,7 @@ from mrlm_pl.losses.masking import masked_values
 from mrlm_pl.losses.policy_gradient import Clip, cispo_loss, gmpo_loss, gspo_loss, policy_gradient_loss, ppo_clip_loss
 from mrlm_pl.losses.reduction import Reduction
 from mrlm_pl.losses.trust_region import dppo_loss, sapo_loss, vespo_loss
-from mrlm_pl.settings import positive
+from mrlm_pl.settings import check_arguments, positive
 
 LossName = Literal["reinforce", "ppo", "gspo", "luspo", "gmpo", "cispo", "sapo", "vespo", "dppo"]
 
@@ -80,6 +80,7 @@ LOSSES: dict[LossName, TokenLoss] = {
 }
 
 
+@check_arguments
 def token_loss(
     loss: LossName | Callable[..., Tensor],
     clip: Clip = Clip(),  # noqa: B008 (frozen)
@@ -99,9 +100,6 @@ def token_loss(
     >>> token_loss("gmpo").reduction, token_loss("sapo", settings={"positive_temperature": 2.0}).settings
     ('sequence_mean', {'positive_temperature': 2.0})
     """
-    if isinstance(loss, str) and loss not in LOSSES:
-        hint = did_you_mean(loss, LOSSES, f"choose from {', '.join(LOSSES)}, or give a function")
-        raise ConfigurationError(f"loss is {loss!r}; {hint}")
     plain = LOSSES[loss] if isinstance(loss, str) else TokenLoss(loss)
     name = loss if isinstance(loss, str) else getattr(loss, "__qualname__", repr(loss))
     accepted = list(inspect.signature(plain.function).parameters)[4:]

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal, get_args
+from typing import Literal
 
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.settings import between, one_of
+from mrlm_pl.settings import between, check_arguments
 
 RewardShare = Literal["team", "own"]
 """Whose reward counts: the whole team's or the agent's own."""
@@ -27,6 +27,7 @@ ROUNDING = 1e-12
 """Means nearer to .5 than this are .5: decimal fractions are not exact in binary."""
 
 
+@check_arguments
 def influence_rewards(
     scores: ScoreTable, gamma: float, reward: RewardShare = "team", horizon: Horizon = "discounted_sum"
 ) -> list[dict[str, float]]:
@@ -62,8 +63,6 @@ def influence_rewards(
     ({'a': 0.75, 'b': 0.75}, {'a': 0.55, 'b': 0.55})
     """
     between(0, 1, gamma=gamma)
-    one_of(get_args(RewardShare), reward=reward)
-    one_of(get_args(Horizon), horizon=horizon)
     _check(scores)
     means = [math.fsum(turn.values()) / len(turn) if turn else None for turn in scores]
 

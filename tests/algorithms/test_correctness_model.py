@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from mrlm_pl.algorithms import SFT, CorrectnessModel
 from mrlm_pl.algorithms.correctness_model import AnswerMeasures
+from mrlm_pl.answers.records import Answer
 from mrlm_pl.data import AnswerDataModule
 from mrlm_pl.episode import Message
 from mrlm_pl.errors import ConfigurationError, DataError, NonFiniteError
@@ -334,5 +336,19 @@ def test_scores_that_are_not_finite_end_an_evaluation(model_folder: Path, quiet_
     with torch.no_grad():
         head.linear.bias.fill_(math.nan)
     source = write(tmp_path, ROWS)
-    with pytest.raises(NonFiniteError, match="16 of 16 scores are not finite"):
+    with pytest.raises(NonFiniteError, match="16 of 16 losses are not finite: scores, or labels outside"):
         quiet_trainer().test(algorithm, AnswerDataModule(source, test=source))
+
+
+def test_labels_of_a_data_module_outside_0_and_1_end_training_and_evaluation(
+    model_folder: Path, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    class Doubled(AnswerDataModule):
+        def read(self, source: str, split: str) -> list[Answer]:
+            return [replace(answer, correct=2 * answer.correct) for answer in super().read(source, split)]
+
+    source = write(tmp_path, ROWS)
+    with pytest.raises(NonFiniteError, match="8 of 16 losses are not finite: scores, or labels outside"):
+        quiet_trainer().test(with_a_head(model(model_folder)), Doubled(source, test=source, batch_size=16))
+    with pytest.raises(NonFiniteError, match="the loss is nan"):
+        quiet_trainer().fit(model(model_folder), Doubled(source, batch_size=16))

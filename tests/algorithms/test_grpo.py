@@ -223,7 +223,7 @@ def test_excluded_agents_do_not_count_in_an_episode_either(model_folder: Path, q
     [
         ({"clip": {"low": 1.5}}, r"clip\.low is 1\.5"),
         ({"clip": {"dual": 0.5}}, r"clip\.dual is 0\.5"),
-        ({"advantage": "best"}, "advantage 'best'"),
+        ({"advantage": "best"}, "GRPO: advantage is 'best'; choose from group_normalized, "),
         ({"top_entropy": 0}, "top_entropy is 0"),
         ({"top_entropy": 1.5}, r"top_entropy is 1\.5"),
         ({"off_policy_threshold": 0.0}, r"off_policy_threshold is 0\.0"),

@@ -162,7 +162,7 @@ def test_equal_returns_of_other_components_have_a_signal(policies: Any) -> None:
         ({"turn_baseline": "paper"}, "turn_baseline and gamma belong to credit 'turn'"),
         ({"credit": "turn", "advantage": "leave_one_out"}, "advantage is 'leave_one_out' with credit 'turn'"),
         ({"credit": "turn", "advantage": leave_one_out_advantages}, "advantage is 'leave_one_out_advantages' with"),
-        ({"credit": "turns"}, "credit is 'turns'; choose from episode, turn"),
+        ({"credit": "turns"}, r"credit is 'turns'; did you mean 'turn'\? Choose from episode, turn"),
         ({"credit": "turn", "turn_baseline": "mean"}, "turn_baseline is 'mean'; choose from unbiased, paper"),
         ({"credit": "turn", "gamma": 1.5}, "gamma is 1.5; it must be from 0 to 1"),
     ],

@@ -175,5 +175,5 @@ def test_a_number_below_one_is_refused() -> None:
 
 
 def test_an_unknown_split_is_refused_before_anything_is_played() -> None:
-    with pytest.raises(ConfigurationError, match="split is 'tests'; choose from train, validation, test"):
+    with pytest.raises(ConfigurationError, match=r"split is 'tests'; did you mean 'test'\? Choose from train, "):
         HeldOutEvaluation(split="tests")

@@ -195,7 +195,7 @@ def test_returns_with_baselines_are_a_rule_and_those_without_are_refused(model_f
 
 
 def test_an_unknown_reduction_is_refused_before_a_rollout(model_folder: Path) -> None:
-    with pytest.raises(ConfigurationError, match="reduction is 'mean'; choose from token_mean, sequence_mean"):
+    with pytest.raises(ConfigurationError, match=r"reduction is 'mean'; did you mean 'token_mean'\? Choose from "):
         PPO({"main": str(model_folder)}, reduction="mean")  # type: ignore[arg-type]
 
 

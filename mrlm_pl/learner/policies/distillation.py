@@ -22,7 +22,7 @@ from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward.divergence import Lesson, Teaching
 from mrlm_pl.policy.forward.families import forward_path
 from mrlm_pl.policy.sharding import is_split
-from mrlm_pl.settings import as_settings, at_least, between, check_arguments, one_of, positive
+from mrlm_pl.settings import as_settings, at_least, between, check_arguments, positive
 
 logger = logging.getLogger(__name__)
 
@@ -59,8 +59,6 @@ class Teacher:
 
     def __post_init__(self) -> None:
         positive("distillation.teachers: ", weight=self.weight)
-        if isinstance(self.reprompt, str):
-            one_of(REPROMPTS, "distillation.teachers: ", reprompt=self.reprompt)
         if self.reprompt is not None and self.partner is not None:
             raise ConfigurationError(
                 f"distillation.teachers: reprompt is {self.reprompt!r} and partner {self.partner!r}; give one of them"

@@ -277,5 +277,6 @@ def test_an_estimator_without_effect_on_the_reward_is_refused(estimator: Any) ->
 
 
 def test_an_unknown_estimator_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"KL: estimator is .k4.; choose from k3, "):
-        KL(0.1, estimator="k4")  # type: ignore[arg-type]
+    for unknown, fault in {"k4": "is 'k4'; choose from k3, ", None: "is None; give a value"}.items():
+        with pytest.raises(ConfigurationError, match=f"KL: estimator {fault}"):
+            KL(0.1, estimator=unknown)  # type: ignore[arg-type]
