@@ -541,13 +541,9 @@ def test_a_long_turn_is_no_standstill(model_folder: Path, quiet_trainer: Any) ->
         async def sample(self, requests: Any) -> Any:
             await asyncio.sleep(0.1)
             samples = await super().sample([replace(request, stop_ids=()) for request in requests])
-            other = min(set(range(9)) - {*requests[0].stop_ids})
-            return [
-                replace(
-                    sample, token_ids=[other if token in requests[0].stop_ids else token for token in sample.token_ids]
-                )
-                for sample in samples
-            ]
+            stops = requests[0].stop_ids
+            other = min(set(range(9)) - {*stops})
+            return [replace(one, token_ids=[other if id in stops else id for id in one.token_ids]) for one in samples]
 
     algorithm, data = make(
         model_folder,
