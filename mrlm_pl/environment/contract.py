@@ -22,6 +22,7 @@ from mrlm_pl.environment.steps import ORDER_OF_CALLS, Observations, Step, are_nu
 from mrlm_pl.environment.tasks import SeededTasks, TaskSource
 from mrlm_pl.episode import Message, Task
 from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, source_line, source_line_of_class
+from mrlm_pl.settings import ChecksArguments
 
 S = TypeVar("S", bound="SingleAgentEnvironment")
 
@@ -54,7 +55,7 @@ class _NoName:
         )
 
 
-class Environment(ABC):
+class Environment(ChecksArguments, ABC):
     """Base class of all environments. Methods may be ``async``.
 
     The base class keeps the order of calls: it checks the arguments of ``step`` and the results of ``reset``, ``step``

@@ -124,13 +124,12 @@ class PolicyBatch:
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
     def to(self, device: torch.device | str) -> PolicyBatch:
-        """Return a copy on another device; the host does not wait for the device."""
-        moved: dict[str, Any] = {name: on_device(value, device) for name, value in self.tensors().items()}
-        return PolicyBatch(**moved, trajectories=self.trajectories, turn_baselines=self.turn_baselines)
+        """Return a copy on another device, for which the host does not wait.
 
-    def to_keeping_host(self, device: torch.device | str) -> PolicyBatch:
-        """Return a copy on another device with these rows as its ``host``; they must not change any more."""
-        return replace(self.to(device), host=self.layout)
+        Its ``host`` are these rows, which must not change any more.
+        """
+        moved: dict[str, Any] = {name: on_device(value, device) for name, value in self.tensors().items()}
+        return replace(self, **moved, host=self.layout)
 
     def select(self, rows: Tensor) -> PolicyBatch:
         """Return the rows [b] of the given indices, with these as their numbers, padded to the longest of them."""
@@ -169,9 +168,9 @@ class Batch:
     def to(self, device: torch.device | str) -> Batch:
         """Return a copy on another device."""
         moved = copy.copy(self)
-        moved.policies = {name: rows.to_keeping_host(device) for name, rows in self.policies.items()}
+        moved.policies = {name: rows.to(device) for name, rows in self.policies.items()}
         moved.without_gradient = {
-            name: None if rows is None else rows.to_keeping_host(device) for name, rows in self.without_gradient.items()
+            name: None if rows is None else rows.to(device) for name, rows in self.without_gradient.items()
         }
         return moved
 

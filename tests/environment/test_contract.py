@@ -6,7 +6,7 @@ import inspect
 import random
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, Literal, TypeVar, get_type_hints
 
 import numpy as np
 import pytest
@@ -217,6 +217,38 @@ def test_copies_of_an_environment_share_the_rows_of_its_tasks() -> None:
         source[1]
     with pytest.raises(ConfigurationError, match="no task in split"):
         DatasetTasks("g", "train", [])
+
+
+class Sized(SingleAgentEnvironment):
+    """Written by a user; only its arguments matter."""
+
+    name = "sized"
+
+    def __init__(self, rounds: int = 2, mood: Literal["kind", "stern"] = "kind") -> None:
+        self.rounds, self.mood = rounds, mood
+
+    def tasks(self, split: str) -> DatasetTasks:
+        return DatasetTasks(self.name, split, [{}])
+
+    def begin(self, task: Task) -> str:
+        return "?"
+
+    def reply(self, message: Message) -> Outcome:
+        return Outcome(0.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"round": 3}, TypeError, "Sized has no 'round'; did you mean 'rounds'?"),
+        ({"rounds": 1.5}, ConfigurationError, "Sized: rounds is 1.5; it must be a whole number"),
+        ({"mood": "sad"}, ConfigurationError, "Sized: mood is 'sad'; choose from kind, stern"),
+    ],
+)
+def test_arguments_of_an_own_environment_are_checked(arguments: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=re.escape(message)):
+        Sized(**arguments)
+    assert Sized(np.int64(3)).rounds == 3
 
 
 def test_type_checkers_know_a_single_agent_environment_and_its_random_numbers() -> None:

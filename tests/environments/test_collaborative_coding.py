@@ -307,7 +307,7 @@ def test_it_is_known_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     [{"turns": 0}, {"turns": 3}, {"feedback": "all"}, {"revealed_tests": -1}, {"difficulty": (0, 1)}, {"kinds": []}],
 )
 def test_settings_out_of_range_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError, match=f"collaborative_coding: {next(iter(options))}"):
+    with pytest.raises(ConfigurationError, match=f"(collaborative_coding|Environment): {next(iter(options))}"):
         CollaborativeCodingEnvironment(**options)
 
 

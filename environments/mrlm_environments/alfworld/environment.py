@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from mrlm_environments.alfworld.expert import solution
 from mrlm_environments.alfworld.files import GameTasks, file_game
@@ -17,7 +17,7 @@ from mrlm_environments.data_tasks import opening
 from mrlm_pl.environment import Environment, Message, Observations, SeededTasks, Step, Task, TaskSource, ToolSchema
 from mrlm_pl.environment.tools import answer_calls, clip, requested_calls, tool_schema, written_call
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.settings import at_least, between, one_of, some_of, whole_range
+from mrlm_pl.settings import at_least, between, some_of, whole_range
 
 Snap = Literal["bleu", "exact"]
 Room = Literal["kitchen", "living_room", "bedroom", "bathroom"]
@@ -91,7 +91,6 @@ class AlfWorldEnvironment(Environment):
         at_least(2 if team else 1, "alfworld: ", max_turns=max_turns)
         at_least(1, "alfworld: ", plan_every=plan_every)
         between(0, 1, "alfworld: ", incomplete_penalty=incomplete_penalty)
-        one_of(get_args(Snap), "alfworld: ", snap=snap)
         if data is not None and (kinds, rooms, tuple(steps)) != (None, None, ANY_STEPS):
             raise ConfigurationError(
                 "alfworld: kinds, rooms and steps are for generated games; leave them or `data` out"

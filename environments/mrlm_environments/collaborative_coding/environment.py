@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from mrlm_environments.code.environment import feedback_on
 from mrlm_environments.code.generated import KINDS, MAX_DIFFICULTY, CodeKind, generate_data
@@ -20,7 +20,7 @@ from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.environment.tools import clip
 from mrlm_pl.errors import DataError
 from mrlm_pl.sandbox import STRENGTH, Grade, Sandbox, grade
-from mrlm_pl.settings import at_least, between, one_of, some_of, whole_range
+from mrlm_pl.settings import at_least, between, some_of, whole_range
 
 Feedback = Literal["plain", "passed", "level_passed", "level_feedback"]
 HELPER, MAIN = "helper", "main"
@@ -91,7 +91,6 @@ class CollaborativeCodingEnvironment(Environment):
         self.difficulty = whole_range(1, MAX_DIFFICULTY, "collaborative_coding: ", difficulty=difficulty)
         self.kinds = some_of(KINDS, "collaborative_coding: ", kinds=kinds)
         between(1, 2, "collaborative_coding: ", turns=turns)
-        one_of(get_args(Feedback), "collaborative_coding: ", feedback=feedback)
         at_least(0, "collaborative_coding: ", revealed_tests=revealed_tests)
         self.turns, self.feedback, self.revealed_tests = turns, feedback, revealed_tests
         self.sandbox, self.system_prompt = sandbox, system_prompt

@@ -96,7 +96,6 @@ class CollaborativeReasoningEnvironment(Environment):
     ) -> None:
         at_least(1, f"{self.name}: ", solvers=solvers, max_turns=max_turns)
         one_of(ROLES, f"{self.name}: ", role=role)
-        one_of(("agent", "turn"), f"{self.name}: ", policies_by=policies_by)
         one_of(FORMATS, f"{self.name}: ", format=format)
         if role == SUMMARIZER and max_turns == 1:
             raise ConfigurationError(f"{self.name}: no turn follows the {SUMMARIZER} when max_turns is 1; raise it")

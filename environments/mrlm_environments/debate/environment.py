@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from random import Random
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from mrlm_environments.data_tasks import DataTasks
 from mrlm_environments.debate.judge import OPPONENT, SIDES, TIE, Argument, Debate, Judge, Side, Verdict
@@ -14,7 +14,7 @@ from mrlm_pl.environment import Environment, Message, Observations, Step, Task, 
 from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.errors import DataError
 from mrlm_pl.seeding import derive_seed
-from mrlm_pl.settings import at_least, fraction, one_of
+from mrlm_pl.settings import at_least, fraction
 
 Reward = Literal["score", "margin", "win"]
 AGENT_OF: Mapping[Side, str] = {"PRO": "pro", "CON": "con"}
@@ -76,7 +76,6 @@ class DebateEnvironment(Environment):
         bad_rows: BadRows = "skip",
     ) -> None:
         at_least(1, "debate: ", max_turns=max_turns, max_characters=max_characters)
-        one_of(get_args(Reward), "debate: ", reward=reward)
         fraction("debate: ", tie_margin=tie_margin)
         self.judge = judge if judge is not None else RuleJudge()
         self.reward, self.max_turns, self.tie_margin = reward, max_turns, tie_margin

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from mrlm_environments.data_tasks import DataTasks, opening
 from mrlm_environments.knowledge_graph.exploration import TOOLS, Exploration, Graph, read_action
@@ -21,7 +21,7 @@ from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.environment.tools import MalformedCall, ToolError, answer_calls, clip, requested_calls, written_call
 from mrlm_pl.episode import ToolCall
 from mrlm_pl.errors import ConfigurationError, DataError
-from mrlm_pl.settings import at_least, between, one_of, some_of, whole_range
+from mrlm_pl.settings import at_least, between, some_of, whole_range
 
 Scoring = Literal["exact", "f1"]
 ROW_FORM = "{question, entities: {NAME: ID}, answer: [{answer_argument}], actions: [CALL, ...]}"
@@ -99,7 +99,6 @@ class KnowledgeGraphEnvironment(Environment):
         at_least(1, "knowledge_graph: ", max_turns=max_turns, output_characters=output_characters)
         between(120, 5000, "knowledge_graph: ", entities=entities)
         between(0, 1, "knowledge_graph: ", incomplete_penalty=incomplete_penalty)
-        one_of(get_args(Scoring), "knowledge_graph: ", reward=reward)
         self.agents = TEAM if team else (AGENT,)
         if max_turns < len(self.agents):
             raise ConfigurationError(

@@ -45,7 +45,6 @@ class Reward:
         return self  # by its own method: with another base class the parser library writes it as a class with a path
 
 
-@check_arguments
 class QuestionEnvironment(Environment):
     """Poses each row of a data set to the agents at once, and rewards their replies by functions.
 

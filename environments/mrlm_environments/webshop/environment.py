@@ -26,7 +26,7 @@ from mrlm_pl.environment import (
 from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.environment.tools import ToolCall, ToolError, answer_calls, requested_calls, tool_schema, written_call
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.settings import at_least, between, one_of
+from mrlm_pl.settings import at_least, between
 
 SEARCH = tool_schema("search_action", "Search the shop, on a page with a search bar.", {"keywords": {"type": "string"}})
 CLICK = tool_schema(
@@ -91,7 +91,6 @@ class WebShopEnvironment(Environment):
     ) -> None:
         at_least(1, "webshop: ", max_turns=max_turns, page_size=page_size, products=products)
         between(0, 1, "webshop: ", incomplete_penalty=incomplete_penalty)
-        one_of(("skip", "stop"), "webshop: ", bad_rows=bad_rows)
         self.agents = (SEARCHER, BUYER) if team else (AGENT,)
         self.max_turns, self.incomplete_penalty = max_turns, incomplete_penalty
         self.page_size, self.list_actions, self.instruction = page_size, list_actions, instruction

@@ -17,7 +17,7 @@ from mrlm_pl.environment import Environment, Message, Observations, Step, Task, 
 from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.environment.tools import clip
 from mrlm_pl.errors import DataError
-from mrlm_pl.settings import at_least, one_of
+from mrlm_pl.settings import at_least
 
 Family = Literal["tldr", "arxiv"]
 
@@ -70,7 +70,6 @@ class WritingEnvironment(Environment):
         faithfulness: float = 0.0,
         bad_rows: BadRows = "skip",
     ) -> None:
-        one_of(RULES, "writing: ", family=family)
         at_least(1, "writing: ", turns=turns)
         at_least(0, "writing: ", faithfulness=faithfulness)
         self.family, self.turns, self.faithfulness = family, turns, faithfulness

@@ -364,5 +364,5 @@ def test_the_team_wins_together() -> None:
     ],
 )
 def test_wrong_settings_are_named(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"alfworld: {message}"):
+    with pytest.raises(ConfigurationError, match=f"(alfworld|Environment): {message}"):
         AlfWorldEnvironment(**options)
