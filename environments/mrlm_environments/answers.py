@@ -11,7 +11,6 @@ from typing import Literal
 from mrlm_pl.answers.numbers import equal_answers, extract_answer, marked_answer, number_value
 
 Format = Literal["math", "nli"]
-FORMATS: tuple[Format, ...] = ("math", "nli")
 ENTAILMENT, NEUTRAL, CONTRADICTION = LABELS = ("entailment", "neutral", "contradiction")
 """In the order in which data sets number them: 0, 1, 2."""
 

@@ -8,11 +8,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal
 
-from mrlm_environments.answers import FORMATS, Format, agree, is_right, read_answer, vote
+from mrlm_environments.answers import Format, agree, is_right, read_answer, vote
 from mrlm_environments.collaborative_reasoning.masks import AnswerMasks
 from mrlm_environments.collaborative_reasoning.record import (
     LEADER,
-    ROLES,
     STUDENT,
     SUMMARIZER,
     Answer,
@@ -28,7 +27,7 @@ from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.episode import person_of
 from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, NonFiniteError
 from mrlm_pl.reward_models.scorer import VERIFIER_SCORE, TextScorer, as_probability, exchange
-from mrlm_pl.settings import at_least, one_of, whole_range
+from mrlm_pl.settings import at_least, whole_range
 
 LEAD = "You lead the team. Read its answers and give the team's answer."
 SUM_UP = "Sum up these answers for those who gave them."
@@ -95,8 +94,6 @@ class CollaborativeReasoningEnvironment(Environment):
         bad_rows: BadRows = "skip",
     ) -> None:
         at_least(1, f"{self.name}: ", solvers=solvers, max_turns=max_turns)
-        one_of(ROLES, f"{self.name}: ", role=role)
-        one_of(FORMATS, f"{self.name}: ", format=format)
         if role == SUMMARIZER and max_turns == 1:
             raise ConfigurationError(f"{self.name}: no turn follows the {SUMMARIZER} when max_turns is 1; raise it")
         if consensus_stop and solvers == 1:

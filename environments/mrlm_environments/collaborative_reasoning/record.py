@@ -14,7 +14,7 @@ SHOWN_CHARACTERS = 4000
 WORDS = ((0.3, "poor"), (0.6, "doubtful"), (0.8, "good"))
 BEST_WORD = "excellent"
 Role = Literal["leader", "summarizer", "student"]
-LEADER, SUMMARIZER, STUDENT = ROLES = get_args(Role)
+LEADER, SUMMARIZER, STUDENT = get_args(Role)
 
 
 @dataclass(frozen=True)
