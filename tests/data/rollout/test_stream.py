@@ -79,7 +79,7 @@ def test_a_rollout_that_ends_within_an_update_leaves_nothing_to_the_next(monkeyp
     learner = SimpleNamespace(collection_over=False)
     plan = SimpleNamespace(seed=0, groups=4)
     collection: Any = SimpleNamespace(trainer=trainer, learner=learner, plan=plan, on_policy=True)
-    collection.collect = lambda iteration, last: ({"main": SimpleNamespace(to=lambda device: iteration)}, {})
+    collection.collect = lambda iteration, last: ({"main": iteration}, {})
     collection.write_tokens = lambda: None
     monkeypatch.setattr(stream, "data_parallel_rank", lambda trainer: (0, 1))
     monkeypatch.setattr(TrainingStream, "_last_ahead", lambda self: 2)
