@@ -234,8 +234,9 @@ def one_of(choices: Collection[Any], owner: str = "", **options: Any) -> None:
         ConfigurationError: a value is another one.
     """
     for name, value in options.items():
-        hint = did_you_mean(str(value), list(map(str, choices)), f"choose from {', '.join(map(str, choices))}")
-        _check(owner, {name: value}, lambda value: value in choices, hint)
+        if value is not None and value not in [*choices]:  # equality alone: a value may be no key
+            hint = did_you_mean(str(value), list(map(str, choices)), f"choose from {', '.join(map(str, choices))}")
+            raise ConfigurationError(f"{owner}{name} is {value!r}; {hint}")
 
 
 def _check(owner: str, options: Mapping[str, Any], holds: Callable[[Any], bool], remedy: str) -> None:

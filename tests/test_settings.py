@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, Optional, TypeAlias, TypeVar, get_type_hints
@@ -261,6 +262,21 @@ def test_arguments_of_a_plugin_that_are_no_numbers_are_taken_as_they_are() -> No
     assert parts == ["a", None]
     assert scale is weight
     assert (type(rate), rate, count) == (float, 0.25, 1)
+
+
+def test_annotations_of_checked_arguments_can_be_evaluated() -> None:
+    """Else their choices would not be checked, without a word."""
+    checked = check_arguments(lambda: None).__code__  # the code of every checked function
+    found = 0
+    for name in [
+        name for name in sys.modules if name.startswith(("mrlm_pl.", "mrlm_environments.", "mrlm_callbacks."))
+    ]:
+        for member in [*vars(sys.modules[name]).values()]:
+            function = vars(member).get("__init__") if isinstance(member, type) else member
+            if getattr(function, "__code__", None) is checked:
+                get_type_hints(function)
+                found += 1
+    assert found > 20
 
 
 def test_arguments_that_have_no_keyword_keep_their_places() -> None:

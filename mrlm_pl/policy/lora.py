@@ -82,7 +82,7 @@ def add_adapter(model: PreTrainedModel, lora: LoRA, name: str) -> Any:
     # Experts may take no adapter; the layers that are directly in the attention can.
     paths = [key.split(".") for key in linear]
     others = {path[-1] for path in paths if "att" not in "".join(path[-2:-1])}
-    names = ", ".join(sorted({path[-1] for path in paths} - others))
+    names = ", ".join(sorted({path[-1] for path in paths} - others)) or "q_proj, v_proj"
     remedy = f"{'leave it out, or ' if lora.target_modules else ''}name the layers that get one, such as [{names}]"
     with drawn_on_host(derive_seed("lora", name)), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the checks below raise errors instead

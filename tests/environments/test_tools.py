@@ -396,6 +396,23 @@ def test_a_function_is_a_tool() -> None:
     assert all(answer.content.startswith("error: wrong arguments of add") for answer in answers[2:])
 
 
+def test_an_exception_of_a_function_is_an_answer_that_the_agent_reads() -> None:
+    def divide(a: int) -> float:
+        """Divide one.
+
+        Args:
+            a: The divisor.
+        """
+        return 1 / a
+
+    environment = ToolEnvironment(tools=[divide], data="x.jsonl")
+    environment.reset(a_task())
+    call = Message("assistant", '<tool_call>{"name": "divide", "arguments": {"a": 0}}</tool_call>')
+    step = environment.step({"agent": call})
+    assert "ZeroDivisionError: division by zero" in str(step.observations["agent"])
+    assert not step.done
+
+
 def test_a_configuration_names_a_function(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "own.py").write_text(f"{inspect.getsource(add)}")
     rows = rows_file(tmp_path / "rows.jsonl", [{"question": f"{n}+2?", "answer": n + 2} for n in range(60)])

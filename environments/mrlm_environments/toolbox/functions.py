@@ -8,7 +8,7 @@ from types import FunctionType
 from typing import Any
 
 from mrlm_pl.environment import ToolSchema
-from mrlm_pl.environment.tools import Tool
+from mrlm_pl.environment.tools import Tool, ToolError
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.settings import check_instance
 
@@ -40,5 +40,8 @@ class FunctionTool(Tool):
         self.schema = ToolSchema(schema["name"], schema["description"], parameters)
 
     def call(self, arguments: Mapping[str, Any]) -> str:
-        """Return the function's result as text; see :meth:`Tool.call`."""
-        return str(self.function(**arguments))
+        """Return the function's result as text, its exceptions as a :class:`ToolError`; see :meth:`Tool.call`."""
+        try:
+            return str(self.function(**arguments))
+        except Exception as error:
+            raise ToolError(f"{type(error).__name__}: {error}") from error

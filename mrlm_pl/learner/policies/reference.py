@@ -75,9 +75,10 @@ class KL:
             return (kl_k3 if self.estimator == "k3" else kl_k3_straight_through)(logp, reference, mask)
         estimates = self.estimator(logp, reference, mask)
         if getattr(estimates, "shape", None) != logp.shape:
+            name = getattr(self.estimator, "__name__", self.estimator)
             raise ConfigurationError(
-                f"kl.estimator: the function {self.estimator.__name__} returned {estimates!r:.80}; it must return an "
-                f"estimate for each token, a tensor {list(logp.shape)}"
+                f"kl.estimator: the function {name} returned {estimates!r:.80}; it must return an estimate for each "
+                f"token, a tensor {list(logp.shape)}"
             )
         return masked_values(estimates, mask)
 
