@@ -328,10 +328,9 @@ class OpenAICompatible(Engine):
         before = self._facts or facts
         other = facts.greedy != () and not replica.trained and not set(facts.greedy) & set(before.greedy)
         if other or (facts.models != before.models and not self._model):
-            what = "weights: no greedy sample is the same" if other else f"models: {facts.models}, not {before.models}"
-            raise ConfigurationError(
-                f"{replica.url} has other {what} as before, or at the other servers; start all with one model"
-            )
+            what = "weights (no greedy sample is the same" if other else f"models ({facts.models}, not {before.models}"
+            than = "before" if before.url == replica.url else before.url
+            raise ConfigurationError(f"{replica.url} has other {what}) than {than}; start all servers with one model")
         self._facts, replica.checked = facts, True
 
     async def _call(self, replica: Replica, policy: str, calls: Sequence[Call]) -> None:

@@ -37,6 +37,7 @@ class ServerFacts:
     """Facts about a server.
 
     Args:
+        url: its URL.
         models: names of its models.
         window: its context window in tokens; None if it is unknown.
         scaled: whether its log-probabilities are those at the request's temperature.
@@ -44,6 +45,7 @@ class ServerFacts:
         greedy: tokens of its greedy samples for :data:`PROBES`; none where it exchanges text.
     """
 
+    url: str
     models: tuple[str, ...]
     window: int | None
     scaled: bool
@@ -66,7 +68,7 @@ async def check_server(ask: Ask, url: str, dialect: Dialect, choose: Choose) -> 
     """
     probe = _text_facts if isinstance(dialect, TransformersDialect) else _facts
     try:
-        facts = await probe(ask, dialect, choose)  # type: ignore[arg-type]
+        facts = await probe(ask, url, dialect, choose)  # type: ignore[arg-type]
     except (RefusalError, LookupError, AttributeError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
         raise ConfigurationError(
             f"{url} does not answer as {dialect.name} does ({error}); check url, model and tokenizer, and "
@@ -76,7 +78,7 @@ async def check_server(ask: Ask, url: str, dialect: Dialect, choose: Choose) -> 
     return facts
 
 
-async def _facts(ask: Ask, dialect: VllmDialect | SglangDialect, choose: Choose) -> ServerFacts:
+async def _facts(ask: Ask, url: str, dialect: VllmDialect | SglangDialect, choose: Choose) -> ServerFacts:
     entries = (await ask("/v1/models", None))["data"]
     models = tuple(entry["id"] for entry in entries)
     window, model = entries[0].get("max_model_len"), choose(models)
@@ -101,14 +103,14 @@ async def _facts(ask: Ask, dialect: VllmDialect | SglangDialect, choose: Choose)
             break
     cut = (await first(PROBES[0], top_k=1)).logprobs[0] > -1e-4  # the only token that is left has probability 1
     window = None if window is None else int(window) - dialect.spare_tokens
-    return ServerFacts(models, window, scaled, cut, tuple(greedy))
+    return ServerFacts(url, models, window, scaled, cut, tuple(greedy))
 
 
-async def _text_facts(ask: Ask, dialect: TransformersDialect, choose: Choose) -> ServerFacts:
+async def _text_facts(ask: Ask, url: str, dialect: TransformersDialect, choose: Choose) -> ServerFacts:
     models = (dialect.source,)
     request = _request(tuple(dialect.tokenizer("1")["input_ids"]), temperature=0.0)
     dialect.read(await ask(dialect.path, dialect.body(request, choose(models), 1, 0)), request)
-    return ServerFacts(models, dialect.window, scaled=True, cut=True)
+    return ServerFacts(url, models, dialect.window, scaled=True, cut=True)
 
 
 def _request(context: tuple[int, ...], **sampling: Any) -> SampleRequest:

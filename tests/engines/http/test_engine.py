@@ -195,9 +195,18 @@ def test_a_server_of_another_kind_is_told(serve: Callable[..., Any], engine: Cal
 def test_other_weights_than_the_policys_are_refused(
     serve: Callable[..., Any], engine: Callable[..., OpenAICompatible], model: Any
 ) -> None:
-    good, bad = serve(), serve(model=build("llama", seed=9))
-    with pytest.raises(ConfigurationError, match=f"{bad.url} has other weights"):
-        engine(good, bad).load("p", model, 0)
+    bad = serve(model=build("llama", seed=9))
+    with pytest.raises(ConfigurationError, match=f"{bad.url} has other weights than the policy's model"):
+        engine(bad).load("p", model, 0)
+
+
+def test_servers_with_different_weights_are_both_named(
+    serve: Callable[..., Any], engine: Callable[..., OpenAICompatible], model: Any
+) -> None:
+    servers = serve(), serve(model=build("llama", seed=9))
+    one, other = (server.url for server in servers)  # the first to answer is taken for right
+    with pytest.raises(ConfigurationError, match=rf"({one}.*than {other}|{other}.*than {one}); start all servers"):
+        engine(*servers).load("p", model, 0)
 
 
 def test_a_temperature_that_the_log_probabilities_do_not_have_is_refused(
@@ -360,7 +369,7 @@ def test_a_server_that_comes_back_with_other_weights_is_refused(
     server.stop()
     serve(port=server.port, model=build("llama", seed=1))
     with pytest.raises(
-        ConfigurationError, match=rf"{server.url} has other weights: no greedy sample is the same as before"
+        ConfigurationError, match=rf"{server.url} has other weights \(no greedy sample is the same\) than before"
     ):
         run(remote, request((5,)))
 
