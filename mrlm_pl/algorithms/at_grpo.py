@@ -44,4 +44,4 @@ class ATGRPO(PolicyGradient):
         **settings: Any,
     ) -> None:
         super().__init__(policies, seats, **settings)
-        self.tree = TreeCredit(gamma=0.0, reward=reward, weighting="equal", expand="best")
+        self.unit = TreeCredit(gamma=0.0, reward=reward, weighting="equal", expand="best")

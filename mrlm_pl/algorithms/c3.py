@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor
-
 from mrlm_pl.advantages import leave_one_out_advantages
-from mrlm_pl.episode import Episode
-from mrlm_pl.learner.credit.branches import alternatives_of
-from mrlm_pl.learner.credit.decisions import DecisionReturns
-from mrlm_pl.learner.credit.team import warn_of_constant_sum
+from mrlm_pl.learner.credit.branches import AlternativeCredit
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.policy import Policy
-from mrlm_pl.rewards import RewardShare, TurnBonus
+from mrlm_pl.rewards import RewardShare
 from mrlm_pl.rollout.branches import Alternatives
 from mrlm_pl.rollout.replay import Rest
 
@@ -63,15 +57,5 @@ class C3(PolicyGradient):
         **settings: Any,
     ) -> None:
         super().__init__(policies, seats, **settings)
-        self.reward: RewardShare = reward
-        trained = tuple(self.trained_policies)
-        self.further = self.branched = Alternatives(alternatives, messages, rest, trained)
-
-    def returns(self, episodes: Sequence[Episode], bonus: TurnBonus, greedy: Sequence[Episode]) -> DecisionReturns:
-        if self.reward == "team":
-            warn_of_constant_sum(episodes, "set `model.reward: own`", self.warned)
-        return alternatives_of(episodes, self.branched.rest, self.reward, bonus)
-
-    def signal(self, group: Sequence[Episode]) -> tuple[DecisionReturns, Tensor]:
-        returns = alternatives_of(group, self.branched.rest, self.reward)
-        return returns, self.advantages(returns)
+        self.unit = AlternativeCredit(rest, reward)
+        self.further = Alternatives(alternatives, messages, rest, tuple(self.trained_policies))

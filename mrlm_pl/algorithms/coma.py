@@ -44,6 +44,6 @@ class COMA(PolicyGradient):
         **settings: Any,
     ) -> None:
         super().__init__(policies, seats, **settings)
-        self.tree = TreeCredit(
+        self.unit = TreeCredit(
             gamma=gamma, stop_above=stop_above, reward=reward, weighting=weighting, counterfactual=True
         )

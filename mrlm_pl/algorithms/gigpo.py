@@ -55,4 +55,4 @@ class GiGPO(PolicyGradient):
         **settings: Any,
     ) -> None:
         super().__init__(policies, seats, **settings)
-        self.turns = TurnCredit(gamma, turn_baseline, normalize, state_weight, state_key)
+        self.unit = TurnCredit(gamma, turn_baseline, normalize, state_weight, state_key)

@@ -86,4 +86,4 @@ class GRPO(PolicyGradient):
                 f"advantage is {getattr(advantage, '__name__', advantage)!r} with credit 'turn', whose baseline "
                 "is that of turn_baseline; choose group_normalized or group_centered, or credit 'episode'"
             )
-        self.turns = turns
+        self.unit = turns

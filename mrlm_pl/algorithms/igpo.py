@@ -72,7 +72,7 @@ class IGPO(PolicyGradient):
         if "{answer}" not in answer_form:
             raise ConfigurationError(f"answer_form is {answer_form!r}; put {{answer}} where the answer stands in it")
         self.gain_weight, self.answer_key, self.answer_form = gain_weight, answer_key, answer_form
-        self.turns = TurnCredit(gamma, turn_baseline, normalize)
+        self.unit = TurnCredit(gamma, turn_baseline, normalize)
 
     def with_baselines(self, turns: TurnReturns) -> TurnReturns:
         gains = information_gains(self.answer_logp(turns), turns.play)

@@ -46,7 +46,7 @@ class MAREINFORCE(PolicyGradient):
         **settings: Any,
     ) -> None:
         super().__init__(policies, seats, **settings)
-        self.tree = TreeCredit(joint_mode, cross_reduction, gamma, stop_above, reward, weighting)
+        self.unit = TreeCredit(joint_mode, cross_reduction, gamma, stop_above, reward, weighting)
 
     def advantages(self, returns: DecisionReturns) -> Tensor:
         return returns.reward

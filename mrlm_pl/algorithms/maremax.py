@@ -55,4 +55,4 @@ class MAREMAX(PolicyGradient):
         super().__init__(policies, seats, **settings)
         self.uses_greedy_baseline = baseline == "greedy"
         self.advantage = None if self.uses_greedy_baseline else group_max_advantages
-        self.tree = TreeCredit(joint_mode, cross_reduction, gamma, stop_above, reward, weighting)
+        self.unit = TreeCredit(joint_mode, cross_reduction, gamma, stop_above, reward, weighting)

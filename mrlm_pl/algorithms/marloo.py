@@ -50,4 +50,4 @@ class MARLOO(PolicyGradient):
         **settings: Any,
     ) -> None:
         super().__init__(policies, seats, **settings)
-        self.tree = TreeCredit(joint_mode, cross_reduction, gamma, stop_above, reward, weighting, normalize)
+        self.unit = TreeCredit(joint_mode, cross_reduction, gamma, stop_above, reward, weighting, normalize)

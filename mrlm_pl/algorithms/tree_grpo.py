@@ -57,4 +57,4 @@ class TreeGRPO(PolicyGradient):
     ) -> None:
         super().__init__(policies, seats, **settings)
         self.further = Expansions(rounds, nodes)
-        self.turns = LeafCredit(turn_baseline, normalize)
+        self.unit = LeafCredit(turn_baseline, normalize)

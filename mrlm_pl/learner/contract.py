@@ -14,8 +14,7 @@ from mrlm_pl.engines.base import Engine, Sampling
 from mrlm_pl.episode import Episode, Turn
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.batch import PolicyBatch
-from mrlm_pl.learner.credit.decisions import TreeCredit
-from mrlm_pl.learner.credit.returns import Batches, equal_returns
+from mrlm_pl.learner.credit.returns import Batches, EpisodeCredit, equal_returns
 from mrlm_pl.learner.metrics import Metrics
 from mrlm_pl.policy import Policy
 from mrlm_pl.rollout.branches import FurtherEpisodes
@@ -57,8 +56,8 @@ class RolloutLearner(Protocol):
     uses_greedy_baseline: bool = False
     """Play each task once more with the most probable tokens, for comparison."""
 
-    tree: TreeCredit | None = None
-    """The turn trees in which decisions are compared; None for a group of separate episodes of each task."""
+    unit: EpisodeCredit = EpisodeCredit()
+    """The unit of credit: whole episodes, turns, decisions of turn trees, or contributions of agents."""
 
     further: FurtherEpisodes | None = None
     """The further episodes that each group is completed with; None has none. Not with turn trees."""

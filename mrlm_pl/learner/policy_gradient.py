@@ -14,11 +14,9 @@ from mrlm_pl.engines import Reference
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode, Turn
 from mrlm_pl.errors import ConfigurationError, source_line
-from mrlm_pl.grouping import grouped
 from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.batch import Batch, PolicyBatch, not_none
 from mrlm_pl.learner.contract import RolloutFacts
-from mrlm_pl.learner.credit.branches import LeafCredit
 from mrlm_pl.learner.credit.filters import (
     exclude_zero_variance,
     keep_top_entropy,
@@ -27,10 +25,15 @@ from mrlm_pl.learner.credit.filters import (
     whiten_rows,
     with_greedy,
 )
-from mrlm_pl.learner.credit.marginal import Coalitions
-from mrlm_pl.learner.credit.returns import BASELINES, Batches, check_advantages, check_takes, equal_returns, returns_of
+from mrlm_pl.learner.credit.returns import (
+    BASELINES,
+    Batches,
+    check_advantages,
+    check_takes,
+    equal_returns,
+    returns_of,
+)
 from mrlm_pl.learner.credit.tokens import TokenGAE, rewarded_rows
-from mrlm_pl.learner.credit.turns import TurnCredit, turn_returns_of
 from mrlm_pl.learner.entropy import EntropyBonus
 from mrlm_pl.learner.metrics import check_token_losses
 from mrlm_pl.learner.optimization import Optimization
@@ -50,7 +53,6 @@ from mrlm_pl.losses import (
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward.logprobs import TokenOutputs
 from mrlm_pl.rewards import TurnBonus, overlong_penalties
-from mrlm_pl.rollout.branches import Alternatives
 from mrlm_pl.settings import as_settings, at_least, between, positive
 
 _NO_RULE = (
@@ -63,8 +65,8 @@ class PolicyGradient(Algorithm):
     """Base class of the policy gradients: a subclass defines how returns become advantages.
 
     A subclass sets :attr:`advantage`, or overrides :meth:`with_baselines` or :meth:`advantages`, and sets
-    :attr:`default_loss`; its constructor may set :attr:`gae`, :attr:`turns`, :attr:`tree` and ``critic``. It overrides
-    :meth:`returns` to compare something else, and :meth:`credit` or :meth:`token_losses` for other rules.
+    :attr:`default_loss`; its constructor may set :attr:`unit`, :attr:`gae` and ``critic``. It overrides :meth:`returns`
+    to compare something else, and :meth:`credit` or :meth:`token_losses` for other rules.
 
     Logged for each policy under ``train/``, as means over all action tokens of an update, on all ranks and in all
     micro-batches: ``approx_kl`` (k3 estimate of the KL divergence of the current policy from the old policy),
@@ -129,8 +131,7 @@ class PolicyGradient(Algorithm):
 
     Attributes:
         loss: of a token.
-        gae: advantages of single tokens; None for one advantage per trajectory.
-        turns: advantages of single turns; None for one advantage per episode.
+        gae: advantages of single tokens, in place of the unit's; None for those of the unit.
         whiten_advantages: whiten the advantages of trajectories over each policy's tokens.
         old_policy: the source of pi_old, learner or sampler, and the correction for the policy that sampled.
         kl: the penalty, with the current coefficient of each policy.
@@ -216,7 +217,6 @@ class PolicyGradient(Algorithm):
         self.old_policy = OldPolicy(recompute_old_logp, correction, off_policy_threshold)
         self.task_normalization: TaskNormalization | None = task_normalization
         self.gae: TokenGAE | None = None
-        self.turns: TurnCredit | LeafCredit | None = None
         settings = None if distillation is None else as_settings(Distillation, distillation, "distillation")
         self.distiller = None if settings is None else Distiller(settings, self)
         self.warned: set[Any] = set()
@@ -243,14 +243,15 @@ class PolicyGradient(Algorithm):
     def _check_credit(self) -> None:
         """Raise :class:`ConfigurationError` if no rule makes advantages of returns, or a method cannot be called so."""
         overrides = self._overrides("returns", "advantages", "with_baselines", "credit", "trained_rows", "prepare")
-        if not (overrides or self.advantage or self.gae or self.turns or self.tree or self.uses_greedy_baseline):
+        ruled = self.unit.has_rule or self.unit.branching
+        if not (overrides or ruled or self.advantage or self.gae or self.uses_greedy_baseline):
             raise ConfigurationError(_NO_RULE.format(type(self).__name__))
         if not self._overrides("credit"):  # another one may call them otherwise
             if self.advantage is not None and not self._overrides("advantages"):
                 check_takes(self.advantage, "rewards", "groups")
             check_takes(self.advantages, "returns")
             check_takes(self.returns, "episodes", "bonus", "greedy")
-        if self.reduction == "episode_mean" and (self.tree is not None or isinstance(self.further, Alternatives)):
+        if self.reduction == "episode_mean" and self.unit.of_decisions:
             raise ConfigurationError(
                 "reduction is 'episode_mean', but rows of single decisions are no episodes; use sequence_mean"
             )
@@ -346,12 +347,9 @@ class PolicyGradient(Algorithm):
         """Return the trajectories of every learner, a policy's with their advantages; see :meth:`prepare`."""
         if self.gae is not None:
             return self.token_credit(episodes, sampling, self.gae)
-        if self.tree is not None:
-            self.tree.warn(episodes, self.warned)
         returns, advantages = self._with_advantages(self.returns(episodes, self.turn_bonus(sampling), greedy))
-        if self.tree is not None:
-            return self.tree.rows(self.trainer, self.metrics, returns, advantages)
-        return returns.rows(advantages)
+        self.unit.warn(episodes, self.warned)
+        return self.unit.rows(self.trainer, self.metrics, returns, advantages)
 
     def returns(self, episodes: Sequence[Episode], bonus: TurnBonus, greedy: Sequence[Episode]) -> Any:
         """Return the returns that are compared, of agents in episodes, of turns or of decisions.
@@ -361,13 +359,7 @@ class PolicyGradient(Algorithm):
             bonus: added to the environment's reward of a turn; None adds nothing.
             greedy: one greedy episode for each group, where they are played.
         """
-        if self.tree is not None:
-            return self.tree.returns(episodes, bonus, greedy)
-        if self.turns is not None:
-            return turn_returns_of(episodes, bonus)
-        if isinstance(self.further, Coalitions):
-            return self.further.returns(episodes, bonus)
-        return returns_of(episodes, bonus, greedy)
+        return self.unit.returns(episodes, bonus, greedy)
 
     def _with_advantages(self, returns: Any) -> tuple[Any, Tensor]:
         """Return :meth:`with_baselines`, and the advantages [N].
@@ -391,14 +383,14 @@ class PolicyGradient(Algorithm):
         baselines.
 
         Args:
-            returns: :class:`~mrlm_pl.learner.credit.returns.Returns` of agents in episodes, or with :attr:`tree`
-                :class:`~mrlm_pl.learner.credit.decisions.DecisionReturns`, or with :attr:`turns`
-                :class:`~mrlm_pl.learner.credit.turns.TurnReturns`.
+            returns: :class:`~mrlm_pl.learner.credit.returns.Returns` of agents in episodes,
+                :class:`~mrlm_pl.learner.credit.turns.TurnReturns` of turns, or
+                :class:`~mrlm_pl.learner.credit.decisions.DecisionReturns` of decisions.
         """
         custom_advantages = self._overrides("advantages")
-        if self.turns is not None:
-            turns = self.turns.with_baselines(returns)
-            return replace(turns, baseline=None) if custom_advantages else turns
+        if self.unit.has_rule:
+            compared = self.unit.with_baselines(returns)
+            return replace(compared, baseline=None) if custom_advantages else compared
         if self.uses_greedy_baseline:
             return replace(returns, baseline=returns.greedy)
         for advantage, baselines in BASELINES.items():
@@ -414,12 +406,10 @@ class PolicyGradient(Algorithm):
         Args:
             returns: of :meth:`with_baselines`.
         """
-        if self.turns is not None:
-            return self.turns.advantages(returns)
-        if self.advantage is None and returns.baseline is None:
-            raise ConfigurationError(_NO_RULE.format(type(self).__name__))
+        if self.unit.has_rule or (self.advantage is None and returns.baseline is not None):
+            return self.unit.advantages(returns)
         if self.advantage is None:
-            return returns.reward - returns.baseline
+            raise ConfigurationError(_NO_RULE.format(type(self).__name__))
         advantages = self.advantage(returns.reward, returns.comparison)
         return check_advantages(advantages, len(returns.reward), self.advantage)
 
@@ -471,13 +461,7 @@ class PolicyGradient(Algorithm):
     def signal(self, group: Sequence[Episode]) -> tuple[Any, Tensor]:
         """Return the returns [N] of a group, without bonuses, and numbers [N] that are 0 without a learning signal."""
         returns = self.returns(group, None, ())
-        if self.turns is not None:
-            return returns, self.turns.advantages(returns)
-        if self.tree is not None and self.tree.counterfactual:  # equal returns may all be better than their baselines
-            return returns, returns.reward - returns.baseline
-        comparisons = returns.comparison.tolist()
-        values = grouped(zip(comparisons, returns.reward.tolist(), strict=True))
-        return returns, torch.tensor([len({*values[comparison]}) > 1 for comparison in comparisons])
+        return returns, self.unit.signal(returns)
 
     # From rows to losses.
 

@@ -64,7 +64,7 @@ def played(draw: random.Random, number: int, group: str) -> Episode:
 def rollout(algorithm: PolicyGradient) -> list[Episode]:
     """Three groups of a kind that the algorithm compares: paths of trees, with further episodes, or separate ones."""
     draw = random.Random(1)
-    if algorithm.tree is not None:
+    if algorithm.unit.branching is not None:
         joints = [(first, second) for first in range(2) for second in range(2)]
         return [
             path([(joint, draw.random()), ((n, n), draw.random())], g)

@@ -122,7 +122,7 @@ class RolloutCollection:
         """Attach to the algorithm of a fit, and start the clock."""
         self.trainer, self.learner = learner.trainer, learner
         self.plan.smallest_group = learner.smallest_group
-        self.plan.trees = learner.tree is not None
+        self.plan.trees = learner.unit.branching is not None
         self.plan.further = learner.further
         self.plan.without_signal = lambda group: learner.without_signal(self.tasks.with_reward_scale(group))
         compares = learner.smallest_group > 1 or not learner.without_signal(())  # or it needs no returns at all

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import MutableSet, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,8 +18,9 @@ from mrlm_pl.advantages import (
 )
 from mrlm_pl.episode import Episode, decided
 from mrlm_pl.learner.credit.decisions import DecisionReturns, ValuedDecision, row_of_turn
-from mrlm_pl.learner.credit.returns import group_numbers, labels
-from mrlm_pl.learner.credit.turns import TurnReturns
+from mrlm_pl.learner.credit.returns import EpisodeCredit, group_numbers, labels
+from mrlm_pl.learner.credit.team import warn_of_constant_sum
+from mrlm_pl.learner.credit.turns import TurnReturns, turn_returns_of
 from mrlm_pl.rewards import RewardShare, TurnBonus
 from mrlm_pl.rollout.branches import roots_of
 from mrlm_pl.rollout.replay import Rest
@@ -28,41 +30,58 @@ WHOLE = 2**31
 """Steps that an episode shares with itself."""
 
 
-def alternatives_of(
-    episodes: Sequence[Episode], rest: Rest, reward: RewardShare, bonus: TurnBonus = None
-) -> DecisionReturns:
-    """Return the returns of the messages that are compared in one context.
+@dataclass(frozen=True)
+class AlternativeCredit(EpisodeCredit):
+    """Credit of messages that are compared with others in the same context.
 
     Args:
-        episodes: ordinary ones, then those with an alternative to one of their messages; failed ones are left out.
         rest: with ``play`` the recorded message is compared as well; with ``replay`` the rest of its episode answers
             it, and not its alternatives.
         reward: whether the return is the team's mean or the agent's own.
-        bonus: added to a message's return; None adds nothing.
-
-    Raises:
-        NonFiniteError: a reward is NaN or infinite.
     """
-    played = {episode.id: episode for episode in episodes if not episode.failed}
-    contexts: dict[tuple[str, str, int], list[Episode]] = {}
-    for branch in played.values():
-        if branch.origin is not None:
-            key = (branch.origin.episode, branch.origin.agents[0], branch.origin.step)
-            contexts.setdefault(key, [played[key[0]]] if rest == "play" else []).append(branch)
-    decisions = []
-    for (origin, agent, step), candidates in contexts.items():
-        for episode in candidates:
-            turn, row = decided(episode)[step][agent]
-            value = episode.reward if reward == "team" else episode.rewards()[agent]
-            value += bonus(turn) if bonus else 0.0
-            decisions.append(ValuedDecision(episode.group, origin, row_of_turn(row, turn), turn, value))
-    return DecisionReturns(
-        finite_rewards(torch.tensor([decision.value for decision in decisions], dtype=torch.float64)),
-        torch.tensor(labels((d.node, d.turn.index, d.turn.agent) for d in decisions), dtype=torch.int64),
-        decisions,
-        group_numbers(episodes),
-        torch.full((len(decisions),), torch.nan, dtype=torch.float64),
-    )
+
+    of_decisions = True
+
+    rest: Rest
+    reward: RewardShare
+
+    def warn(self, episodes: Sequence[Episode], warned: MutableSet[Any]) -> None:
+        if self.reward == "team":
+            warn_of_constant_sum(episodes, "set `model.reward: own`", warned)
+
+    def returns(
+        self, episodes: Sequence[Episode], bonus: TurnBonus = None, greedy: Sequence[Episode] = ()
+    ) -> DecisionReturns:
+        """Return the returns of the messages.
+
+        Args:
+            episodes: ordinary ones, then those with an alternative to one of their messages; failed ones are left out.
+            bonus: added to a message's return; None adds nothing.
+            greedy: without effect.
+
+        Raises:
+            NonFiniteError: a reward is NaN or infinite.
+        """
+        played = {episode.id: episode for episode in episodes if not episode.failed}
+        contexts: dict[tuple[str, str, int], list[Episode]] = {}
+        for branch in played.values():
+            if branch.origin is not None:
+                key = (branch.origin.episode, branch.origin.agents[0], branch.origin.step)
+                contexts.setdefault(key, [played[key[0]]] if self.rest == "play" else []).append(branch)
+        decisions = []
+        for (origin, agent, step), candidates in contexts.items():
+            for episode in candidates:
+                turn, row = decided(episode)[step][agent]
+                value = episode.reward if self.reward == "team" else episode.rewards()[agent]
+                value += bonus(turn) if bonus else 0.0
+                decisions.append(ValuedDecision(episode.group, origin, row_of_turn(row, turn), turn, value))
+        return DecisionReturns(
+            finite_rewards(torch.tensor([decision.value for decision in decisions], dtype=torch.float64)),
+            torch.tensor(labels((d.node, d.turn.index, d.turn.agent) for d in decisions), dtype=torch.int64),
+            decisions,
+            group_numbers(episodes),
+            torch.full((len(decisions),), torch.nan, dtype=torch.float64),
+        )
 
 
 def common_steps(group: Sequence[Episode]) -> Tensor:
@@ -79,7 +98,7 @@ def common_steps(group: Sequence[Episode]) -> Tensor:
 
 @check_arguments
 @dataclass(frozen=True)
-class LeafCredit:
+class LeafCredit(EpisodeCredit):
     """Advantages of the turns of leaves that branch from each other.
 
     Args:
@@ -91,8 +110,13 @@ class LeafCredit:
         ConfigurationError: an unknown name.
     """
 
+    has_rule = True
+
     baseline: TurnBaseline = "unbiased"
     normalize: bool = True
+
+    def returns(self, episodes: Sequence[Episode], bonus: TurnBonus, greedy: Sequence[Episode]) -> TurnReturns:
+        return turn_returns_of(episodes, bonus)
 
     def with_baselines(self, turns: TurnReturns) -> TurnReturns:
         """Return the turns with the returns of their leaves, and with ``unbiased`` the baselines."""

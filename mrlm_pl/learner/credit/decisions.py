@@ -17,7 +17,7 @@ from mrlm_pl.advantages import counterfactual_advantages, decision_returns, grou
 from mrlm_pl.advantages.tree import CrossReduction
 from mrlm_pl.episode import Episode, Trajectory, Turn, by_group
 from mrlm_pl.grouping import grouped
-from mrlm_pl.learner.credit.returns import Batches, group_numbers, labels, paired, rows_by_policy
+from mrlm_pl.learner.credit.returns import Batches, EpisodeCredit, group_numbers, labels, paired, rows_by_policy
 from mrlm_pl.learner.credit.team import warn_of_constant_sum
 from mrlm_pl.learner.metrics import Metrics
 from mrlm_pl.learner.ranks import sum_over_ranks
@@ -100,7 +100,7 @@ class DecisionReturns:
 
 @check_arguments
 @dataclass(frozen=True)
-class TreeCredit:
+class TreeCredit(EpisodeCredit):
     """Credit of decisions in turn trees.
 
     In every state each agent is asked for G decisions (``data.group_size``), which are combined to joint actions; each
@@ -132,6 +132,8 @@ class TreeCredit:
         ConfigurationError: an unknown name or a value out of range.
     """
 
+    of_decisions = True
+
     joint_mode: JointMode = "align"
     cross_reduction: CrossReduction = "mean"
     gamma: float = 1.0
@@ -147,17 +149,10 @@ class TreeCredit:
         between(-math.inf, math.inf, stop_above=self.stop_above)  # not NaN
 
     @property
-    def branching(self) -> Branching:
-        """The branching of the decisions in each state."""
+    def branching(self) -> Branching:  # type: ignore[override]
         return Branching("counterfactual" if self.counterfactual else self.joint_mode, self.expand, self.stop_above)
 
     def warn(self, episodes: Sequence[Episode], warned: MutableSet[Any]) -> None:
-        """Warn once that the decisions of a rollout have nothing to be compared with.
-
-        Args:
-            episodes: one rollout.
-            warned: names of earlier warnings; this adds to them.
-        """
         if self.reward == "team":
             warn_of_constant_sum(episodes, "set `model.reward: own`", warned)
         if self.counterfactual and "alike" not in warned:
@@ -197,6 +192,10 @@ class TreeCredit:
         turns = [turn for row in episode.trajectories.get(agent, ()) for turn in row.turns]
         extra = math.fsum(bonus(turn) for turn in turns if turn.index == depth) if bonus else 0.0
         return decision.summed * total + extra
+
+    def signal(self, returns: DecisionReturns) -> Tensor:
+        # equal returns may all be better than their baselines
+        return self.advantages(returns) if self.counterfactual else super().signal(returns)
 
     def rows(self, trainer: Any, metrics: Metrics, returns: DecisionReturns, advantages: Tensor) -> Batches:
         """Return a row for each decision, with its advantage, scaled and weighted; every rank must call this.

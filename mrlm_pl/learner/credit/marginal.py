@@ -15,7 +15,7 @@ import torch
 from mrlm_pl.advantages import marginal_values, sampled_shapley_values, shapley_values
 from mrlm_pl.episode import Episode, Origin, by_group
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.learner.credit.returns import Returns, returns_of
+from mrlm_pl.learner.credit.returns import EpisodeCredit, Returns, returns_of
 from mrlm_pl.rewards import TurnBonus
 from mrlm_pl.rollout.branches import FurtherEpisodes
 from mrlm_pl.rollout.play import EVERY_STEP, Decision, EpisodeSpec
@@ -50,7 +50,7 @@ Key = frozenset[tuple[str, int, tuple[int, ...]]]
 
 @check_arguments
 @dataclass(frozen=True)
-class Coalitions(FurtherEpisodes):
+class Coalitions(FurtherEpisodes, EpisodeCredit):
     """Replays of every episode without some of its agents, and the values of the others from them.
 
     The value of a coalition is the team's return when its members decide as in the episode and the others are absent.
@@ -144,14 +144,15 @@ class Coalitions(FurtherEpisodes):
             )
         return shapley_values(agents, value)
 
-    def returns(self, episodes: Sequence[Episode], turn_bonus: TurnBonus = None) -> Returns:
+    def returns(self, episodes: Sequence[Episode], bonus: TurnBonus = None, greedy: Sequence[Episode] = ()) -> Returns:
         """Return the contribution of each agent to each ordinary episode as its return.
 
         Episodes are left out if they or one of their replays failed.
 
         Args:
             episodes: one rollout, with the replays.
-            turn_bonus: added to an agent's contribution for each of its turns.
+            bonus: added to an agent's contribution for each of its turns.
+            greedy: without effect.
         """
         contributions: dict[str, Mapping[str, float]] = {}
         for group in by_group(episodes).values():
@@ -164,7 +165,7 @@ class Coalitions(FurtherEpisodes):
                     )
                 except KeyError:
                     logger.warning("episode %s is left out, as one of its replays failed", episode.id)
-        all_returns = returns_of(episodes, turn_bonus)
+        all_returns = returns_of(episodes, bonus)
         all_returns = all_returns.take(
             [number for number, episode in enumerate(all_returns.episode) if episode.id in contributions]
         )

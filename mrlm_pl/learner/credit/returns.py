@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Collection, Hashable, Iterable, MutableSet, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
@@ -23,8 +23,10 @@ from mrlm_pl.episode import Episode, Trajectory
 from mrlm_pl.errors import ConfigurationError, source_line
 from mrlm_pl.grouping import grouped
 from mrlm_pl.learner.batch import PolicyBatch, ReturnAndBaseline, collate_rows
+from mrlm_pl.learner.metrics import Metrics
 from mrlm_pl.learner.ranks import sum_over_ranks
 from mrlm_pl.rewards import TurnBonus
+from mrlm_pl.rollout.tree_player import Branching
 
 logger = logging.getLogger(__name__)
 
@@ -155,6 +157,58 @@ def returns_of(episodes: Sequence[Episode], turn_bonus: TurnBonus = None, greedy
         ),
         episode=tuple(episode for episode, _ in plays),
     )
+
+
+class EpisodeCredit:
+    """The unit of credit: each agent in whole episodes. Subclasses credit turns, decisions or contributions."""
+
+    has_rule: ClassVar[bool] = False
+    """True if :meth:`advantages` is its own rule, in place of the algorithm's."""
+
+    of_decisions: ClassVar[bool] = False
+    """True if its rows are single decisions."""
+
+    branching: Branching | None = None
+    """The branching of the turn trees that it credits; None for separate episodes."""
+
+    def warn(self, episodes: Sequence[Episode], warned: MutableSet[Any]) -> None:
+        """Warn once that the returns of a rollout have nothing to be compared with.
+
+        Args:
+            episodes: one rollout.
+            warned: names of earlier warnings; this adds to them.
+        """
+
+    def returns(self, episodes: Sequence[Episode], bonus: TurnBonus, greedy: Sequence[Episode]) -> Any:
+        """Return the returns that are compared; see :meth:`mrlm_pl.learner.policy_gradient.PolicyGradient.returns`."""
+        return returns_of(episodes, bonus, greedy)
+
+    def with_baselines(self, returns: Any) -> Any:
+        """Return the returns with the baselines of its own rule."""
+        return returns
+
+    def advantages(self, returns: Any) -> Tensor:
+        """Return the advantages [N] of returns, without a rule those minus their baselines."""
+        return returns.reward - returns.baseline
+
+    def signal(self, returns: Any) -> Tensor:
+        """Return numbers [N] that are 0 for returns without a learning signal, such as those that are all equal."""
+        if self.has_rule:
+            return self.advantages(returns)
+        comparisons = returns.comparison.tolist()
+        values = grouped(zip(comparisons, returns.reward.tolist(), strict=True))
+        return torch.tensor([len({*values[comparison]}) > 1 for comparison in comparisons])
+
+    def rows(self, trainer: Any, metrics: Metrics, returns: Any, advantages: Tensor) -> Batches:
+        """Return the rows of every policy, with their advantages [N]; every rank calls this.
+
+        Args:
+            trainer: of the run.
+            metrics: of the algorithm.
+            returns: of :meth:`returns`.
+            advantages: [N].
+        """
+        return returns.rows(advantages)
 
 
 def acting_rows(episodes: Sequence[Episode]) -> list[tuple[Episode, Trajectory]]:

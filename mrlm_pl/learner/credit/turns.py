@@ -22,6 +22,7 @@ from mrlm_pl.errors import DataError
 from mrlm_pl.grouping import grouped
 from mrlm_pl.learner.credit.returns import (
     Batches,
+    EpisodeCredit,
     acting_rows,
     credit_turns,
     group_numbers,
@@ -143,7 +144,7 @@ def observed(trajectory: Trajectory) -> list[str]:
 
 @check_arguments
 @dataclass(frozen=True)
-class TurnCredit:
+class TurnCredit(EpisodeCredit):
     """Advantages of turns, within the episodes of a task and, with ``state_weight``, within equal states.
 
     Args:
@@ -158,6 +159,8 @@ class TurnCredit:
         ConfigurationError: an unknown name or a value out of range.
     """
 
+    has_rule = True
+
     gamma: float = 1.0
     baseline: TurnBaseline = "unbiased"
     normalize: bool = True
@@ -168,6 +171,9 @@ class TurnCredit:
         between(0, 1, gamma=self.gamma)
         if self.state_weight is not None:
             at_least(0, state_weight=self.state_weight)
+
+    def returns(self, episodes: Sequence[Episode], bonus: TurnBonus, greedy: Sequence[Episode]) -> TurnReturns:
+        return turn_returns_of(episodes, bonus)
 
     def with_baselines(self, turns: TurnReturns) -> TurnReturns:
         """Return the turns with their discounted returns, and with the baselines where one comparison alone counts."""

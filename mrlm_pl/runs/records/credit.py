@@ -240,8 +240,8 @@ class _Crediting:
 
     def _check(self, training: Sequence[Episode], greedy: Sequence[Episode]) -> None:
         learner, missing = self.learner, ""
-        if any(map(branches, training)) != (learner.tree is not None):
-            missing = "turn trees" if learner.tree is not None else "separate episodes instead of turn trees"
+        if any(map(branches, training)) != (learner.unit.branching is not None):
+            missing = "turn trees" if learner.unit.branching is not None else "separate episodes instead of turn trees"
         elif learner.further is not None and (
             self.trained_by != self.name or all(episode.origin is None for episode in training)
         ):

@@ -18,6 +18,7 @@ from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Episode, Task
 from mrlm_pl.episode_files import EpisodeRetention
 from mrlm_pl.errors import RolloutError
+from mrlm_pl.learner.credit.returns import EpisodeCredit
 from mrlm_pl.learner.token_measures import TokenMeasures
 from tests.conftest import EchoEnvironment
 
@@ -37,7 +38,7 @@ def test_one_of_the_tensor_parallel_ranks_writes_their_episodes(
     collection = RolloutCollection(parts, parts, parts, Sampling(), None, 0, AsyncOptions(), EpisodeRetention())
     measures = TokenMeasures(0, {})
     learner: Any = SimpleNamespace(trainer=trainer, metrics=SimpleNamespace(tokens=measures))
-    learner.smallest_group, learner.tree, learner.further, learner.no_signal = 2, None, None, ""
+    learner.smallest_group, learner.unit, learner.further, learner.no_signal = 2, EpisodeCredit(), None, ""
     collection.begin(learner)
     task = Task("echo", "train", 0, 0, {})
     failed = Episode("1-0-0", task, "1-0", 0, 1, trajectories={}, stop_reason="error", error="away")

@@ -10,7 +10,7 @@ import pytest
 
 from mrlm_pl.advantages import leave_one_out_advantages
 from mrlm_pl.episode import Episode, Origin, Task
-from mrlm_pl.learner.credit.branches import WHOLE, LeafCredit, alternatives_of, common_steps
+from mrlm_pl.learner.credit.branches import WHOLE, AlternativeCredit, LeafCredit, common_steps
 from mrlm_pl.learner.credit.turns import turn_returns_of
 from mrlm_pl.rollout import branches
 from mrlm_pl.rollout.branches import Alternatives, Expansions
@@ -21,7 +21,7 @@ LOGITS = {"": 0.4, "0": -0.3, "1": 0.9}
 
 
 def messages(episodes: list[Episode], rest: Literal["play", "replay"]) -> list[tuple[str, str, float]]:
-    returns = alternatives_of(episodes, rest, "team")
+    returns = AlternativeCredit(rest, "team").returns(episodes)
     advantages = leave_one_out_advantages(returns.reward, returns.comparison).tolist()
     return [
         (heard(d.row.messages[-2].content), d.row.messages[-1].content, advantage)

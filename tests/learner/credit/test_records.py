@@ -35,6 +35,7 @@ from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Episode
 from mrlm_pl.episode_files import read_episodes
 from mrlm_pl.learner.credit.records import credited
+from mrlm_pl.learner.credit.returns import EpisodeCredit
 from mrlm_pl.learner.token_measures import TokenMeasures
 from mrlm_pl.policy import Policy
 from mrlm_pl.rollout.replay import differences
@@ -187,7 +188,7 @@ def test_contributions_are_compared_with_their_baseline(
         for group, episodes in REWARDS.items()
         for number, rewards in enumerate(episodes)
     ]
-    learner.further = None  # without replays a contribution is the agent's return
+    learner.unit = EpisodeCredit()  # without replays a contribution is the agent's return
     found = learner.with_baselines(learner.returns(played, None, ()))
     assert found.reward.tolist() == returns
     assert found.baseline.tolist() == baselines

@@ -287,7 +287,7 @@ class AsyncCollector(Collector):
         return self.plan.made_with() | {
             "data.sampling": repr(self.sampling),
             "model.seats": repr({agent: learner.seat(agent) for agent in sorted(agents)}),
-            "the turn tree": repr(learner.tree and learner.tree.branching),
+            "the turn tree": repr(learner.unit.branching),
             "the greedy baseline": repr(learner.uses_greedy_baseline),
             "the further episodes": repr(learner.further),
         }

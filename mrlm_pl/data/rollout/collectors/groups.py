@@ -309,8 +309,8 @@ class Collector:
             greedy = self.players.player(sampling.for_all(temperature=0.0, top_p=1.0, top_k=0), **options)
             self.play_greedy_specs = greedy.play
             self.episode_players = [self.training, greedy]
-        tree = learner.tree
-        player = TreePlayer(self.training, tree.branching, self.plan.group_sizes) if tree is not None else self.training
+        branching = learner.unit.branching
+        player = TreePlayer(self.training, branching, self.plan.group_sizes) if branching else self.training
         self.play_specs = player.play
 
     def wrap_play(self, wrapper: Callable[[PlaySpecs], PlaySpecs]) -> None:
