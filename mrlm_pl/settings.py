@@ -8,6 +8,7 @@ import inspect
 import ipaddress
 import math
 import re
+from abc import ABCMeta
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -66,7 +67,10 @@ def check_arguments(function: F) -> F:
         return function  # Lightning's `save_hyperparameters` follows the frames of a user's constructors
     by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     positional = [name for name, parameter in parameters.items() if parameter.kind in by_position]
-    kinds = {name: str(parameter.annotation) for name, parameter in parameters.items()}
+    kinds = {
+        name: kind if isinstance(kind := parameter.annotation, str) else inspect.formatannotation(kind)
+        for name, parameter in parameters.items()
+    }
     numbers = {name for name, kind in kinds.items() if _NUMBER.search(kind)}
     whole_numbers = {name for name, kind in kinds.items() if kind in ("int", "int | None")}
     optional = {name for name, parameter in parameters.items() if parameter.default is None}
@@ -79,7 +83,8 @@ def check_arguments(function: F) -> F:
             check_known(options, parameters, owner)
         named = dict(zip(positional, arguments, strict=False)) | options
         converted = {name: plain(value) if name in numbers else value for name, value in named.items()}
-        choices = _choices(function)
+        # The annotations of a data class are names of its module, and of those of its bases.
+        choices = _choices(owner if dataclasses.is_dataclass(owner) else function)
         for name, value in converted.items():
             values, members = choices.get(name, ((), (NoneType,)))
             if name in whole_numbers and not isinstance(value, int | None):
@@ -137,6 +142,18 @@ def check_known(
         names = [parameter.name for parameter in named if parameter.kind not in starred and parameter.name != "self"]
         hint = did_you_mean(unknown, names, f"it accepts: {', '.join(names)}")
         raise TypeError(f"{owner.__name__} has no {unknown!r}; {hint}")
+
+
+class _SettingsType(ABCMeta):
+    """Checks the constructors that data classes get, which they have only after ``__init_subclass__``."""
+
+    def __setattr__(cls, name: str, value: Any) -> None:
+        super().__setattr__(name, check_arguments(value) if name == "__init__" else value)
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings(metaclass=_SettingsType):
+    """Base of the data classes of settings, which check their arguments; see :func:`check_arguments`."""
 
 
 class ChecksArguments:

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from mrlm_pl.errors import ConfigurationError, EngineError, MRLMError, RemoteError
-from mrlm_pl.settings import at_least, check_arguments, is_loopback, positive
+from mrlm_pl.settings import Settings, at_least, is_loopback, positive
 
 logger = logging.getLogger(__name__)
 
@@ -55,9 +55,8 @@ class RefusalError(EngineError):
     """A server understood a request and rejects it."""
 
 
-@check_arguments
 @dataclass(frozen=True)
-class Terms:
+class Terms(Settings):
     """Deadlines, retries and concurrency of requests.
 
     Args:
