@@ -210,7 +210,7 @@ class RolloutCollection:
         try:
             with torch.no_grad(), context, learner.gathered():
                 batches = learner.prepare(episodes, self.sampling, greedy)
-        except BaseException:
+        except BaseException:  # also a signal
             learner.load_progress(before)  # a resumed run prepares them again
             raise
         if self.saved is not None:
