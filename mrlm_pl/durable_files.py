@@ -47,7 +47,7 @@ def replacing(path: str | Path, *, durable: bool = False) -> Iterator[Path]:
             put_in_place(draft, path)
         else:
             os.replace(draft, path)
-    except BaseException:
+    except BaseException:  # also an interrupt: no draft is left behind
         with suppress(OSError):
             remove(draft)
         raise

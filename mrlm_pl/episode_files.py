@@ -17,7 +17,7 @@ from mrlm_pl.compressed_files import packed, unpacked
 from mrlm_pl.durable_files import replacing
 from mrlm_pl.episode import Episode, branches
 from mrlm_pl.errors import DataError, moved, storing
-from mrlm_pl.settings import at_least, check_arguments
+from mrlm_pl.settings import Settings, at_least
 from mrlm_pl.turn_tree import TurnTree, episodes_of
 
 BEHIND = 2
@@ -46,9 +46,8 @@ def iteration_file(folder: Path, iteration: int, rank: tuple[int, int] = (0, 1),
     return folder / kind / f"iteration-{iteration:06d}{suffix}.jsonl.zst"
 
 
-@check_arguments
 @dataclass(frozen=True)
-class EpisodeRetention:
+class EpisodeRetention(Settings):
     """The iterations whose episodes a run keeps; without values all of them.
 
     The file of an iteration that is no longer among the newest is removed once the newest is written. Files that only

@@ -8,6 +8,7 @@ import inspect
 import ipaddress
 import math
 import re
+from abc import ABCMeta
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -49,7 +50,7 @@ def as_settings(cls: type[T], value: Any, name: str, base: T | None = None) -> T
 
 
 def check_arguments(function: F) -> F:
-    """Return a function, or class, whose calls name the nearest argument for an unknown one, and take no float as int.
+    """Return a function whose calls name the nearest argument for an unknown one, and take no float as int.
 
     Of arguments that are annotated as numbers it takes a scalar of NumPy or torch as the number of Python that it
     holds, which alone a checkpoint may hold. It refuses other values than a whole number for an ``int``, values that a
@@ -57,16 +58,16 @@ def check_arguments(function: F) -> F:
     or choice that must have a value: all would fail where the argument is used. Keywords of any name are taken as they
     are; they belong to the functions that this one calls.
     """
-    if isinstance(function, type):
-        function.__init__ = check_arguments(function.__init__)  # type: ignore[misc]
-        return function
     parameters = inspect.signature(function).parameters
     open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     if open_ended and not function.__module__.startswith("mrlm_pl."):
         return function  # Lightning's `save_hyperparameters` follows the frames of a user's constructors
     by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     positional = [name for name, parameter in parameters.items() if parameter.kind in by_position]
-    kinds = {name: str(parameter.annotation) for name, parameter in parameters.items()}
+    kinds = {
+        name: kind if isinstance(kind := parameter.annotation, str) else inspect.formatannotation(kind)
+        for name, parameter in parameters.items()
+    }
     numbers = {name for name, kind in kinds.items() if _NUMBER.search(kind)}
     whole_numbers = {name for name, kind in kinds.items() if kind in ("int", "int | None")}
     optional = {name for name, parameter in parameters.items() if parameter.default is None}
@@ -79,7 +80,8 @@ def check_arguments(function: F) -> F:
             check_known(options, parameters, owner)
         named = dict(zip(positional, arguments, strict=False)) | options
         converted = {name: plain(value) if name in numbers else value for name, value in named.items()}
-        choices = _choices(function)
+        # The annotations of a data class are names of its module, and of those of its bases.
+        choices = _choices(owner if dataclasses.is_dataclass(owner) else function)
         for name, value in converted.items():
             values, members = choices.get(name, ((), (NoneType,)))
             if name in whole_numbers and not isinstance(value, int | None):
@@ -139,13 +141,25 @@ def check_known(
         raise TypeError(f"{owner.__name__} has no {unknown!r}; {hint}")
 
 
+class _SettingsType(ABCMeta):
+    """Checks the constructors that data classes get, which they have only after ``__init_subclass__``."""
+
+    def __setattr__(cls, name: str, value: Any) -> None:
+        super().__setattr__(name, check_arguments(value) if name == "__init__" else value)
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings(metaclass=_SettingsType):
+    """Base of the data classes of settings, which check their arguments; see :func:`check_arguments`."""
+
+
 class ChecksArguments:
     """Base of classes whose constructors check their arguments; see :func:`check_arguments`."""
 
     def __init_subclass__(cls, **settings: Any) -> None:
         super().__init_subclass__(**settings)
         if "__init__" in vars(cls):
-            check_arguments(cls)
+            cls.__init__ = check_arguments(cls.__init__)  # type: ignore[method-assign]
 
 
 def check_instance(cls: type, value: Any, name: str, kind: str) -> None:

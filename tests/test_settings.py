@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, Optional, TypeAlias, TypeVar, get_type_hints
+from typing import Any, Literal, Optional, TypeAlias, get_type_hints
 
 import numpy
 import pytest
@@ -184,11 +185,33 @@ def test_a_float_by_position_is_named_too() -> None:
         LoRA(2.5)  # type: ignore[arg-type]
 
 
-def test_a_settings_class_stays_a_class_for_type_checkers() -> None:
-    """To Pyright a class whose decorator returns a ``Callable`` is a function, here without arguments."""
-    hints = get_type_hints(check_arguments)
-    assert isinstance(hints["return"], TypeVar)
-    assert hints["function"] is hints["return"]
+@pytest.mark.parametrize("postponed", ["", "from __future__ import annotations\n"])
+@pytest.mark.parametrize(
+    ("arguments", "error", "fault"),
+    [
+        ({"kind": "maskd"}, ConfigurationError, r"Mine: kind is 'maskd'; did you mean 'masked'\?"),
+        ({"level": "row"}, ConfigurationError, "Mine: level is 'row'; choose from token, sequence, geometric_mean"),
+        ({"side": "middle"}, ConfigurationError, "Mine: side is 'middle'; choose from left, right"),
+        ({"size": 1.5}, ConfigurationError, r"Mine: size is 1\.5; it must be a whole number"),
+        ({"cap": None}, ConfigurationError, "Mine: cap is None; give a value"),
+        ({"siez": 1}, TypeError, r"Mine has no 'siez'; did you mean 'size'\?"),
+    ],
+)
+def test_a_data_class_of_a_users_module_keeps_the_checks_of_the_settings_that_it_extends(
+    arguments: dict[str, Any], error: type[Exception], fault: str, postponed: str, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """Neither module knows the names in the annotations of the other."""
+    (tmp_path / "module_of_a_user.py").write_text(
+        f"{postponed}from dataclasses import dataclass\nfrom typing import Literal as OneOf\n"
+        "from mrlm_pl.losses import Correction\n\n@dataclass(frozen=True)\nclass Mine(Correction):\n"
+        "    size: int = 1\n    side: OneOf['left', 'right'] = 'left'\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    mine = importlib.import_module("module_of_a_user")
+    monkeypatch.delitem(sys.modules, "module_of_a_user")
+    assert type(mine.Mine(size=numpy.int64(3)).size) is int
+    with pytest.raises(error, match=fault):
+        mine.Mine(**arguments)
 
 
 def test_arguments_of_any_name_and_number_are_none_to_name() -> None:

@@ -123,7 +123,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except MRLMError as error:
         return _fail(error, 2 if isinstance(error, ConfigurationError) else 1)
-    except Exception as error:
+    except Exception as error:  # all but the cases here is raised again
         if isinstance(error, OSError) and error.errno in FULL_DISK:
             try:
                 sys.stdout.flush()

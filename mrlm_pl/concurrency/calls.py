@@ -222,7 +222,7 @@ def _time_call(call: Callable[[], Any]) -> CallResult:
     started = time.perf_counter()
     try:
         return CallResult(call(), None, time.perf_counter() - started)
-    except BaseException as raised:
+    except BaseException as raised:  # the caller raises or records it
         return CallResult(None, as_error(raised), time.perf_counter() - started)
 
 
@@ -230,7 +230,7 @@ async def _time_on_loop(call: Callable[[], Awaitable[Any]]) -> CallResult:
     started = time.perf_counter()
     try:
         return CallResult(await call(), None, time.perf_counter() - started)
-    except BaseException as raised:
+    except BaseException as raised:  # as above
         return CallResult(None, as_error(raised), time.perf_counter() - started)
 
 
@@ -269,7 +269,7 @@ def in_daemon(function: Callable[[], T]) -> Future[T]:
     def run() -> None:
         try:
             future.set_result(function())
-        except BaseException as raised:
+        except BaseException as raised:  # the future raises it
             future.set_exception(as_error(raised))
 
     threading.Thread(target=run, daemon=True).start()

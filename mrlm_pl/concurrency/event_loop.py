@@ -93,7 +93,7 @@ class EventLoopThread:
             with suppress(InvalidStateError):  # it has failed already
                 try:
                     watched.set_result(done.result())
-                except BaseException as error:
+                except BaseException as error:  # the future raises it
                     watched.set_exception(error)
 
         def watch() -> None:
@@ -259,7 +259,7 @@ class ComputeQueue:
         try:
             with self.running:
                 result = call()
-        except Exception as error:
+        except Exception as error:  # the future raises it
             future.set_exception(error)
         except BaseException as stop:
             # An interrupt continues in this thread; the future of the item fails.

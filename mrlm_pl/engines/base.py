@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from mrlm_pl.concurrency.event_loop import result_of
 from mrlm_pl.episode import TokenSpan
 from mrlm_pl.errors import ConfigurationError, EngineError, did_you_mean
-from mrlm_pl.settings import as_settings, at_least, between, check_arguments, positive
+from mrlm_pl.settings import Settings, as_settings, at_least, between, positive
 
 if TYPE_CHECKING:
     import torch
@@ -29,9 +29,8 @@ LARGEST_LOGPROB = 1e-3
 """Bound on the log-probability of a token: rounding may lift it above 0."""
 
 
-@check_arguments
 @dataclass(frozen=True)
-class PolicySampling:
+class PolicySampling(Settings):
     """Sampling settings of one policy; None is the run's setting.
 
     Args:
@@ -48,9 +47,8 @@ class PolicySampling:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
-@check_arguments
 @dataclass(frozen=True)
-class Sampling:
+class Sampling(Settings):
     """Sampling settings: the distribution is ``softmax(logits / temperature)``, cut by top-k, then by top-p.
 
     Args:

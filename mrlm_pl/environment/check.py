@@ -214,7 +214,7 @@ class _Checker:
             for reply in HOSTILE_REPLIES:
                 try:
                     self.play(task, reply)
-                except Exception as error:
+                except Exception as error:  # an environment may raise anything
                     raise EnvironmentContractError(
                         f"the reply {reply[:40]!r} ({len(reply)} characters) on {task.key} ended in "
                         f"{describe_error(error)}"

@@ -180,7 +180,7 @@ def _serve(pipe: Connection) -> None:
             else:
                 value = getattr(instances[number], method)(argument)
             pipe.send((False, value))  # raises before it sends what cannot be pickled
-        except Exception as error:
+        except Exception as error:  # an environment may raise anything
             if value is not None:
                 error = EnvironmentContractError(f"{describe(value)} cannot be sent between processes: {error}")
             pipe.send((True, _picklable_error(error)))

@@ -210,7 +210,7 @@ def tolerate_errors(method: Callable[..., T | None]) -> Callable[..., T | None]:
             return None
         try:
             return method(*arguments)
-        except Exception as error:
+        except Exception as error:  # an environment may raise anything
             failed = True
             name = getattr(method, "__qualname__", method)
             logger.warning("%s: %s: %s; the report is made without it", name, type(error).__name__, error)

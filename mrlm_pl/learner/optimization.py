@@ -15,16 +15,15 @@ from mrlm_pl.errors import ConfigurationError, NonFiniteError
 from mrlm_pl.learner.batch import not_none
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.sharding import total_norm
-from mrlm_pl.settings import at_least, check_arguments, plain
+from mrlm_pl.settings import Settings, at_least, plain
 
 logger = logging.getLogger(__name__)
 
 LearningRateSchedule = Literal["constant", "constant_with_warmup", "linear", "cosine"]
 
 
-@check_arguments
 @dataclass(frozen=True)
-class Optimization:
+class Optimization(Settings):
     """Settings of AdamW that hold for all policies; learning rate and weight decay are each policy's own.
 
     Args:

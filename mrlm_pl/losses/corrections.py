@@ -15,16 +15,15 @@ from torch import Tensor
 
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.losses.masking import clamped_exp, masked_log_ratio, masked_values
-from mrlm_pl.settings import check_arguments, positive
+from mrlm_pl.settings import Settings, positive
 
 RatioLevel = Literal["token", "sequence", "geometric_mean"]
 """``token``: each token's ratio; ``sequence``: the product over the row's action tokens, the same for all of them;
 ``geometric_mean``: that product to the power 1 / number of action tokens."""
 
 
-@check_arguments
 @dataclass(frozen=True)
-class Correction:
+class Correction(Settings):
     """The weight of a token loss for a sampler ``mu`` that is not the policy ``pi_old`` the update starts from.
 
     Args:

@@ -8,7 +8,7 @@ import numpy
 from torch import Tensor
 
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.settings import at_least, check_arguments, positive
+from mrlm_pl.settings import Settings, at_least, positive
 
 
 def top_entropy_threshold(entropies: Tensor, fraction: float) -> float:
@@ -27,9 +27,8 @@ def top_entropy_threshold(entropies: Tensor, fraction: float) -> float:
     return float(numpy.quantile(entropies.double().cpu().numpy(), 1.0 - fraction))
 
 
-@check_arguments
 @dataclass(frozen=True)
-class Entropy:
+class Entropy(Settings):
     """The entropy bonus.
 
     Args:

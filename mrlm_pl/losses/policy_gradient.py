@@ -13,12 +13,11 @@ from torch import Tensor
 
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.losses.masking import clamped_exp, masked_log_ratio, masked_values
-from mrlm_pl.settings import check_arguments, positive
+from mrlm_pl.settings import Settings, positive
 
 
-@check_arguments
 @dataclass(frozen=True)
-class Clip:
+class Clip(Settings):
     """The range ``[1 - low, 1 + high]`` in which the importance ratio has a gradient.
 
     Args:

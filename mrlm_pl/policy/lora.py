@@ -20,14 +20,13 @@ from mrlm_pl.policy.forward.int8 import Int8Linear
 from mrlm_pl.policy.forward.products import LINEAR
 from mrlm_pl.policy.sharding import whole
 from mrlm_pl.seeding import derive_seed
-from mrlm_pl.settings import at_least, check_arguments, positive
+from mrlm_pl.settings import Settings, at_least, positive
 
 _KEY = ".lora_"
 
 
-@check_arguments
 @dataclass(frozen=True)
-class LoRA:
+class LoRA(Settings):
     """Adapters of the form ``W + alpha / rank B A``.
 
     Args:

@@ -85,7 +85,7 @@ def read_tokenizer(model: str, source: str) -> Any:
         raise PolicyError(f"policy model folder {model!r} has no tokenizer ({', '.join(_TOKENIZER_FILES)}); {remedy}")
     try:
         return AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-    except Exception as error:
+    except Exception as error:  # as in `read_config`
         raise PolicyError(f"the tokenizer of {model!r} cannot be read ({first_line(error)}); {remedy}") from error
 
 
@@ -199,7 +199,7 @@ def end_ids(config: Any, source: str) -> list[int]:
         configs = [config, GenerationConfig.from_pretrained(source)]
     except OSError:  # there is none, or the reader of the weights raises the same
         configs = [config]
-    except Exception as error:
+    except Exception as error:  # as in `read_config`
         raise PolicyError(f"the generation_config.json of {source!r} cannot be read: {first_line(error)}") from error
     id_lists = [getattr(section, "eos_token_id", None) for section in configs]
     tokens = [token for ids in id_lists for token in (ids if isinstance(ids, list) else [ids])]

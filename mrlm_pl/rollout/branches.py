@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,10 +11,10 @@ from mrlm_pl.errors import EnvironmentContractError
 from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.rollout.replay import Rest, continued, counterfactuals
 from mrlm_pl.seeding import keyed_random
-from mrlm_pl.settings import at_least, check_arguments
+from mrlm_pl.settings import Settings, at_least
 
 
-class FurtherEpisodes(ABC):
+class FurtherEpisodes(Settings):
     """The further episodes of every group, round after round.
 
     A subclass is a frozen dataclass: its ``repr`` decides whether groups in a checkpoint are still those of the run.
@@ -32,7 +32,6 @@ class FurtherEpisodes(ABC):
         """
 
 
-@check_arguments
 @dataclass(frozen=True)
 class Alternatives(FurtherEpisodes):
     """Fresh samples in the place of single messages of every episode.

@@ -8,12 +8,11 @@ from typing import Literal
 from mrlm_pl.episode import Episode, Turn, person_of
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.seeding import keyed_random
-from mrlm_pl.settings import at_least, between, check_arguments
+from mrlm_pl.settings import Settings, at_least, between
 
 
-@check_arguments
 @dataclass(frozen=True)
-class CrossPolicy:
+class CrossPolicy(Settings):
     """The division of turns between a policy and its stale snapshots (AgentRL, arXiv 2510.04206).
 
     Snapshots begin with the weights that the run begins with. At the beginning of every ``refresh``-th iteration the

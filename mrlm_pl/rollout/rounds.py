@@ -10,14 +10,13 @@ from typing import Any, TypeVar
 from mrlm_pl.concurrency.calls import CallResult, EnvironmentCaller, mark_read
 from mrlm_pl.engines.base import Engine, EngineWrapper, Sample, SampleRequest
 from mrlm_pl.engines.local.continuous import ContinuousEngine
-from mrlm_pl.settings import at_least, check_arguments
+from mrlm_pl.settings import Settings, at_least
 
 T = TypeVar("T")
 
 
-@check_arguments
 @dataclass(frozen=True)
-class RoundOptions:
+class RoundOptions(Settings):
     """Settings of :class:`Rounds`.
 
     Args:

@@ -22,7 +22,7 @@ from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError, EnvironmentContractError
 from mrlm_pl.rollout.play import Decision, EpisodeSpec, Play
 from mrlm_pl.rollout.player import EpisodePlayer
-from mrlm_pl.settings import check_arguments
+from mrlm_pl.settings import Settings
 
 MOST_JOINT_ACTIONS = 65_536
 """In one level of all trees of a collection; more would fill the memory."""
@@ -31,9 +31,8 @@ THRESHOLD_STOP, UNEXPANDED_STOP = "reward_threshold", "not_expanded"
 """Stop reasons of paths that the tree ended, not the environment."""
 
 
-@check_arguments
 @dataclass(frozen=True)
-class Branching:
+class Branching(Settings):
     """The combination of decisions in a state, and the expansion of the tree.
 
     Args:

@@ -276,7 +276,7 @@ def close_environment(environment: Environment) -> None:
         closing = cast(Any, environment).close()
         if inspect.iscoroutine(closing):
             run_coroutine(closing)
-    except Exception as error:
+    except Exception as error:  # an environment may raise anything
         logger.warning("closing the %r environment: %s: %s", environment.name, type(error).__name__, error)
 
 

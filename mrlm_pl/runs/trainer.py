@@ -348,7 +348,7 @@ class Trainer(pl.Trainer):
                 if training is not None:
                     training.end("finished")
                 self.strategy.barrier("end of the run")  # a script may read the folder next, on all ranks
-            except BaseException as raised:
+            except BaseException as raised:  # also an exit: the folder says how the run ended
                 error = first_error(raised)
                 mistaken = isinstance(error, ConfigurationError)
                 exits = isinstance(error, (KeyboardInterrupt, SystemExit))  # Lightning exits on KeyboardInterrupt

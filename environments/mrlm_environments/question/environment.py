@@ -20,12 +20,11 @@ from mrlm_pl.concurrency.calls import in_daemon, together
 from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource
 from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.errors import ConfigurationError, DataError, EnvironmentContractError, NonFiniteError
-from mrlm_pl.settings import as_settings, check_arguments
+from mrlm_pl.settings import Settings, as_settings
 
 
-@check_arguments
 @dataclass(frozen=True)
-class Reward:
+class Reward(Settings):
     """A reward function and its weight.
 
     Copies of an environment share the function, so one that holds state, such as a judge's client, is thread-safe.

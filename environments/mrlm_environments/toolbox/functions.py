@@ -43,5 +43,5 @@ class FunctionTool(Tool):
         """Return the function's result as text, its exceptions as a :class:`ToolError`; see :meth:`Tool.call`."""
         try:
             return str(self.function(**arguments))
-        except Exception as error:
+        except Exception as error:  # of the user's
             raise ToolError(f"{type(error).__name__}: {error}") from error

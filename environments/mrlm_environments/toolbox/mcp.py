@@ -202,7 +202,7 @@ class _Connection:
         self._life = self._loop.submit(self._live(server, seconds, entered))
         try:
             self._client = entered.result(seconds + CLOSE_SECONDS)
-        except Exception as error:
+        except Exception as error:  # a server's process, transport and protocol may fail in any way
             message = (
                 f"{label} cannot be used: {_text(error, seconds)}; check the command or address{self._last_words()}"
             )
@@ -212,7 +212,7 @@ class _Connection:
     def list_tools(self, seconds: float) -> list[ToolSchema]:
         try:
             return self._wait(self._list_tools(), seconds)
-        except Exception as error:
+        except Exception as error:  # as above
             reason = f"{_text(error, seconds)}; check the command or address{self._last_words()}"
             raise McpError(f"{self.label} does not list its tools: {reason}") from error
 

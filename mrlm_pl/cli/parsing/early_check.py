@@ -238,7 +238,7 @@ def parameters(file: Path, name: str) -> list[str] | None:
     if (
         constructor is None
         and any("dataclass" in ast.unparse(item) for item in definition.decorator_list)
-        and not definition.bases
+        and [ast.unparse(base) for base in definition.bases] == ["Settings"]
     ):
         return [ast.unparse(item.target) for item in definition.body if isinstance(item, ast.AnnAssign)]
     bases = [base.id for base in definition.bases if isinstance(base, ast.Name)]

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ class RolloutCollection:
     Args:
         tasks: the environments of the run.
         players: play episodes and give the engine its weights.
-        plan: the groups of each iteration.
+        plan: the groups of each iteration; :meth:`begin` adds the rules of the algorithm.
         sampling: how turns are sampled.
         rounds: of synchronous playing; None plays in lockstep.
         max_lag: greatest age of the weights that sample, in iterations; with 0 the learner waits for the episodes.
@@ -121,10 +122,13 @@ class RolloutCollection:
     def begin(self, learner: RolloutLearner) -> None:
         """Attach to the algorithm of a fit, and start the clock."""
         self.trainer, self.learner = learner.trainer, learner
-        self.plan.smallest_group = learner.smallest_group
-        self.plan.trees = learner.unit.branching is not None
-        self.plan.further = learner.further
-        self.plan.without_signal = lambda group: learner.without_signal(self.tasks.with_reward_scale(group))
+        self.plan = replace(
+            self.plan,
+            smallest_group=learner.smallest_group,
+            without_signal=lambda group: learner.without_signal(self.tasks.with_reward_scale(group)),
+            trees=learner.unit.branching is not None,
+            further=learner.further,
+        )
         compares = learner.smallest_group > 1 or not learner.without_signal(())  # or it needs no returns at all
         # Tensor-parallel ranks have the same episodes, which the first of them writes.
         copies = self.trainer.world_size // data_parallel_rank(self.trainer)[1]
@@ -206,7 +210,7 @@ class RolloutCollection:
         try:
             with torch.no_grad(), context, learner.gathered():
                 batches = learner.prepare(episodes, self.sampling, greedy)
-        except BaseException:
+        except BaseException:  # also a signal
             learner.load_progress(before)  # a resumed run prepares them again
             raise
         if self.saved is not None:

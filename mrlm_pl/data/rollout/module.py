@@ -128,8 +128,8 @@ class RolloutDataModule(ChecksArguments, LightningDataModule):
         super().__init__()
         at_least(1, "data.", groups=groups, group_size=group_size, minibatches=minibatches, passes=passes)
         at_least(1, "data.", iterations=iterations, validation_episodes=validation_episodes)
-        at_least(1, "data.", max_turns=max_turns, workers=workers)
-        at_least(0, "data.", max_lag=max_lag, retries=retries, processes=processes)
+        at_least(1, "data.", max_turns=max_turns, workers=workers, member_rounds=member_rounds)
+        at_least(0, "data.", max_lag=max_lag, retries=retries, processes=processes, resample_rounds=resample_rounds)
         positive("data.", step_timeout=step_timeout)
         environments: Sequence[Any] = environment if isinstance(environment, (list, tuple)) else [environment]
         if curriculum is not None:

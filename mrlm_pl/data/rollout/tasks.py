@@ -12,14 +12,13 @@ from mrlm_pl.environment import Environment, TaskSource
 from mrlm_pl.episode import Episode, Task, Turn
 from mrlm_pl.errors import ConfigurationError, did_you_mean
 from mrlm_pl.seeding import keyed_random
-from mrlm_pl.settings import as_settings, at_least, between, check_arguments, check_instance, positive
+from mrlm_pl.settings import Settings, as_settings, at_least, between, check_instance, positive
 
 logger = logging.getLogger(__name__)
 
 
-@check_arguments
 @dataclass(frozen=True)
-class SuccessRateCurriculum:
+class SuccessRateCurriculum(Settings):
     """Gives environments that are neither always nor never solved more of the tasks.
 
     With ``b_e`` the share of an environment by ``data.weights`` and ``p_e`` its success rate, a moving average over the
@@ -310,9 +309,8 @@ def apportion(targets: Mapping[str, float], seats: int) -> dict[str, int]:
     return counts
 
 
-@check_arguments
 @dataclass(frozen=True)
-class TaskSettings:
+class TaskSettings(Settings):
     """Settings of one environment among several; None is the value for all of them.
 
     Args:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from mrlm_pl.concurrency.calls import together
 from mrlm_pl.engines.base import SampleRequest, Sampling
 from mrlm_pl.engines.http.dialects import Dialect, Drawn, SglangDialect, VllmDialect
 from mrlm_pl.engines.http.replicas import RefusalError
@@ -93,7 +94,9 @@ async def _facts(ask: Ask, url: str, dialect: VllmDialect | SglangDialect, choos
         first, second = sorted(dialect.likeliest(await ask(dialect.path, dialect.probe(body))), reverse=True)[:2]
         return first - second
 
-    greedy = [(await first(context, temperature=0.0, max_tokens=8)).token_ids for context in PROBES]
+    *greedy, top = await together(
+        [*(first(context, temperature=0.0, max_tokens=8) for context in PROBES), first(PROBES[0], top_k=1)]
+    )
     scaled = False
     for context in PROBES:
         at_one = await spread(context, 1.0)
@@ -101,9 +104,9 @@ async def _facts(ask: Ask, url: str, dialect: VllmDialect | SglangDialect, choos
             at_two = await spread(context, 2.0)
             scaled = abs(at_two - at_one / 2) < abs(at_two - at_one)
             break
-    cut = (await first(PROBES[0], top_k=1)).logprobs[0] > -1e-4  # the only token that is left has probability 1
+    cut = top.logprobs[0] > -1e-4  # the only token that is left has probability 1
     window = None if window is None else int(window) - dialect.spare_tokens
-    return ServerFacts(url, models, window, scaled, cut, tuple(greedy))
+    return ServerFacts(url, models, window, scaled, cut, tuple(drawn.token_ids for drawn in greedy))
 
 
 async def _text_facts(ask: Ask, url: str, dialect: TransformersDialect, choose: Choose) -> ServerFacts:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 import os
 import random
 import socket
@@ -17,7 +18,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from mrlm_pl.errors import ConfigurationError, EngineError, MRLMError, RemoteError
-from mrlm_pl.settings import at_least, check_arguments, is_loopback, positive
+from mrlm_pl.settings import Settings, at_least, is_loopback, positive
 
 logger = logging.getLogger(__name__)
 
@@ -55,9 +56,8 @@ class RefusalError(EngineError):
     """A server understood a request and rejects it."""
 
 
-@check_arguments
 @dataclass(frozen=True)
-class Terms:
+class Terms(Settings):
     """Deadlines, retries and concurrency of requests.
 
     Args:
@@ -107,9 +107,8 @@ class Replica:
         trained: whether it was given weights, so that it no longer has those of its start.
         answered: loop time of its last answer.
         busy: running requests.
-        doubtful: whether its last request failed; it then gets one request at a time.
+        failures: since its last answer; after one it gets one request at a time.
         rests_until: loop time before which it gets no requests.
-        rest: seconds for which the next failure excludes it.
     """
 
     url: str
@@ -118,9 +117,8 @@ class Replica:
     trained: bool = False
     answered: float = 0.0
     busy: int = 0
-    doubtful: bool = False
+    failures: int = 0
     rests_until: float = 0.0
-    rest: float = FIRST_REST
     preparing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def failed(self, now: float, problem: PassingError, seconds: float = 0.0) -> PassingError:
@@ -128,18 +126,18 @@ class Replica:
         if isinstance(problem, UnreachableError):  # it may be another process when it is back
             self.ready = self.checked = False
         if now >= self.rests_until:  # else another request failed at the same time
-            if not self.doubtful:
+            if not self.failures:
                 logger.warning("%s; trying again: start the server if it is not running, or check the URL", problem)
-            self.doubtful, self.rests_until = True, now + max(self.rest, seconds)
-            self.rest = min(LONGEST_REST, 2 * self.rest)
+            rest = min(LONGEST_REST, math.ldexp(FIRST_REST, min(self.failures, 10)))
+            self.failures, self.rests_until = self.failures + 1, now + max(rest, seconds)
         return problem
 
     def note_answer(self, now: float) -> None:
         """Trust the server again."""
         self.answered = now
-        if self.doubtful:
+        if self.failures:
             logger.warning("%s answers again", self.url)
-        self.doubtful, self.rest = False, FIRST_REST
+        self.failures = 0
 
 
 class Replicas:
@@ -196,16 +194,16 @@ class Replicas:
         unusable = 0
         while True:
             now = loop.time()
-            free = [one for one in self.all if one.rests_until <= now and not (one.doubtful and one.busy)]
-            # A doubtful server gets the next request, or its return would never be noticed.
-            replica = min(free, key=lambda one: (not one.doubtful, one.busy), default=None)
+            free = [one for one in self.all if one.rests_until <= now and not (one.failures and one.busy)]
+            # A server that failed gets the next request, or its return would never be noticed.
+            replica = min(free, key=lambda one: (not one.failures, one.busy), default=None)
             waking = min((one.rests_until for one in self.all if one.rests_until > now), default=now)
             pause = 0.0 if replica is not None else max(waking - now, 0.05) * _jitter.uniform(1.0, 1.2)
             if tries > self.terms.retries or loop.time() + pause >= deadline:
                 raise RemoteError(
                     f"{whom}: none of {self.targets} gave a sample in {tries} tries "
                     f"(retries: {self.terms.retries}, patience_seconds: {self.terms.patience_seconds:g}); start the "
-                    f"server again or check the URL; the last problem: {problem or 'all servers rest'}"
+                    f"server again, check the URL or raise the bound; the last problem: {problem or 'all servers rest'}"
                 )
             if replica is None:
                 await asyncio.sleep(pause)
@@ -277,7 +275,8 @@ class Replicas:
         if status in _PASSING:
             rest = reply.headers.get("Retry-After", "")  # seconds, or a date, which is left out
             kind = UnreachableError if status in _ABSENT else PassingError
-            problem = kind(f"{verb} {url}: status {status}: {_message(text)}")
+            asked = f" (Retry-After: {rest})" if rest else ""
+            problem = kind(f"{verb} {url}: status {status}{asked}: {_message(text)}")
             raise replica.failed(now(), problem, float(rest) if rest.isdecimal() else 0.0)
         if status >= 400:
             remedy = next((text for statuses, text in _REMEDIES.items() if status in statuses), "")

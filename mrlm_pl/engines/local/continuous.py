@@ -135,7 +135,7 @@ class ContinuousEngine(EngineWrapper):
         self._busy = self._busy[0], started
         try:
             samples = await sample_checked(self.engine, requests)
-        except Exception as error:
+        except Exception as error:  # any fault of a request is that of its turn alone
             await self._find_culprits(batch, requests, error)
             return True
         except BaseException as end:  # cancelled, or SystemExit or KeyboardInterrupt of the engine

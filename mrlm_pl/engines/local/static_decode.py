@@ -8,6 +8,7 @@ to buckets, the place of the next token is a number on the device, and a mask hi
 from __future__ import annotations
 
 import math
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
@@ -24,6 +25,7 @@ _LEAST_ROWS = 8
 _LEAST_LENGTH = 64
 _FIRST_CAPACITY = 512
 _MOST_STEPS = 64
+_CAPTURING = threading.Lock()  # by one engine of the process at a time
 
 Step = Callable[[], Tensor]
 """Computes one step from tensors that stay in place, and returns the logits."""
@@ -56,8 +58,9 @@ class CudaGraphs:
             stream, graphs = self._captured[device]
             pool = next((captured.pool() for captured in graphs), None)  # a pool ends with its last graph
             graph = torch.cuda.CUDAGraph()
-            # Other threads may use the device meanwhile, as an asynchronous learner does.
-            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            # Other threads may use the device meanwhile, as an asynchronous learner does, but not draw from its default
+            # generator, nor wait for the whole device, with which each capture begins.
+            with _CAPTURING, torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
                 logits = step()
             graphs.add(graph)
 

@@ -294,7 +294,7 @@ class WorkerGroup(ChecksArguments, ABC):
             actors = [self._actor(place) for place in range(self.count)]
             self.workers = [self._start_worker(place, actor) for place, actor in enumerate(actors)]
             check_claims({worker.name: worker.about["claims"] for worker in self.workers})
-        except BaseException as error:
+        except BaseException as error:  # also an interrupt: no worker is left behind
             self._end()
             if isinstance(error, WorkerLostError):
                 raise EngineError(f"{error}; check the load of its machine, or raise deadlines.start") from error
@@ -371,7 +371,7 @@ class WorkerGroup(ChecksArguments, ABC):
                 for model in self._served:
                     for failure in self._update(model, [new]).values():
                         raise WorkerLostError(failure)
-            except BaseException as error:
+            except BaseException as error:  # as in `_open`
                 self.cluster.kill(actor)  # a late worker keeps its reserved resources
                 if not isinstance(error, WorkerLostError):
                     raise

@@ -8,12 +8,11 @@ from mrlm_pl.engines.base import LearnerPlace
 from mrlm_pl.engines.ray.cluster import Strategy
 from mrlm_pl.engines.transfer.broadcast import Transport
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.settings import at_least, check_arguments, positive
+from mrlm_pl.settings import Settings, at_least, positive
 
 
-@check_arguments
 @dataclass(frozen=True)
-class PoolResources:
+class PoolResources(Settings):
     """Resources that Ray reserves, all at once (a placement group).
 
     Args:
@@ -59,9 +58,8 @@ class PoolResources:
         return requested
 
 
-@check_arguments
 @dataclass(frozen=True)
-class WeightTransfer:
+class WeightTransfer(Settings):
     """The transfer of weights to the workers.
 
     Args:
@@ -85,9 +83,8 @@ class WeightTransfer:
         return self.transport or ("nccl" if apart else "gloo")
 
 
-@check_arguments
 @dataclass(frozen=True)
-class PoolDeadlines:
+class PoolDeadlines(Settings):
     """Deadlines in seconds.
 
     Args:

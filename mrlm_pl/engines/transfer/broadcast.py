@@ -76,7 +76,7 @@ class _Member:
             if self._joined[0] != invitation.group:
                 self._joined = invitation.group, join()
             yield self._joined[1]
-        except BaseException as error:
+        except BaseException as error:  # also an interrupt: others wait for the connections to close
             self._joined = "", None
             if not isinstance(error, RuntimeError) or isinstance(error, torch.OutOfMemoryError):
                 raise

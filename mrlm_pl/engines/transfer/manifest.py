@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby
 
 import torch
 import xxhash
@@ -42,10 +42,15 @@ class Manifest:
     def blocks(self) -> list[list[TensorRecord]]:
         """Return the tensors in blocks, each in one memory: small ones of a dtype in a row, and larger ones alone.
 
-        A message takes as long as some 100 KB, and adapters have hundreds of tensors of a few KB.
+        A message takes as long as some 100 KB, and adapters have hundreds of tensors of a few KB. As a block is a copy,
+        its small tensors begin within one bucket.
         """
-        rows = groupby(self.tensors, lambda item: item.dtype if item.size < SMALL_BYTES else item.name)
-        return [list(row) for _, row in rows]
+        begins = accumulate((item.size for item in self.tensors), initial=0)
+        rows = groupby(
+            zip(self.tensors, begins, strict=False),
+            lambda at: (at[0].dtype, at[1] // self.bucket_bytes) if at[0].size < SMALL_BYTES else at[0].name,
+        )
+        return [[item for item, _ in row] for _, row in rows]
 
     def buckets(self, data: Tensor) -> tuple[Tensor, ...]:
         """Return a block's bytes ``[N]`` in parts, in the same memory.

@@ -121,7 +121,7 @@ async def _open(host: str, port: int, secret: bytes, seconds: float) -> int:
         writer.write(nonce + _proof(secret, b"receiver", peer_nonce, nonce))
         if not hmac.compare_digest(await reader.readexactly(_NONCE), _proof(secret, b"sender", nonce, peer_nonce)):
             raise RuntimeError(f"{host}:{port} is not the sender of the weights")
-    except BaseException:
+    except BaseException:  # also a cancellation
         writer.close()
         raise
 

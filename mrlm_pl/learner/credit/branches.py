@@ -24,7 +24,6 @@ from mrlm_pl.learner.credit.turns import TurnReturns, turn_returns_of
 from mrlm_pl.rewards import RewardShare, TurnBonus
 from mrlm_pl.rollout.branches import roots_of
 from mrlm_pl.rollout.replay import Rest
-from mrlm_pl.settings import check_arguments
 
 WHOLE = 2**31
 """Steps that an episode shares with itself."""
@@ -96,7 +95,6 @@ def common_steps(group: Sequence[Episode]) -> Tensor:
     return common
 
 
-@check_arguments
 @dataclass(frozen=True)
 class LeafCredit(EpisodeCredit):
     """Advantages of the turns of leaves that branch from each other.

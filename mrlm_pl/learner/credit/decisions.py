@@ -23,7 +23,7 @@ from mrlm_pl.learner.metrics import Metrics
 from mrlm_pl.learner.ranks import sum_over_ranks
 from mrlm_pl.rewards import RewardShare, TurnBonus
 from mrlm_pl.rollout.tree_player import Branching
-from mrlm_pl.settings import between, check_arguments
+from mrlm_pl.settings import between
 from mrlm_pl.turn_tree import TurnTree
 
 logger = logging.getLogger(__name__)
@@ -98,7 +98,6 @@ class DecisionReturns:
         )
 
 
-@check_arguments
 @dataclass(frozen=True)
 class TreeCredit(EpisodeCredit):
     """Credit of decisions in turn trees.

@@ -21,7 +21,7 @@ from mrlm_pl.rollout.branches import FurtherEpisodes
 from mrlm_pl.rollout.play import EVERY_STEP, Decision, EpisodeSpec
 from mrlm_pl.rollout.replay import Rest, script_of
 from mrlm_pl.seeding import derive_seed
-from mrlm_pl.settings import at_least, check_arguments
+from mrlm_pl.settings import at_least
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,6 @@ Key = frozenset[tuple[str, int, tuple[int, ...]]]
 """The given decisions of a replay. Coalitions with equal ones have one value."""
 
 
-@check_arguments
 @dataclass(frozen=True)
 class Coalitions(FurtherEpisodes, EpisodeCredit):
     """Replays of every episode without some of its agents, and the values of the others from them.

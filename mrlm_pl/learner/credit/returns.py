@@ -27,6 +27,7 @@ from mrlm_pl.learner.metrics import Metrics
 from mrlm_pl.learner.ranks import sum_over_ranks
 from mrlm_pl.rewards import TurnBonus
 from mrlm_pl.rollout.tree_player import Branching
+from mrlm_pl.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -159,7 +160,7 @@ def returns_of(episodes: Sequence[Episode], turn_bonus: TurnBonus = None, greedy
     )
 
 
-class EpisodeCredit:
+class EpisodeCredit(Settings):
     """The unit of credit: each agent in whole episodes. Subclasses credit turns, decisions or contributions."""
 
     has_rule: ClassVar[bool] = False

@@ -18,15 +18,14 @@ from mrlm_pl.learner.credit.returns import acting_rows, group_numbers, labels, r
 from mrlm_pl.learner.metrics import Metrics
 from mrlm_pl.learner.ranks import sum_over_ranks
 from mrlm_pl.rewards import TurnBonus
-from mrlm_pl.settings import between, check_arguments
+from mrlm_pl.settings import Settings, between
 
 DiscountUnit = Literal["turn", "token"]
 """The unit of the discount factor: each turn of the agent, or each token."""
 
 
-@check_arguments
 @dataclass(frozen=True)
-class TokenGAE:
+class TokenGAE(Settings):
     """Generalized advantage estimation over the tokens of an agent (arXiv 1506.02438).
 
     Args:

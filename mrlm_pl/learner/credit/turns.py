@@ -31,7 +31,7 @@ from mrlm_pl.learner.credit.returns import (
     rows_by_policy,
 )
 from mrlm_pl.rewards import TurnBonus
-from mrlm_pl.settings import at_least, between, check_arguments
+from mrlm_pl.settings import at_least, between
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,6 @@ def observed(trajectory: Trajectory) -> list[str]:
     return texts[len(texts) - len(trajectory.turns) :] if texts else [""] * len(trajectory.turns)
 
 
-@check_arguments
 @dataclass(frozen=True)
 class TurnCredit(EpisodeCredit):
     """Advantages of turns, within the episodes of a task and, with ``state_weight``, within equal states.

@@ -22,16 +22,15 @@ from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward.divergence import Lesson, Teaching
 from mrlm_pl.policy.forward.families import forward_path
 from mrlm_pl.policy.sharding import is_split
-from mrlm_pl.settings import as_settings, at_least, between, check_arguments, positive
+from mrlm_pl.settings import Settings, as_settings, at_least, between, positive
 
 logger = logging.getLogger(__name__)
 
 Form = Literal["sampled", "top_k", "full"]
 
 
-@check_arguments
 @dataclass(frozen=True)
-class Teacher:
+class Teacher(Settings):
     """A teacher of some of the trajectories.
 
     Args:
@@ -77,9 +76,8 @@ UNKNOWN_SUCCESS = (
 )
 
 
-@check_arguments
 @dataclass(frozen=True)
-class Distillation:
+class Distillation(Settings):
     """The loss of the divergence from teachers.
 
     With the student ``q`` and a teacher ``p`` after the tokens that the student sampled::

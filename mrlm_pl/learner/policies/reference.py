@@ -19,15 +19,14 @@ from mrlm_pl.learner.metrics import Metrics
 from mrlm_pl.learner.ranks import sum_over_ranks
 from mrlm_pl.losses import kl_k1, kl_k3, kl_k3_importance_weighted, kl_k3_straight_through, masked_values
 from mrlm_pl.policy import Policy
-from mrlm_pl.settings import at_least, check_arguments, fraction, positive
+from mrlm_pl.settings import Settings, at_least, fraction, positive
 
 Estimator = Literal["k3", "k3_straight_through", "k3_importance_weighted"]
 Placement = Literal["loss", "reward"]
 
 
-@check_arguments
 @dataclass(frozen=True)
-class KL:
+class KL(Settings):
     """The penalty for the KL divergence from the reference policy.
 
     Args:
@@ -165,9 +164,8 @@ class KLPenalty:
             self.coefficients |= {name: beta for name, beta in coefficients.items() if name in self.coefficients}
 
 
-@check_arguments
 @dataclass(frozen=True)
-class ReferenceSync:
+class ReferenceSync(Settings):
     """Moves the reference policy after the policy, every n optimizer steps::
 
         reference <- decay reference + (1 - decay) policy

@@ -74,7 +74,7 @@ class Cell(AbstractContextManager["Cell"]):
         self._disk = DiskUse(folder, settings.disk_mb * MEBIBYTE) if folder else None
         try:
             self._process = self._set_up()
-        except BaseException:
+        except BaseException:  # also an interrupt: nothing is left behind
             self.close()
             raise
 

@@ -46,7 +46,7 @@ def grade(channel: Channel, request: dict[str, Any]) -> dict[str, Any]:
         except CandidateGone:
             tally["run"] += 1
             break
-        except Exception as error:
+        except Exception as error:  # of the tests, which may raise anything
             # Assertions behind the error count, else one error after the first success would be rewarded.
             tally["run"] = max(tally["run"] + 1, run_before + _count_asserts(part))
             tally["fault"] = tally["fault"] or describe_error(error)

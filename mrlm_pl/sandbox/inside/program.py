@@ -63,7 +63,7 @@ class Program:
             value = self._run_action(request["action"], arguments, named)
             reply["value"] = encode(value, self.keep)
             reply["number"] = self._hold(value)
-        except Exception as error:
+        except Exception as error:  # of the candidate
             details = encode(list(error.args), self.keep)
             reply["raised"] = {"kind": type(error).__name__, "text": f"{error}"[:2000], "arguments": details}
         return {**reply, "files": self._files.changed(), "shared": self._shared.changed()}

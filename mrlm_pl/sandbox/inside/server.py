@@ -51,7 +51,7 @@ def main(descriptor: int, level: str, temporary: str, packages: str) -> NoReturn
     link = socket.socket(fileno=descriptor)
     try:
         _Server(link, level, temporary, json.loads(packages)).serve()
-    except BaseException:
+    except BaseException:  # the process ends, and the other side tells the fault
         with suppress(OSError):
             link.send(json.dumps({"failed": traceback.format_exc(limit=-3)[-4000:]}).encode())
         os._exit(1)
@@ -164,7 +164,7 @@ class _Server:
             confinement.forget_former_places()
             os.write(REPLIES, json.dumps({"process": process}).encode() + b"\n")
             candidate.serve(REQUESTS, REPLIES)
-        except BaseException:
+        except BaseException:  # as above
             fault = {"failed": traceback.format_exc(limit=-2)[-2000:]}
             with suppress(OSError):
                 os.write(REPLIES, json.dumps(fault).encode() + b"\n")

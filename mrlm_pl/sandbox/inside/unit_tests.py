@@ -102,7 +102,7 @@ class _Program:
             raise CandidateError(str(answer["error"]))
         try:
             value, error = self._read(answer["ok"], values)
-        except Exception as unreadable:
+        except Exception as unreadable:  # the answer is made of values that the candidate chose
             raise CandidateError(f"the answer cannot be read: {unreadable}") from unreadable
         if error is None:
             return value

@@ -99,7 +99,7 @@ class Offer:
         if is_new:
             try:
                 variant = _Variant(self._make(name, settings))
-            except BaseException as error:
+            except BaseException as error:  # all that wait for it raise it
                 with self._lock:
                     self._variants.pop(key, None)  # clients may try any number of settings
                 making.set_exception(error)

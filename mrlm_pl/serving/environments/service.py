@@ -112,7 +112,7 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
             if session.quick:
                 try:
                     return self._record_step(session, session.environment.step(actions))
-                except BaseException as raised:
+                except BaseException as raised:  # an environment may raise anything
                     raise self._turn_error(session, as_error(raised)) from raised
             # A task of its own: if the caller disconnects, the turn is executed all the same, for its repetition.
             session.busy = asyncio.ensure_future(self._make_step(session, actions))
@@ -178,7 +178,7 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
             tools = await self.run(client, lambda: {agent: environment.tools(agent) for agent in environment.agents})
             reply = pb.OpenReply(lease_seconds=lease_seconds, observations=to_json(observations), tools=to_json(tools))
             reply.settings = self.offer.settings.get(name, "")
-        except BaseException:
+        except BaseException:  # also a cancellation
             self._close_soon(client, name, environment)
             raise
         quick = environment.quick and not inspect.iscoroutinefunction(environment.step)
@@ -196,7 +196,7 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
             session.busy = None
             self.end(session, f"turn {session.turn} took longer than {self.limits.step_seconds:g} s")
             raise
-        except Exception as error:
+        except Exception as error:  # an environment may raise anything
             raise self._turn_error(session, error) from error
         finally:
             session.busy = None

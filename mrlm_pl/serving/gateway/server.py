@@ -215,7 +215,7 @@ class Gateway(Shared):
                 if self.counts[refusal.code] == 1 and refusal.code not in (LEFT, TOO_LONG):
                     logger.warning("the gateway refused a call that belongs to no episode: %s", refusal)
             return _refusal(request, refusal)
-        except Exception as error:
+        except Exception as error:  # one call does not end the server
             logger.exception("a call failed in the gateway")
             return _refusal(request, ProtocolError(500, "internal", f"{type(error).__name__}: {error}"))
 

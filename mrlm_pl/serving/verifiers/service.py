@@ -90,7 +90,7 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
             results: list[pb.Score] = await asyncio.gather(*scores)
         except ConfigurationError as error:
             return await self._refuse(context, Code.INVALID_ARGUMENT, _error_text(error))
-        except Exception as error:
+        except Exception as error:  # one request does not end the server
             logger.exception("conversations could not be scored")
             return await self._refuse(context, Code.INTERNAL, _error_text(error))
         finally:
@@ -133,7 +133,7 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         conversations = [conversation for conversation, _ in batch]
         try:
             scores = await asyncio.get_running_loop().run_in_executor(self._thread, self._scores, conversations)
-        except Exception as error:
+        except Exception as error:  # a model may raise anything on a conversation
             for item in batch:
                 if item[1].done():
                     continue

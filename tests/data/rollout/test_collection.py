@@ -13,11 +13,12 @@ import pytest
 from mrlm_pl.data.rollout import collection as collecting
 from mrlm_pl.data.rollout.collection import RolloutCollection, check_played, first_failure
 from mrlm_pl.data.rollout.collectors.asynchronous import AsyncOptions
-from mrlm_pl.data.rollout.collectors.groups import Collected, SyncCollector
+from mrlm_pl.data.rollout.collectors.groups import Collected, GroupPlan, SyncCollector
 from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Episode, Task
 from mrlm_pl.episode_files import EpisodeRetention
 from mrlm_pl.errors import RolloutError
+from mrlm_pl.learner.credit.decisions import TreeCredit
 from mrlm_pl.learner.credit.returns import EpisodeCredit
 from mrlm_pl.learner.token_measures import TokenMeasures
 from tests.conftest import EchoEnvironment
@@ -35,7 +36,8 @@ def test_one_of_the_tensor_parallel_ranks_writes_their_episodes(
     environments = {"echo": EchoEnvironment()}
     stream = SimpleNamespace(plan_until=lambda *_: None, state=dict)
     parts: Any = SimpleNamespace(stream=stream, stale=None, groups=1, environments=environments)
-    collection = RolloutCollection(parts, parts, parts, Sampling(), None, 0, AsyncOptions(), EpisodeRetention())
+    plan = GroupPlan(parts, groups=1, group_sizes={"echo": 2}, seed=0)
+    collection = RolloutCollection(parts, parts, plan, Sampling(), None, 0, AsyncOptions(), EpisodeRetention())
     measures = TokenMeasures(0, {})
     learner: Any = SimpleNamespace(trainer=trainer, metrics=SimpleNamespace(tokens=measures))
     learner.smallest_group, learner.unit, learner.further, learner.no_signal = 2, EpisodeCredit(), None, ""
@@ -48,6 +50,27 @@ def test_one_of_the_tensor_parallel_ranks_writes_their_episodes(
         collection.collect(1, 1)
     collection._writer.finish()
     assert sorted(path.name for path in tmp_path.iterdir()) == names
+
+
+def test_groups_that_play_on_keep_the_rules_of_their_algorithm_when_another_one_begins() -> None:
+    """Threads of an asynchronous collector may ask after the next fit has begun."""
+    parts: Any = SimpleNamespace(state=dict, stale=None, with_reward_scale=list)
+    parts.stream = parts
+    plan = GroupPlan(parts, groups=1, group_sizes={"echo": 4}, seed=0)
+    collection = RolloutCollection(parts, parts, plan, Sampling(), None, 0, AsyncOptions(), None)
+    strategy = SimpleNamespace(distributed_sampler_kwargs={"rank": 0, "num_replicas": 1})
+    trainer = SimpleNamespace(world_size=1, global_rank=0, strategy=strategy)
+    plans = []
+    for smallest, unit in ((2, EpisodeCredit()), (3, TreeCredit())):
+        learner: Any = SimpleNamespace(trainer=trainer, smallest_group=smallest, unit=unit, further=None, no_signal="")
+        learner.without_signal = lambda group, smallest=smallest: smallest == 2
+        collection.begin(learner)
+        assert collection.collector is not None
+        plans.append(collection.collector.plan)
+    assert [(plan.smallest_group, plan.trees, plan.without_signal([])) for plan in plans] == [
+        (2, False, True),
+        (3, True, False),
+    ]
 
 
 def test_a_collector_can_be_shown_before_it_has_players() -> None:

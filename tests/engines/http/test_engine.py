@@ -7,6 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from mrlm_pl.concurrency.backoff import until
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.data.rollout.checks import check_logprobs
 from mrlm_pl.engines import InProcessEngine, OpenAICompatible, Sample, SampleRequest, Sampling
+from mrlm_pl.engines.http.probes import PROBES
 from mrlm_pl.engines.http.replicas import UNUSABLE_REPLIES, Terms
 from mrlm_pl.engines.routing import RoutingEngine
 from mrlm_pl.errors import ConfigurationError, EngineError, RemoteError
@@ -349,11 +351,26 @@ def test_a_server_that_names_its_pause_gets_it(
     remote = engine(server)
     run(remote, request((5,)))
     server.header, server.faults = b"Retry-After: 120", [(429, {"error": {"message": "busy"}})]
-    with pytest.raises(RemoteError, match=r"in 1 tries.*patience_seconds: 60.*status 429: busy"):
+    with pytest.raises(RemoteError, match=r"in 1 tries.*raise the bound.*429 \(Retry-After: 120\): busy"):
         run(remote, request((5,)))
     server.header, server.faults = b"Retry-After: Wed, 21 Oct 2065 07:28:00 GMT", [(429, {})]
     remote._replicas.all[0].rests_until = 0.0
     assert len(run(remote, request((5,)))) == 1
+
+
+def test_the_probes_of_a_check_are_asked_at_once(
+    serve: Callable[..., Any], engine: Callable[..., OpenAICompatible]
+) -> None:
+    """A server of a frozen policy is checked in every rollout that follows a longer update."""
+    server = serve()
+    server.awake.clear()
+    with ThreadPoolExecutor() as threads:
+        checked = threads.submit(engine(server).check, "p")
+        asyncio.run(until(lambda: server.busy > len(PROBES), 3))
+        busy = server.busy
+        server.wake()
+        checked.result()
+    assert busy == len(PROBES) + 1, "the greedy samples, and the one that top-k leaves a token"
 
 
 def test_a_server_that_comes_back_with_other_weights_is_refused(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
 import weakref
@@ -256,6 +257,33 @@ def test_a_step_waits_for_nothing() -> None:
         device.place(backend.weights.tensors())
         generated(backend, rows)
     assert len(device.places) == 2 * 40 // 8  # tokens and log-probabilities of 8 steps at once
+
+
+def test_engines_of_a_process_capture_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A capture begins with a wait for the whole device, which CUDA refuses within any other capture on it."""
+    capturing, begun = threading.Lock(), threading.Semaphore(0)
+
+    class Graph(contextlib.ExitStack):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__()
+            begun.release()
+            if not capturing.acquire(blocking=False):
+                raise RuntimeError("operation not permitted when stream is capturing")
+            self.callback(capturing.release)
+
+    monkeypatch.setattr(torch.cuda, "graph", Graph)
+    for name, stand_in in {"device": contextlib.nullcontext, "Stream": str, "CUDAGraph": type("Graph", (), {})}.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+
+    def step() -> torch.Tensor:
+        begun.acquire()  # this capture's
+        begun.acquire(timeout=0.2)  # another one's, which must not begin
+        return torch.zeros(1)
+
+    device = torch.device("cuda")
+    with ThreadPoolExecutor(2) as threads:
+        captures = [threads.submit(CudaGraphs(), step, device) for _ in range(2)]
+        assert all(callable(capture.result()) for capture in captures)
 
 
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]

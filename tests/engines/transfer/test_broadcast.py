@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from mrlm_pl.engines.transfer import broadcast
 from mrlm_pl.engines.transfer.broadcast import Invitation, WeightReceiver, WeightSender, check_fit, install
-from mrlm_pl.engines.transfer.manifest import Manifest, WeightSnapshot
+from mrlm_pl.engines.transfer.manifest import Manifest, TensorRecord, WeightSnapshot
 from mrlm_pl.errors import EngineError
 from tests.support.models.weight_processes import many_tensors
 
@@ -270,6 +270,14 @@ def test_small_tensors_of_a_dtype_are_sent_as_one(
     _, (future,) = sent(sender(), threads, snapshot, snapshot.missing([{}], 2**23), [WeightReceiver()])
     torch.testing.assert_close(future.result(), given, atol=0, rtol=0)
     assert sent_sizes == [500 * 100 * 4, 3, 2**20, 7 * 4]
+
+
+def test_small_tensors_are_joined_up_to_a_bucket() -> None:
+    """A model of experts has thousands of them: as one block they were GBs, held twice."""
+    records = [TensorRecord(str(number), (1000,), torch.uint8, 1000, 0) for number in range(25)]
+    blocks = Manifest(tuple(records), bucket_bytes=10_000).blocks()
+    assert [record for block in blocks for record in block] == records
+    assert [len(block) for block in blocks] == [10, 10, 5]
 
 
 def test_a_full_gpu_is_no_lost_member(sender: Callable[..., WeightSender], threads: ThreadPoolExecutor) -> None:

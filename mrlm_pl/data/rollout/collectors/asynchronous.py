@@ -21,7 +21,7 @@ from mrlm_pl.engines import ContinuousEngine, RoutingEngine, Sampling
 from mrlm_pl.episode import Episode, Turn
 from mrlm_pl.errors import RolloutError
 from mrlm_pl.rollout.play import EpisodeSpec
-from mrlm_pl.settings import at_least, check_arguments, positive
+from mrlm_pl.settings import Settings, at_least, positive
 
 logger = logging.getLogger(__name__)
 
@@ -32,9 +32,8 @@ _TOLD = 5
 _ADVICE = "an async environment must await its I/O; or raise data.async_options.patience"
 
 
-@check_arguments
 @dataclass(frozen=True)
-class AsyncOptions:
+class AsyncOptions(Settings):
     """Settings of playing while the learner updates.
 
     Args:

@@ -24,7 +24,6 @@ from mrlm_pl.rollout.player import EpisodePlayer
 from mrlm_pl.rollout.rounds import RoundOptions, Rounds
 from mrlm_pl.rollout.tree_player import TreePlayer
 from mrlm_pl.seeding import derive_seed
-from mrlm_pl.settings import at_least
 from mrlm_pl.trainer.termination import ended_by_sigterm
 
 T = TypeVar("T")
@@ -37,7 +36,7 @@ PlaySpecs = Callable[[Sequence[EpisodeSpec]], Awaitable[Sequence[Any]]]
 FailedMembers = Literal["shrink", "drop", "resample"]
 
 
-@dataclass
+@dataclass(frozen=True)
 class GroupPlan:
     """The episodes of every group of every iteration, as a function of the position alone, and the rules for failures.
 
@@ -55,9 +54,6 @@ class GroupPlan:
         trees: whether the episodes are the paths of a turn tree. Paths share decisions, so ``resample`` plays the whole
             tree again.
         further: the further episodes of each group.
-
-    Raises:
-        ConfigurationError: a value out of range.
     """
 
     tasks: TaskStream
@@ -71,10 +67,6 @@ class GroupPlan:
     without_signal: Callable[[Sequence[Episode]], bool] = equal_returns
     trees: bool = False
     further: FurtherEpisodes | None = None
-
-    def __post_init__(self) -> None:
-        at_least(0, "data.", resample_rounds=self.resample_rounds)
-        at_least(1, "data.", member_rounds=self.member_rounds)
 
     def specs(self, iteration: int, group: int, attempt: int = 0) -> list[EpisodeSpec]:
         """Return the episodes of a group; ``attempt`` counts its tasks from 0."""
