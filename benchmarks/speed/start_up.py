@@ -136,6 +136,7 @@ def started(words: Sequence[str], code: Path, threads: int, **variables: str) ->
     """Run Python with the code of a checkout in an empty folder, and return its seconds in all, by clock."""
     sources = os.pathsep.join(str(code / name) for name in ("", "environments", "callbacks"))
     environment = {**os.environ, "PYTHONPATH": sources, "OMP_NUM_THREADS": str(threads), **variables}
+    environment["PYTHONDONTWRITEBYTECODE"] = ""  # an installed package is compiled once, and not at each start
     with tempfile.TemporaryDirectory() as folder:
         begun = time.perf_counter()
         environment[STARTED] = str(time.time())

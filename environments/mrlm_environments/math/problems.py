@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
+from functools import lru_cache
 from random import Random
 from typing import Literal, get_args
 
@@ -22,6 +23,9 @@ MAX_DIFFICULTY = 5
 
 NAMES = ("Ann", "Ben", "Eva", "Ida", "Leo", "Mia", "Sam", "Tom")
 THINGS = ("cups", "eggs", "hats", "keys", "nuts", "pens", "toys")
+
+_value = lru_cache(2**14)(evaluate)
+"""The value of a step; easy problems repeat steps, and a task of a held-out split takes ten problems on average."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,7 @@ def decimal_text(value: Fraction) -> str:
     >>> decimal_text(Fraction(6, 2)), decimal_text(Fraction(-7, 4)), decimal_text(Fraction(7, 3))
     ('3', '-1.75', '7/3')
     """
-    decimals = next((decimals for decimals in range(13) if (value * 10**decimals).denominator == 1), 0)
+    decimals = next((decimals for decimals in range(13) if 10**decimals % value.denominator == 0), 0)
     return f"{Decimal(f'{value * 10**decimals}e-{decimals}'):f}" if decimals else str(value)
 
 
@@ -75,7 +79,7 @@ def _problem_from_steps(question: str, key: str, *steps: str) -> Problem:
     >>> _problem_from_steps("3 bags of 4 nuts, 2 lost?", "bags", "3*4", "12-2").solution
     '3*4=12; 12-2=10'
     """
-    values = [Fraction(evaluate(step)) for step in steps]
+    values = [Fraction(_value(step)) for step in steps]
     equations = [f"{step}={decimal_text(value)}" for step, value in zip(steps, values, strict=True)]
     return _problem(question, values[-1], equations, key)
 

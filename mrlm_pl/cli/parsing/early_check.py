@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import itertools
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -40,8 +41,8 @@ SETTINGS = {
 }
 """Class and file of arguments that hold settings; ``policies`` holds them by name."""
 
-_NAME = re.compile(r"^    name = ", re.MULTILINE)
-"""The short name in the class of an environment."""
+_NAMED = re.compile(r'^class (\w+)|^ {4}name = "(.+)"$', re.MULTILINE)
+"""A class, or the short name of the environment before it."""
 
 TRAINER = "pytorch/trainer/trainer.py"
 OWN_TRAINER = ("output", "resume")
@@ -151,11 +152,11 @@ def _check_class(
             fault = f"`{setting}` is a setting of a policy; give it as `{option} VALUE`"
             raise MistakeError(f"{key}.{argument}", fault)
     _check_keys(class_arguments, name, known, key)
-    for argument, (cls, source) in SETTINGS.items() if short is None else ():
-        settings, known = class_arguments.get(argument), parameters(source, cls)
+    for argument in [name for name in SETTINGS if name in class_arguments] if short is None else ():
+        (cls, source), settings = SETTINGS[argument], class_arguments[argument]
         inner = settings.items() if argument == "policies" and isinstance(settings, Mapping) else [("", settings)]
         for named, item in inner:
-            _check_keys(item, cls, known, f"{key}.{argument}{named and '.'}{named}")
+            _check_keys(item, cls, parameters(source, cls), f"{key}.{argument}{named and '.'}{named}")
 
 
 def _check_keys(value: Any, owner: str, known: Sequence[str] | None, key: str) -> None:
@@ -190,13 +191,9 @@ def environment_names() -> tuple[dict[str, str], list[str]]:
     folder, short = _environments_folder(), dict[str, str]()
     if folder is None:
         return short, []
-    files = (file for file in sorted(folder.rglob("*.py")) if _NAME.search(file.read_text(encoding="utf-8")))
-    for file in files:
-        for cls in _classes(file).values():
-            for item in cls.body:
-                match item:
-                    case ast.Assign([ast.Name("name")], ast.Constant(str(name))):
-                        short[name] = cls.name
+    for file in sorted(folder.rglob("*.py")):
+        names = _NAMED.findall(file.read_text(encoding="utf-8"))
+        short |= {name: cls for (cls, _), (_, name) in itertools.pairwise(names) if name}
     return short, [*short, *short.values(), "RemoteEnvironment"]
 
 

@@ -269,7 +269,14 @@ def test_a_file_s_key_has_its_line(tmp_path: Path) -> None:
     assert (PACKAGE / "algorithms").is_dir()
 
 
-def test_the_names_of_environments_are_no_judges_or_tools() -> None:
-    _, names = environment_names()
+def test_the_names_of_environments_are_those_of_the_classes_and_no_judges_or_tools() -> None:
+    import mrlm_environments
+
+    from mrlm_pl.environment import Environment
+
+    short, names = environment_names()
+    exported = (getattr(mrlm_environments, name) for name in mrlm_environments.__all__)
+    classes = [cls for cls in exported if isinstance(cls, type) and issubclass(cls, Environment)]
+    assert short == {cls.name: cls.__name__ for cls in classes}
     assert {"debate", "DebateEnvironment", "RemoteEnvironment"} <= {*names}
     assert not {"RuleJudge", "Calculator"} & {*names}, "`ledger` was answered by RuleJudge"
