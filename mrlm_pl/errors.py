@@ -207,7 +207,7 @@ def nearest_path(path: Path, *, folders: bool = False) -> Path | None:
 
     beside = path.parent.iterdir() if path.parent.is_dir() else ()
     names = {path_beside.name: stem(path_beside.name) for path_beside in beside if path_beside.is_dir() == folders}
-    near = nearest(stem(path.name), names.values())
+    near = nearest(stem(path.name), sorted(names.values()))
     candidates = [name for name, name_stem in names.items() if name_stem == near]
     return path.parent / difflib.get_close_matches(path.name, candidates, n=1, cutoff=0)[0] if candidates else None
 

@@ -37,3 +37,12 @@ def test_a_path_has_the_nearest_of_its_kind(tmp_path: Path) -> None:
     (tmp_path / "qwen2.5-grpo").mkdir()
     assert nearest_path(tmp_path / "qwen3-grpo", folders=True) == tmp_path / "qwen2.5-grpo"
     assert nearest_path(tmp_path / "absent" / "quickstat") is None
+
+
+def test_the_order_of_a_folder_does_not_choose_a_near_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [tmp_path / "run_b.json", tmp_path / "run_a.json"]
+    for file in files:
+        file.touch()
+    for listed in (files, files[::-1]):
+        monkeypatch.setattr(Path, "iterdir", lambda _, listed=listed: iter(listed))
+        assert nearest_path(tmp_path / "run.json") == tmp_path / "run_a.json"

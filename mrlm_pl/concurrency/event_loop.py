@@ -12,7 +12,6 @@ import sys
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor, wait
-from concurrent.futures import TimeoutError as LateError
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -131,11 +130,9 @@ class EventLoopThread:
     def cancel_all(self) -> None:
         """Cancel all coroutines and wait for their end; warn of those that continue."""
         ending = self.submit(_cancel_others())
-        try:
-            running = ending.result(2 * END_SECONDS)
-        except LateError:
-            ending.cancel()
-            running = ["the call that blocks the event loop"]
+        ended = wait([ending], 2 * END_SECONDS).done
+        running = ending.result() if ended else ["the call that blocks the event loop"]
+        ending.cancel()  # does nothing to one that is done
         if running:
             logger.warning("cancelled, but not ended within %g s: %s", END_SECONDS, ", ".join(running))
 
@@ -179,10 +176,8 @@ def result_of(future: Future[T]) -> T:
 def _next(queue: SimpleQueue[_Item | None]) -> _Item | None:
     """Return the next item; handlers of signals run while the main thread waits for it."""
     while True:
-        try:
+        with suppress(Empty):
             return queue.get(timeout=_SIGNAL_SECONDS)
-        except Empty:
-            continue
 
 
 class ComputeQueue:

@@ -108,7 +108,7 @@ def dotted_path(name: str) -> str:
         return name
     file = Path(match.group(1)).expanduser().resolve()
     if not file.is_file():
-        neighbors = [item.name for item in file.parent.glob("*.py")]
+        neighbors = sorted(item.name for item in file.parent.glob("*.py"))
         hint = did_you_mean(file.name, neighbors, f"it is looked for in {file.parent}")
         raise ConfigurationError(f"{name!r}: there is no file {match.group(1)!r}; {hint}")
     if str(file.parent) not in sys.path:
@@ -140,7 +140,7 @@ def imported(name: str) -> Any:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise ImportError(_import_fault(module, error)) from error
         where = "its folder must be the working folder or on PYTHONPATH"
-        hint = did_you_mean(error.name, [file.stem for file in Path.cwd().glob("*.py")], where)
+        hint = did_you_mean(error.name, sorted(file.stem for file in Path.cwd().glob("*.py")), where)
         raise ImportError(f"there is no module {error.name!r}; {hint}") from error
     except Exception as error:  # a module may fail in any way while it is imported
         raise ImportError(_import_fault(module, error)) from error

@@ -374,7 +374,7 @@ def _meant_option(name: str, known: Collection[str]) -> str | None:
         if candidates:
             return ".".join((fitting or candidates)[0])
     longer_names = [option[2:] for option in training_options()] if "trainer" in known else []
-    last = nearest(name.rpartition(".")[2], {option.rpartition(".")[2] for option in longer_names})
+    last = nearest(name.rpartition(".")[2], [option.rpartition(".")[2] for option in longer_names])
     return nearest(name, [*known, *(option for option in longer_names if option.rpartition(".")[2] == last)])
 
 

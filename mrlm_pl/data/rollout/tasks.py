@@ -358,7 +358,7 @@ class RunTasks:
     ) -> None:
         self.environments = named_environments(environments, names)
         settings_by_name = dict(settings or {})
-        for name in settings_by_name.keys() - self.environments.keys():
+        for name in sorted(settings_by_name.keys() - self.environments.keys()):
             hint = did_you_mean(name, self.environments, f"the environments are {list(self.environments)}")
             raise ConfigurationError(
                 f"data.task_settings names the environment {name!r}, which this run does not have; {hint}"

@@ -24,6 +24,7 @@ from mrlm_pl.engines.http.probes import (
     check_server,
     check_weights,
     checked_folder,
+    common_facts,
     only_model,
 )
 from mrlm_pl.engines.http.replicas import (
@@ -104,7 +105,7 @@ class OpenAICompatible(Engine):
         self._model = model
         self._folder = None if weights_folder is None else Path(weights_folder)
         self._policies: dict[str, _Served] = {}
-        self._facts: ServerFacts | None = None
+        self._facts: dict[str, ServerFacts] = {}  # by URL
         self._loop = EventLoopThread()
         self._end = weakref.finalize(self, _end, self._loop, self._replicas)  # at the latest at the end of the process
         self._places = asyncio.Semaphore(terms.concurrency)
@@ -307,10 +308,9 @@ class OpenAICompatible(Engine):
 
     async def _server_facts(self, policy: str) -> ServerFacts:
         """Return the facts of the servers, requested once."""
-        if self._facts is None:
+        if not self._facts:
             await self._ready_anywhere(policy)
-        assert self._facts is not None
-        return self._facts
+        return common_facts(self._facts.values())
 
     async def _prepare(self, replica: Replica) -> None:
         """Check the abilities of a server and give it the current weights."""
@@ -325,13 +325,13 @@ class OpenAICompatible(Engine):
     async def _check(self, replica: Replica) -> None:
         ask = functools.partial(self._replicas.once, replica, whom="the check of the server")
         facts = await check_server(ask, replica.url, self.dialect, self._model_of)
-        before = self._facts or facts
+        before = self._facts.get(replica.url) or next(iter(self._facts.values()), facts)
         other = facts.greedy != () and not replica.trained and not set(facts.greedy) & set(before.greedy)
         if other or (facts.models != before.models and not self._model):
             what = "weights (no greedy sample is the same" if other else f"models ({facts.models}, not {before.models}"
             than = "before" if before.url == replica.url else before.url
             raise ConfigurationError(f"{replica.url} has other {what}) than {than}; start all servers with one model")
-        self._facts, replica.checked = facts, True
+        self._facts[replica.url], replica.checked = facts, True
 
     async def _call(self, replica: Replica, policy: str, calls: Sequence[Call]) -> None:
         for path, body in calls:
@@ -352,7 +352,7 @@ class OpenAICompatible(Engine):
 
     def window(self, policy: str) -> int | None:
         """Return the context window in tokens; None before the first request, and if the server does not say."""
-        return None if self._facts is None else self._facts.window
+        return common_facts(self._facts.values()).window if self._facts else None
 
     def close(self) -> None:
         """Close the connections, not the servers; may be called twice."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,13 @@ class ServerFacts:
     scaled: bool
     cut: bool
     greedy: tuple[tuple[int, ...], ...] = ()
+
+
+def common_facts(servers: Collection[ServerFacts]) -> ServerFacts:
+    """Return what holds for each of the servers, as any of them may answer a request."""
+    windows = [facts.window for facts in servers if facts.window is not None]
+    scaled, cut = all(facts.scaled for facts in servers), all(facts.cut for facts in servers)
+    return replace(next(iter(servers)), window=min(windows, default=None), scaled=scaled, cut=cut)
 
 
 async def check_server(ask: Ask, url: str, dialect: Dialect, choose: Choose) -> ServerFacts:

@@ -89,7 +89,7 @@ def seats_of_run(
             if name not in teachers:
                 logger.warning("policy %r decides for no agent; name it in `seats`, or leave it out", name)
             continue
-        hint = f"did you mean {near!r}? Otherwise name" if (near := nearest(name, used)) else "name"
+        hint = f"did you mean {near!r}? Otherwise name" if (near := nearest(name, bound.values())) else "name"
         raise ConfigurationError(
             f"policies: {name!r} decides for no agent, so nothing would train it; {hint} it in `seats`, or leave "
             f"it out; the policies in seats are {sorted(used)}"

@@ -223,6 +223,21 @@ def test_a_temperature_that_the_log_probabilities_do_not_have_is_refused(
     assert "before top-p and top-k" in caplog.text
 
 
+@pytest.mark.parametrize("late", [0, 1])
+def test_what_one_of_the_servers_cannot_do_is_asked_of_none(
+    late: int, serve: Callable[..., Any], engine: Callable[..., OpenAICompatible], caplog: pytest.LogCaptureFixture
+) -> None:
+    servers = plain, scaled = serve(window=32), serve(window=48)
+    scaled.scaled = True
+    servers[late].delay = 0.1  # its check ends last
+    remote = engine(*servers)
+    run(remote, request((5,), top_k=3))
+    assert "before top-p and top-k" in caplog.text
+    assert remote.window("p") == 32
+    with pytest.raises(ConfigurationError, match=rf"is 0\.7, and {plain.url}, {scaled.url} gives the log-prob"):
+        run(remote, request((5,), temperature=0.7))
+
+
 def test_processed_log_probabilities_hold_after_top_k(
     serve: Callable[..., Any], engine: Callable[..., OpenAICompatible], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -120,14 +120,14 @@ def test_a_stranger_who_sends_byte_by_byte_is_closed_in_time(gate: StoreGate, mo
         slow.settimeout(0.1)
         sent = 0
         while sent < 64:
-            slow.sendall(b"x")
-            sent += 1
             try:
+                slow.sendall(b"x")
+                sent += 1
                 assert slow.recv(1) == b""
                 break
             except TimeoutError:
                 continue
-            except ConnectionResetError:
+            except ConnectionError:
                 break
         assert sent < 40, "the gate has a deadline for each byte"
 

@@ -168,13 +168,13 @@ def test_opening_with_the_same_key_opens_one_session(served: Served) -> None:
 
 
 def test_an_opening_without_a_key_ends_with_its_client(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    begins, begin = threading.Event(), Scripted.begin
-    monkeypatch.setattr(Scripted, "begin", lambda self, task: begins.wait(60) and begin(self, task))
+    begun, begins, begin = threading.Event(), threading.Event(), Scripted.begin
+    monkeypatch.setattr(Scripted, "begin", lambda *given: (begun.set(), begins.wait(60), begin(*given))[-1])
     service = served.server.service
 
     async def leave() -> None:
         opening = asyncio.ensure_future(service.open(pb.OpenRequest(environment="scripted", task=to_json(TASK))))
-        while not service.opening:
+        while not begun.is_set():  # before that there is no environment to close
             await asyncio.sleep(0.01)
         opening.cancel()
         await asyncio.wait([opening])
