@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch import Trainer
 from torch import Tensor
 
 from mrlm_pl.advantages import group_centered_advantages
@@ -18,7 +19,7 @@ from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.engines import Sampling
 from mrlm_pl.errors import ConfigurationError, RemoteError
 from mrlm_pl.learner.contract import RolloutFacts
-from mrlm_pl.learner.credit.returns import Returns
+from mrlm_pl.learner.credit.returns import EpisodeCredit, Returns
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.losses import Clip
 from mrlm_pl.policy import Policy
@@ -61,6 +62,22 @@ class StackedReturns(PolicyGradient):
     def returns(self, episodes: Any, bonus: Any, greedy: Any) -> Any:
         found = super().returns(episodes, bonus, greedy)
         return replace(found, reward=torch.stack([2 * reward for reward in found.reward]))
+
+
+class FirstTurns(EpisodeCredit):
+    """The reward of an agent's first turn alone."""
+
+    def returns(self, episodes: Any, bonus: Any, greedy: Any) -> Any:
+        first = [e.trajectories[agent][0].turns[0].reward for e in episodes for agent in e.trajectories]
+        return replace(super().returns(episodes, bonus, greedy), reward=torch.tensor(first, dtype=torch.float64))
+
+
+class OwnUnit(PolicyGradient):
+    advantage = staticmethod(group_centered_advantages)
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.unit = FirstTurns()
 
 
 class NoBaseline(PolicyGradient):
@@ -256,6 +273,20 @@ def test_returns_of_a_frozen_partner_are_no_signal(algorithm: Callable[..., Any]
     assert not learner.without_signal(group)
     assert learner.without_signal(beside_partner(group, "b"))
     assert not learner.without_signal(beside_partner(group, "a"))
+
+
+def test_an_own_unit_of_credit_has_returns_a_signal_and_rows() -> None:
+    learner = OwnUnit({"main": Policy()})
+    learner._check_credit()
+    learner.trainer = Trainer(logger=False, accelerator="cpu")
+    group = [turn_episode(n, "g", {"a": [("s", float(n)), ("s", 3.0 - n)]}) for n in range(2)]
+    assert not learner.without_signal(group), "the sums are equal, the first turns are not"
+    rows = learner.credit(group, Sampling(), ())["main"]
+    assert [set(row[mask].tolist()) for row, mask in zip(rows.advantages, rows.action_mask, strict=True)] == [
+        {-0.5},
+        {0.5},
+    ]
+    assert [[*turns] for turns in rows.turn_baselines] == [[(0.0, 0.5)] * 2, [(1.0, 0.5)] * 2]
 
 
 def test_own_returns_are_asked_for_episodes_alone() -> None:
