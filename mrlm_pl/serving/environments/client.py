@@ -188,8 +188,7 @@ class RemoteEnvironment(Environment, proxy=True):
         reply, address = await self._servers.first_answer(
             lambda server, left: server.call("Open", request, self.step_seconds), self.open_seconds, _ELSEWHERE, late
         )
-        fault = f"hosts {self._who} with other settings than %s: rules may differ in a run; start both with the same"
-        what = (self.addresses, self.name, request.settings)
+        what, fault = (self.addresses, self.name, request.settings), f"hosts {self._who} with other settings than"
         warn_of_difference(what, reply.direct or address.target, reply.settings, fault)
         with _protocol_of(address.target):
             if not 0 < reply.lease_seconds < math.inf:

@@ -165,12 +165,13 @@ def warn_of_difference(what: Hashable, server: str, value: str, fault: str) -> N
         what: is the same for servers that should have the same value.
         server: its address.
         value: such as a digest.
-        fault: the message after the server's address; ``%s`` is the other server.
+        fault: the message between the addresses of this and of the other server.
     """
     servers = _facts.setdefault(what, {})
     if value and value not in servers:
         if servers:
-            logger.warning(f"%s {fault}", server, next(iter(servers.values())))
+            other = next(iter(servers.values()))
+            logger.warning("%s %s %s: rewards may differ within a run; serve the same", server, fault, other)
         servers[value] = server
 
 
