@@ -129,12 +129,11 @@ class SeatedModel:
         """
         specs = evaluation_specs(self.environment, num_episodes, split, seed, samples_per_task, self.name)
         if len(specs) < num_episodes:
-            fault = f"the {split} split has tasks for {len(specs)} of up to {num_episodes} episodes"
             remedy = "raise `samples_per_task` to play each more often"
             source = self.environment.tasks(split)
             if isinstance(source, DatasetTasks) and source.numbers and source.numbers[-1] > len(source.rows):
                 remedy += f"; other rows of the data are left out, and `data: {{{split}: FILE}}` plays a whole file"
-            tell(f"{fault}; {remedy}")
+            tell(f"the {split} split has tasks for {len(specs)} of up to {num_episodes} episodes; {remedy}")
         return specs
 
     def policy_by_agent(self) -> dict[str, str]:

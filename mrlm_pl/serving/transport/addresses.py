@@ -180,13 +180,9 @@ def note_gone(address: Address, who: str, problem: Exception, seconds: float) ->
     since, warned = _silent_since.get((who, address), (now, -math.inf))
     if now - warned < WARNING_SECONDS:
         return
-    if since == now:
-        remedy = "start it if it is not running"
-        logger.warning(
-            "%s at %s does not answer (%s); retrying for %g s: %s", who, address.target, problem, seconds, remedy
-        )
-    else:
-        logger.warning("%s at %s has not answered for %.0f s (%s)", who, address.target, now - since, problem)
+    fault = f"has not answered for {now - since:.0f} s" if now > since else "does not answer"
+    text = "%s at %s %s (%s); retrying for %g s: start it if it is not running"
+    logger.warning(text, who, address.target, fault, problem, seconds)
     _silent_since[who, address] = since, now
 
 
