@@ -44,8 +44,8 @@ def main(answers: int = 8000, iterations: int = 20, output: str = "runs/maporl",
     for when, model in (("before", "builtin:tiny"), ("after", str(folder / "team"))):
         held_out = CollaborativeReasoningEnvironment(max_turns=3, scorer=scorer)
         report = mrlm_pl.evaluate(model, held_out, num_episodes=episodes, sampling=sampling)
-        score, (low, high) = report.metrics[VERIFIER_SCORE].value, report.accuracy_ci95
-        print(f"{when}: score {score:.3f}, accuracy {report.accuracy:.3f}, 95 % [{low:.3f}, {high:.3f}]")
+        score = report.metrics[VERIFIER_SCORE].value
+        print(f"{when}: score {score:.3f}, accuracy {report.accuracy:.3f}, 95 % {report.accuracy_ci95}")
 
 
 if __name__ == "__main__":

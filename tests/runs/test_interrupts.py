@@ -131,7 +131,7 @@ def test_the_end_of_the_terminal_acts_as_sigterm(monkeypatch: pytest.MonkeyPatch
 
 
 def test_an_interrupted_exec_leaves_the_exit_status_to_the_command(tmp_path: Path) -> None:
-    """Imports run `exec`; `python -m` ends by SIGINT after a KeyboardInterrupt in one, whoever catches it."""
+    """Imports run `exec`; `python -m` ends by SIGINT after a KeyboardInterrupt in one, even a caught one."""
     program = (
         "import signal, sys\nfrom mrlm_pl.runs.interrupts import ending_in_order\n"
         "try:\n    with ending_in_order() as found:\n        exec('signal.raise_signal(signal.SIGTERM)')\n"
