@@ -3,6 +3,7 @@
 python examples/async_ray.py
 """
 
+from jsonargparse import auto_cli
 from mrlm_environments import MathEnvironment
 
 import mrlm_pl
@@ -25,4 +26,4 @@ def main(iterations: int = 40, output: str = "runs/async-ray", workers: int = 2)
 
 
 if __name__ == "__main__":
-    main()
+    auto_cli(main, description=__doc__)

@@ -5,6 +5,8 @@ python examples/number_guessing.py
 
 from __future__ import annotations
 
+from jsonargparse import auto_cli
+
 from mrlm_pl.algorithms import GRPO
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.engines import Sampling
@@ -58,4 +60,4 @@ def main(iterations: int = 20, folder: str = "runs/number-guessing") -> None:
 
 
 if __name__ == "__main__":
-    main()
+    auto_cli(main, description=__doc__)

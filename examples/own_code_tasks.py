@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from jsonargparse import auto_cli
 from mrlm_environments import CodeEnvironment
 
 from mrlm_pl.environment import Task
@@ -66,4 +67,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    auto_cli(main, description=__doc__)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from random import Random
 from typing import Any
 
+from jsonargparse import auto_cli
 from mrlm_environments import ToolEnvironment
 
 from mrlm_pl.environment import SeededTasks, TaskSource
@@ -97,4 +98,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    auto_cli(main, description=__doc__)

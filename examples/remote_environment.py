@@ -9,6 +9,8 @@ import asyncio
 import subprocess
 import sys
 
+from jsonargparse import auto_cli
+
 from mrlm_pl.episode import Message, Task
 from mrlm_pl.serving import RemoteEnvironment
 
@@ -45,4 +47,4 @@ def main(episodes: int = 10) -> list[float]:
 
 
 if __name__ == "__main__":
-    main()
+    auto_cli(main, description=__doc__)

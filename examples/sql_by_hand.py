@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 
+from jsonargparse import auto_cli
 from mrlm_environments import SqlEnvironment
 
 from mrlm_pl.episode import Message
@@ -30,4 +31,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    auto_cli(main, description=__doc__)

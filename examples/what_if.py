@@ -3,6 +3,7 @@
 python examples/what_if.py
 """
 
+from jsonargparse import auto_cli
 from mrlm_environments import MathEnvironment
 
 import mrlm_pl
@@ -24,4 +25,4 @@ def main(iterations: int = 10, output: str = "runs/what-if", samples: int = 16) 
 
 
 if __name__ == "__main__":
-    main()
+    auto_cli(main, description=__doc__)

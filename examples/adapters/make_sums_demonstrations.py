@@ -48,7 +48,7 @@ def write_demonstrations(path: Path, count: int) -> None:
 
 def main() -> None:
     """Write the file of the command line."""
-    parser = argparse.ArgumentParser(description="Write demonstrations of sums for the built-in tiny model.")
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--output", type=Path, default=Path("runs/tiny-sums.jsonl"))
     parser.add_argument("--count", type=int, default=6_400, help="rows")
     options = parser.parse_args()

@@ -5,6 +5,7 @@ python examples/adapters/openenv_round_trip.py
 
 import asyncio
 
+from jsonargparse import auto_cli
 from mrlm_environments import MathEnvironment, OpenEnvEnvironment
 
 from mrlm_pl.concurrency.event_loop import EventLoopThread
@@ -50,4 +51,4 @@ def main() -> list[float]:
 
 
 if __name__ == "__main__":
-    main()
+    auto_cli(main, description=__doc__)

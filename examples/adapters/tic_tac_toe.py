@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from jsonargparse import auto_cli
 from mrlm_callbacks import SelfPlay
 from mrlm_environments import PettingZooEnvironment, TextArenaCodec, TextCodec
 
@@ -66,4 +67,4 @@ def main(iterations: int = 100, folder: str = "runs/tic-tac-toe") -> None:
 
 
 if __name__ == "__main__":
-    main()
+    auto_cli(main, description=__doc__)

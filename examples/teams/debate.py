@@ -3,6 +3,7 @@
 python examples/teams/debate.py
 """
 
+from jsonargparse import auto_cli
 from mrlm_environments import DebateEnvironment, RuleJudge
 
 import mrlm_pl
@@ -22,4 +23,4 @@ def main(iterations: int = 20, output: str = "runs/debate") -> None:
 
 
 if __name__ == "__main__":
-    main()
+    auto_cli(main, description=__doc__)

@@ -6,6 +6,7 @@ python examples/teams/gateway_team.py
 import runpy
 from pathlib import Path
 
+from jsonargparse import auto_cli
 from mrlm_environments import HarnessEnvironment
 
 import mrlm_pl
@@ -28,4 +29,4 @@ def main(iterations: int = 40, output: str = "runs/gateway-team") -> None:
 
 
 if __name__ == "__main__":
-    main()
+    auto_cli(main, description=__doc__)

@@ -1,10 +1,14 @@
 """MAPoRL in four steps: collect answers, train a verifier on them, co-train two policies on its scores, evaluate.
 
+The tiny model learns to please so small a verifier: the score triples, and the accuracy stays below a tenth. Compare
+both in your own runs (docs/verifier.md#reward-hacking).
+
 python examples/teams/maporl_steps.py
 """
 
 from pathlib import Path
 
+from jsonargparse import auto_cli
 from mrlm_environments import CollaborativeReasoningEnvironment, MathEnvironment
 
 import mrlm_pl
@@ -12,6 +16,7 @@ from mrlm_pl.algorithms import CorrectnessModel
 from mrlm_pl.cli.main import main as mrlm
 from mrlm_pl.data import AnswerDataModule
 from mrlm_pl.reward_models import RewardModel
+from mrlm_pl.reward_models.scorer import VERIFIER_SCORE
 
 
 def main(answers: int = 8000, iterations: int = 20, output: str = "runs/maporl", episodes: int = 400) -> None:
@@ -35,11 +40,13 @@ def main(answers: int = 8000, iterations: int = 20, output: str = "runs/maporl",
     data = mrlm_pl.RolloutDataModule(discussion, groups=8, iterations=iterations, sampling=sampling)
     trainer = mrlm_pl.Trainer(output=str(folder / "team"), limit_val_batches=0, gradient_clip_val=1.0)
     trainer.fit(algorithm, data)
-    # 4. Accuracy by the problems' own answers, since a verifier's score can be gamed.
-    held_out = CollaborativeReasoningEnvironment(max_turns=3)
-    report = mrlm_pl.evaluate(str(folder / "team"), held_out, num_episodes=episodes, sampling=sampling)
-    print(f"accuracy {report.accuracy:.3f}, 95 % {report.accuracy_ci95}")
+    # 4. The verifier's score beside the accuracy by the problems' own answers, before and after.
+    for when, model in (("before", "builtin:tiny"), ("after", str(folder / "team"))):
+        held_out = CollaborativeReasoningEnvironment(max_turns=3, scorer=scorer)
+        report = mrlm_pl.evaluate(model, held_out, num_episodes=episodes, sampling=sampling)
+        score = report.metrics[VERIFIER_SCORE].value
+        print(f"{when}: score {score:.3f}, accuracy {report.accuracy:.3f}, 95 % {report.accuracy_ci95}")
 
 
 if __name__ == "__main__":
-    main()
+    auto_cli(main, description=__doc__)

@@ -3,6 +3,7 @@
 python examples/teams/self_play.py
 """
 
+from jsonargparse import auto_cli
 from mrlm_callbacks import AnchorGames, SelfPlay
 from mrlm_environments import TicTacToe
 
@@ -24,4 +25,4 @@ def main(iterations: int = 60, output: str = "runs/self-play", games: int = 256)
 
 
 if __name__ == "__main__":
-    main()
+    auto_cli(main, description=__doc__)

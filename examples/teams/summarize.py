@@ -5,6 +5,7 @@ The rewards are CoMLRL's: ratios of length and of new words, shared words, linki
 python examples/teams/summarize.py
 """
 
+from jsonargparse import auto_cli
 from mrlm_environments import WritingEnvironment
 
 import mrlm_pl
@@ -21,4 +22,4 @@ def main(iterations: int = 16, output: str = "runs/summarize") -> None:
 
 
 if __name__ == "__main__":
-    main()
+    auto_cli(main, description=__doc__)

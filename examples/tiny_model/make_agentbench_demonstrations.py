@@ -248,7 +248,7 @@ def build_tokenizer(texts: list[str], names: str) -> PreTrainedTokenizerFast:
 
 def main() -> None:
     """Write ``rows.jsonl`` and ``untrained`` to the command line's folder."""
-    parser = argparse.ArgumentParser(description="Write demonstrations of tasks of AgentBench for a small model.")
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--environment", choices=list(EXPERTS), help="default: all five")
     parser.add_argument("--team", action="store_true")
     parser.add_argument("--output", type=Path, required=True, help="folder")

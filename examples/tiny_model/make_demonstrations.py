@@ -72,7 +72,7 @@ def write_demonstrations(path: Path, first: int, count: int, estimated: Mapping[
 
 def main() -> None:
     """Write the files to the command line's folder."""
-    parser = argparse.ArgumentParser(description="Write demonstrations for the built-in tiny model.")
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--output", type=Path, default=Path("runs/tiny-data"))
     parser.add_argument("--worked", type=int, default=128_000, help="rows of worked.jsonl")
     parser.add_argument("--mixed", type=int, default=16_000, help="rows of mixed.jsonl")

@@ -41,7 +41,7 @@ def demonstrations(environment: TicTacToe, task: Task, rng: Random) -> Iterator[
 
 def main() -> None:
     """Write the command line's file."""
-    parser = argparse.ArgumentParser(description="Write demonstrations of random moves at tic-tac-toe.")
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--output", type=Path, required=True, help="JSONL file")
     parser.add_argument("--games", type=int, default=6_000)
     options = parser.parse_args()

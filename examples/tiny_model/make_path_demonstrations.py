@@ -48,7 +48,7 @@ def demonstrations(environment: PlanPath, task: Task, rng: Random) -> Iterator[d
 
 def main() -> None:
     """Write the command line's file."""
-    parser = argparse.ArgumentParser(description="Write demonstrations of paths for the tiny model.")
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--output", type=Path, required=True, help="JSONL file")
     parser.add_argument("--episodes", type=int, default=6_000)
     parser.add_argument("--settings", type=json.loads, default={}, help="arguments of PlanPath, as JSON")

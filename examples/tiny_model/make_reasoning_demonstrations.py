@@ -51,7 +51,7 @@ def demonstration(environment: CollaborativeReasoningEnvironment, task: Task, in
 
 def main() -> None:
     """Write the command line's file."""
-    parser = argparse.ArgumentParser(description="Write demonstrations of collaborative reasoning for the tiny model.")
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--output", type=Path, required=True, help="JSONL file")
     parser.add_argument("--rows", type=int, default=8_000)
     options = parser.parse_args()

@@ -62,7 +62,7 @@ def demonstration(environment: SingleAgentEnvironment, task: Task, careful: bool
 
 def main() -> None:
     """Write the command line's file."""
-    parser = argparse.ArgumentParser(description="Write demonstrations of code or of tool calls for the tiny model.")
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--environment", choices=("code", "tools"), required=True)
     parser.add_argument("--output", type=Path, required=True, help="JSONL file")
     parser.add_argument("--rows", type=int, default=None, help="default: 10,000 of code, 16,000 of tools")

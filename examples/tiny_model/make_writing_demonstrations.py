@@ -39,7 +39,7 @@ def demonstration(environment: WritingEnvironment, task: Task, agent: str) -> di
 
 def main() -> None:
     """Write the command line's file."""
-    parser = argparse.ArgumentParser(description="Write demonstrations of words for the tiny model.")
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--output", type=Path, required=True, help="JSONL file")
     parser.add_argument("--rows", type=int, default=ROWS, help="half of them for each agent")
     options = parser.parse_args()

@@ -3,6 +3,7 @@
 python examples/training/simple_ppo.py
 """
 
+from jsonargparse import auto_cli
 from mrlm_environments import MathEnvironment
 
 import mrlm_pl
@@ -18,4 +19,4 @@ def main(iterations: int = 30, output: str = "runs/simple-ppo") -> None:
 
 
 if __name__ == "__main__":
-    main()
+    auto_cli(main, description=__doc__)

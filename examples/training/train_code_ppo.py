@@ -6,6 +6,7 @@ python examples/training/train_hybrid_sft_ppo.py
 python examples/training/train_code_ppo.py
 """
 
+from jsonargparse import auto_cli
 from mrlm_environments import CodeEnvironment
 
 import mrlm_pl
@@ -25,4 +26,4 @@ def main(iterations: int = 20, output: str = "runs/code-ppo", model: str = "runs
 
 
 if __name__ == "__main__":
-    main()
+    auto_cli(main, description=__doc__)

@@ -3,6 +3,7 @@
 python examples/training/train_distributed_ppo.py
 """
 
+from jsonargparse import auto_cli
 from mrlm_environments import MathEnvironment
 
 import mrlm_pl
@@ -21,4 +22,4 @@ def main(iterations: int = 30, output: str = "runs/distributed-ppo", strategy: s
 
 
 if __name__ == "__main__":
-    main()
+    auto_cli(main, description=__doc__)

@@ -3,6 +3,7 @@
 python examples/training/train_dpo_preferences.py
 """
 
+from jsonargparse import auto_cli
 from mrlm_environments import MathEnvironment
 
 import mrlm_pl
@@ -31,4 +32,4 @@ def main(episodes: int = 4000, output: str = "runs/dpo-preferences") -> None:
 
 
 if __name__ == "__main__":
-    main()
+    auto_cli(main, description=__doc__)

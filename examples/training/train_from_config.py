@@ -3,6 +3,8 @@
 python examples/training/train_from_config.py
 """
 
+from jsonargparse import auto_cli
+
 from mrlm_pl import read_episodes
 from mrlm_pl.cli.main import main as mrlm
 
@@ -17,4 +19,4 @@ def main(iterations: int = 30, output: str = "runs/from-config", config: str = "
 
 
 if __name__ == "__main__":
-    main()
+    auto_cli(main, description=__doc__)

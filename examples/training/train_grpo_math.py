@@ -3,6 +3,7 @@
 python examples/training/train_grpo_math.py
 """
 
+from jsonargparse import auto_cli
 from mrlm_environments import MathEnvironment
 
 import mrlm_pl
@@ -24,4 +25,4 @@ def main(iterations: int = 60, output: str = "runs/grpo-math") -> None:
 
 
 if __name__ == "__main__":
-    main()
+    auto_cli(main, description=__doc__)

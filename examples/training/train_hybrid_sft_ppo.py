@@ -6,6 +6,7 @@ python examples/training/train_hybrid_sft_ppo.py
 import json
 from pathlib import Path
 
+from jsonargparse import auto_cli
 from mrlm_environments import CodeEnvironment
 
 import mrlm_pl
@@ -41,4 +42,4 @@ def main(rows: int = 4000, iterations: int = 20, output: str = "runs/hybrid") ->
 
 
 if __name__ == "__main__":
-    main()
+    auto_cli(main, description=__doc__)

@@ -3,6 +3,7 @@
 python examples/training/train_math_ppo.py
 """
 
+from jsonargparse import auto_cli
 from mrlm_environments import MathEnvironment
 
 import mrlm_pl
@@ -23,4 +24,4 @@ def main(iterations: int = 60, output: str = "runs/math-ppo", episodes: int = 50
 
 
 if __name__ == "__main__":
-    main()
+    auto_cli(main, description=__doc__)

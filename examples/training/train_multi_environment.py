@@ -3,6 +3,7 @@
 python examples/training/train_multi_environment.py
 """
 
+from jsonargparse import auto_cli
 from mrlm_environments import CoordinationGame, MathEnvironment
 
 import mrlm_pl
@@ -27,4 +28,4 @@ def main(iterations: int = 40, output: str = "runs/multi-environment") -> None:
 
 
 if __name__ == "__main__":
-    main()
+    auto_cli(main, description=__doc__)

@@ -3,6 +3,7 @@
 python examples/training/train_sft_world_model.py
 """
 
+from jsonargparse import auto_cli
 from mrlm_environments import MathEnvironment
 
 import mrlm_pl
@@ -23,4 +24,4 @@ def main(episodes: int = 2000, output: str = "runs/world-model") -> None:
 
 
 if __name__ == "__main__":
-    main()
+    auto_cli(main, description=__doc__)

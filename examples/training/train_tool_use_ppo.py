@@ -6,6 +6,7 @@ python examples/training/train_tool_use_ppo.py
 import json
 from pathlib import Path
 
+from jsonargparse import auto_cli
 from mrlm_environments import ToolEnvironment
 
 import mrlm_pl
@@ -43,4 +44,4 @@ def main(rows: int = 4000, iterations: int = 20, output: str = "runs/tool-use") 
 
 
 if __name__ == "__main__":
-    main()
+    auto_cli(main, description=__doc__)

@@ -171,7 +171,7 @@ def _run(command: str, arguments: Sequence[str]) -> int:
 
     Servers have handlers of their own from the moment that they listen, and end with status 0.
     """
-    with ending_in_order(sigterm=command not in TRAINING) as interruption:
+    with ending_in_order() as interruption:
         try:
             return _run_function(command, arguments)
         except KeyboardInterrupt:

@@ -20,8 +20,8 @@ class Measured:
 
     Args:
         value: its mean, or the share of the cases in which it holds; None of no case.
-        ci95: 95 % interval, clustered by problem: Wilson's where cases are counted or every value is 0 or 1, else
-            Student's t, within [0, 1] where every value is; None likewise.
+        ci95: 95 % interval, clustered by problem: Wilson's where cases are counted or the values are 0 and 1, else
+            Student's t, within [0, 1] where the values are; infinite for equal values without cases; None likewise.
         of: how many cases: the episodes that have the metric, or all cases that these count.
     """
 
@@ -39,7 +39,7 @@ class EvaluationReport:
         model: its name.
         split: split of the tasks.
         seed: of the tasks' order and of the sampling.
-        requested: episodes that were asked for; a split with fewer tasks gives fewer.
+        requested: the most episodes; a split with fewer tasks gives fewer.
         episodes: episodes that ended without an infrastructure error; all numbers are over these.
         failed: episodes that did not.
         mean_reward: mean over episodes of the mean over agents of their returns; NaN where all failed, like ``ci95``.
@@ -156,10 +156,10 @@ def report_table(report: EvaluationReport, sampling: Sampling | None = None, set
 
 
 def played_episodes(report: EvaluationReport) -> str:
-    """Return how many episodes a report is about, in words: of how many requested and problems, and how many failed."""
+    """Return how many episodes a report is about, in words: of at most how many, of which problems, how many failed."""
     missing = report.requested - report.episodes - report.failed
     counts = str(report.episodes) + (f" and {report.failed} failed" if report.failed else "")
-    counts += f", {report.requested} requested (no more tasks)" if missing > 0 else ""
+    counts += f" of up to {report.requested} (no more tasks)" if missing > 0 else ""
     problems = len({task["problem"] for task in report.tasks})  # intervals rest on these
     return f"{counts}; {different_problems(problems)}" if problems < report.episodes else counts
 

@@ -30,7 +30,6 @@ from transformers.utils.logging import disable_progress_bar
 
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.errors import tell
-from mrlm_pl.grouping import distinct_tails
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.compilation import compilation_seconds
 from mrlm_pl.policy.forward.devices import computes_bf16
@@ -124,8 +123,7 @@ class RunProgress(ProgressBar):
     """Shows how far ``fit`` is, with the metrics that are logged with ``prog_bar=True``.
 
     It counts complete iterations for a rollout data module and batches for any other; files and commands number
-    iterations from 0. A terminal gets a live display with whole names; a file, a pipe and a notebook get lines with the
-    ends of the names that tell them apart.
+    iterations from 0. A terminal gets a live display; a file, a pipe and a notebook get lines.
 
     Args:
         live: whether to draw the live display; None draws it on a terminal.
@@ -355,15 +353,14 @@ def _number(value: float) -> str:
 
 
 def _line(unit: str, done: int, total: int | None, metrics: Mapping[str, float], seconds: float, of: int) -> str:
-    """Return one line of progress, with the metrics under the ends of their names.
+    """Return one line of progress.
 
     >>> _line("iterations", 3, 120, {"rollout/reward": 0.5}, 6.0, 3)
-    'iterations   3/120  reward 0.500  0:00:06 elapsed, 0:03:54 left'
+    'iterations   3/120  rollout/reward 0.500  0:00:06 elapsed, 0:03:54 left'
     """
     count = f"{done:>{len(str(total))}}/{total}" if total else str(done)
     left = f", {_clock(seconds / of * (total - done))} left" if total and of else ""
-    short = dict(zip(distinct_tails([*metrics], "/"), metrics.values(), strict=True))
-    return "  ".join((f"{unit} {count}", *_metric_texts(short), f"{_clock(seconds)} elapsed{left}"))
+    return "  ".join((f"{unit} {count}", *_metric_texts(metrics), f"{_clock(seconds)} elapsed{left}"))
 
 
 def _clock(seconds: float) -> str:

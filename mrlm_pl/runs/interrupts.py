@@ -14,6 +14,10 @@ from types import FrameType
 _NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
 
 
+class _EndError(KeyboardInterrupt):
+    """A subclass: `python -m` ends by SIGINT after a KeyboardInterrupt in an `exec` of an import, also if caught."""
+
+
 class Interruption:
     """The signal that ends a command.
 
@@ -33,6 +37,23 @@ class Interruption:
         """Return the exit status by which a shell reports a process that the signal has ended."""
         return 128 + (self.received or signal.SIGTERM)
 
+    def end(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal: end what runs in this block."""
+        first, self.received = self.received is None, self.received or number
+        has_handler = callable(handler := signal.getsignal(signal.SIGTERM)) and handler != self.end
+        if number == signal.SIGTERM and has_handler:
+            return  # a trainer's handler calls the one before it too
+        next_handler = signal.default_int_handler if in_session() else signal.SIG_DFL
+        signal.signal(number, next_handler if number == signal.SIGINT else signal.SIG_IGN)
+        if number == signal.SIGHUP:
+            _leave_terminal()
+        elif number == signal.SIGINT:
+            print("\nmrlm: Ctrl-C: ending in order; press it again to end at once", file=sys.stderr, flush=True)
+        if has_handler:
+            signal.raise_signal(signal.SIGTERM)  # not a call of the handler: an event loop's does nothing itself
+        elif first:  # schedulers send several, and a second would interrupt the end
+            raise _EndError
+
 
 def in_session() -> bool:
     """Return whether this is a notebook or an interactive interpreter, whose variables outlive an interrupt."""
@@ -40,35 +61,22 @@ def in_session() -> bool:
 
 
 @contextmanager
-def ending_in_order(*, sigterm: bool) -> Iterator[Interruption]:
+def ending_in_order() -> Iterator[Interruption]:
     """In this block Ctrl-C and SIGHUP act as SIGTERM does: by its handler, without one as KeyboardInterrupt.
 
-    Args:
-        sigterm: also turn SIGTERM into a ``KeyboardInterrupt``; a trainer has a handler of its own.
+    A script's own handler of SIGTERM stays, and so does one that is installed within the block, as a trainer's.
     """
     interruption = Interruption()
     if threading.current_thread() is not threading.main_thread():  # only there signals arrive
         yield interruption
         return
 
-    def end(number: int, frame: FrameType | None) -> None:
-        first, interruption.received = interruption.received is None, interruption.received or number
-        next_handler = signal.default_int_handler if in_session() else signal.SIG_DFL
-        signal.signal(number, next_handler if number == signal.SIGINT else signal.SIG_IGN)
-        if number == signal.SIGHUP:
-            _leave_terminal()
-        elif number == signal.SIGINT:
-            print("\nmrlm: Ctrl-C: ending in order; press it again to end at once", file=sys.stderr, flush=True)
-        handler = signal.getsignal(signal.SIGTERM)
-        if callable(handler) and handler is not end:
-            signal.raise_signal(signal.SIGTERM)  # not a call of the handler: an event loop's does nothing itself
-        elif first:  # schedulers send several, and a second would interrupt the end
-            raise KeyboardInterrupt
-
     former_handlers = {number: signal.getsignal(number) for number in _NAMES}
-    for number in _NAMES if sigterm else (signal.SIGINT, signal.SIGHUP):
-        if former_handlers[number] is not signal.SIG_IGN:  # a shell's background ignores Ctrl-C, `nohup` SIGHUP
-            signal.signal(number, end)
+    for number, handler in former_handlers.items():
+        is_ours = isinstance(getattr(handler, "__self__", None), Interruption)
+        stays = number == signal.SIGTERM and callable(handler) and not is_ours
+        if not stays and handler is not signal.SIG_IGN:  # a shell's background ignores Ctrl-C, `nohup` SIGHUP
+            signal.signal(number, interruption.end)
     try:
         yield interruption
     finally:

@@ -15,7 +15,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from mrlm_pl.engines import Engine, InProcessEngine
 from mrlm_pl.engines.base import Sampling
-from mrlm_pl.environment import Environment
+from mrlm_pl.environment import DatasetTasks, Environment
 from mrlm_pl.environment.trial import run_coroutine
 from mrlm_pl.errors import ConfigurationError, did_you_mean, tell
 from mrlm_pl.evaluation.report import EvaluationReport
@@ -122,17 +122,18 @@ class SeatedModel:
             self.run = replace(self.run, policies={**self.run.policies, name: served_policy})
 
     def specs(self, num_episodes: int, split: str, seed: int, samples_per_task: int) -> list[EpisodeSpec]:
-        """Return the episodes to play; warn on stderr if the split has too few tasks.
+        """Return the episodes to play; say on stderr if the split has fewer tasks, and how to play a whole file.
 
         Raises:
             ConfigurationError: a number is below 1, or ``num_episodes`` is no multiple of ``samples_per_task``.
         """
         specs = evaluation_specs(self.environment, num_episodes, split, seed, samples_per_task, self.name)
         if len(specs) < num_episodes:
-            first = "play each task several times with `samples_per_task`"
-            remedy = first if samples_per_task == 1 else "raise `samples_per_task`, or lower `num_episodes`"
-            available = f"the {split} split has tasks for {len(specs)}"
-            tell(f"warning: {num_episodes} episodes requested, but {available}; {remedy}")
+            remedy = "raise `samples_per_task` to play each more often"
+            source = self.environment.tasks(split)
+            if isinstance(source, DatasetTasks) and source.numbers and source.numbers[-1] > len(source.rows):
+                remedy += f"; other rows of the data are left out, and `data: {{{split}: FILE}}` plays a whole file"
+            tell(f"the {split} split has tasks for {len(specs)} of up to {num_episodes} episodes; {remedy}")
         return specs
 
     def policy_by_agent(self) -> dict[str, str]:

@@ -334,7 +334,7 @@ class Trainer(pl.Trainer):
         """Enter a run folder, yield the checkpoint to start from, and end in order."""
         folder_before = self.folder
         model = model if model is not None else self.lightning_module
-        with ending_in_order(sigterm=False) as interruption:
+        with ending_in_order() as interruption:
             folder = training = None
             mistaken = False
             try:

@@ -112,24 +112,22 @@ def test_a_path_whose_name_is_too_long_is_named(mrlm):
 def test_a_signal_ends_every_command_with_a_message(mrlm, monkeypatch, number, status, name, command):
     run = f"mrlm_pl.cli.commands.{command}.run"  # a server before it listens
     monkeypatch.setattr(run, lambda _: signal.raise_signal(getattr(signal, number)))
-    usual = signal.signal(signal.SIGTERM, lambda *_: None)  # the test survives
-    try:
-        found, _, err = mrlm(command, "runs")
-    finally:
-        signal.signal(signal.SIGTERM, usual)
+    found, _, err = mrlm(command, "runs")
     assert found == status
     assert err.endswith(f"\nmrlm: {name} has ended {command}; start again with `mrlm {command} runs`\n")
 
 
-def test_an_interrupt_of_the_checks_before_a_fit_is_one_message(mrlm, monkeypatch):
-    monkeypatch.setattr("mrlm_pl.cli.parsing.early_check.check", lambda _: signal.raise_signal(signal.SIGINT))
+@pytest.mark.parametrize(("number", "status", "name"), [("SIGINT", 130, "Ctrl-C"), ("SIGTERM", 143, "SIGTERM")])
+def test_a_signal_in_the_checks_before_a_fit_is_one_message(mrlm, monkeypatch, number, status, name):
+    check = "mrlm_pl.cli.parsing.early_check.check"
+    monkeypatch.setattr(check, lambda _: signal.raise_signal(getattr(signal, number)))
     try:
-        status, _, err = mrlm("fit", "--config", "run.yaml")
+        found, _, err = mrlm("fit", "--config", "run.yaml")
     except KeyboardInterrupt:  # it would end the tests
         pytest.fail("the signal ended the process")
-    assert status == 130
+    assert found == status
     again = "mrlm fit --config run.yaml"
-    assert err.endswith(f"mrlm: Ctrl-C has ended fit before its first batch; start again with `{again}`\n")
+    assert err.endswith(f"mrlm: {name} has ended fit before its first batch; start again with `{again}`\n")
 
 
 def test_errors_of_ours_keep_their_traceback_and_those_of_a_users_file_are_one_line(mrlm, monkeypatch, tmp_path):

@@ -73,8 +73,10 @@ def test_the_components_are_the_weighted_values_of_the_functions() -> None:
 
 def test_a_single_reward_is_no_list_of_them() -> None:
     single: Any
-    for single in (len, "./my_rewards.py:exact"):
-        with pytest.raises(ConfigurationError, match=r"rewards is .*; give a list of functions"):
+    for single in (len, "./my_rewards.py:exact", ["./my_rewards.py:exact"]):
+        with pytest.raises(
+            ConfigurationError, match=r"rewards is .*; give a list of functions of a reply and its row, not their names"
+        ):
             QuestionEnvironment([{"prompt": "?"}], single)
 
 
@@ -394,7 +396,7 @@ def test_a_run_without_any_reward_ends_with_the_fault(tmp_path: Path, quiet_trai
         ({"rewards": [exact, exact]}, r"two rewards are named 'exact'; name them, as in \{call: PATH, name: N\}"),
         ({"rewards": [Reward(exact, float("nan"))]}, "the weight nan"),
         ({"rewards": [{"call": exact, "wieght": 2}]}, "Reward has no 'wieght'; did you mean 'weight'"),
-        ({"rewards": ["exact"]}, "is 'exact'; give Reward"),
+        ({"rewards": ["exact"]}, "is \['exact'\]; give a list of functions"),
         ({"prompts": {"critic": "x"}}, r"prompts names \['critic'\]"),
         ({"agents": []}, "agents is"),
         ({"agents": "solver"}, r"agents is 'solver'; give a list, as in \[solver\]"),

@@ -442,6 +442,7 @@ def test_the_contract(options: dict[str, Any]) -> None:
         ({"max_output": 0}, "max_output is 0"),
         ({"shaping": 0.5}, "shaping is 0.5"),
         ({"tools": ["calculatr"]}, "did you mean 'calculator'"),
+        ({"tools": ["./t.py:add"]}, "a function is given itself, or ./FILE.py:NAME in a configuration"),
         ({"tools": [undescribed]}, "docstring has no description for the argument 'a'; annotate"),
         ({"tools": [waiting]}, "the function waiting is async"),
         ({"tools": [Calculator]}, "call it: Calculator()"),

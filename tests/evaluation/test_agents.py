@@ -44,7 +44,7 @@ def test_agents_and_policies_of_two_episodes() -> None:
     assert main.reward == pytest.approx((1.5 - 1.0 + 0.5) / 3), "of the agents that it played"
     assert main.response_tokens == 16 / 4
     assert (report.requested, report.episodes) == (3, 2)
-    assert played_episodes(report) == "2, 3 requested (no more tasks)"
+    assert played_episodes(report) == "2 of up to 3 (no more tasks)"
 
 
 def test_an_agent_that_never_acts_has_a_part() -> None:

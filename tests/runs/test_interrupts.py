@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -14,13 +17,13 @@ def test_a_process_that_ignores_interrupts_goes_on_ignoring_them(ignored: bool) 
     try:
         if ignored:
             try:
-                with ending_in_order(sigterm=True) as found:
+                with ending_in_order() as found:
                     signal.raise_signal(signal.SIGINT)
             except KeyboardInterrupt:  # it would end the tests
                 pytest.fail("the signal was not ignored")
             assert found.received is None
         else:
-            with pytest.raises(KeyboardInterrupt), ending_in_order(sigterm=True) as found:
+            with pytest.raises(KeyboardInterrupt), ending_in_order() as found:
                 signal.raise_signal(signal.SIGINT)
             assert found.received == signal.SIGINT
         assert signal.getsignal(signal.SIGINT) is (signal.SIG_IGN if ignored else signal.default_int_handler)
@@ -36,7 +39,7 @@ def test_a_second_interrupt_keeps_a_notebook_alive(monkeypatch: pytest.MonkeyPat
         monkeypatch.delattr(sys, "ps1")
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with ending_in_order(sigterm=False):
+        with ending_in_order():
             with pytest.raises(KeyboardInterrupt):
                 signal.raise_signal(signal.SIGINT)
             again = signal.getsignal(signal.SIGINT)
@@ -50,9 +53,10 @@ def test_one_signal_ends_in_order_and_only_ctrl_c_ends_at_once(
     first: signal.Signals, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Schedulers send SIGTERM more than once, to a group and to its processes."""
-    former = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    former = {number: signal.signal(number, handler) for number, handler in usual.items()}
     try:
-        with ending_in_order(sigterm=True) as found:
+        with ending_in_order() as found:
             with pytest.raises(KeyboardInterrupt):
                 signal.raise_signal(first)
             try:
@@ -69,11 +73,41 @@ def test_one_signal_ends_in_order_and_only_ctrl_c_ends_at_once(
             signal.signal(number, handler)
 
 
+@pytest.mark.parametrize("within", [True, False])
+def test_sigterm_has_one_end_whether_its_own_handler_came_before_or_later(within: bool) -> None:
+    """A script may have one, and a trainer installs one that calls the one before it too; Ctrl-C raises SIGTERM."""
+    calls: list[int] = []
+    former = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def install() -> None:
+        before = signal.getsignal(signal.SIGTERM)
+        inner = before if within and callable(before) else lambda *_: None
+        signal.signal(signal.SIGTERM, lambda number, frame: (calls.append(number), inner(number, frame)))
+
+    try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if not within:
+            install()
+        with ending_in_order() as outer, ending_in_order() as found:
+            if within:
+                install()
+            try:
+                signal.raise_signal(signal.SIGTERM)
+                signal.raise_signal(signal.SIGINT)
+            except KeyboardInterrupt:  # it would end the tests
+                pytest.fail("the handler did not decide how to end")
+        assert calls == [signal.SIGTERM, signal.SIGTERM]
+        assert (found.received, outer.received) == (signal.SIGTERM if within else signal.SIGINT, None)
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
 def test_an_interrupted_trainer_leaves_no_handler() -> None:
     """Lightning restores the handler of SIGTERM in its teardown, which a second Ctrl-C skips."""
     before = signal.getsignal(signal.SIGTERM)
     try:
-        with ending_in_order(sigterm=False):
+        with ending_in_order():
             signal.signal(signal.SIGTERM, lambda *_: None)
         assert signal.getsignal(signal.SIGTERM) is before
     finally:
@@ -84,13 +118,26 @@ def test_the_end_of_the_terminal_acts_as_sigterm(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("mrlm_pl.runs.interrupts._leave_terminal", lambda: None)  # the tests' own
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     try:
-        with pytest.raises(KeyboardInterrupt), ending_in_order(sigterm=True) as found:
+        with pytest.raises(KeyboardInterrupt), ending_in_order() as found:
             signal.raise_signal(signal.SIGHUP)
         assert (found.received, found.status) == (signal.SIGHUP, 129)
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` has it
-        with ending_in_order(sigterm=True) as found:
+        with ending_in_order() as found:
             signal.raise_signal(signal.SIGHUP)
         assert found.received is None
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_an_interrupted_exec_leaves_the_exit_status_to_the_command(tmp_path: Path) -> None:
+    """Imports run `exec`; `python -m` ends by SIGINT after a KeyboardInterrupt in one, even a caught one."""
+    program = (
+        "import signal, sys\nfrom mrlm_pl.runs.interrupts import ending_in_order\n"
+        "try:\n    with ending_in_order() as found:\n        exec('signal.raise_signal(signal.SIGTERM)')\n"
+        "except KeyboardInterrupt:\n    sys.exit(found.status)\n"
+    )
+    (tmp_path / "interrupted.py").write_text(program)
+    command = [sys.executable, "-m", "interrupted"]
+    path = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    assert subprocess.run(command, env=path, check=False, timeout=250).returncode == 143

@@ -112,7 +112,7 @@ def test_a_run_resumed_within_an_iteration_shows_its_reward_at_its_place(
 
     before = names(3, None)  # the second iteration has begun
     after = names(6, tmp_path / "last.ckpt")
-    assert "reward" in before[0]
+    assert "rollout/reward" in before[0], "the name of the metrics file"
     assert before + after == [before[0]] * 3
 
 

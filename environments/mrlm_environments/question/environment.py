@@ -251,9 +251,9 @@ def _is_async(call: Any) -> bool:
 
 
 def _by_name(owner: str, rewards: Sequence[Reward | Callable[..., Any]]) -> dict[str, Reward]:
-    if isinstance(rewards, str) or callable(rewards):
+    if isinstance(rewards, str) or callable(rewards) or any(isinstance(given, str) for given in rewards):
         raise ConfigurationError(
-            f"{owner}: rewards is {rewards!r:.80}; give a list of functions of a reply and its row"
+            f"{owner}: rewards is {rewards!r:.80}; give a list of functions of a reply and its row, not their names"
         )
     found: dict[str, Reward] = {}
     for given in rewards:

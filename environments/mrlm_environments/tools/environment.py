@@ -231,7 +231,7 @@ def _built(item: ToolSet | Callable[..., Any] | str) -> ToolSet:
     if not isinstance(item, str):
         return FunctionTool(item)
     if item not in BUILT_IN:
-        known = f"known are: {', '.join(BUILT_IN)}, and functions, such as ./my_tools.py:my_tool"
+        known = f"known are: {', '.join(BUILT_IN)}; a function is given itself, or ./FILE.py:NAME in a configuration"
         hint = did_you_mean(item, BUILT_IN, known)
         raise ConfigurationError(f"tools: there is no tool {item!r}; {hint}")
     return BUILT_IN[item]()

@@ -70,7 +70,7 @@ class RolloutDataModule(ChecksArguments, LightningDataModule):
         iterations: rollouts in an epoch of the trainer.
         sampling: how training episodes are sampled; ``policies`` in it has settings of single policies.
         validation_episodes: episodes of each environment that a validation or test loop plays, one of each task; a
-            split with fewer tasks is played whole, with a warning.
+            split with fewer tasks is played whole, with a warning. None is 256, or a smaller split whole.
         validation_sampling: how these are sampled; None is like ``sampling``.
         max_turns: decisions after which an episode is truncated.
         step_timeout: seconds that one environment step may take.
@@ -109,7 +109,7 @@ class RolloutDataModule(ChecksArguments, LightningDataModule):
         passes: int = 1,
         iterations: int = 100,
         sampling: Sampling = Sampling(),  # noqa: B008 (frozen)
-        validation_episodes: int = 256,
+        validation_episodes: int | None = None,
         validation_sampling: Sampling | None = None,
         max_turns: int = 64,
         step_timeout: float = 60.0,
@@ -257,8 +257,9 @@ class RolloutDataModule(ChecksArguments, LightningDataModule):
 
     def _held_out(self, split: str) -> EvaluationStream:
         self.algorithm()  # raises without a trainer
-        stream = EvaluationStream(self.players, split, self.validation_episodes, self.validation_sampling, self.seed)
-        if split not in self._held_out_splits:  # Lightning may ask for a loader again
+        episodes = self.validation_episodes or 256
+        stream = EvaluationStream(self.players, split, episodes, self.validation_sampling, self.seed)
+        if self.validation_episodes and split not in self._held_out_splits:  # Lightning may ask for a loader again
             self._held_out_splits.add(split)
             stream.warn_of_few_tasks("data.validation_episodes")
         return stream

@@ -188,8 +188,7 @@ class RemoteEnvironment(Environment, proxy=True):
         reply, address = await self._servers.first_answer(
             lambda server, left: server.call("Open", request, self.step_seconds), self.open_seconds, _ELSEWHERE, late
         )
-        fault = f"hosts {self._who} with other settings than %s: rules may differ in a run; start both with the same"
-        what = (self.addresses, self.name, request.settings)
+        what, fault = (self.addresses, self.name, request.settings), f"hosts {self._who} with other settings than"
         warn_of_difference(what, reply.direct or address.target, reply.settings, fault)
         with _protocol_of(address.target):
             if not 0 < reply.lease_seconds < math.inf:
@@ -205,9 +204,15 @@ class RemoteEnvironment(Environment, proxy=True):
 
     async def _step(self, address: Address, request: pb.StepRequest) -> Step:
         server = await connection(address)
+
         # No session is opened at an address that is not listed: it is a controller's worker, and the next session asks
         # whether it can be reached, rather than a step find out.
-        note_lost = note_gone if address in self.addresses else lambda worker: _reached.pop(worker, None)
+        def note_lost(problem: Exception) -> None:
+            if address in self.addresses:
+                note_gone(address, self._who, problem, self.open_seconds)
+            else:
+                _reached.pop(address, None)
+
         backoff = Backoff(self.step_seconds)
         while True:
             try:
@@ -219,13 +224,13 @@ class RemoteEnvironment(Environment, proxy=True):
                     )
                 with _protocol_of(address.target):
                     return step_from(reply.step)
-            except RemoteError:
-                note_lost(address)
+            except RemoteError as error:
+                note_lost(error)
                 raise
             except StatusError as error:
                 overloaded = error.code is grpc.StatusCode.RESOURCE_EXHAUSTED and not error.too_large
                 if not overloaded and (error.transient or error.code in _GONE):
-                    note_lost(address)
+                    note_lost(error)
                 # An overloaded server refuses before anything is done.
                 if not overloaded or not await backoff.pause():
                     raise _error_of(error, f"environment {self.name!r}, turn {request.turn}") from error

@@ -39,7 +39,7 @@ _turns: defaultdict[tuple[Address, ...], Iterator[int]] = defaultdict(itertools.
 """Requests that each set of servers has had, so that the clients of other servers do not change the rotation."""
 
 _gone: dict[Address, asyncio.Task[None]] = {}
-_silent_since: dict[str, tuple[float, float]] = {}
+_silent_since: dict[tuple[str, Address], tuple[float, float]] = {}
 """Servers that do not answer, with the times since when, and of the last warning."""
 
 _full: dict[str, float] = {}
@@ -114,7 +114,6 @@ class Servers:
             RemoteTimeoutError: the time is over.
             Exception: what ``refusal`` returned.
         """
-        name = f"{self.who} at {self.targets}"
         backoff = Backoff(seconds)
         while True:
             for address in in_turn(self.addresses) if rotate else sorted(self.addresses, key=is_gone):
@@ -125,33 +124,18 @@ class Servers:
                     if not (error.transient or (isinstance(error, RefusalError) and error.code in again)):
                         raise self.refusal(error, address) from error
                     if error.code is not grpc.StatusCode.RESOURCE_EXHAUSTED:
-                        note_gone(address)
+                        note_gone(address, self.who, error, seconds)
                     continue
                 note_back(address)
-                if _silent_since.pop(name, None):
-                    logger.warning("%s answers again", name)
+                if _silent_since.pop((self.who, address), None):
+                    logger.warning("%s at %s answers again", self.who, address.target)
                 return answer, address
-            if problem.code is not grpc.StatusCode.RESOURCE_EXHAUSTED:
-                _warn_of_silence(name, problem, seconds)
-            elif backoff.left < seconds / 2 and time.monotonic() - _full.get(name, -math.inf) >= WARNING_SECONDS:
+            full, name = problem.code is grpc.StatusCode.RESOURCE_EXHAUSTED, f"{self.who} at {self.targets}"
+            if full and backoff.left < seconds / 2 and time.monotonic() - _full.get(name, -math.inf) >= WARNING_SECONDS:
                 _full[name] = time.monotonic()
                 logger.warning("%s is full (%s); retrying for %g s", name, problem, seconds / 2)
             if not await backoff.pause():
                 raise RemoteTimeoutError(f"{late} ({problem})") from problem
-
-
-def _warn_of_silence(name: str, problem: StatusError, seconds: float) -> None:
-    now = time.monotonic()
-    since, warned = _silent_since.get(name, (now, -math.inf))
-    if now - warned < WARNING_SECONDS:
-        return
-    if since == now:
-        logger.warning(
-            "%s does not answer (%s); retrying for %g s: start it if it is not running", name, problem, seconds
-        )
-    else:
-        logger.warning("%s has not answered for %.0f s (%s)", name, now - since, problem)
-    _silent_since[name] = since, now
 
 
 _facts: dict[Hashable, dict[str, str]] = {}
@@ -165,12 +149,13 @@ def warn_of_difference(what: Hashable, server: str, value: str, fault: str) -> N
         what: is the same for servers that should have the same value.
         server: its address.
         value: such as a digest.
-        fault: the message after the server's address; ``%s`` is the other server.
+        fault: the message between the addresses of this and of the other server.
     """
     servers = _facts.setdefault(what, {})
     if value and value not in servers:
         if servers:
-            logger.warning(f"%s {fault}", server, next(iter(servers.values())))
+            other = next(iter(servers.values()))
+            logger.warning("%s %s %s: rewards may differ within a run; serve the same", server, fault, other)
         servers[value] = server
 
 
@@ -180,10 +165,25 @@ def is_gone(address: Address) -> bool:
     return probe is not None and not probe.done()
 
 
-def note_gone(address: Address) -> None:
-    """Skip the server until it answers; call this on the loop of all connections."""
+def note_gone(address: Address, who: str, problem: Exception, seconds: float) -> None:
+    """Skip the server until it answers, and warn of it; call this on the loop of all connections.
+
+    Args:
+        address: of the server.
+        who: its name in messages.
+        problem: its answer, if any.
+        seconds: for which requests are repeated.
+    """
     if not is_gone(address):
         _gone[address] = asyncio.ensure_future(_until_back(address))
+    now = time.monotonic()
+    since, warned = _silent_since.get((who, address), (now, -math.inf))
+    if now - warned < WARNING_SECONDS:
+        return
+    fault = f"has not answered for {now - since:.0f} s" if now > since else "does not answer"
+    text = "%s at %s %s (%s); retrying for %g s: start it if it is not running"
+    logger.warning(text, who, address.target, fault, problem, seconds)
+    _silent_since[who, address] = since, now
 
 
 def note_back(address: Address) -> None:

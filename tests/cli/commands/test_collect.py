@@ -281,7 +281,7 @@ def test_the_second_interrupt_ends_the_process_at_once():
 
     program = (
         "import signal\nfrom mrlm_pl.runs.interrupts import ending_in_order\n"
-        "with ending_in_order(sigterm=True):\n"
+        "with ending_in_order():\n"
         "    try:\n        signal.raise_signal(signal.SIGINT)\n"
         "    except KeyboardInterrupt:\n        signal.raise_signal(signal.SIGINT)\n"
         "print('not reached')\n"

@@ -283,17 +283,27 @@ def test_a_split_with_fewer_tasks_than_episodes_is_told(mrlm, model_folder):
     options = ("eval", "--model", str(model_folder), *data, "--max-tokens", "2", "--num-episodes")
     status, _, err = mrlm(*options, "2")
     assert status == 0, err
-    told = (
-        "2 episodes requested, but the test split has tasks for 1; play each task several times with `samples_per_task`"
-    )
-    assert f"mrlm: warning: {told}" in err
+    remedy = "raise `samples_per_task` to play each more often"
+    assert f"mrlm: the test split has tasks for 1 of up to 2 episodes; {remedy}\n" in err
     more = mrlm(*options, "6", "--samples-per-task", "2")[2]
-    assert "6 episodes requested, but the test split has tasks for 2; raise `samples_per_task`, or lower" in more
+    assert f"mrlm: the test split has tasks for 2 of up to 6 episodes; {remedy}\n" in more
     status, out, err = mrlm(*options, "200", "--output", "r.json")
-    assert "episodes       1, 200 requested (no more tasks)" in out
+    assert "episodes       1 of up to 200 (no more tasks)" in out
     report = json.loads(Path("r.json").read_text())
     assert (report["requested"], report["episodes"]) == (200, 1)
-    assert "requested" not in "".join(mrlm(*options, "1")[1:])
+    assert "of up to" not in "".join(mrlm(*options, "1")[1:])
+
+
+def test_an_evaluation_on_one_file_says_that_other_rows_are_left_out(mrlm, model_folder):
+    rows = [json.dumps({"question": f"{n}+2?", "answer": f"#### {n + 2}"}) for n in range(30)]
+    Path("rows.jsonl").write_text("\n".join(rows))
+    options = ("eval", "--model", str(model_folder), "--environment", "math", "--max-tokens", "2")
+    remedy = "; other rows of the data are left out, and `data: {test: FILE}` plays a whole file\n"
+    divided = mrlm(*options, "--environment.data", "rows.jsonl")
+    assert (divided[0], remedy in divided[2]) == (0, True), divided[2]
+    whole = mrlm(*options, "--environment.data", '{"test": "rows.jsonl"}')
+    assert "episodes       30 of up to 200 (no more tasks)" in whole[1]
+    assert remedy not in whole[2]
 
 
 def test_metrics_and_the_gain_over_another_evaluation_are_told(mrlm, model_folder):

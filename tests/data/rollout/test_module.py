@@ -111,7 +111,7 @@ def test_validation_does_not_change_training(
 def test_a_split_with_fewer_tasks_than_episodes_is_told_once(
     model_folder: Path, echo: Any, quiet_trainer: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def told(episodes: int, **settings: Any) -> list[str]:
+    def told(episodes: int | None, **settings: Any) -> list[str]:
         caplog.clear()
         algorithm, data = make(model_folder, echo(size=16), iterations=2, validation_episodes=episodes)
         quiet_trainer(**{"limit_val_batches": 1.0, "val_check_interval": 1, **settings}).fit(algorithm, data)
@@ -121,6 +121,7 @@ def test_a_split_with_fewer_tasks_than_episodes_is_told_once(
         "the validation split has fewer tasks than data.validation_episodes, 20: 'echo' has 16; each is played once"
     ]
     assert told(16) == []
+    assert told(None) == [], "no number was asked for"
     assert told(20, limit_val_batches=0) == []
 
 

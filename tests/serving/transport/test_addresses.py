@@ -115,8 +115,8 @@ def test_it_is_asked_ever_more_rarely_and_in_the_background(serve: Server, monke
 
 
 async def _noted(address: Any) -> None:
-    addresses.note_gone(address)
-    addresses.note_gone(address)
+    for _ in range(2):
+        addresses.note_gone(address, "the server", OSError("away"), 1.0)
 
 
 async def _forgotten(address: Any) -> None:
@@ -136,7 +136,9 @@ def test_when_all_are_gone_all_are_tried(serve: Server) -> None:
     made.close()
 
 
-def test_a_server_whose_death_a_step_noticed_is_passed_over(serve: Server, openings: Counter[str]) -> None:
+def test_a_server_whose_death_a_step_noticed_is_named_and_passed_over(
+    serve: Server, openings: Counter[str], caplog: pytest.LogCaptureFixture
+) -> None:
     servers = [serve(), serve()]
     environment = remote(*(served.target for served in servers))
     playing = [opened(environment)]
@@ -149,6 +151,13 @@ def test_a_server_whose_death_a_step_noticed_is_passed_over(serve: Server, openi
     openings.clear()
     more = [opened(environment) for _ in range(20)]
     assert openings == {servers[1].target: 20}, "ten of them would wait 1.5 s each"
+    name = f"environment 'scripted' at {servers[0].target}"
+    told = [message.partition(" (")[0] for message in caplog.messages]
+    assert told == [f"{name} does not answer"]
+    serve(port=int(servers[0].target.rpartition(":")[2]))
+    eventually(lambda: not is_gone(environment.addresses[0]))
+    more += [opened(environment) for _ in range(2)]
+    assert caplog.messages[1:] == [f"{name} answers again"]
     for made in more:
         made.close()
 

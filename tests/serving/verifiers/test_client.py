@@ -162,10 +162,10 @@ def test_it_waits_for_a_server_that_starts_late_and_says_so_once(serve: Any, cap
 def test_another_model_at_the_address_is_warned_of_once(serve: Any, caplog: pytest.LogCaptureFixture) -> None:
     server = serve()
     scorer = client(server.target)
-    for model in ("spoken", "spoken", "another", "another"):
+    for model in ("spoken", "spoken", "100%s", "100%s"):
         server.service.model = model
         assert scored(scorer, "0.5") == [0.5]
-    text = f"{server.target} scores with another, and {server.target} with another model before: rewards may differ"
+    text = f"{server.target} scores with 100%s, another model than before at {server.target}: rewards may differ"
     assert [message for message in caplog.messages if message.startswith(text)] == caplog.messages
     assert len(caplog.messages) == 1
 

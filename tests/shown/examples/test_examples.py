@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable
@@ -59,6 +61,21 @@ def test_a_script_begins_with_its_command_and_is_short(name: str) -> None:
     text = (FOLDER / name).read_text()
     assert f"python examples/{name}" in code_of(text.split('"""')[1])
     assert len(text.partition('"""\n\n')[2].splitlines()) <= 60
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in EXAMPLES if "\ndef main(" in path.read_text()], ids=lambda path: path.stem
+)
+def test_help_is_the_beginning_of_the_docstring(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")  # no word is divided
+    monkeypatch.setattr(sys, "argv", [str(path), "--help"])
+    with pytest.raises(SystemExit, match="0"):
+        runpy.run_path(str(path), run_name="__main__")
+    told = " ".join(capsys.readouterr().out.split())
+    begin = ast.get_docstring(ast.parse(path.read_text())) or ""
+    assert " ".join(begin.partition("\n\n")[0].split()) in told
 
 
 def marked(name: str) -> Any:
