@@ -1,6 +1,6 @@
 """The results page, its plots and the README's table of numbers, drawn from ``benchmarks/results/*.json``.
 
-    python -m benchmarks.results_page            # write docs/results.md, docs/images/results and the README's table
+    python -m benchmarks.results_page    # write docs/results/README.md, docs/images/results and the README's table
     python -m benchmarks.results_page --check    # exit status 1 if the page or the table is not that of the files
 
 No number is written by hand: a file that a benchmark has written again changes all places that show it.
@@ -22,7 +22,7 @@ from benchmarks.tables.markdown import table
 from benchmarks.tables.results import read
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "results.md"
+PAGE = ROOT / "docs" / "results" / "README.md"
 README = ROOT / "README.md"
 MARKS = ("<!-- numbers: make results -->\n", "<!-- end of numbers -->\n")
 
@@ -92,7 +92,8 @@ CHAPTERS: dict[str, dict[str, Section]] = {
         ),
         "token_losses": Section(
             "Token losses",
-            "A shortened quick start with four updates per rollout: [algorithms](algorithms.md#token-losses).",
+            "A shortened quick start with four updates per rollout: "
+            "[algorithms](../algorithms/README.md#token-losses).",
             learning.token_losses,
             plot=True,
         ),
@@ -100,57 +101,57 @@ CHAPTERS: dict[str, dict[str, Section]] = {
             "Credit of turns",
             "Return in a game of four wheels, held out and as the mean of the rollouts, with the difference from GRPO "
             "in parentheses, after 30,000 generated tokens with an entropy bonus of .1 unless named. `turn` is "
-            "`credit: turn`: [algorithms](algorithms.md#credit-of-turns).",
+            "`credit: turn`: [algorithms](../algorithms/README.md#credit-of-turns).",
             learning.turn_credit,
         ),
         "agentbench": Section(
             "Tasks of AgentBench",
             "A small model, pretrained by its recipe, on new tasks (of the training split in shop and graph), at equal "
-            "generated tokens: [shop](environments/webshop.md#measured), "
-            "[graph](environments/knowledge_graph.md#measured), [house](environments/alfworld.md#measured).",
+            "generated tokens: [shop](../environments/webshop.md#measured), "
+            "[graph](../environments/knowledge_graph.md#measured), [house](../environments/alfworld.md#measured).",
             learning.agentbench,
         ),
         "five_tasks": Section(
             "AgentBench's five tasks in one run",
             "Mean reward in the first and the last fifth of the iterations after a small model's recipe, one seed: "
-            "[several environments](multi_task.md#measured).",
+            "[several environments](../training/multi_task.md#measured).",
             learning.five_tasks,
         ),
         "team_distillation": Section(
             "A team distilled into one model",
             "Accuracy of a student of two specialists beside that of their team in the last turn: [on-policy "
-            "distillation](algorithms/on_policy_distillation.md).",
+            "distillation](../algorithms/on_policy_distillation.md).",
             learning.team_distillation,
         ),
         "pairs": Section(
             "GDPO, M-GRPO and IGPO against GRPO",
-            "Held out, at equal generated tokens (difference from GRPO): [GDPO](algorithms/gdpo.md) on problems "
-            "with a small reward for short replies, [M-GRPO](algorithms/mgrpo.md) on a planner that may ask helpers, "
-            "[IGPO](algorithms/igpo.md) on three attempts at a problem.",
+            "Held out, at equal generated tokens (difference from GRPO): [GDPO](../algorithms/gdpo.md) on problems "
+            "with a small reward for short replies, [M-GRPO](../algorithms/mgrpo.md) on a planner that may ask "
+            "helpers, [IGPO](../algorithms/igpo.md) on three attempts at a problem.",
             learning.pairs,
         ),
         "budget": Section(
             "A team against one policy and its majority",
             "At equal generated tokens per problem, after training with equal tokens: "
-            "[teams](teams.md#against-one-policy).",
+            "[teams](../training/teams.md#against-one-policy).",
             learning.budget,
         ),
         "effects": Section(
             "Effects of papers",
             "The first row of each table is the paper's baseline; parentheses have the difference from it: "
-            "[AT-GRPO](algorithms/at_grpo.md#measured), [Dr.MAS](algorithms/dr_mas.md#measured), "
-            "[asynchronous rollouts](async.md#measured), [RAE](algorithms/rae.md#measured), "
-            "[self-play](self_play.md#measured).",
+            "[AT-GRPO](../algorithms/at_grpo.md#measured), [Dr.MAS](../algorithms/dr_mas.md#measured), "
+            "[asynchronous rollouts](../scaling/async.md#measured), [RAE](../algorithms/rae.md#measured), "
+            "[self-play](../training/self_play.md#measured).",
             learning.effects,
         ),
         "branches": Section(
             "C3 against MAGRPO and COMA",
-            "Held-out reward at equal generated tokens (difference from MAGRPO): [C3](algorithms/c3.md).",
+            "Held-out reward at equal generated tokens (difference from MAGRPO): [C3](../algorithms/c3.md).",
             learning.branches,
         ),
         "marginal": Section(
             "Credit from replays without an agent",
-            "Held-out reward in `halves`: [CCPO](algorithms/ccpo.md) and its relatives.",
+            "Held-out reward in `halves`: [CCPO](../algorithms/ccpo.md) and its relatives.",
             learning.marginal,
         ),
     },
@@ -158,9 +159,9 @@ CHAPTERS: dict[str, dict[str, Section]] = {
         "grpo_step": Section(
             "A GRPO step against TRL",
             "Generation, reward, loss and update of the same model, prompts and lengths. In float32 mrlm multiplies "
-            "matrices with oneDNN here, TRL with MKL: [scaling](scaling.md#precision). The first two rows were "
-            "measured before generation packed its weights; s and xs without matplotlib, which takes 27 MiB where it "
-            "is installed.",
+            "matrices with oneDNN here, TRL with MKL: [scaling](../scaling/README.md#precision). The first two rows "
+            "were measured before generation packed its weights; s and xs without matplotlib, which takes 27 MiB "
+            "where it is installed.",
             costs.grpo_step,
         ),
         "grpo_step_amx": Section(
@@ -171,44 +172,45 @@ CHAPTERS: dict[str, dict[str, Section]] = {
         ),
         "team_step": Section(
             "A team's step against CoMLRL",
-            "MAGRPO, two agents with a turn tree: [teams](teams.md#speed). Size s was measured without matplotlib, "
-            "which takes 27 MiB where it is installed; m with it, in one round, beside tests on the other core.",
+            "MAGRPO, two agents with a turn tree: [teams](../training/teams.md#speed). Size s was measured without "
+            "matplotlib, which takes 27 MiB where it is installed; m with it, in one round, beside tests on the other "
+            "core.",
             costs.team_step,
         ),
         "adapters_step": Section(
             "Adapters against models of their own",
             "A step of two agents with adapters of rank 16 on one model of size m, against one with a model each: "
-            "[scaling](scaling.md#lora).",
+            "[scaling](../scaling/README.md#lora).",
             costs.adapters_step,
         ),
         "cost_curves": Section(
             "Growth of the costs",
             "How CPU time (rollout and update, one thread) and peak memory (beyond the loaded models) grow: slopes of "
             "the logarithms over all points, and between the last two. A slope of 1 is linear (dotted): [long "
-            "contexts](scaling.md#long-contexts).",
+            "contexts](../scaling/README.md#long-contexts).",
             costs.cost_curves,
             plot=True,
         ),
         "distillation_step": Section(
             "A distillation step against TRL",
-            "Full-vocabulary divergence over 32,000 words: [distillation](algorithms/on_policy_distillation.md).",
+            "Full-vocabulary divergence over 32,000 words: [distillation](../algorithms/on_policy_distillation.md).",
             costs.distillation_step,
         ),
         "int8_weights": Section(
             "Weights in int8",
             "int8 against float32 on one thread, and the accuracy of `builtin:tiny` on the quick start's problems: "
-            "[scaling](scaling.md#weights-in-int8).",
+            "[scaling](../scaling/README.md#weights-in-int8).",
             costs.int8_weights,
         ),
         "kernel_shapes": Section(
             "Shapes of products in bf16 on a CPU",
             "Distinct shapes of products in ten GRPO steps with replies of different lengths: "
-            "[scaling](scaling.md#precision).",
+            "[scaling](../scaling/README.md#precision).",
             costs.kernel_shapes,
         ),
         "shared_machine": Section(
             "A busy machine",
-            "A GRPO step by OpenMP setting: [scaling](scaling.md#machines-shared-with-other-processes).",
+            "A GRPO step by OpenMP setting: [scaling](../scaling/README.md#machines-shared-with-other-processes).",
             costs.shared_machine,
         ),
         "rollout": Section(
@@ -220,33 +222,33 @@ CHAPTERS: dict[str, dict[str, Section]] = {
         "rollout_compiled": Section(
             "Compiled layers in generation",
             "Tokens per second of the in-process engine with `compile: true` and without, on one thread: "
-            "[engines](engines.md#compiled-layers).",
+            "[engines](../scaling/engines.md#compiled-layers).",
             costs.rollout_compiled,
         ),
         "batching": Section(
             "Batching",
             "Ratios: one call for several policies to a call for each; adapters on one base to adapters added to "
-            "copies; unequal lengths to `generate` in waves: [engines](engines.md#in-this-process).",
+            "copies; unequal lengths to `generate` in waves: [engines](../scaling/engines.md#in-this-process).",
             costs.batching,
         ),
         "rounds": Section(
             "Rounds against lockstep",
             "32 episodes of 4 turns of unequal lengths, size s, by the mean time of an environment's answer: "
-            "[engines](engines.md#rounds).",
+            "[engines](../scaling/engines.md#rounds).",
             costs.rounds,
         ),
         "gpu_rollout": Section(
             "Generation on a GPU",
             "Random weights of Qwen2.5 shapes in bf16, one run after a warm-up; a row names prompts x samples and "
             "prompt + new tokens. The first row was measured before norms and draws took fewer kernels: "
-            "[engines](engines.md#in-this-process).",
+            "[engines](../scaling/engines.md#in-this-process).",
             costs.gpu_rollout,
         ),
         "gpu_grpo_step": Section(
             "A GRPO step on a GPU",
             "Random weights of a Qwen2.5 shape, updates of 4 micro-batches, the median of two steps after two others. "
             "TRL generates without vLLM and keeps weights and AdamW's moments in bf16, mrlm in float32: "
-            "[scaling](scaling.md#gpus).",
+            "[scaling](../scaling/README.md#gpus).",
             costs.gpu_grpo_step,
         ),
         "limit": Section(
@@ -268,20 +270,23 @@ CHAPTERS: dict[str, dict[str, Section]] = {
         ),
         "start_up": Section(
             "Start-up",
-            "The quick start up to its first update, beside an earlier commit: [scaling](scaling.md#start-up).",
+            "The quick start up to its first update, beside an earlier commit: "
+            "[scaling](../scaling/README.md#start-up).",
             costs.start_up,
         ),
-        "records": Section("Recorded episodes", "The tiny model's debates: [data](data.md#episodes).", costs.records),
+        "records": Section(
+            "Recorded episodes", "The tiny model's debates: [data](../data/files.md#episodes).", costs.records
+        ),
     },
     "Correctness and robustness": {
         "kill_resume": Section(
             "Kills",
-            "SIGKILL at up to three random moments per run: [scaling](scaling.md#checkpoints-and-resume).",
+            "SIGKILL at up to three random moments per run: [scaling](../scaling/README.md#checkpoints-and-resume).",
             correctness.kill_resume,
         ),
         "attacks": Section(
             "Attacks on the sandbox",
-            "Hostile programs by isolation level: [sandbox](sandbox.md#levels).",
+            "Hostile programs by isolation level: [sandbox](../environments/sandbox.md#levels).",
             correctness.attacks,
         ),
         "conformance_peers": Section(
@@ -291,7 +296,8 @@ CHAPTERS: dict[str, dict[str, Section]] = {
         ),
         "families": Section(
             "Model families",
-            "Engine and learner against each model's own forward pass: [engines](engines.md#in-this-process).",
+            "Engine and learner against each model's own forward pass: "
+            "[engines](../scaling/engines.md#in-this-process).",
             correctness.families,
         ),
         "interval_coverage": Section(
@@ -310,16 +316,18 @@ CHAPTERS: dict[str, dict[str, Section]] = {
 }
 
 ELSEWHERE = {
-    "adapters": "[FrozenLake](environments/gymnasium.md), tic-tac-toe of [PettingZoo](environments/pettingzoo.md) and "
-    "[TextArena](environments/textarena.md)",
+    "adapters": "[FrozenLake](../environments/gymnasium.md), tic-tac-toe of "
+    "[PettingZoo](../environments/pettingzoo.md) and [TextArena](../environments/textarena.md)",
     "call_path": "files on the path of a GRPO step through the code",
-    "environment_steps": "steps of the [knowledge graph](environments/knowledge_graph.md#generated-questions), the "
-    "[shop](environments/webshop.md#many-sessions) and the [house](environments/alfworld.md#generated-games)",
-    "gateway": "tokens per second through the [gateway](gateway.md)",
-    "reasoning_gym": "[sums of reasoning-gym](environments/reasoning_gym.md)",
-    "run_size": "[bytes that a run writes](operations.md#written-files)",
-    "semantic": "[checks of all environments](checks.md#the-shipped-environments) by `mrlm check-env --level semantic`",
-    "training_forward": "the learner's pass, also with [compiled layers](scaling.md#compiled-layers), and a padded one",
+    "environment_steps": "steps of the [knowledge graph](../environments/knowledge_graph.md#generated-questions), the "
+    "[shop](../environments/webshop.md#many-sessions) and the [house](../environments/alfworld.md#generated-games)",
+    "gateway": "tokens per second through the [gateway](../training/gateway.md)",
+    "reasoning_gym": "[sums of reasoning-gym](../environments/reasoning_gym.md)",
+    "run_size": "[bytes that a run writes](../runs/operations.md#written-files)",
+    "semantic": "[checks of all environments](../environments/checks.md#the-shipped-environments) by "
+    "`mrlm check-env --level semantic`",
+    "training_forward": "the learner's pass, also with [compiled layers](../scaling/README.md#compiled-layers), and a "
+    "padded one",
 }
 """Files that other pages show."""
 
@@ -331,7 +339,7 @@ def page() -> str:
         text += f"\n## {chapter}\n"
         for name, section in sections.items():
             found = read(name)
-            plot = f"\n![{section.title}](images/results/{name}.svg)\n" if section.plot else ""
+            plot = f"\n![{section.title}](../images/results/{name}.svg)\n" if section.plot else ""
             shown = section.tables(found)
             text += f"\n### {section.title}\n\n{section.text}\n{plot}\n{shown}\n{source(name, found)}\n"
     text += "\n## Other files\n\n"
@@ -360,7 +368,7 @@ def source(name: str, found: Any) -> str:
 
     Values that no machine changes have a command alone, and earlier measurements each their own in the table.
     """
-    link = f"[`{name}.json`](../benchmarks/results/{name}.json)"
+    link = f"[`{name}.json`](../../benchmarks/results/{name}.json)"
     if "command" not in found:
         return f"{link}."
     if "machine" not in found:
@@ -440,7 +448,7 @@ def numbers() -> str:
 
 def agreeing(peer: str) -> tuple[int, int]:
     """Return the numbers of formulas with the values of a peer's code on the page of conformance, and of all such."""
-    lines = (ROOT / "docs" / "conformance.md").read_text(encoding="utf-8").splitlines()
+    lines = PAGE.with_name("conformance.md").read_text(encoding="utf-8").splitlines()
     peers = [line.rpartition(" | ")[2] for line in lines if re.match(rf"\|.*[|,] {peer}\b", line)]
     return sum("(" not in names for names in peers), len(peers)
 
@@ -459,7 +467,9 @@ def main() -> None:
     current = {PAGE: page(), README: with_numbers(README.read_text(encoding="utf-8"))}
     if options.check:
         old = [
-            path.name for path, text in current.items() if not path.exists() or path.read_text(encoding="utf-8") != text
+            str(path.relative_to(ROOT))
+            for path, text in current.items()
+            if not path.exists() or path.read_text(encoding="utf-8") != text
         ]
         raise SystemExit(f"{', '.join(old)} differ from benchmarks/results: run `make results`" if old else 0)
     draw()

@@ -25,7 +25,7 @@ from tests.support.runs.recorded_episodes import recorded
 
 PAGE = Path(__file__).parent / "environments" / "catalog.md"
 PAGES = {
-    "math": "../environments.md#math",
+    "math": "README.md#math",
     "class_completion": "collaborative_coding.md",
     "length_ratio": "writing.md",
     **dict.fromkeys(

@@ -1,4 +1,4 @@
-"""Write the options in ``docs/algorithms.md`` and ``docs/algorithms`` from the classes: ``python -m docs.options``."""
+"""Write the options in the pages of ``docs/algorithms`` from the classes: ``python -m docs.options``."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from mrlm_pl import algorithms
 from mrlm_pl.learner.policies.distillation import Distillation, Teacher
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 
-INDEX = Path(__file__).parent / "algorithms.md"
-FOLDER = INDEX.with_suffix("")
+FOLDER = Path(__file__).parent / "algorithms"
+INDEX = FOLDER / "README.md"
 MARKS = ("<!-- options: python -m docs.options -->\n", "<!-- end of options -->\n")
 
 SHARED = ("policies", "seats", "optimization", "distillation", "settings")
-"""Documented options that the pages leave to docs/algorithms.md."""
+"""Documented options that the pages leave to docs/algorithms/README.md."""
 
 PARTS: dict[type, dict[str, type]] = {
     algorithms.OnPolicyDistillation: {"setting of `distillation`": Distillation, "setting of a teacher": Teacher}
@@ -25,13 +25,13 @@ PARTS: dict[type, dict[str, type]] = {
 """Classes of values that an algorithm alone needs, by the title of their table."""
 
 PLACES = {
-    "TreeCredit": "[turn trees](../teams.md#turn-trees)",
-    "TurnBaseline": "[credit of turns](../algorithms.md#credit-of-turns)",
-    "TurnCredit": "[credit of turns](../algorithms.md#credit-of-turns)",
+    "TreeCredit": "[turn trees](../training/teams.md#turn-trees)",
+    "TurnBaseline": "[credit of turns](README.md#credit-of-turns)",
+    "TurnCredit": "[credit of turns](README.md#credit-of-turns)",
     "Absence": "[absent agents](ccpo.md#replays-without-an-agent)",
     "Rest": "[absent agents](ccpo.md#replays-without-an-agent)",
-    "Reduction": "[options](../algorithms.md#options)",
-    "PolicyGradient": "[options](../algorithms.md#options)",
+    "Reduction": "[options](README.md#options)",
+    "PolicyGradient": "[options](README.md#options)",
 }
 """Pages of names that docstrings refer to, other than algorithms."""
 
@@ -60,8 +60,8 @@ def options(cls: type) -> str:
     """Return the options that a class adds to the shared ones, and a link to those."""
     tables = [table("option", cls), *(table(title, part) for title, part in PARTS.get(cls, {}).items())]
     gradient = issubclass(cls, PolicyGradient)
-    link = "[Shared options](../algorithms.md#options)" if gradient else "Also `policies` and `optimization`"
-    return "\n".join([*filter(None, tables), f"{link} · [shared metrics](../algorithms.md#metrics)\n"])
+    link = "[Shared options](README.md#options)" if gradient else "Also `policies` and `optimization`"
+    return "\n".join([*filter(None, tables), f"{link} · [shared metrics](README.md#metrics)\n"])
 
 
 def table(title: str, cls: type) -> str:

@@ -1,9 +1,9 @@
 """Check rewards and observations of every shipped environment: ``mrlm check-env --level semantic`` on each of them.
 
-    python -m benchmarks.robustness.semantic [NAME ...]    # writes benchmarks/results/semantic.json and docs/checks.md
+    python -m benchmarks.robustness.semantic [NAME ...]
 
-With names only these environments are checked again. Needs the extras ``adapters`` and ``openai``, ``make openenv`` and
-``make verifiers``.
+Writes benchmarks/results/semantic.json and docs/environments/checks.md. With names only these environments are checked
+again. Needs the extras ``adapters`` and ``openai``, ``make openenv`` and ``make verifiers``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from mrlm_pl.serving import RemoteEnvironment
 from tests.support.servers.foreign_servers import echo_server, verifiers_server
 
 RESULTS = Path("benchmarks/results/semantic.json")
-PAGE = Path("docs/checks.md")
+PAGE = Path("docs/environments/checks.md")
 TABLE = re.compile(r"(?<=<!-- table -->\n).*?(?=<!-- end -->)", re.DOTALL)
 TASKS = 8
 

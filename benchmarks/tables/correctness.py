@@ -61,5 +61,5 @@ def earlier(found: Any) -> str:
     for command, same in grouped(found["measurements"], lambda row: row["command"]).items():
         pages = dict.fromkeys(page for row in same for page in row["pages"])
         measured = dict.fromkeys(row["what"] for row in same)
-        rows.append([f"`{command}`", "; ".join(measured), ", ".join(f"[{page}]({page})" for page in pages)])
+        rows.append([f"`{command}`", "; ".join(measured), ", ".join(f"[{page}](../{page})" for page in pages)])
     return table(["command", "measurement", "pages"], rows)

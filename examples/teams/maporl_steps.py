@@ -1,7 +1,7 @@
 """MAPoRL in four steps: collect answers, train a verifier on them, co-train two policies on its scores, evaluate.
 
 The tiny model learns to please so small a verifier: the score triples, and the accuracy stays below a tenth. Compare
-both in your own runs (docs/verifier.md#reward-hacking).
+both in your own runs (docs/training/verifier.md#reward-hacking).
 
 python examples/teams/maporl_steps.py
 """

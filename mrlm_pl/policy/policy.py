@@ -77,7 +77,7 @@ class Policy(nn.Module):
             this name, or ``http://HOST:PORT`` of vLLM, with the prefix ``sglang+`` or ``transformers+`` for others.
             Such a policy is frozen, and its weights are not read here: ``model`` gives the tokenizer.
         int8: ``weights`` holds the linear layers of a frozen policy in int8, ``reference`` those of a trained policy's
-            reference copy: a quarter of their memory, with rounding (docs/scaling.md). The output head and the
+            reference copy: a quarter of their memory, with rounding (docs/scaling/README.md). The output head and the
             embedding stay as they are.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Reward models in this process: scores of texts. See docs/verifier.md."""
+"""Reward models in this process: scores of texts. See docs/training/verifier.md."""
 
 import lazy_loader
 

@@ -112,7 +112,7 @@ def warn_of_busy_machine() -> None:
     if load > _BUSY * cores and not limited:
         remedy = "set OMP_NUM_THREADS to the number of free cores, or GOMP_SPINCOUNT=1000, before Python starts"
         text = "the load average is %.1f on %d cores: threads that spin while they wait slow a run down severalfold"
-        logger.warning(f"{text}; {remedy} (docs/scaling.md)", load, cores)
+        logger.warning(f"{text}; {remedy} (docs/scaling/README.md)", load, cores)
 
 
 _LINES = 50

@@ -1,4 +1,4 @@
-"""Runs untrusted code, bounded: Python, shells, and the grading of programs. See docs/sandbox.md."""
+"""Runs untrusted code, bounded: Python, shells, and the grading of programs. See docs/environments/sandbox.md."""
 
 from mrlm_pl.sandbox.grading import Grade, Tests, UnitTests, grade
 from mrlm_pl.sandbox.host.cell import Cell

@@ -62,7 +62,7 @@ class Sandbox:
         output_kb: of its output that is kept, in KiB.
         packages: that programs may import beyond the standard library, such as ``numpy``, by the names they are
             imported with. Their code, native code included, then runs inside, and the folder that they are installed
-            in can be read; see docs/sandbox.md.
+            in can be read; see docs/environments/sandbox.md.
 
     Raises:
         ConfigurationError: a value is out of range.
@@ -227,5 +227,5 @@ def _strongest_level() -> tuple[IsolationName, dict[IsolationName, str]]:
     if level == "namespaces":
         logger.info("untrusted code runs at sandbox level %r", level)
     else:
-        logger.warning("untrusted code runs at sandbox level %r only; see docs/sandbox.md", level)
+        logger.warning("untrusted code runs at sandbox level %r only; see docs/environments/sandbox.md", level)
     return level, reasons

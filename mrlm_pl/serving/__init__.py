@@ -1,4 +1,4 @@
-"""Environments, policies and verifiers behind gRPC: servers and their clients. See docs/remote.md."""
+"""Environments, policies and verifiers behind gRPC: servers and their clients. See docs/scaling/remote.md."""
 
 import lazy_loader
 

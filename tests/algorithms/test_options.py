@@ -154,9 +154,9 @@ def test_an_option_takes_the_same_values_everywhere(options: dict[str, dict[str,
 
 
 def test_every_option_is_documented(options: dict[str, dict[str, str]]) -> None:
-    docs = Path(__file__).parents[2] / "docs"
-    shared = (docs / "algorithms.md").read_text().partition("## Options")[2].partition("## Metrics")[0]
+    pages = Path(__file__).parents[2] / "docs" / "algorithms"
+    shared = (pages / "README.md").read_text().partition("## Options")[2].partition("## Metrics")[0]
     for option, algorithms_of_it in options.items():
         for name in algorithms_of_it if f"`{option}`" not in shared else ():
-            page = docs / "algorithms" / f"{getattr(algorithms, name).__module__.rpartition('.')[2]}.md"
+            page = pages / f"{getattr(algorithms, name).__module__.rpartition('.')[2]}.md"
             assert f"`{option}: " in page.read_text(), f"{page.name} does not have {option}"

@@ -74,7 +74,7 @@ def places(phrase: str) -> Iterator[tuple[str, str]]:
 def area_of(place: str) -> str:
     """Return the part of the project that contains a place.
 
-    >>> area_of("mrlm_pl/engines/base.py:3"), area_of("docs/data.md:1")
+    >>> area_of("mrlm_pl/engines/base.py:3"), area_of("docs/data/files.md:1")
     ('mrlm_pl/engines', 'docs')
     """
     first, *rest = place.partition(":")[0].split("/")

@@ -1,4 +1,4 @@
-"""Our losses and advantages, the closed forms and the peers' values on the same vectors: docs/conformance.md.
+"""Our losses and advantages, the closed forms and the peers' values on the same vectors: docs/results/conformance.md.
 
     python -m benchmarks.robustness.conformance.page            # write the page
     python -m benchmarks.robustness.conformance.page --check    # exit status 1 if a value differs or the page is old
@@ -19,7 +19,7 @@ from benchmarks.robustness.conformance.cases import Case, Values
 
 ROOT = Path(__file__).parents[3]
 PEERS = ROOT / "benchmarks" / "results" / "conformance_peers.json"
-PAGE = ROOT / "docs" / "conformance.md"
+PAGE = ROOT / "docs" / "results" / "conformance.md"
 TOLERANCE = 1e-5
 CASES = [*cases.CASES, *credit.CASES]
 

@@ -28,7 +28,8 @@ class CodeEnvironment(SingleAgentEnvironment):
     program. The program is the last fenced block of the reply that defines the function, else the last fenced block,
     else the whole reply.
 
-    It runs in the sandbox, and the tests in another process, so that it can only answer calls; see docs/sandbox.md.
+    It runs in the sandbox, and the tests in another process, so that it can only answer calls; see
+    docs/environments/sandbox.md.
 
     Args:
         data: in place of generated tasks, rows with the fields of HumanEval, MBPP or own tasks: a file or a hub name,

@@ -1,4 +1,4 @@
-"""The chat templates of common model families: the table of docs/chat_templates.md, and their arguments."""
+"""The chat templates of common model families: the table of docs/data/chat_templates.md, and their arguments."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mrlm_pl.policy.chat.tool_calls import JSONForm
 from mrlm_pl.policy.tiny import build_tokenizer
 
 TEMPLATES = Path(__file__).parents[2] / "data" / "templates"
-PAGE = Path(__file__).parents[3] / "docs" / "chat_templates.md"
+PAGE = Path(__file__).parents[3] / "docs" / "data" / "chat_templates.md"
 TOKENIZER = build_tokenizer()
 ADD = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}}
 REASONING = "<think>\nhm\n</think>\n\n"

@@ -14,31 +14,37 @@ from benchmarks.tables.results import RESULTS, read
 from tests.support.documents import ROOT
 
 DOCS = ROOT / "docs"
-GENERATED = {"results.md", "conformance.md", "checks.md", "environments/catalog.md", "changelog.md"}
+GENERATED = {
+    "results/README.md",
+    "results/conformance.md",
+    "environments/checks.md",
+    "environments/catalog.md",
+    "changelog.md",
+}
 """Pages that other tests compare with the files that they are written from."""
 
 PAGES = {path.relative_to(DOCS).as_posix(): path for path in sorted(DOCS.rglob("*.md"))}
 PAGES = {name: path for name, path in PAGES.items() if name not in GENERATED} | {"README.md": ROOT / "README.md"}
 
 NOT_MEASURED = {
-    "algorithms.md": "1.05",  # a default
+    "algorithms/README.md": "1.05",  # a default
     "algorithms/tree_grpo.md": ".93 1.10",  # fractions of a gradient, by arithmetic
-    "async.md": ".05 .02",  # settings of the benchmark
+    "scaling/async.md": ".05 .02",  # settings of the benchmark
     "coming_from/comlrl.md": ".95",  # a default
     "coming_from/openrlhf.md": ".01",  # a default of theirs
     "coming_from/verl.md": ".95 .01",  # defaults
-    "cross_policy.md": ".25",  # the default
-    "engines.md": "5.23 .17 .33",  # versions
-    "environments.md": ".93",  # the largest reward
+    "training/cross_policy.md": ".25",  # the default
+    "scaling/engines.md": "5.23 .17 .33",  # versions
+    "environments/README.md": ".93",  # the largest reward
     "environments/debate.md": ".01 .25 .15",  # weights of the score
     "environments/games.md": ".05 2.35",  # rewards
     "environments/sql.md": ".01 3.44",  # the tolerance, a version
     "environments/webshop.md": ".15",  # millions of weights
     "environments/writing.md": ".05 .03 .23 2.98",  # CoMLRL's rewards
     "README.md": ".17 3.13",  # millions of weights; a version
-    "papers.md": ".17 11.04 7.71 82.80 14.05 12.20 7.32 2.77",  # weights of the model; the papers' own numbers
-    "sandbox.md": "23.10",  # a version
-    "verifier.md": ".693 .05",  # ln 2; a threshold
+    "results/papers.md": ".17 11.04 7.71 82.80 14.05 12.20 7.32 2.77",  # weights of the model; the papers' own numbers
+    "environments/sandbox.md": "23.10",  # a version
+    "training/verifier.md": ".693 .05",  # ln 2; a threshold
 }
 """Numbers that are settings, versions, arithmetic or a paper's, by page."""
 
@@ -90,10 +96,10 @@ def known(name: str) -> list[float]:
 def files_of(page: str, text: str) -> set[str]:
     """Return the files of results whose section, name or script a page names; the index of papers shows all."""
     names = {path.stem for path in RESULTS.glob("*.json")} - {"earlier"}
-    if page == "papers.md":
+    if page == "results/papers.md":
         return names
     anchors = {section.anchor: name for part in results_page.CHAPTERS.values() for name, section in part.items()}
-    linked = {anchors[anchor] for anchor in re.findall(r"results\.md#([\w-]+)", text)}
+    linked = {anchors[anchor] for anchor in re.findall(r"results/README\.md#([\w-]+)", text)}
     return linked | (names & set(re.findall(r"(\w+)\.(?:json|py)\b", text)))
 
 
@@ -123,7 +129,7 @@ def test_measured_numbers_have_a_source(page: str) -> None:
 def test_a_number_without_a_source_is_found() -> None:
     name, page = "environments/alfworld.md", PAGES["environments/alfworld.md"].read_text()
     assert unexplained(name, page + "\nThe success rises to .777.\n") == {".777"}
-    assert ".236" in unexplained(name, page.replace("results.md", "other.md").replace(".py", ""))
+    assert ".236" in unexplained(name, page.replace("results/README.md", "other.md").replace(".py", ""))
 
 
 def test_sources_name_numbers_that_the_pages_have() -> None:

@@ -1,4 +1,4 @@
-"""The command of each paper in docs/papers.md runs, with one small rollout or a few episodes."""
+"""The command of each paper in docs/results/papers.md runs, with one small rollout or a few episodes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from tests.support.documents import ROOT
 pytestmark = pytest.mark.slow
 
 TINY = ROOT / "mrlm_pl" / "policy" / "tiny_model"
-COMMANDS = list(dict.fromkeys(re.findall(r"`mrlm (fit --config [^`]+)`", (ROOT / "docs" / "papers.md").read_text())))
+PAPERS = (ROOT / "docs" / "results" / "papers.md").read_text()
+COMMANDS = list(dict.fromkeys(re.findall(r"`mrlm (fit --config [^`]+)`", PAPERS)))
 PLAIN = ["--trainer.callbacks", "null", "--trainer.logger", "false", "--trainer.accelerator", "cpu"]
 ROLLOUT = ["--data.iterations", "1", "--trainer.limit_val_batches", "0"]
 GROUPS = {"five_tasks": "5"}  # one of each task

@@ -25,22 +25,23 @@ NUMBER = re.compile(r"[+-]?\d\.\d{3} (?:± \d\.\d{3}|\[[^\]]+\])")
 
 def test_every_page_is_in_the_contents() -> None:
     toctrees = re.compile(r"^:::\{toctree\}\n(.*?)^:::", re.MULTILINE | re.DOTALL)
-    found = [block for name in ("index", "algorithms") for block in toctrees.findall((DOCS / f"{name}.md").read_text())]
-    lines = [line for block in found for line in block.splitlines() if line and not line.startswith(":")]
-    listed = [path.relative_to(DOCS).with_suffix("").as_posix() for line in lines for path in DOCS.glob(f"{line}.md")]
-    pages = {path.relative_to(DOCS).with_suffix("").as_posix() for path in DOCS.rglob("*.md")} - {"index"}
-    assert sorted(listed) == sorted(pages), "add the page to a toctree of docs/index.md"
+    listed = []
+    for page in (index := DOCS / "index.md", options.INDEX):
+        lines = [line for block in toctrees.findall(page.read_text()) for line in block.splitlines()]
+        names = [line for line in lines if line and not line.startswith(":")]
+        listed += [path for name in names for path in page.parent.glob(f"{name}.md") if path != page]
+    assert sorted([index, *listed]) == sorted(DOCS.rglob("*.md")), "add the page to a toctree of docs/index.md"
 
 
 def test_every_algorithm_has_a_page_with_its_options() -> None:
-    assert {path for path, _ in options.pages()} == {options.INDEX, *options.FOLDER.glob("*.md")}
+    assert {path for path, _ in options.pages()} == {*options.FOLDER.glob("*.md")}
     for path, current in options.pages():
         page = path.read_text()
         assert all(mark in page for mark in options.MARKS), f"{path.name} has no place for its options"
         assert page == options.with_options(page, current), f"{path.name} is old: run `python -m docs.options`"
     for stem, cls in options.classes().items():
         page = (options.FOLDER / f"{stem}.md").read_text()
-        assert f"| [{cls.__name__}](algorithms/{stem}.md) |" in options.INDEX.read_text(), f"{stem}.md is not listed"
+        assert f"| [{cls.__name__}]({stem}.md) |" in options.INDEX.read_text(), f"{stem}.md is not listed"
         assert f"](../../mrlm_pl/algorithms/{stem}.py)" in page, f"{stem}.md does not link its code"
         assert "```bash\nmrlm " in page, f"{stem}.md has no command"
 
@@ -60,7 +61,7 @@ def test_the_page_of_each_algorithm_shows_its_learning_curve() -> None:
 
 def test_every_paper_has_a_command() -> None:
     """Another test parses the commands."""
-    rows = re.findall(r"^\| \[.*", (DOCS / "papers.md").read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| \[.*", (DOCS / "results/papers.md").read_text(), re.MULTILINE)
     assert len(rows) > 30
     assert [row for row in rows if " | `mrlm fit --config configs/" not in row] == []
 
@@ -138,29 +139,30 @@ def test_means_with_intervals_in_the_pages_are_those_of_the_files() -> None:
 def sentences() -> Iterator[tuple[str, str]]:
     """Yield pages with texts that follow from files of results."""
     count, runs, same = kills(read("kill_resume"))
-    yield "scaling.md", f"After {count} kills at random moments"
-    yield "scaling.md", f"all {same} resumed runs" if same == runs else "not all resumed runs"
+    yield "scaling/README.md", f"After {count} kills at random moments"
+    yield "scaling/README.md", f"all {same} resumed runs" if same == runs else "not all resumed runs"
     step = read("distillation_step")
     yield "algorithms/on_policy_distillation.md", f"{step['cpu_ratio']:.2f} of the CPU time".lstrip("0")
     yield "algorithms/on_policy_distillation.md", f"({step['ours']['cpu_s']:.1f} s / {step['trl']['cpu_s']:.1f} s)"
     yield "algorithms/on_policy_distillation.md", f"{step['peak_ratio']:.2f} of the memory".lstrip("0")
-    yield "gateway.md", f"{read('gateway')['ratio']:.3f} times as many tokens per second".lstrip("0")
+    yield "training/gateway.md", f"{read('gateway')['ratio']:.3f} times as many tokens per second".lstrip("0")
     sizes = read("run_size")["bytes"]
     for part in ("episodes", "metrics.csv", "tensorboard"):
-        yield "operations.md", f"| {sizes['per iteration'][part] / 1000:.1f} kB per iteration |"
+        yield "runs/operations.md", f"| {sizes['per iteration'][part] / 1000:.1f} kB per iteration |"
     for part in ("checkpoints", "policies", "other"):
-        yield "operations.md", f"| {sizes['at the end'][part] / 1000:,.0f} kB |"
+        yield "runs/operations.md", f"| {sizes['at the end'][part] / 1000:,.0f} kB |"
     records = read("records")
     per = records["per_1000_episodes"]
-    yield "data.md", f"{per['text_bytes'] / 1e6:.1f} MB of text, take {per['zstd 6']['bytes'] / 1e6:.2f} MB on disk"
+    text = f"{per['text_bytes'] / 1e6:.1f} MB of text, take {per['zstd 6']['bytes'] / 1e6:.2f} MB on disk"
+    yield "data/files.md", text
     busy = {name: f"{row['busy_by_quiet']:.1f}" for name, row in read("shared_machine")["settings"].items()}
     spun, single = busy["GOMP_SPINCOUNT=1000"], busy["one thread"].lstrip("0")
     text = (
         f"{busy['default']} times as long, with `GOMP_SPINCOUNT=1000` {spun} times, with `OMP_NUM_THREADS=1` {single}"
     )
-    yield "scaling.md", text
+    yield "scaling/README.md", text
     covered = read("interval_coverage")["summary"]["now"]["least coverage of 20 tasks or more"]
-    yield "decisions.md", f"covers the true accuracy in {covered:.3f}".replace("0.", ".")
+    yield "concepts/decisions.md", f"covers the true accuracy in {covered:.3f}".replace("0.", ".")
 
 
 @pytest.mark.parametrize(("page", "text"), [*sentences()])
@@ -183,7 +185,7 @@ def test_the_tests_that_the_readme_names_exist() -> None:
 
 
 def test_each_row_of_resumes_and_failures_names_a_test_that_exists() -> None:
-    _, _, tables = (DOCS / "operations.md").read_text().partition("## Resume")
+    _, _, tables = (DOCS / "runs/operations.md").read_text().partition("## Resume")
     rows = [line for line in tables.splitlines() if line.startswith("| ") and not line.endswith("| test |")]
     assert len(rows) > 40
     for row in rows:
