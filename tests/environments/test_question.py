@@ -396,7 +396,7 @@ def test_a_run_without_any_reward_ends_with_the_fault(tmp_path: Path, quiet_trai
         ({"rewards": [exact, exact]}, r"two rewards are named 'exact'; name them, as in \{call: PATH, name: N\}"),
         ({"rewards": [Reward(exact, float("nan"))]}, "the weight nan"),
         ({"rewards": [{"call": exact, "wieght": 2}]}, "Reward has no 'wieght'; did you mean 'weight'"),
-        ({"rewards": ["exact"]}, "is \['exact'\]; give a list of functions"),
+        ({"rewards": ["exact"]}, r"is \['exact'\]; give a list of functions"),
         ({"prompts": {"critic": "x"}}, r"prompts names \['critic'\]"),
         ({"agents": []}, "agents is"),
         ({"agents": "solver"}, r"agents is 'solver'; give a list, as in \[solver\]"),

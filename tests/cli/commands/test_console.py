@@ -144,7 +144,7 @@ def test_a_line_has_the_components_of_the_reward(mrlm) -> None:
     lines = [line.split() for line in out.splitlines() if line.startswith("iterations ")]
     assert len(lines) == 2
     columns = Path("runs/parts/metrics.csv").read_text().splitlines()[0].split(",")
-    components = {name.removeprefix("rollout/writing/") for name in columns if name.startswith("rollout/writing/")}
+    components = {name for name in columns if name.startswith("rollout/writing/")}
     for words in lines:
         shown = dict(pairwise(words))
         parts = [float(value) for name, value in shown.items() if name in components]
