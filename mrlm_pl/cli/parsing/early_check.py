@@ -45,8 +45,8 @@ _NAMED = re.compile(r'^class (\w+)|^ {4}name = "(.+)"$', re.MULTILINE)
 """A class, or the short name of the environment before it."""
 
 TRAINER = "pytorch/trainer/trainer.py"
-OWN_TRAINER = ("output", "resume")
-"""Arguments that our trainer adds to Lightning's."""
+LINKED = {"data.seed": "seed_everything", "trainer.output": "output", "trainer.resume": "resume"}
+"""Arguments that an option of the command sets, and the option."""
 
 
 def check(arguments: Sequence[str]) -> None:
@@ -61,14 +61,17 @@ def check(arguments: Sequence[str]) -> None:
     try:
         if not isinstance(config.get("trainer", {}), Mapping):
             raise MistakeError("trainer", f"expected a mapping, but the value is {config['trainer']!r}; leave it out")
+        data = config.get("data")
+        data_arguments = (data.get(ARGUMENTS) or data) if isinstance(data, Mapping) else {}
+        groups = {"data": data_arguments, "trainer": config.get("trainer") or {}}
+        for key, option in LINKED.items():
+            group, name = key.split(".")
+            if groups[group].get(name) is not None:
+                raise MistakeError(key, f"set it by `{option}` (`--{option}`)")
         _check_keys(config.get("trainer"), "Trainer", _trainer_parameters(), "trainer")
         for group, name in FOLDERS.items():
             _check_class(config.get(group), group, KINDS[group], PACKAGE / name, class_names(name))
         _check_policies(arguments, config)
-        data = config.get("data")
-        data_arguments = (data.get(ARGUMENTS) or data) if isinstance(data, Mapping) else {}
-        if data_arguments.get("seed") is not None:
-            raise MistakeError("data.seed", "the seed of a run is `seed_everything`; set `--seed_everything N`")
         if (folder := _environments_folder()) is not None:
             short, names = environment_names()
             _check_class(data_arguments.get("environment"), "data.environment", "environment", folder, names, short)
@@ -174,11 +177,10 @@ def class_names(package: str) -> list[str]:
 
 
 def _trainer_parameters() -> list[str]:
-    """Return the parameters of our trainer; empty without a readable Lightning."""
+    """Return the parameters of Lightning's trainer; empty without a readable Lightning."""
     spec = importlib.util.find_spec("lightning")
     folders = spec.submodule_search_locations if spec is not None else None
-    names = parameters(Path(folders[0]) / TRAINER, "Trainer") if folders else None
-    return [*names, *OWN_TRAINER] if names else []
+    return (parameters(Path(folders[0]) / TRAINER, "Trainer") if folders else None) or []
 
 
 def _environments_folder() -> Path | None:
@@ -207,7 +209,7 @@ def training_options() -> list[str]:
         **{f"model.{name}": SETTINGS[name] for name in ("clip", "correction", "kl", "optimization")},
     }
     options = [f"--{group}.{name}" for group, (cls, file) in classes.items() for name in parameters(file, cls) or ()]
-    options += [f"--trainer.{name}" for name in _trainer_parameters() if name not in OWN_TRAINER]
+    options += [f"--trainer.{name}" for name in _trainer_parameters()]
     for name in class_names(FOLDERS["model"]):
         file = _file_of(PACKAGE / FOLDERS["model"], name)
         options += [f"--model.{parameter}" for parameter in (parameters(file, name) if file else None) or ()]
