@@ -234,11 +234,7 @@ def parameters(file: Path, name: str) -> list[str] | None:
         names = [item.arg for item in arguments]
         if constructor.args.kwarg is None:
             return names
-    if (
-        constructor is None
-        and any("dataclass" in ast.unparse(item) for item in definition.decorator_list)
-        and [ast.unparse(base) for base in definition.bases] == ["Settings"]
-    ):
+    if constructor is None and [ast.unparse(base) for base in definition.bases] == ["Settings"]:
         return [ast.unparse(item.target) for item in definition.body if isinstance(item, ast.AnnAssign)]
     bases = [base.id for base in definition.bases if isinstance(base, ast.Name)]
     if len(bases) != len(definition.bases) or not bases:
@@ -254,10 +250,8 @@ def parameters(file: Path, name: str) -> list[str] | None:
 
 def _base_arguments(constructor: ast.FunctionDef) -> set[str]:
     """Return the arguments that a constructor sets for its base."""
-    calls = [
-        item for item in ast.walk(constructor) if isinstance(item, ast.Call) and isinstance(item.func, ast.Attribute)
-    ]
-    base_calls = [call for call in calls if call.func.attr == "__init__"]  # type: ignore[attr-defined]
+    calls = [item for item in ast.walk(constructor) if isinstance(item, ast.Call)]
+    base_calls = [call for call in calls if ast.unparse(call.func).endswith(".__init__")]
     return {keyword.arg for call in base_calls for keyword in call.keywords if keyword.arg is not None}
 
 
