@@ -64,17 +64,18 @@ def in_session() -> bool:
 def ending_in_order() -> Iterator[Interruption]:
     """In this block Ctrl-C and SIGHUP act as SIGTERM does: by its handler, without one as KeyboardInterrupt.
 
-    A script's own handler of SIGTERM stays, and so does one that is installed within the block, as a trainer's.
+    A script's own handler of SIGTERM stays, and so does one that is installed within the block, as a trainer's. A block
+    within another one has its interruption.
     """
-    interruption = Interruption()
+    outer = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
+    interruption = outer if isinstance(outer, Interruption) else Interruption()
     if threading.current_thread() is not threading.main_thread():  # only there signals arrive
         yield interruption
         return
 
     former_handlers = {number: signal.getsignal(number) for number in _NAMES}
     for number, handler in former_handlers.items():
-        is_ours = isinstance(getattr(handler, "__self__", None), Interruption)
-        stays = number == signal.SIGTERM and callable(handler) and not is_ours
+        stays = number == signal.SIGTERM and callable(handler)
         if not stays and handler is not signal.SIG_IGN:  # a shell's background ignores Ctrl-C, `nohup` SIGHUP
             signal.signal(number, interruption.end)
     try:

@@ -97,7 +97,24 @@ def test_sigterm_has_one_end_whether_its_own_handler_came_before_or_later(within
             except KeyboardInterrupt:  # it would end the tests
                 pytest.fail("the handler did not decide how to end")
         assert calls == [signal.SIGTERM, signal.SIGTERM]
-        assert (found.received, outer.received) == (signal.SIGTERM if within else signal.SIGINT, None)
+        received = (signal.SIGTERM, signal.SIGTERM) if within else (signal.SIGINT, None)
+        assert (found.received, outer.received) == received
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+def test_a_command_whose_trainer_was_interrupted_ends_once() -> None:
+    former = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with ending_in_order() as command:
+            with pytest.raises(KeyboardInterrupt), ending_in_order():
+                signal.raise_signal(signal.SIGTERM)
+            assert command.received == signal.SIGTERM
+            try:
+                signal.raise_signal(signal.SIGTERM)  # a scheduler's second, before the command has returned
+            except KeyboardInterrupt:
+                pytest.fail("the end was interrupted")
     finally:
         for number, handler in former.items():
             signal.signal(number, handler)

@@ -45,8 +45,8 @@ _NAMED = re.compile(r'^class (\w+)|^ {4}name = "(.+)"$', re.MULTILINE)
 """A class, or the short name of the environment before it."""
 
 TRAINER = "pytorch/trainer/trainer.py"
-OWN_TRAINER = ("output", "resume")
-"""Arguments that our trainer adds to Lightning's."""
+LINKED = {"data.seed": "seed_everything", "trainer.output": "output", "trainer.resume": "resume"}
+"""Arguments that an option of the command sets, and the option."""
 
 
 def check(arguments: Sequence[str]) -> None:
@@ -61,14 +61,17 @@ def check(arguments: Sequence[str]) -> None:
     try:
         if not isinstance(config.get("trainer", {}), Mapping):
             raise MistakeError("trainer", f"expected a mapping, but the value is {config['trainer']!r}; leave it out")
+        data = config.get("data")
+        data_arguments = (data.get(ARGUMENTS) or data) if isinstance(data, Mapping) else {}
+        groups = {"data": data_arguments, "trainer": config.get("trainer") or {}}
+        for key, option in LINKED.items():
+            group, name = key.split(".")
+            if groups[group].get(name) is not None:
+                raise MistakeError(key, f"set it by `{option}` (`--{option}`)")
         _check_keys(config.get("trainer"), "Trainer", _trainer_parameters(), "trainer")
         for group, name in FOLDERS.items():
             _check_class(config.get(group), group, KINDS[group], PACKAGE / name, class_names(name))
         _check_policies(arguments, config)
-        data = config.get("data")
-        data_arguments = (data.get(ARGUMENTS) or data) if isinstance(data, Mapping) else {}
-        if data_arguments.get("seed") is not None:
-            raise MistakeError("data.seed", "the seed of a run is `seed_everything`; set `--seed_everything N`")
         if (folder := _environments_folder()) is not None:
             short, names = environment_names()
             _check_class(data_arguments.get("environment"), "data.environment", "environment", folder, names, short)
@@ -174,11 +177,10 @@ def class_names(package: str) -> list[str]:
 
 
 def _trainer_parameters() -> list[str]:
-    """Return the parameters of our trainer; empty without a readable Lightning."""
+    """Return the parameters of Lightning's trainer; empty without a readable Lightning."""
     spec = importlib.util.find_spec("lightning")
     folders = spec.submodule_search_locations if spec is not None else None
-    names = parameters(Path(folders[0]) / TRAINER, "Trainer") if folders else None
-    return [*names, *OWN_TRAINER] if names else []
+    return (parameters(Path(folders[0]) / TRAINER, "Trainer") if folders else None) or []
 
 
 def _environments_folder() -> Path | None:
@@ -207,7 +209,7 @@ def training_options() -> list[str]:
         **{f"model.{name}": SETTINGS[name] for name in ("clip", "correction", "kl", "optimization")},
     }
     options = [f"--{group}.{name}" for group, (cls, file) in classes.items() for name in parameters(file, cls) or ()]
-    options += [f"--trainer.{name}" for name in _trainer_parameters() if name not in OWN_TRAINER]
+    options += [f"--trainer.{name}" for name in _trainer_parameters()]
     for name in class_names(FOLDERS["model"]):
         file = _file_of(PACKAGE / FOLDERS["model"], name)
         options += [f"--model.{parameter}" for parameter in (parameters(file, name) if file else None) or ()]
@@ -232,11 +234,7 @@ def parameters(file: Path, name: str) -> list[str] | None:
         names = [item.arg for item in arguments]
         if constructor.args.kwarg is None:
             return names
-    if (
-        constructor is None
-        and any("dataclass" in ast.unparse(item) for item in definition.decorator_list)
-        and [ast.unparse(base) for base in definition.bases] == ["Settings"]
-    ):
+    if constructor is None and [ast.unparse(base) for base in definition.bases] == ["Settings"]:
         return [ast.unparse(item.target) for item in definition.body if isinstance(item, ast.AnnAssign)]
     bases = [base.id for base in definition.bases if isinstance(base, ast.Name)]
     if len(bases) != len(definition.bases) or not bases:
@@ -252,10 +250,8 @@ def parameters(file: Path, name: str) -> list[str] | None:
 
 def _base_arguments(constructor: ast.FunctionDef) -> set[str]:
     """Return the arguments that a constructor sets for its base."""
-    calls = [
-        item for item in ast.walk(constructor) if isinstance(item, ast.Call) and isinstance(item.func, ast.Attribute)
-    ]
-    base_calls = [call for call in calls if call.func.attr == "__init__"]  # type: ignore[attr-defined]
+    calls = [item for item in ast.walk(constructor) if isinstance(item, ast.Call)]
+    base_calls = [call for call in calls if ast.unparse(call.func).endswith(".__init__")]
     return {keyword.arg for call in base_calls for keyword in call.keywords if keyword.arg is not None}
 
 

@@ -25,7 +25,9 @@ from mrlm_pl.errors import ConfigurationError
 ROOT = Path(__file__).parents[3]
 TYPOS = {
     "--model=GRPOO": "did you mean 'GRPO'?",
-    "--data.seed=3": "the seed of a run is `seed_everything`; set `--seed_everything N`",
+    "--data.seed=3": "data.seed: set it by `seed_everything` (`--seed_everything`)",
+    "--trainer.output": "trainer.output: set it by `output` (`--output`)",
+    "--trainer.resume": "trainer.resume: set it by `resume` (`--resume`)",
     "--model=MAGRPO --model.discount": "did you mean 'gamma'?",
     "--data=RolloutModule": "did you mean 'RolloutDataModule'?",
     "--data.environment=mathh": "did you mean 'math'?",
