@@ -20,8 +20,8 @@ class Measured:
 
     Args:
         value: its mean, or the share of the cases in which it holds; None of no case.
-        ci95: 95 % interval, clustered by problem: Wilson's where cases are counted or the values are 0 and 1, else
-            Student's t, within [0, 1] where the values are; infinite for equal values without cases; None likewise.
+        ci95: 95 % interval, clustered by problem: Wilson's where cases are counted or every value is 0 or 1, else
+            Student's t, within [0, 1] where every value is; None likewise.
         of: how many cases: the episodes that have the metric, or all cases that these count.
     """
 

@@ -188,11 +188,10 @@ def _measure_metric(groups: Sequence[Sequence[Episode]], name: str, cases: str |
     total = math.fsum(count for _, count in sums)
     if not total:
         return Measured(None, None, 0)
-    values = {metrics[name] for group in group_metrics for metrics in group}
-    # Equal values tell no range: a count may be 1 everywhere.
-    if values == {0, 1} if cases is None else all(0 <= value <= count for value, count in sums):
+    values = [metrics[name] for group in group_metrics for metrics in group]
+    if all(value in (0, 1) for value in values) if cases is None else all(0 <= value <= count for value, count in sums):
         interval = share_interval(sums)
-    elif cases is None and len(values) > 1 and all(0 <= value <= 1 for value in values):
+    elif cases is None and all(0 <= value <= 1 for value in values):
         interval = ratio_interval(sums, 0.0, 1.0)
     else:
         interval = ratio_interval(sums)
