@@ -185,7 +185,7 @@ def test_a_server_without_token_ids_is_refused_before_the_first_sample(
     server.old = True
     with pytest.raises(ConfigurationError, match=r"no token ids.*no engine re-tokenizes"):
         engine(server).load("p", model, 0)
-    assert len(server.asked("/v1/completions")) == 1
+    assert len(server.asked("/v1/completions")) <= len(PROBES) + 1, "those that are asked at once"
 
 
 def test_a_server_of_another_kind_is_told(serve: Callable[..., Any], engine: Callable[..., OpenAICompatible]) -> None:
