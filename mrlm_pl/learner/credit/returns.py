@@ -172,12 +172,12 @@ class EpisodeCredit(Settings):
 
     @property
     def has_rule(self) -> bool:
-        """True if it makes baselines and advantages itself, in place of the algorithm, as a subclass with either."""
+        """True if a subclass has :meth:`with_baselines` or :meth:`advantages`, which replace the algorithm's rule."""
         own, base = type(self), EpisodeCredit
         return (own.with_baselines, own.advantages) != (base.with_baselines, base.advantages)
 
     def warn(self, episodes: Sequence[Episode], warned: MutableSet[Any]) -> None:
-        """Warn once that the returns of a rollout have nothing to be compared with.
+        """Warn once of a rollout whose returns carry no signal.
 
         Args:
             episodes: one rollout.
