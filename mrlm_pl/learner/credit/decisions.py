@@ -148,7 +148,7 @@ class TreeCredit(EpisodeCredit):
         between(-math.inf, math.inf, stop_above=self.stop_above)  # not NaN
 
     @property
-    def has_rule(self) -> bool:
+    def has_rule(self) -> bool:  # type: ignore[override]
         return self.counterfactual  # equal returns may all be better than their baselines
 
     @property

@@ -170,11 +170,13 @@ class EpisodeCredit(Settings):
     branching: ClassVar[Branching | None] = None
     """The branching of the turn trees that it credits; None for separate episodes."""
 
-    @property
-    def has_rule(self) -> bool:
-        """True if a subclass has :meth:`with_baselines` or :meth:`advantages`, which replace the algorithm's rule."""
-        own, base = type(self), EpisodeCredit
-        return (own.with_baselines, own.advantages) != (base.with_baselines, base.advantages)
+    has_rule: ClassVar[bool] = False
+    """True if a subclass has :meth:`with_baselines` or :meth:`advantages`, which replace the algorithm's rule."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if not {"with_baselines", "advantages"}.isdisjoint(vars(cls)):
+            cls.has_rule = True
 
     def warn(self, episodes: Sequence[Episode], warned: MutableSet[Any]) -> None:
         """Warn once of a rollout whose returns carry no signal.
