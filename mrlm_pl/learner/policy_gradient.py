@@ -340,9 +340,8 @@ class PolicyGradient(Algorithm):
         """Return the trajectories of every learner, a policy's with their advantages; see :meth:`prepare`."""
         if self.gae is not None:
             return self.token_credit(episodes, sampling, self.gae)
-        returns = self.returns(episodes, self.turn_bonus(sampling), greedy)
+        returns, advantages = self._with_advantages(self.returns(episodes, self.turn_bonus(sampling), greedy))
         self.unit.warn(episodes, self.warned)
-        returns, advantages = self._with_advantages(returns)
         return self.unit.rows(self.trainer, self.metrics, returns, advantages)
 
     def returns(self, episodes: Sequence[Episode], bonus: TurnBonus, greedy: Sequence[Episode]) -> Any:
