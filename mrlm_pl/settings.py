@@ -90,9 +90,8 @@ def check_arguments(function: F) -> F:
                 raise ConfigurationError(f"{owner.__name__}: {name} is None; give a value")
             if values and not (Callable in members and callable(value)):
                 one_of(values, f"{owner.__name__}: ", **{name: value})
-        taken = len(positional)
         first = [converted[name] for name in positional[: len(arguments)]]
-        return function(*first, *arguments[taken:], **{name: converted[name] for name in options})
+        return function(*first, *arguments[len(positional) :], **{name: converted[name] for name in options})
 
     return checked  # type: ignore[return-value]
 

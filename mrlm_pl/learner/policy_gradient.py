@@ -14,6 +14,7 @@ from mrlm_pl.engines import Reference
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode, Turn
 from mrlm_pl.errors import ConfigurationError, source_line
+from mrlm_pl.grouping import grouped
 from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.batch import Batch, PolicyBatch, not_none
 from mrlm_pl.learner.contract import RolloutFacts
@@ -25,14 +26,7 @@ from mrlm_pl.learner.credit.filters import (
     whiten_rows,
     with_greedy,
 )
-from mrlm_pl.learner.credit.returns import (
-    BASELINES,
-    Batches,
-    check_advantages,
-    check_takes,
-    equal_returns,
-    returns_of,
-)
+from mrlm_pl.learner.credit.returns import BASELINES, Batches, check_advantages, check_takes, equal_returns, returns_of
 from mrlm_pl.learner.credit.tokens import TokenGAE, rewarded_rows
 from mrlm_pl.learner.entropy import EntropyBonus
 from mrlm_pl.learner.metrics import check_token_losses
@@ -243,8 +237,7 @@ class PolicyGradient(Algorithm):
     def _check_credit(self) -> None:
         """Raise :class:`ConfigurationError` if no rule makes advantages of returns, or a method cannot be called so."""
         overrides = self._overrides("returns", "advantages", "with_baselines", "credit", "trained_rows", "prepare")
-        ruled = self.unit.has_rule or self.unit.branching
-        if not (overrides or ruled or self.advantage or self.gae or self.uses_greedy_baseline):
+        if not (overrides or self.unit.has_rule or self.advantage or self.gae or self.uses_greedy_baseline):
             raise ConfigurationError(_NO_RULE.format(type(self).__name__))
         if not self._overrides("credit"):  # another one may call them otherwise
             if self.advantage is not None and not self._overrides("advantages"):
@@ -461,7 +454,11 @@ class PolicyGradient(Algorithm):
     def signal(self, group: Sequence[Episode]) -> tuple[Any, Tensor]:
         """Return the returns [N] of a group, without bonuses, and numbers [N] that are 0 without a learning signal."""
         returns = self.returns(group, None, ())
-        return returns, self.unit.signal(returns)
+        if self.unit.has_rule:
+            return returns, self.unit.advantages(returns)
+        comparisons = returns.comparison.tolist()
+        values = grouped(zip(comparisons, returns.reward.tolist(), strict=True))
+        return returns, torch.tensor([len({*values[comparison]}) > 1 for comparison in comparisons])
 
     # From rows to losses.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import FrozenInstanceError, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,11 @@ from mrlm_pl.advantages import group_centered_advantages
 from mrlm_pl.algorithms import GDPO, GRPO, IGPO, MAPPO, MGRPO, PPO, GiGPO, REINFORCEPlusPlus, TreeGRPO
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.engines import Sampling
+from mrlm_pl.episode import Origin
 from mrlm_pl.errors import ConfigurationError, RemoteError
 from mrlm_pl.learner.contract import RolloutFacts
+from mrlm_pl.learner.credit.branches import AlternativeCredit
+from mrlm_pl.learner.credit.decisions import TreeCredit
 from mrlm_pl.learner.credit.returns import EpisodeCredit, Returns
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.losses import Clip
@@ -72,12 +75,19 @@ class FirstTurns(EpisodeCredit):
         return replace(super().returns(episodes, bonus, greedy), reward=torch.tensor(first, dtype=torch.float64))
 
 
+class Opposite(EpisodeCredit):
+    """A rule of its own."""
+
+    def advantages(self, returns: Any) -> Any:
+        return -returns.reward
+
+
 class OwnUnit(PolicyGradient):
     advantage = staticmethod(group_centered_advantages)
 
-    def __init__(self, *arguments: Any, **settings: Any) -> None:
+    def __init__(self, *arguments: Any, unit: EpisodeCredit = FirstTurns(), **settings: Any) -> None:  # noqa: B008
         super().__init__(*arguments, **settings)
-        self.unit = FirstTurns()
+        self.unit = unit
 
 
 class NoBaseline(PolicyGradient):
@@ -287,6 +297,37 @@ def test_an_own_unit_of_credit_has_returns_a_signal_and_rows() -> None:
         {0.5},
     ]
     assert [[*turns] for turns in rows.turn_baselines] == [[(0.0, 0.5)] * 2, [(1.0, 0.5)] * 2]
+
+
+def test_the_rule_of_a_unit_replaces_the_algorithms() -> None:
+    learner = OwnUnit({"main": Policy()}, unit=Opposite())
+    group = [turn_episode(n, "g", {"a": [("s", 2.0)]}) for n in range(2)]
+    assert learner.advantages(learner.with_baselines(learner.returns(group, None, ()))).tolist() == [-2.0, -2.0]
+    assert not learner.without_signal(group), "equal returns have an advantage all the same"
+
+
+def test_decisions_without_a_rule_are_refused_before_the_first_rollout() -> None:
+    learner = OwnUnit({"main": Policy()}, unit=TreeCredit())
+    learner._check_credit()
+    learner.advantage = None
+    with pytest.raises(ConfigurationError, match="OwnUnit"):
+        learner._check_credit()
+    learner.unit = TreeCredit(counterfactual=True)
+    learner._check_credit()
+
+
+def test_the_unit_that_algorithms_share_is_a_value() -> None:
+    with pytest.raises(FrozenInstanceError):
+        Attribute({"main": Policy()}).unit.branching = TreeCredit().branching  # type: ignore[misc]
+
+
+def test_messages_with_a_team_reward_of_constant_sum_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    learner = OwnUnit({"main": Policy()}, unit=AlternativeCredit("play", "team"))
+    group = [turn_episode(n, "g", {"a": [("s", float(n))], "b": [("s", -float(n))]}) for n in range(2)]
+    group.append(replace(group[1], id="branch", origin=Origin(group[0].id, ("a",), 0)))
+    learner.trainer = Trainer(logger=False, accelerator="cpu")
+    learner.credit(group, Sampling(), ())
+    assert "zero-sum" in caplog.text
 
 
 def test_own_returns_are_asked_for_episodes_alone() -> None:

@@ -175,6 +175,7 @@ class OpenAICompatible(Engine):
         body = self.dialect.body(request, model, limit, request.seed % 2**self.dialect.seed_bits)
 
         def read(reply: Any, replica: Replica) -> Sample:
+            self._check_distribution(request, self._facts[replica.url])  # those of a server that begins late
             drawn = read_reply(self.dialect, reply, request)
             if len(drawn.token_ids) > limit:
                 raise RemoteError(f"the server sampled {len(drawn.token_ids)} tokens, and {limit} were asked for")
@@ -307,7 +308,7 @@ class OpenAICompatible(Engine):
         return probes
 
     async def _server_facts(self, policy: str) -> ServerFacts:
-        """Return the facts of the servers, requested once."""
+        """Return the facts that hold for all servers so far."""
         if not self._facts:
             await self._ready_anywhere(policy)
         return common_facts(self._facts.values())

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import math
 import os
 import random
 import socket
@@ -128,7 +127,7 @@ class Replica:
         if now >= self.rests_until:  # else another request failed at the same time
             if not self.failures:
                 logger.warning("%s; trying again: start the server if it is not running, or check the URL", problem)
-            rest = min(LONGEST_REST, math.ldexp(FIRST_REST, min(self.failures, 10)))
+            rest = min(LONGEST_REST, FIRST_REST * 2 ** min(self.failures, 10))
             self.failures, self.rests_until = self.failures + 1, now + max(rest, seconds)
         return problem
 

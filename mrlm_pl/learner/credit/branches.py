@@ -108,8 +108,6 @@ class LeafCredit(EpisodeCredit):
         ConfigurationError: an unknown name.
     """
 
-    has_rule = True
-
     baseline: TurnBaseline = "unbiased"
     normalize: bool = True
 

@@ -148,6 +148,10 @@ class TreeCredit(EpisodeCredit):
         between(-math.inf, math.inf, stop_above=self.stop_above)  # not NaN
 
     @property
+    def has_rule(self) -> bool:  # type: ignore[override]
+        return self.counterfactual  # equal returns may all be better than their baselines
+
+    @property
     def branching(self) -> Branching:  # type: ignore[override]
         return Branching("counterfactual" if self.counterfactual else self.joint_mode, self.expand, self.stop_above)
 
@@ -191,10 +195,6 @@ class TreeCredit(EpisodeCredit):
         turns = [turn for row in episode.trajectories.get(agent, ()) for turn in row.turns]
         extra = math.fsum(bonus(turn) for turn in turns if turn.index == depth) if bonus else 0.0
         return decision.summed * total + extra
-
-    def signal(self, returns: DecisionReturns) -> Tensor:
-        # equal returns may all be better than their baselines
-        return self.advantages(returns) if self.counterfactual else super().signal(returns)
 
     def rows(self, trainer: Any, metrics: Metrics, returns: DecisionReturns, advantages: Tensor) -> Batches:
         """Return a row for each decision, with its advantage, scaled and weighted; every rank must call this.

@@ -160,20 +160,26 @@ def returns_of(episodes: Sequence[Episode], turn_bonus: TurnBonus = None, greedy
     )
 
 
+@dataclass(frozen=True)
 class EpisodeCredit(Settings):
     """The unit of credit: each agent in whole episodes. Subclasses credit turns, decisions or contributions."""
-
-    has_rule: ClassVar[bool] = False
-    """True if :meth:`advantages` is its own rule, in place of the algorithm's."""
 
     of_decisions: ClassVar[bool] = False
     """True if its rows are single decisions."""
 
-    branching: Branching | None = None
+    branching: ClassVar[Branching | None] = None
     """The branching of the turn trees that it credits; None for separate episodes."""
 
+    has_rule: ClassVar[bool] = False
+    """True if a subclass has :meth:`with_baselines` or :meth:`advantages`, which replace the algorithm's rule."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if not {"with_baselines", "advantages"}.isdisjoint(vars(cls)):
+            cls.has_rule = True
+
     def warn(self, episodes: Sequence[Episode], warned: MutableSet[Any]) -> None:
-        """Warn once that the returns of a rollout have nothing to be compared with.
+        """Warn once of a rollout whose returns carry no signal.
 
         Args:
             episodes: one rollout.
@@ -191,14 +197,6 @@ class EpisodeCredit(Settings):
     def advantages(self, returns: Any) -> Tensor:
         """Return the advantages [N] of returns, without a rule those minus their baselines."""
         return returns.reward - returns.baseline
-
-    def signal(self, returns: Any) -> Tensor:
-        """Return numbers [N] that are 0 for returns without a learning signal, such as those that are all equal."""
-        if self.has_rule:
-            return self.advantages(returns)
-        comparisons = returns.comparison.tolist()
-        values = grouped(zip(comparisons, returns.reward.tolist(), strict=True))
-        return torch.tensor([len({*values[comparison]}) > 1 for comparison in comparisons])
 
     def rows(self, trainer: Any, metrics: Metrics, returns: Any, advantages: Tensor) -> Batches:
         """Return the rows of every policy, with their advantages [N]; every rank calls this.

@@ -158,8 +158,6 @@ class TurnCredit(EpisodeCredit):
         ConfigurationError: an unknown name or a value out of range.
     """
 
-    has_rule = True
-
     gamma: float = 1.0
     baseline: TurnBaseline = "unbiased"
     normalize: bool = True

@@ -240,6 +240,18 @@ def test_what_one_of_the_servers_cannot_do_is_asked_of_none(
         run(remote, request((5,), temperature=0.7))
 
 
+def test_a_sample_of_a_server_that_begins_late_is_refused_if_its_log_probabilities_are_others(
+    serve: Callable[..., Any], engine: Callable[..., OpenAICompatible]
+) -> None:
+    scaled, late = serve(), serve()
+    scaled.scaled, late.faults = True, [(503, {})]
+    remote = engine(scaled, late)
+    assert len(run(remote, request((5,), temperature=0.7))) == 1
+    remote._replicas.all[1].rests_until = 0.0  # it gets the next request
+    with pytest.raises(ConfigurationError, match=r"is 0\.7, and .* gives the log-prob"):
+        run(remote, request((5,), temperature=0.7))
+
+
 def test_processed_log_probabilities_hold_after_top_k(
     serve: Callable[..., Any], engine: Callable[..., OpenAICompatible], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -289,13 +289,12 @@ class Collector:
     episode_players: Sequence[EpisodePlayer] = field(default=(), init=False)
     training: EpisodePlayer = field(init=False)
     play_specs: PlaySpecs = field(init=False)
-    play_greedy_specs: PlaySpecs | None = field(init=False)
+    play_greedy_specs: PlaySpecs | None = field(default=None, init=False)
 
     def make_players(self, **options: Any) -> None:
         """Make the players, with options of :meth:`Players.player`."""
         learner, sampling = self.players.learner, self.sampling
         self.training = self.players.player(sampling, crossed=True, **options)
-        self.play_greedy_specs = None
         self.episode_players = [self.training]
         if learner.uses_greedy_baseline:
             greedy = self.players.player(sampling.for_all(temperature=0.0, top_p=1.0, top_k=0), **options)
