@@ -367,27 +367,27 @@ class PolicyGradient(Algorithm):
                 f"{self.with_baselines.__qualname__} returned a {type(compared).__name__}; it must return "
                 f"`dataclasses.replace(returns, baseline=...)` ({source_line(self.with_baselines)})"
             )
-        return compared, check_advantages(self.advantages(compared), len(compared.reward), self.advantages)
+        advantages = check_advantages(self.advantages(compared), len(compared.reward), self.advantages)
+        unused = self.unit.has_rule and self._overrides("advantages")
+        return replace(compared, baseline=None) if unused else compared, advantages
 
     def with_baselines(self, returns: Any) -> Any:
         """Return the returns with their baselines, by default those of :attr:`advantage`; every rank calls this once.
 
-        Records of the episodes keep both. Without a known rule, or with :meth:`advantages` of a subclass, there are no
-        baselines.
+        Records of the episodes keep both. Without a known rule there are no baselines; with :meth:`advantages` of a
+        subclass the records have none.
 
         Args:
             returns: :class:`~mrlm_pl.learner.credit.returns.Returns` of agents in episodes,
                 :class:`~mrlm_pl.learner.credit.turns.TurnReturns` of turns, or
                 :class:`~mrlm_pl.learner.credit.decisions.DecisionReturns` of decisions.
         """
-        custom_advantages = self._overrides("advantages")
         if self.unit.has_rule:
-            compared = self.unit.with_baselines(returns)
-            return replace(compared, baseline=None) if custom_advantages else compared
+            return self.unit.with_baselines(returns)
         if self.uses_greedy_baseline:
             return replace(returns, baseline=returns.greedy)
         for advantage, baselines in BASELINES.items():
-            if advantage is self.advantage and not custom_advantages:
+            if advantage is self.advantage and not self._overrides("advantages"):
                 return replace(returns, baseline=baselines(returns.reward, returns.comparison))
         return returns
 

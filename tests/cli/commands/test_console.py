@@ -91,7 +91,9 @@ def test_a_run_of_two_agents_shows_and_logs_each_of_them(mrlm) -> None:
     assert lines[0] == "policies.first: builtin:tiny (llama), 166,848 weights, trained at learning rate 0.001"
     progress = [line for line in lines if line.startswith("iterations ")]
     assert [line.split()[1] for line in progress] == ["1/2", "2/2"], "one line for each iteration"
-    assert all(" rollout/reward " in line and " rollout/agent/row/reward " in line and "…" not in line for line in progress)
+    assert all(
+        " rollout/reward " in line and " rollout/agent/row/reward " in line and "…" not in line for line in progress
+    )
     for noise in ("FLOPs", "TPU", "GPU available: False", "Writing model shards", "Trainer already configured"):
         assert noise not in out + err
     assert "mrlm eval --model runs/team" in out, "the next command"

@@ -128,6 +128,16 @@ def test_counterfactual_credit_of_aligned_joint_actions(model_folder: Path, quie
     assert by_agent(found, 2, 2) == [[-1.0, 1.0], [-0.5, 0.5]]
 
 
+class DoubledCOMA(COMA):
+    def advantages(self, returns: Any) -> Any:
+        return 2 * super().advantages(returns)
+
+
+def test_own_advantages_may_build_on_those_of_counterfactual_credit(model_folder: Path, quiet_trainer: Any) -> None:
+    found, _ = credited(made(DoubledCOMA, model_folder, quiet_trainer()), grid(SQUARE))
+    assert by_agent(found, 2, 2) == [[-2.0, 2.0], [-1.0, 1.0]]
+
+
 def test_counterfactual_credit_differs_from_the_crossed_mean(model_folder: Path, quiet_trainer: Any) -> None:
     # Only (1, 1) earns: beside the other's decision 0, the own decision makes no difference.
     rewards = {(0, 0): 0.0, (0, 1): 0.0, (1, 0): 0.0, (1, 1): 4.0}
