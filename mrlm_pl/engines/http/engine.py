@@ -308,7 +308,7 @@ class OpenAICompatible(Engine):
         return probes
 
     async def _server_facts(self, policy: str) -> ServerFacts:
-        """Return the facts that hold for all servers so far."""
+        """Return the facts that hold for all servers that were checked."""
         if not self._facts:
             await self._ready_anywhere(policy)
         return common_facts(self._facts.values())
