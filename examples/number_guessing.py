@@ -50,11 +50,11 @@ class NumberGuessing(SingleAgentEnvironment):
         return Outcome(observation="higher" if guess < self.number else "lower")
 
 
-def main(iterations: int = 20, folder: str = "runs/number-guessing") -> None:
+def main(iterations: int = 20, output: str = "runs/number-guessing") -> None:
     """Train the built-in tiny model for a few iterations."""
     algorithm = GRPO({"main": Policy("builtin:tiny", learning_rate=1e-3)})
     data = RolloutDataModule(NumberGuessing(), groups=8, iterations=iterations, sampling=Sampling(max_tokens=8))
-    trainer = Trainer(accelerator="cpu", default_root_dir=folder, limit_val_batches=0)
+    trainer = Trainer(accelerator="cpu", default_root_dir=output, limit_val_batches=0)
     trainer.fit(algorithm, data)
     print("reward of the last rollout:", round(float(trainer.callback_metrics["rollout/reward"]), 3))
 

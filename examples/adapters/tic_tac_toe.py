@@ -49,7 +49,7 @@ def in_rows(cells: Sequence[str]) -> str:
     return "/".join("".join(cells[row : row + 3]) for row in (0, 3, 6))
 
 
-def main(iterations: int = 100, folder: str = "runs/tic-tac-toe") -> None:
+def main(iterations: int = 100, output: str = "runs/tic-tac-toe") -> None:
     """Train the built-in tiny model against its own past."""
     opponent = Policy("builtin:tiny", trained=False)
     algorithm = GRPO(
@@ -60,7 +60,7 @@ def main(iterations: int = 100, folder: str = "runs/tic-tac-toe") -> None:
     sampling = Sampling(temperature=1.5, max_tokens=1)
     data = RolloutDataModule(game, groups=8, group_size=16, iterations=iterations, sampling=sampling)
     self_play = SelfPlay()
-    trainer = Trainer(accelerator="cpu", default_root_dir=folder, limit_val_batches=0, callbacks=[self_play])
+    trainer = Trainer(accelerator="cpu", default_root_dir=output, limit_val_batches=0, callbacks=[self_play])
     trainer.fit(algorithm, data)
     scores = [round(games["score"], 3) for games in self_play.history]
     print("scores against the initial policy:", scores)

@@ -54,8 +54,10 @@ class Optimization(Settings):
                 an optimizer that is not fused allows.
             steps: number of optimizer steps of the run; asked for a schedule alone.
         """
+        # A resume compares the configured rate with that of the checkpoint.
+        rates = [{**group, "constant_lr": group["lr"] if self.schedule == "constant" else None} for group in groups]
         # PyTorch's own choice makes a dozen passes over the weights and allocates temporaries of their size.
-        optimizer = torch.optim.AdamW(list(groups), betas=self.betas, fused=None if scaled else True)
+        optimizer = torch.optim.AdamW(rates, betas=self.betas, fused=None if scaled else True)
         if self.schedule == "constant":
             return optimizer
         from transformers import get_scheduler

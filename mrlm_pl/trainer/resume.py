@@ -186,21 +186,22 @@ class ExactResume(Callback):
         new_schedulers: dict[int, Any] = {id(item.scheduler.optimizer): item.scheduler for item in schedules}
         for optimizer, new_optimizer in zip(trainer.optimizers, configured, strict=True):
             schedule = scheduled.get(id(optimizer))
-            closed_form = schedule is not None and isinstance(schedule.scheduler, LambdaLR)
+            scheduler = schedule and schedule.scheduler
             # Another schedule has its rates in its state, and cannot be asked for them under other base rates.
-            kept_keys = {"params"} if schedule is None or closed_form else {"params", "lr", "initial_lr"}
+            kept_keys = {"params"} if isinstance(scheduler, LambdaLR | None) else {"params", "lr", "initial_lr"}
             for group, settings in zip(optimizer.param_groups, new_optimizer.param_groups, strict=True):
-                group.update({key: value for key, value in settings.items() if key not in kept_keys})
-            if schedule is None or not isinstance(schedule.scheduler, LambdaLR):
+                # A rate that a callback has changed stays while the configured one is the same; schedules set theirs.
+                same = group.get("constant_lr") == settings.get("constant_lr", math.nan)
+                kept = kept_keys | {"lr"} if same else kept_keys
+                group.update({key: value for key, value in settings.items() if key not in kept})
+            if schedule is None or not isinstance(scheduler, LambdaLR):
                 continue
-            scheduler = schedule.scheduler
             if schedule.interval == "step" and schedule.frequency == 1:
                 scheduler.last_epoch = updates_served(trainer)  # of these settings: the fraction of the run stays
             scheduler.lr_lambdas = new_schedulers[id(new_optimizer)].lr_lambdas  # with the past updates, known only now
             scheduler.base_lrs = [group["initial_lr"] for group in optimizer.param_groups]
-            factors = [factor(scheduler.last_epoch) for factor in scheduler.lr_lambdas]
-            for group, base, factor in zip(optimizer.param_groups, scheduler.base_lrs, factors, strict=True):
-                group["lr"] = base * factor
+            for group, factor in zip(optimizer.param_groups, scheduler.lr_lambdas, strict=True):
+                group["lr"] = group["initial_lr"] * factor(scheduler.last_epoch)
         if decayed and trainer.is_global_zero and (rate := max(_learning_rates(trainer))):
             warnings.warn(RISES_AGAIN.format(rate), stacklevel=2)
 
@@ -242,8 +243,8 @@ def check_resumable(trainer: Any, checkpoint: Mapping[str, Any]) -> None:
 
 
 def _resumed_loggers(trainer: Trainer) -> list[ResumedLogger]:
-    loggers = [logger for logger in trainer.loggers if isinstance(logger, ResumedLogger)]
-    return [logger for logger in loggers if isinstance(logger.rows, int)]  # that of `fast_dev_run` has any attribute
+    # That of `fast_dev_run` has any attribute.
+    return [item for item in trainer.loggers if isinstance(item, ResumedLogger) and isinstance(item.rows, int)]
 
 
 def _learning_rates(trainer: Trainer) -> list[float]:

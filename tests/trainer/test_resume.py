@@ -93,6 +93,30 @@ def test_a_finished_run_with_more_iterations_equals_one_that_had_them_from_the_s
         fit("run", 12, resume=True)
 
 
+@pytest.mark.parametrize(
+    ("before", "configured", "kept"), [("constant", 0.1, 0.05), ("constant", 0.2, 0.2), ("linear", 0.1, 0.1)]
+)
+def test_a_rate_that_a_callback_changed_survives_a_resume_unless_another_is_configured(
+    before: Any, configured: float, kept: float, model_folder: Path, echo: Any, tmp_path: Path
+) -> None:
+    class Halves(Callback):
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            if trainer.global_step == 1:
+                for group in trainer.optimizers[0].param_groups:
+                    group["lr"] /= 2
+
+    def fit(iterations: int, rate: float, schedule: Any = "constant") -> float:
+        data = RolloutDataModule(echo(), groups=2, group_size=2, iterations=iterations, sampling=Sampling(max_tokens=3))
+        quiet: dict[str, Any] = {"accelerator": "cpu", "limit_val_batches": 0, "enable_progress_bar": False}
+        trainer = Trainer(output=str(tmp_path / "run"), resume=True, callbacks=[Halves()], **quiet)
+        policies = {"main": Policy(str(model_folder), learning_rate=rate)}
+        trainer.fit(GRPO(policies, optimization={"schedule": schedule}), data)
+        return float(trainer.callback_metrics["train/learning_rate"])
+
+    fit(2, 0.1, before)
+    assert fit(3, configured) == pytest.approx(kept)
+
+
 @pytest.mark.long_after(1)
 @pytest.mark.parametrize("last", [2, 3, 6])
 def test_every_epoch_ends_once_where_a_signal_came_after_its_last_batch(

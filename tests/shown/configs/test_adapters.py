@@ -34,7 +34,7 @@ def test_the_codecs_show_the_same_board(example: Callable[[str], ModuleType]) ->
 
 @pytest.mark.slow
 def test_the_example_trains(example: Callable[[str], ModuleType], tmp_path: Path, capsys) -> None:
-    example("adapters/tic_tac_toe.py").main(iterations=2, folder=str(tmp_path))
+    example("adapters/tic_tac_toe.py").main(iterations=2, output=str(tmp_path))
     assert "scores against the initial policy: [0." in capsys.readouterr().out
     assert (tmp_path / "policies" / "learner" / "model.safetensors").is_file()
 

@@ -21,7 +21,7 @@ def test_its_environment_keeps_the_contract(script: ModuleType) -> None:
 def test_it_trains_with_hints_over_several_turns(script: ModuleType, tmp_path: Path) -> None:
     from mrlm_pl.episode_files import read_episodes
 
-    script.main(iterations=2, folder=str(tmp_path))
+    script.main(iterations=2, output=str(tmp_path))
     episodes = list(read_episodes(tmp_path / "episodes"))
     assert len(episodes) == 2 * 64
     assert max(len(episode.rows()[0].turns) for episode in episodes) > 1
