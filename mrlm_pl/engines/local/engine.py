@@ -264,9 +264,10 @@ class InProcessEngine(Engine):
             frees = not self._own_weights and self._static is None
             if frees and self._work.running.acquire(blocking=False):
                 try:
-                    for backend in (loaded.backend for loaded in self._loaded.values()):
-                        if isinstance(backend, FusedDecoder) and backend.weights.copied >= LEAST_FREED:
-                            backend.weights.free()
+                    backends = [loaded.backend for loaded in self._loaded.values()]
+                    held = [backend.weights for backend in backends if isinstance(backend, FusedDecoder)]
+                    for weights in held if sum(weights.copied for weights in held) >= LEAST_FREED else ():
+                        weights.free()
                 finally:
                     self._work.running.release()
 
