@@ -1,4 +1,4 @@
-# Every target installs its requirements. PYTHON is any Python 3.10 to 3.13.
+# Every target installs its requirements. PYTHON is any Python 3.11 to 3.13.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin

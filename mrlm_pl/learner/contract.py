@@ -57,7 +57,7 @@ class RolloutLearner(Protocol):
     """Play each task once more with the most probable tokens, for comparison."""
 
     unit: EpisodeCredit = EpisodeCredit()
-    """The unit of credit: whole episodes, turns, decisions of turn trees, or contributions of agents."""
+    """The unit of credit, such as whole episodes, turns, decisions of turn trees, or contributions of agents."""
 
     further: FurtherEpisodes | None = None
     """The further episodes that each group is completed with; None has none. Not with turn trees."""

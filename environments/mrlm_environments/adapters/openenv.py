@@ -184,7 +184,7 @@ class _Link:
         asked = self._page(kind) if data is None else self._answer({"type": kind, "data": dict(data)})
         try:
             return dict(await asyncio.wrap_future(submit(asyncio.wait_for(asked, self.seconds))))
-        except (aiohttp.ClientError, OSError, asyncio.TimeoutError, ValueError, TypeError, LookupError) as error:
+        except (aiohttp.ClientError, OSError, ValueError, TypeError, LookupError) as error:
             told = str(error) or f"no answer within {self.seconds:g} s"
             raise RemoteError(f"openenv: {self.url}: {type(error).__name__}: {told}") from error
 

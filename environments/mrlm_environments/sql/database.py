@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -59,8 +58,7 @@ def fence_in(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA temp_store = MEMORY")
     connection.execute(f"PRAGMA hard_heap_limit = {MAX_MEMORY}")
     connection.execute(f"PRAGMA max_page_count = {MAX_PAGES}")
-    if sys.version_info >= (3, 11):  # before, the limit of memory alone stops huge texts
-        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, sql_functions.MAX_TEXT)
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, sql_functions.MAX_TEXT)
     connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
     sql_functions.install(connection)
     connection.set_progress_handler(lambda: True, MAX_STEPS)

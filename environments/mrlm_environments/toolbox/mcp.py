@@ -13,7 +13,6 @@ import threading
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from concurrent.futures import TimeoutError as LateError
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -31,7 +30,6 @@ T = TypeVar("T")
 MAX_TOOLS = 128
 MAX_REASON = 500
 MAX_DESCRIPTION = 20_000
-_LATE = (TimeoutError, asyncio.TimeoutError, LateError)  # one class from Python 3.11 on
 _NAME = re.compile(r"[A-Za-z0-9_./-]{1,128}")
 CLOSE_SECONDS = 15.0
 """A server that ignores the end of its input is killed after about half of this by the protocol's package."""
@@ -223,7 +221,7 @@ class _Connection:
             raise ToolError("the tool's server has ended")
         try:
             result = self._wait(self._client.call_tool(name, dict(arguments)), seconds)
-        except _LATE as error:
+        except TimeoutError as error:
             raise ToolError(_text(error, seconds)) from None
         except Exception as error:  # the protocol, the transport or the server's answer may fail in any way
             found = getattr(error, "code", None), getattr(error, "message", None)  # servers use the same code
@@ -319,7 +317,7 @@ def _fault(schema: ToolSchema) -> str | None:
 
 def _text(error: BaseException, seconds: float) -> str:
     """Return the error's name and text, or the deadline of ``seconds``; of a group, those of its first error."""
-    if isinstance(error, _LATE):
+    if isinstance(error, TimeoutError):
         return f"no answer within {seconds:g} s"
     inner = getattr(error, "exceptions", None)
     return _text(inner[0], seconds) if inner else clip(f"{type(error).__name__}: {error}", MAX_REASON)

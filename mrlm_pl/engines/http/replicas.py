@@ -265,8 +265,8 @@ class Replicas:
                 verb, url, json=body, timeout=aiohttp.ClientTimeout(total=seconds)
             ) as reply:
                 status, text = reply.status, (await reply.read()).decode(errors="replace")
-        except (asyncio.TimeoutError, aiohttp.ClientError, OSError) as error:
-            late = isinstance(error, asyncio.TimeoutError)
+        except (aiohttp.ClientError, OSError) as error:
+            late = isinstance(error, TimeoutError)
             what = f"no answer within {seconds:g} s" if late else f"{type(error).__name__}: {error}"
             if isinstance(error, aiohttp.ClientSSLError) and "EOF" not in what:  # with EOF: it hung up, as it goes down
                 raise RefusalError(f"{whom}: {verb} {url}: {what}; check http or https, and the certificate") from error

@@ -76,7 +76,7 @@ class StoreGate:
 
     async def _receive(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         # asyncio reports a cancelled connection as a fault
-        with suppress(OSError, EOFError, asyncio.TimeoutError, asyncio.CancelledError):
+        with suppress(OSError, EOFError, asyncio.CancelledError):
             if not self._strangers.locked():
                 async with self._strangers:
                     proved = await asyncio.wait_for(self._is_proved(reader, writer), HANDSHAKE_SECONDS)
@@ -105,7 +105,7 @@ def reached_store(host: str, port: int, secret: str, seconds: float) -> dist.TCP
         here = _receivers().submit(asyncio.wait_for(_open(host, port, secret.encode(), seconds), limit)).result()
     except EOFError as error:
         raise RuntimeError(f"{host}:{port}: the connection was closed before the secret was proved") from error
-    except (OSError, asyncio.TimeoutError) as error:
+    except OSError as error:
         raise RuntimeError(f"{host}:{port} does not answer: {error or f'no answer within {limit:g} s'}") from error
     return dist.TCPStore(_LOOPBACK, here, is_master=False, timeout=timedelta(seconds=seconds))
 

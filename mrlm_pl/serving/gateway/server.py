@@ -172,7 +172,7 @@ class Gateway(Shared):
             while request.transport is None or request.transport.is_closing():  # its program is gone
                 future.cancel()  # ends the task that answers it
                 request, future = await asyncio.wait_for(self._requests.get(), seconds)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             raise ProgramError(
                 f"no program opened the episode within {session.limits.lease_seconds:g} s; start one that posts to "
                 f"{self._address}/episodes, or raise `lease_seconds`"

@@ -246,7 +246,7 @@ class Connection:
         try:
             opened = asyncio.open_connection(host.strip("[]"), int(port), ssl=context)
             _, writer = await asyncio.wait_for(opened, RECONNECT_SECONDS)
-        except (OSError, asyncio.TimeoutError):
+        except OSError:
             return False
         writer.close()
         return True
@@ -287,7 +287,7 @@ class Connection:
         while self.leases and not self._closed:
             self._shorter.clear()
             pause = renewed + max(min(self.leases.values()) / 3, 0.05) - loop.time()
-            with suppress(asyncio.TimeoutError):
+            with suppress(TimeoutError):
                 await asyncio.wait_for(self._shorter.wait(), pause)
                 continue
             renewed = loop.time()

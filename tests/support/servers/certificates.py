@@ -37,7 +37,7 @@ class Authority:
         def named(text: str) -> x509.Name:
             return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
-        now, day = datetime.datetime.now(datetime.timezone.utc), datetime.timedelta(days=1)
+        now, day = datetime.datetime.now(datetime.UTC), datetime.timedelta(days=1)
         builder = x509.CertificateBuilder(named(self.name), named(name), key.public_key())
         builder = builder.serial_number(x509.random_serial_number()).not_valid_before(now - day)
         builder = builder.not_valid_after(now + day)
