@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, MetadataIndex
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, BytesStorageMetadata, Metadata, MetadataIndex
 
 from mrlm_pl.errors import ConfigurationError, first_line
 
@@ -37,10 +37,19 @@ _ALLOWED = frozenset(
 """The classes and functions in PyTorch's own ``.metadata``, except dtypes; none has effects."""
 
 
+def _member(cls: Any, name: str) -> Any:
+    """Stand in for ``getattr``, by which Python 3.11.0 to 3.11.3 pickle the members of an enumeration."""
+    if cls is not _MEM_FORMAT_ENCODING:
+        raise pickle.UnpicklingError(f"it asks {cls!r} for {name}")
+    return cls[name]
+
+
 class _Unpickler(pickle.Unpickler):
     """An unpickler that loads only the names of :data:`_ALLOWED`."""
 
     def find_class(self, module: str, name: str) -> Any:
+        if name == "getattr" and module in ("builtins", "__builtin__"):
+            return _member
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if not is_dtype and (module, name) not in _ALLOWED:
             raise pickle.UnpicklingError(f"it names {module}.{name}")

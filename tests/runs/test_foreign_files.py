@@ -6,6 +6,7 @@ import json
 import pickle
 import shutil
 from collections.abc import Callable
+from enum import Enum
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -86,6 +87,16 @@ def by_dotted_name(folder: Path, mark: Path) -> None:
     (folder / ".metadata").write_bytes(program)
 
 
+def by_an_attribute(folder: Path, mark: Path) -> None:
+    """The same by the function that members of an enumeration may be written with."""
+
+    class Reaches:
+        def __reduce__(self) -> Any:
+            return (getattr, (Path, "touch"))
+
+    changed(folder, lambda metadata: metadata.planner_data.update(x=Reaches()))
+
+
 def in_an_entry(folder: Path, mark: Path) -> None:
     shutil.rmtree(folder)
     state = {**STATE, "optimizer_0": {"param_groups": [{"lr": Creates(mark)}]}}
@@ -124,6 +135,7 @@ ATTACKS = (
     in_metadata,
     before_metadata,
     by_dotted_name,
+    by_an_attribute,
     in_an_entry,
     in_another_folder,
     by_a_link,
@@ -153,6 +165,18 @@ def test_a_genuine_sharded_checkpoint_is_read_as_before(checkpoint: Path, tmp_pa
     assert whole["global_step"] == 7
     assert whole["state_dict"]["weight"].tolist() == [[0, 1, 2], [3, 4, 5]]
     assert whole["optimizer_states"][0]["param_groups"] == [{"lr": 0.5, "betas": (0.9, 0.99), "params": [0]}]
+
+
+def test_a_sharded_checkpoint_of_an_early_python_3_11_is_read(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its members of enumerations are written as calls of ``getattr``."""
+    with monkeypatch.context() as early:
+        early.setattr(Enum, "__reduce_ex__", lambda member, _: (getattr, (type(member), member.name)))
+        changed(checkpoint, lambda metadata: None)
+    assert b"getattr" in (checkpoint / ".metadata").read_bytes()
+    consolidate(checkpoint, tmp_path / "whole.ckpt")
+    assert torch.load(tmp_path / "whole.ckpt")["state_dict"]["weight"].tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
 class Quiet(SimpleHTTPRequestHandler):
