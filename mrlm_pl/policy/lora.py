@@ -81,18 +81,23 @@ def add_adapter(model: PreTrainedModel, lora: LoRA, name: str) -> Any:
     # Experts may take no adapter; the layers that are directly in the attention can.
     paths = [key.split(".") for key in linear]
     others = {path[-1] for path in paths if "att" not in "".join(path[-2:-1])}
-    names = ", ".join(sorted({path[-1] for path in paths} - others)) or "q_proj, v_proj"
-    remedy = f"{'leave it out, or ' if lora.target_modules else ''}name the layers that get one, such as [{names}]"
+    candidates = {path[-1] for path in paths} - others or others
+
+    def refusal(fault: object) -> ConfigurationError:
+        names = ", ".join(sorted(name for name in candidates if f"'{name}'" not in str(fault)))
+        remedy = f"{'leave it out, or ' if lora.target_modules else ''}name the layers that get one, such as [{names}]"
+        return ConfigurationError(f"lora.target_modules {lora.target_modules}: {fault}; {remedy}")
+
     with drawn_on_host(derive_seed("lora", name)), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the checks below raise errors instead
         try:
             adapted = get_peft_model(model, config)
         except ValueError as error:
-            raise ConfigurationError(f"lora.target_modules {lora.target_modules}: {error}; {remedy}") from error
+            raise refusal(error) from error
         # By default PEFT would ask the hub for the vocabulary of the base.
         read: Any = set_peft_model_state_dict(adapted, get_peft_model_state_dict(adapted, save_embedding_layers=False))
     if fault := _fault(adapted, config.target_parameters, read.missing_keys):
-        raise ConfigurationError(f"lora.target_modules {lora.target_modules}: {fault}; {remedy}")
+        raise refusal(fault)
     return adapted
 
 

@@ -244,6 +244,12 @@ def test_layers_that_derive_from_linear_ones_get_no_adapter(tmp_path: Path, fami
         policy(tmp_path, target_modules=[others]).load()
 
 
+def test_a_refusal_for_a_model_without_attention_names_layers_that_it_has() -> None:
+    with pytest.raises(ConfigurationError, match=r"'out_proj' is incompatible.*such as \[dt_proj, in_proj, x_proj\]"):
+        add_adapter(tiny_model("mamba"), LoRA(), "main")
+    add_adapter(tiny_model("mamba"), LoRA(target_modules=["dt_proj", "in_proj", "x_proj"]), "main")
+
+
 @pytest.mark.parametrize("family", ["deepseek_v3", "beam", "laguna"])  # beam has gates in attention and experts
 def test_the_layers_that_a_refusal_names_can_have_adapters(tmp_path: Path, family: str) -> None:
     tiny_model(family).save_pretrained(tmp_path)
