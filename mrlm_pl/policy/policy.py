@@ -25,6 +25,7 @@ from mrlm_pl.policy.forward.passes import NoisyRowOptions, RowOptions
 from mrlm_pl.policy.lora import LoRA, add_adapter, is_adapter, merged_state, with_shared_weights
 from mrlm_pl.policy.pretrained import (
     BUILTIN_TINY,
+    context_window,
     end_ids,
     read_config,
     read_tokenizer,
@@ -167,7 +168,7 @@ class Policy(nn.Module):
     @property
     def context_window(self) -> int:
         """Length of the model's context in tokens."""
-        return int(getattr(self.config, "max_position_embeddings", None) or self.tokenizer.model_max_length)
+        return context_window(self.config) or int(self.tokenizer.model_max_length)
 
     @property
     def widths(self) -> tuple[int, int]:

@@ -89,6 +89,18 @@ def read_tokenizer(model: str, source: str) -> Any:
         raise PolicyError(f"the tokenizer of {model!r} cannot be read ({first_line(error)}); {remedy}") from error
 
 
+def context_window(config: Any) -> int | None:
+    """Return the context length in tokens of a configuration's text model; None if it has no bound or names none.
+
+    >>> from transformers import Gemma3Config, XLNetConfig
+    >>> of_images = Gemma3Config(text_config={"max_position_embeddings": 96}, vision_config={"num_hidden_layers": 1})
+    >>> context_window(of_images), context_window(XLNetConfig())
+    (96, None)
+    """
+    window = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
+    return window if window and window > 0 else None  # XLNet's is -1
+
+
 def with_dropout(config: Any, dropout: float, model: str) -> Any:
     """Return a copy of a configuration with every dropout probability set to ``dropout``.
 

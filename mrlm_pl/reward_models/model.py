@@ -161,7 +161,7 @@ class _Classifier:
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
         from mrlm_pl.policy.forward.devices import usable_device
-        from mrlm_pl.policy.pretrained import reading_weights
+        from mrlm_pl.policy.pretrained import context_window, reading_weights
 
         try:
             self.tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
@@ -184,8 +184,8 @@ class _Classifier:
             to_int8(self.network, linear_layers(self.network))
         self.device = usable_device(device)
         self.network.to(self.device, _dtype(precision)).eval()
-        window = getattr(self.network.config, "max_position_embeddings", None) or self.tokenizer.model_max_length
-        self.window, self.lock = int(window), threading.Lock()
+        self.window = context_window(self.network.config) or int(self.tokenizer.model_max_length)
+        self.lock = threading.Lock()
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
         if self.tokenizer.chat_template is None:

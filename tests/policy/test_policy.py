@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Gemma3Config
 
 from mrlm_pl.algorithms import CorrectnessModel
 from mrlm_pl.environment.tools import tool_schema
@@ -175,6 +175,13 @@ def test_a_critic_reads_the_states_before_the_output_head(tmp_path: Path) -> Non
     states = model.model(row).last_hidden_state[0, 3:7]
     found = critic.values(row, torch.tensor([8]), torch.arange(8)[None] > 3)[0, 4:]
     torch.testing.assert_close(found, states @ torch.linspace(-1.0, 1.0, model.config.hidden_size))
+
+
+def test_the_context_window_of_a_model_with_images_is_that_of_its_text(tmp_path: Path) -> None:
+    """Its tokenizer may name none: the fallback is then larger than any context."""
+    Gemma3Config(text_config={"max_position_embeddings": 96}, vision_config={"num_hidden_layers": 1}).save_pretrained(tmp_path)
+    build_tokenizer().save_pretrained(tmp_path)
+    assert Policy(str(tmp_path)).context_window == 96
 
 
 def test_a_head_of_its_own_stays_so_whatever_the_configuration_says(model_folder: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from mrlm_pl.engines.base import SampleRequest
 from mrlm_pl.engines.http.dialects import Dialect, Drawn, SglangDialect, VllmDialect
 from mrlm_pl.engines.http.replicas import PassingError
 from mrlm_pl.errors import ConfigurationError, EngineError
-from mrlm_pl.policy.pretrained import BUILTIN_TINY, read_config, read_tokenizer
+from mrlm_pl.policy.pretrained import BUILTIN_TINY, context_window, read_config, read_tokenizer
 from mrlm_pl.policy.tiny import tiny_model_path
 from mrlm_pl.settings import one_of
 
@@ -42,7 +42,7 @@ class TransformersDialect(Dialect):
     def __init__(self, tokenizer: str) -> None:
         self.source = str(tiny_model_path()) if tokenizer == BUILTIN_TINY else tokenizer
         self.tokenizer, config = read_tokenizer(tokenizer, self.source), read_config(tokenizer, self.source)
-        self.window: int | None = getattr(config, "max_position_embeddings", None)
+        self.window = context_window(config)
 
     def body(self, request: SampleRequest, model: str, limit: int, seed: int) -> dict[str, Any]:
         sampling = request.sampling

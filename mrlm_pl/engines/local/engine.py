@@ -31,6 +31,7 @@ from mrlm_pl.errors import ConfigurationError, EngineError, NonFiniteError
 from mrlm_pl.grouping import grouped, split_by_size
 from mrlm_pl.policy.compilation import compilation_seconds
 from mrlm_pl.policy.forward.devices import LEAST_FREED
+from mrlm_pl.policy.pretrained import context_window
 from mrlm_pl.settings import at_least
 
 logger = logging.getLogger(__name__)
@@ -146,8 +147,7 @@ class InProcessEngine(Engine):
             loaded.backend.refresh()
             loaded.version = version
         else:
-            window = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
-            window = window if window and window > 0 else None  # XLNet's -1 is no bound
+            window = context_window(model.config)
             embedding: Any = model.get_input_embeddings()
             vocabulary = embedding.weight.shape[0]
             if self._static is not None:
