@@ -43,9 +43,16 @@ def provenance(
     return {
         "command": " && ".join(dict.fromkeys([*earlier, command])),
         "date": datetime.date.today().isoformat(),
+        "commit": commit(),
         "machine": machine,
         "versions": versions,
     }
+
+
+def commit() -> str:
+    """Return the short hash of the present commit, with a ``+`` if files differ from it; empty outside of git."""
+    command = ["git", "describe", "--always", "--exclude=*", "--dirty=+"]
+    return subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True).stdout.strip()
 
 
 def processor() -> str:

@@ -272,7 +272,7 @@ class Episode:
         iteration: the iteration that it was collected in; -1 outside of training.
         trajectories: by agent, in the order in which they began.
         stop_reason: why it ended, in the environment's words; ``error`` for a failed episode.
-        truncated: a limit ended it, so that critics bootstrap from its last state.
+        truncated: whether a limit ended it; critics then bootstrap from its last state.
         success: whether the task was solved; None if the environment does not say.
         metrics: named numbers of the environment, for the log.
         step_rewards: each agent's reward at each step of the environment, whether it acted there or not.

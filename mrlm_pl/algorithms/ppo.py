@@ -15,7 +15,7 @@ from mrlm_pl.policy import Policy
 class PPO(PolicyGradient):
     """Proximal policy optimization (arXiv 1707.06347), token by token, with generalized advantages (1506.02438).
 
-    ``V_t`` is the value before token t, ``t + 1`` the agent's next token, in whatever turn::
+    ``V_t`` is the value before token t, ``t + 1`` the agent's next token, possibly in a later turn::
 
         r_t  = the turn's reward on its last token, minus beta (log pi_old - log pi_ref) if `kl.placement: reward`
         d_t  = r_t + gamma_t V_{t+1} - V_t,      A_t = d_t + gamma_t lambda A_{t+1},      R_t = A_t + V_t
@@ -26,7 +26,7 @@ class PPO(PolicyGradient):
     The text of the environment between two turns carries value and advantage through unchanged. Truncated episodes
     bootstrap from the value of their last state, terminated ones do not. Where the last observation of a truncated
     episode exceeds the context window, they bootstrap from the state at the end of the window. Advantages are
-    whitened over all of a policy's tokens on all ranks, returns never. ``data.passes`` and ``data.minibatches`` say how
+    whitened over all tokens of a policy on all ranks; returns are not. ``data.passes`` and ``data.minibatches`` set how
     often a rollout is used.
 
     ``clip_fraction`` is logged for each policy, and once a rollout ``explained_variance`` of the values (1 is perfect,

@@ -1,4 +1,4 @@
-"""The engine contract: token ids in, sampled tokens with the log-probabilities of the distribution sampled from out."""
+"""The engine contract: token ids in; sampled tokens and their log-probabilities out."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class PolicySampling(Settings):
 
 @dataclass(frozen=True)
 class Sampling(Settings):
-    """Sampling settings: the distribution is ``softmax(logits / temperature)``, cut by top-k, then by top-p.
+    """Sampling settings: the distribution is ``softmax(logits / temperature)``, truncated by top-k, then by top-p.
 
     Args:
         temperature: divides the logits; 0 takes the most probable token, with its log-probability at temperature 1.

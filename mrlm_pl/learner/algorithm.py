@@ -1,4 +1,4 @@
-"""The base of all algorithms: policies in seats, one optimizer, the checks that stop a broken run, the export."""
+"""The base class of all algorithms: seats, the optimizer, checks that stop a broken run, the export of policies."""
 
 from __future__ import annotations
 

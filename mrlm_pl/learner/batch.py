@@ -1,7 +1,7 @@
 """Episodes as tensors.
 
-A training step receives a :class:`Batch`, on purpose neither a collection nor a data class: Lightning moves it between
-devices by its ``to`` and leaves its numbers alone. Lightning's low-precision plugins cast every float tensor inside a
+A training step receives a :class:`Batch`, deliberately neither a collection nor a data class: Lightning moves it
+between devices by its ``to`` and leaves its numbers alone. Lightning's low-precision plugins cast every float tensor inside a
 collection or a data class, and a log-probability rounded to bf16 is no longer the sampler's. :class:`PolicyBatch` is a
 data class, which is safe inside a :class:`Batch` alone: never return one from a data loader directly.
 """
@@ -54,10 +54,10 @@ class PolicyBatch:
         observation_mask: [B, T] bool, True where the environment answered an action.
         reference_sums: [B] fp32, log-probability of the row's action tokens under the frozen reference.
         correct: [B] fp32 in [0, 1], whether the row's answer is right.
-        joint_actions: [B] int64, number of the joint action that the row is an agent's part of: 2 i for the chosen and
-            2 i + 1 for the rejected one of pair i.
+        joint_actions: [B] int64, index of the joint action to which the row belongs: 2 i for the chosen and 2 i + 1
+            for the rejected one of pair i.
         trajectories: the records of the rows, in the batch of a whole rollout; none in micro-batches and checkpoints.
-        turn_baselines: return and baseline of each turn of the trajectories; there where they are.
+        turn_baselines: return and baseline of each turn of the trajectories; None without trajectories.
         teacher_prompts: [B, K, 1 + P] int64, the tokens with which each of K teachers begins the row, after their
             number; the number is 0 for the row's own prompt and -1 for none.
         taught_tokens: [B, T] bool, the tokens that teachers score; None for all action tokens.

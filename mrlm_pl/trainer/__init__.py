@@ -1,1 +1,1 @@
-"""Lightning's private corners: strategies, ends of a run, exact resume."""
+"""Code that relies on Lightning's internals: strategies, ends of a run, exact resume."""

@@ -22,8 +22,8 @@ RETRY = "That is not correct. Try again."
 class MathEnvironment(SingleAgentEnvironment):
     r"""One problem, one number as answer.
 
-    A right answer earns 1.0, a wrong one 0 and a reply without an answer -0.3, for each attempt; what counts as the
-    answer says :func:`mrlm_environments.answers.read_answer`. Answers are compared by value.
+    A right answer earns 1.0, a wrong one 0 and a reply without an answer -0.3, for each attempt.
+    :func:`mrlm_environments.answers.read_answer` finds the answer in a reply. Answers are compared by value.
 
     Args:
         difficulty: lowest and highest difficulty of generated problems, from 1 to 5; each is equally likely.
@@ -82,7 +82,7 @@ class MathEnvironment(SingleAgentEnvironment):
         return {self.agents[0]: [solution]}
 
     def bounds(self, task: Task) -> tuple[float, float]:
-        """Return the rewards of a wrong and of a right answer; see :meth:`Environment.bounds`."""
+        """Return the returns of a wrong and of a right answer; see :meth:`Environment.bounds`."""
         return 0.0, CORRECT + self.steps_bonus
 
     def majority(self, task: Task, replies: Sequence[str]) -> bool:

@@ -34,7 +34,7 @@ Weighting = Literal["reach", "equal"]
 
 @dataclass(frozen=True)
 class ValuedDecision:
-    """One decision of one agent, in whatever paths it occurs.
+    """One decision of one agent, in all paths of the tree that contain it.
 
     Attributes:
         group, node: with the agent the key of a comparison.

@@ -117,7 +117,7 @@ def test_receivers_get_every_tensor_of_any_dtype(
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
-def test_buckets_leave_by_nccl_as_they_were() -> None:
+def test_a_sender_by_nccl_keeps_its_tensors_as_they_were() -> None:
     """Of a group of the sender alone, as two members need two GPUs."""
     given = {name: tensor.detach().cuda() for name, tensor in tensors().items()}
     expected = {name: tensor.clone() for name, tensor in given.items()}

@@ -114,7 +114,7 @@ class UnfinishedGroup:
         group: its number in the iteration.
 
     Attributes:
-        due: the episodes that are played next, of a turn tree its root; empty when the group is complete.
+        due: the episodes to play next, or the root of a turn tree; empty when the group is complete.
         collected: the played episodes; the whole group when it is complete.
     """
 
@@ -159,7 +159,7 @@ class UnfinishedGroup:
         yield []
 
     def _resample_failed(self, plan: GroupPlan, specs: Sequence[EpisodeSpec]) -> _Requests[int]:
-        """Yield other episodes in the place of failed ones, of a tree all; return the number of failures."""
+        """Yield replacements of failed episodes, or a whole new tree; return the number of failures."""
         collected, resampled = self.collected, 0
         for number in range(1, plan.member_rounds + 1):
             failed = [index for index, episode in enumerate(collected.episodes) if episode.failed]

@@ -65,7 +65,7 @@ class StaleSnapshots:
             )
 
     def begin(self, learner: RolloutLearner, iteration: int, version: int) -> None:
-        """Take the snapshots that are due at the beginning of an iteration; asking again changes nothing."""
+        """Take the snapshots that are due at the beginning of an iteration; a second call has no effect."""
         if not self._slots:
             self._make(learner, version)
         if iteration <= self._iteration:
@@ -138,7 +138,7 @@ class Players:
         engine: where turns are sampled; None is an in-process engine at the trainer's precision.
         own_weights: whether the weights may change while turns are sampled.
         options: of every :class:`~mrlm_pl.rollout.player.EpisodePlayer`.
-        stale: snapshots that sample some turns of the players who are asked for with ``crossed``; None has none.
+        stale: snapshots that sample some turns of players made with ``crossed``; None turns this off.
 
     Attributes:
         configured_engine: the ``engine``.
