@@ -29,10 +29,10 @@ MARKS = ("<!-- numbers: make results -->\n", "<!-- end of numbers -->\n")
 HEAD = """\
 # Results
 
-Below each table are its file in `benchmarks/results`, which lists all commands that wrote it, the first of them, the date
-and the machine. `make results` draws this page from the files; `make benchmarks` measures again. Intervals cover 95 %, over
-the seeds (Student's t) or over the tasks of an evaluation. In a ratio to another library, below 1 means that mrlm is
-cheaper. All runs on a CPU had small models and {common}.
+Below each table are its file in `benchmarks/results`, which lists all commands that wrote it, the first of them, the
+date and the machine. `make results` draws this page from the files; `make benchmarks` measures again. Intervals cover
+95 %, over the seeds (Student's t) or over the tasks of an evaluation. In a ratio to another library, below 1 means that
+mrlm is cheaper. All runs on a CPU had small models and {common}.
 """
 
 

@@ -1,9 +1,10 @@
 """Episodes as tensors.
 
 A training step receives a :class:`Batch`, deliberately neither a collection nor a data class: Lightning moves it
-between devices by its ``to`` and leaves its numbers alone. Lightning's low-precision plugins cast every float tensor inside a
-collection or a data class, and a log-probability rounded to bf16 is no longer the sampler's. :class:`PolicyBatch` is a
-data class, which is safe inside a :class:`Batch` alone: never return one from a data loader directly.
+between devices by its ``to`` and leaves its numbers alone. Lightning's low-precision plugins cast every float tensor
+inside a collection or a data class, and a log-probability rounded to bf16 is no longer the sampler's.
+:class:`PolicyBatch` is a data class, which is safe inside a :class:`Batch` alone: never return one from a data loader
+directly.
 """
 
 from __future__ import annotations

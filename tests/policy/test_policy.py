@@ -179,7 +179,9 @@ def test_a_critic_reads_the_states_before_the_output_head(tmp_path: Path) -> Non
 
 def test_the_context_window_of_a_model_with_images_is_that_of_its_text(tmp_path: Path) -> None:
     """Its tokenizer may name none: the fallback is then larger than any context."""
-    Gemma3Config(text_config={"max_position_embeddings": 96}, vision_config={"num_hidden_layers": 1}).save_pretrained(tmp_path)
+    Gemma3Config(text_config={"max_position_embeddings": 96}, vision_config={"num_hidden_layers": 1}).save_pretrained(
+        tmp_path
+    )
     build_tokenizer().save_pretrained(tmp_path)
     assert Policy(str(tmp_path)).context_window == 96
 

@@ -58,7 +58,7 @@ class CollectionObserver(ABC):
 
 
 class RolloutCollection:
-    """Collects one rollout per iteration, and keeps the state of a run beside the rows: tasks, totals, prefetched groups.
+    """Collects one rollout per iteration, and keeps the state of a run beside the rows: tasks, sums, groups in advance.
 
     Logged once an iteration under ``rollout/``: ``reward``, ``success``, ``entropy`` (Monte-Carlo estimate in nats
     per token: the mean of the sampler's ``-log mu``), ``response_tokens`` per turn, ``tokens_per_second`` of the
