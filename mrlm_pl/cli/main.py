@@ -37,6 +37,7 @@ COMMANDS = {
     "sweep": ("mrlm_pl.cli.commands.sweep:run", "train several seeds and settings side by side and compare them"),
     "report": ("mrlm_pl.cli.commands.report:run", "compare runs over their seeds at equal cost"),
     "balance": ("mrlm_pl.cli.commands.balance:run", "balance right and wrong answers to each question, for a verifier"),
+    "export": ("mrlm_pl.cli.commands.export:run", "write the policies of a checkpoint as Hugging Face folders"),
     "consolidate": ("mrlm_pl.cli.commands.consolidate:run", "write a sharded checkpoint as one file"),
     "serve": ("mrlm_pl.cli.commands.serve:run", "host environments, policies and a verifier over gRPC"),
     "sessions": ("mrlm_pl.cli.commands.sessions:run", "list the live sessions of a server"),

@@ -8,6 +8,7 @@ from .console import run_summary as run_summary
 from .evaluation import arena as arena
 from .evaluation import evaluate as evaluate
 from .metrics_file import MetricsFile as MetricsFile
+from .publication import export as export
 from .publication import push_to_hub as push_to_hub
 from .records.credit import recredit as recredit
 from .records.credit_report import RecreditReport as RecreditReport

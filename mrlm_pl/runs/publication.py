@@ -1,4 +1,4 @@
-"""Publish an exported policy: its model card, the settings without secrets, and the upload to the Hugging Face Hub."""
+"""Export policies, and publish them: model card, settings without secrets, upload to the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 
 import yaml
 
-from mrlm_pl.durable_files import replacing
+from mrlm_pl.durable_files import check_writable, replacing
 from mrlm_pl.errors import ConfigurationError, RemoteError, did_you_mean, writing
 from mrlm_pl.evaluation.intervals import with_interval
 from mrlm_pl.model_folders import ADAPTER_FOLDER, CRITIC_FILE, exported_policies, policy_folder
-from mrlm_pl.runs.records.run import environments_of, recorded_configuration, recorded_iterations
+from mrlm_pl.runs.records.run import SAVED, environments_of, recorded_configuration, recorded_iterations
 from mrlm_pl.runs.state import installed_versions
 
 CARD = "README.md"
@@ -34,6 +34,32 @@ _KEY = re.compile(r"(?<=://)[^/\s@]+(?=@)|\b(?:sk|hf|gh[opsu]|github_pat|glpat|x
 
 _FOLDERS = re.compile(r"(?<![^\s'\"=:,;(\[{])(?:~[^\s/'\"]*/|/[^\s/'\":]+/)(?:[^\s/'\":]+/)*")
 """Folders of absolute paths in texts."""
+
+
+def export(model: str | Path, output: str | Path) -> list[Path]:
+    """Write the trained policies of a checkpoint or an unfinished run, and return their Hugging Face folders.
+
+    Args:
+        model: ``RUN/checkpoints/NAME.ckpt``, a run folder, or a model that is copied.
+        output: folder in which each policy gets a folder of its name.
+
+    Raises:
+        ConfigurationError: there is no such model, or a folder exists or cannot be written.
+    """
+    from mrlm_pl.runs.seated_model import loaded_policies, read_model
+
+    policies = read_model(model, weights=True)[1].policies
+    trained = {name: settings for name, settings in policies.items() if SAVED in settings} or policies
+    folders = {name: Path(output) / name for name in trained}
+    for folder in folders.values():
+        if folder.exists():
+            raise ConfigurationError(f"output: {str(folder)!r} exists; name another folder, or remove it")
+        with writing("output", folder):
+            check_writable(folder)
+    for name, policy in loaded_policies(trained, "cpu").items():
+        with writing("output", folders[name]), replacing(folders[name]) as draft:
+            policy.save_pretrained(draft)
+    return list(folders.values())
 
 
 def push_to_hub(

@@ -79,6 +79,17 @@ def test_a_checkpoint_that_is_named_takes_the_place_of_the_exported_weights() ->
     assert seeds(loaded_policies(read_run("run/checkpoints/best.ckpt").policies, "cpu")) == {**SAVED, "judge": 3}
 
 
+def test_the_trained_policies_of_a_checkpoint_are_exported(mrlm: Callable[..., Any]) -> None:
+    write_run(RUN, POLICIES)
+    write_checkpoint(RUN, SAVED, 100).rename("run/checkpoints/best.ckpt")
+    export(RUN, "first", 21, 200)
+    exporting = ("export", "run/checkpoints/best.ckpt", "--output", "best")
+    assert mrlm(*exporting)[:2] == (0, "best/first\nbest/second\n")
+    assert seeds(loaded_policies({name: {"model": f"best/{name}"} for name in SAVED}, "cpu")) == SAVED
+    status, _, message = mrlm(*exporting)
+    assert (status, "output: 'best/first' exists; name another folder" in message) == (2, True)
+
+
 @pytest.mark.long
 def test_all_policies_are_of_the_checkpoint_that_was_opened_though_the_run_replaces_it() -> None:
     write_run(RUN, POLICIES)

@@ -148,6 +148,7 @@ def test_the_parser_accepts_it(words: list[str], there: Callable[[Sequence[str]]
         "mrlm check-env math --environment.kind '[word]'",
         "mrlm sessions 127.0.0.1:50051 --jsn",
         "mrlm consolidate folder",
+        "mrlm export runs/a",
         "mrlm info --jsno",
         "mrlm inof",
         "examples/specialists.py --ouput a",
