@@ -8,6 +8,7 @@ and in any order. So runs are reproducible and resumable without saved generator
 from __future__ import annotations
 
 import hashlib
+import os
 import random
 
 
@@ -43,3 +44,8 @@ def keyed_random(*key: str | int) -> random.Random:
     True
     """
     return random.Random(derive_seed(*key))
+
+
+def run_seed(given: int | None) -> int:
+    """Return a run's seed: the given one, else that of ``lightning.seed_everything``, else 0."""
+    return int(os.environ.get("PL_GLOBAL_SEED", 0)) if given is None else given

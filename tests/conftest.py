@@ -84,6 +84,7 @@ class EchoEnvironment(SingleAgentEnvironment):
 @pytest.fixture(autouse=True)
 def draws_of_its_own() -> None:
     """Seed the global generators, so that no test draws other numbers behind other tests."""
+    os.environ.pop("PL_GLOBAL_SEED", None)  # of `seed_everything` in another test
     random.seed(0)
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)

@@ -7,8 +7,9 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from lightning import seed_everything
 
-from mrlm_pl.seeding import derive_seed, keyed_random
+from mrlm_pl.seeding import derive_seed, keyed_random, run_seed
 
 keys = st.lists(st.text(max_size=3) | st.integers(-5, 5), max_size=4)
 
@@ -41,3 +42,9 @@ def test_generators_are_independent_of_the_global_one() -> None:
     before = random.getstate()
     assert keyed_random("x").random() == keyed_random("x").random()
     assert random.getstate() == before
+
+
+def test_a_run_has_the_given_seed_or_that_of_lightning() -> None:
+    assert run_seed(None) == 0
+    seed_everything(7, verbose=False)
+    assert (run_seed(None), run_seed(0), run_seed(3)) == (7, 0, 3)

@@ -46,7 +46,8 @@ class AnswerDataModule(ReferencedDataModule):
         test: the same for ``mrlm test``; None has none.
         batch_size: answers in a batch, on each rank.
         max_tokens: longer conversations are left out and counted; None is the model's context window.
-        seed: of the shuffling; the command line passes ``seed_everything``.
+        seed: seed of the shuffling; None is that of ``lightning.seed_everything`` or of the command's
+            ``--seed_everything``, else 0.
 
     Raises:
         DataError: a file is missing, a row lacks a field or has a label outside [0, 1], or all answers of a file are of

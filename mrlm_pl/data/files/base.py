@@ -24,7 +24,7 @@ from mrlm_pl.learner.batch import Batch, PolicyBatch
 from mrlm_pl.learner.ranks import data_parallel_rank
 from mrlm_pl.losses import BatchTotals
 from mrlm_pl.policy import Policy
-from mrlm_pl.seeding import derive_seed
+from mrlm_pl.seeding import derive_seed, run_seed
 from mrlm_pl.settings import ChecksArguments, at_least
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,8 @@ class FixedDataModule(ChecksArguments, LightningDataModule, ABC):
         test: the same for ``mrlm test``; None has none.
         batch_size: examples in a batch, on each rank.
         max_tokens: examples with a longer row are left out and counted; None is the context window of the row's policy.
-        seed: of the shuffling; the command line passes ``seed_everything``.
+        seed: seed of the shuffling; None is that of ``lightning.seed_everything`` or of the command's
+            ``--seed_everything``, else 0.
 
     Attributes:
         examples: tokenized, by split.
@@ -68,7 +69,7 @@ class FixedDataModule(ChecksArguments, LightningDataModule, ABC):
         validation: str | None = None,
         batch_size: int = 32,
         max_tokens: int | None = None,
-        seed: int = 0,
+        seed: int | None = None,
         test: str | None = None,
     ) -> None:
         super().__init__()
@@ -83,7 +84,7 @@ class FixedDataModule(ChecksArguments, LightningDataModule, ABC):
         self.sources: dict[DataSplit, str] = {split: source for split, source in sources_by_split.items() if source}
         for split in self.sources:
             warn_of_training_rows(self.sources, split)
-        self.batch_size, self.max_tokens, self.seed = batch_size, max_tokens, seed
+        self.batch_size, self.max_tokens, self.seed = batch_size, max_tokens, run_seed(seed)
         self.epoch = 0
         self.position = 0
         self._examples = {split: self.read(source, split) for split, source in self.sources.items()}

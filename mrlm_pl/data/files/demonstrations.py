@@ -42,7 +42,8 @@ class TrajectoryDataModule(FixedDataModule):
         batch_size: rows in a batch, on each rank.
         max_tokens: rows with more tokens are left out and counted; None is the model's context window.
         filter_reward: of episodes, those with a lower reward are left out; None keeps all.
-        seed: of the shuffling; the command line passes ``seed_everything``.
+        seed: seed of the shuffling; None is that of ``lightning.seed_everything`` or of the command's
+            ``--seed_everything``, else 0.
 
     Raises:
         DataError: a file is missing, or a row lacks its fields or an assistant message, has calls without a name, or a
@@ -59,7 +60,7 @@ class TrajectoryDataModule(FixedDataModule):
         validation: str | None = None,
         batch_size: int = 32,
         max_tokens: int | None = None,
-        seed: int = 0,
+        seed: int | None = None,
         test: str | None = None,
         filter_reward: float | None = None,
     ) -> None:

@@ -65,7 +65,8 @@ class PreferenceDataModule(ReferencedDataModule):
         batch_size: pairs in a batch, on each rank.
         max_tokens: pairs with a longer row are left out and counted; None is the model's context window.
         reward_gap: see above.
-        seed: of the shuffling; the command line passes ``seed_everything``.
+        seed: seed of the shuffling; None is that of ``lightning.seed_everything`` or of the command's
+            ``--seed_everything``, else 0.
 
     Raises:
         DataError: a file is missing, a row lacks its fields, or episodes give no pair.
@@ -83,7 +84,7 @@ class PreferenceDataModule(ReferencedDataModule):
         batch_size: int = 16,
         max_tokens: int | None = None,
         reward_gap: float = 0.0,
-        seed: int = 0,
+        seed: int | None = None,
         test: str | None = None,
     ) -> None:
         self.reward_gap = reward_gap

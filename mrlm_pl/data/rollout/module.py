@@ -31,6 +31,7 @@ from mrlm_pl.learner.ranks import data_parallel_rank, gather_ranks
 from mrlm_pl.rollout.cross_policy import CrossPolicy
 from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.rollout.rounds import RoundOptions
+from mrlm_pl.seeding import run_seed
 from mrlm_pl.settings import ChecksArguments, as_settings, at_least, check_instance, positive
 
 
@@ -87,7 +88,8 @@ class RolloutDataModule(ChecksArguments, LightningDataModule):
         async_options: see :class:`AsyncOptions`.
         cross_policy: lets stale snapshots of the policies sample some of the turns; see
             :class:`~mrlm_pl.rollout.cross_policy.CrossPolicy`. None and a ``share`` of 0 have no snapshots.
-        seed: of tasks, sampling and shuffling; the command line passes ``seed_everything``.
+        seed: seed of tasks, sampling and shuffling; None is that of ``lightning.seed_everything`` or of the command's
+            ``--seed_everything``, else 0.
 
     Raises:
         ConfigurationError: a number is out of range, or two environments share a name.
@@ -123,7 +125,7 @@ class RolloutDataModule(ChecksArguments, LightningDataModule):
         max_lag: int = 1,
         async_options: AsyncOptions = AsyncOptions(),  # noqa: B008 (frozen)
         cross_policy: CrossPolicy | None = None,
-        seed: int = 0,
+        seed: int | None = None,
     ) -> None:
         super().__init__()
         at_least(1, "data.", groups=groups, group_size=group_size, minibatches=minibatches, passes=passes)
@@ -136,11 +138,12 @@ class RolloutDataModule(ChecksArguments, LightningDataModule):
             curriculum = as_settings(SuccessRateCurriculum, curriculum, "data.curriculum")
         if not environments:
             raise ConfigurationError("data.environment is an empty list; give at least one environment")
-        self.tasks = RunTasks(environments, names, task_settings, weights, curriculum, seed)
+        self.seed = run_seed(seed)
+        self.tasks = RunTasks(environments, names, task_settings, weights, curriculum, self.seed)
         self.environments = self.tasks.environments
         self.sampling = as_settings(Sampling, sampling, "data.sampling")
         self.validation_sampling = as_settings(Sampling, validation_sampling or sampling, "data.validation_sampling")
-        self.validation_episodes, self.seed = validation_episodes, seed
+        self.validation_episodes = validation_episodes
         self._held_out_splits: set[str] = set()
         self.mode, self.max_lag = mode, max_lag
         self.async_options = as_settings(AsyncOptions, async_options, "data.async_options")
@@ -165,7 +168,7 @@ class RolloutDataModule(ChecksArguments, LightningDataModule):
         stale = StaleSnapshots(cross_policy) if cross_policy is not None and cross_policy.share else None
         self.players = Players(self.environments, engine, lag > 0, player_options, stale)
         sizes = self.tasks.group_sizes(group_size)
-        plan = GroupPlan(self.tasks.stream, groups, sizes, seed, resample_rounds, failed_members, member_rounds)
+        plan = GroupPlan(self.tasks.stream, groups, sizes, self.seed, resample_rounds, failed_members, member_rounds)
         saved = EpisodeRetention() if save_episodes is True else save_episodes or None
         saved = None if saved is None else as_settings(EpisodeRetention, saved, "data.save_episodes")
         parts = (self.tasks, self.players, plan, self.sampling)
