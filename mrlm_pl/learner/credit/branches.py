@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import MutableSet, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from mrlm_pl.learner.credit.returns import EpisodeCredit, group_numbers, labels
 from mrlm_pl.learner.credit.team import warn_of_constant_sum
 from mrlm_pl.learner.credit.turns import TurnReturns, turn_returns_of
 from mrlm_pl.rewards import RewardShare, TurnBonus
-from mrlm_pl.rollout.branches import roots_of
+from mrlm_pl.rollout.branches import Alternatives, Expansions, roots_of
 from mrlm_pl.rollout.replay import Rest
 
 WHOLE = 2**31
@@ -37,12 +37,14 @@ class AlternativeCredit(EpisodeCredit):
         rest: with ``play`` the recorded message is compared as well; with ``replay`` the rest of its episode answers
             it, and not its alternatives.
         reward: whether the return is the team's mean or the agent's own.
+        further: the episodes with the others.
     """
 
     of_decisions = True
 
     rest: Rest
     reward: RewardShare
+    further: Alternatives | None = field(default=None, kw_only=True)  # type: ignore[misc]
 
     def warn(self, episodes: Sequence[Episode], warned: MutableSet[Any]) -> None:
         if self.reward == "team":
@@ -103,6 +105,7 @@ class LeafCredit(EpisodeCredit):
         baseline: ``unbiased`` compares a turn with the leaves of the task that do not contain it; ``paper`` (arXiv
             2509.21240) adds the leaf's advantage in its tree and in the task.
         normalize: divide by standard deviations.
+        further: the leaves that are added to the ordinary ones.
 
     Raises:
         ConfigurationError: an unknown name.
@@ -110,6 +113,7 @@ class LeafCredit(EpisodeCredit):
 
     baseline: TurnBaseline = "unbiased"
     normalize: bool = True
+    further: Expansions | None = field(default=None, kw_only=True)  # type: ignore[misc]
 
     def returns(self, episodes: Sequence[Episode], bonus: TurnBonus, greedy: Sequence[Episode]) -> TurnReturns:
         return turn_returns_of(episodes, bonus)

@@ -26,6 +26,7 @@ from mrlm_pl.learner.batch import PolicyBatch, ReturnAndBaseline, collate_rows
 from mrlm_pl.learner.metrics import Metrics
 from mrlm_pl.learner.ranks import sum_over_ranks
 from mrlm_pl.rewards import TurnBonus
+from mrlm_pl.rollout.branches import FurtherEpisodes
 from mrlm_pl.rollout.tree_player import Branching
 from mrlm_pl.settings import Settings
 
@@ -169,6 +170,9 @@ class EpisodeCredit(Settings):
 
     branching: ClassVar[Branching | None] = None
     """The branching of the turn trees that it credits; None for separate episodes."""
+
+    further: ClassVar[FurtherEpisodes | None] = None
+    """The further episodes that each group is completed with; None has none. Not with turn trees."""
 
     has_rule: ClassVar[bool] = False
     """True if a subclass has :meth:`with_baselines` or :meth:`advantages`, which replace the algorithm's rule."""
