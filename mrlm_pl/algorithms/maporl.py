@@ -17,7 +17,7 @@ from mrlm_pl.learner.batch import PolicyBatch, not_none
 from mrlm_pl.learner.credit.answers import answer_rows
 from mrlm_pl.learner.credit.influence import InfluenceRewards, Sums, learned_in
 from mrlm_pl.learner.credit.returns import Batches
-from mrlm_pl.learner.credit.tokens import RewardedRows, TokenGAE, rows_of_agents
+from mrlm_pl.learner.credit.tokens import RewardedRows, TokenCredit, rows_of_agents
 from mrlm_pl.learner.critics import AgentCritics, PolicyCritics, check_window
 from mrlm_pl.learner.policies.reference import IN_REWARD, KL
 from mrlm_pl.learner.policy_gradient import PolicyGradient
@@ -119,7 +119,7 @@ class MAPoRL(PolicyGradient):
             )
         _check_schedule(turn_schedule, turn_iterations)
         # Within a turn the discount is 1, and behind its last token 0.
-        self.gae = TokenGAE(0.0, lam, "turn", whiten_over if whiten_advantages else None)
+        self.unit = TokenCredit(0.0, lam, "turn", whiten_over if whiten_advantages else None)
         critics = PolicyCritics if not agent_critics else AnswerCritics if critic_reads == "answer" else AgentCritics
         self.critic = critics(agent_critics or {}, self.learners, value_learning_rate, value_clip, value_coefficient)
         self.influence = InfluenceRewards(gamma, reward, horizon, amounts)

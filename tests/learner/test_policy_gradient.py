@@ -22,7 +22,9 @@ from mrlm_pl.errors import ConfigurationError, RemoteError
 from mrlm_pl.learner.contract import RolloutFacts
 from mrlm_pl.learner.credit.branches import AlternativeCredit
 from mrlm_pl.learner.credit.decisions import TreeCredit
+from mrlm_pl.learner.credit.marginal import Coalitions
 from mrlm_pl.learner.credit.returns import EpisodeCredit, Returns
+from mrlm_pl.learner.credit.tokens import TokenCredit
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.losses import Clip
 from mrlm_pl.policy import Policy
@@ -304,6 +306,25 @@ def test_the_rule_of_a_unit_replaces_the_algorithms() -> None:
     group = [turn_episode(n, "g", {"a": [("s", 2.0)]}) for n in range(2)]
     assert learner.advantages(learner.with_baselines(learner.returns(group, None, ()))).tolist() == [-2.0, -2.0]
     assert not learner.without_signal(group), "equal returns have an advantage all the same"
+
+
+def test_tokens_are_a_unit_of_credit_without_a_critic_too() -> None:
+    """The second turn earns 4, half of which the first has at gamma .5; equal episodes carry a signal."""
+    learner = OwnUnit({"main": Policy()}, unit=TokenCredit(gamma=0.5, whiten=None))
+    learner._check_credit()
+    group = [turn_episode(n, "g", {"a": [("s", 1.0), ("s", 4.0)]}) for n in range(2)]
+    rows = learner.credit(group, Sampling(), ())["main"]
+    assert [row[mask].unique().tolist() for row, mask in zip(rows.advantages, rows.action_mask, strict=True)] == [
+        [3.0, 4.0]
+    ] * 2
+    learner.zero_variance = "exclude"
+    with pytest.raises(ConfigurationError, match="zero_variance is exclude, but OwnUnit does not compare"):
+        learner._check_credit()
+
+
+def test_further_episodes_are_those_of_the_unit() -> None:
+    unit = Coalitions("marginal")
+    assert OwnUnit({"main": Policy()}, unit=unit).unit.further is unit
 
 
 def test_decisions_without_a_rule_are_refused_before_the_first_rollout() -> None:

@@ -162,6 +162,25 @@ def returns_of(episodes: Sequence[Episode], turn_bonus: TurnBonus = None, greedy
 
 
 @dataclass(frozen=True)
+class CreditParts:
+    """The parts of an algorithm from which its unit makes the credit of a rollout.
+
+    Attributes:
+        metrics: its metrics.
+        rule: returns returns with their baselines, and the advantages [N] of them.
+        policies: the trained ones, in one order on all ranks.
+        penalty: returns the penalty [B, T], or 0, in the rewards of the tokens of a policy's rows.
+        critic: its :class:`~mrlm_pl.learner.critics.Critic`, if it has one.
+    """
+
+    metrics: Metrics
+    rule: Callable[[Any], tuple[Any, Tensor]]
+    policies: Sequence[str]
+    penalty: Callable[[str, PolicyBatch], Tensor | float]
+    critic: Any = None
+
+
+@dataclass(frozen=True)
 class EpisodeCredit(Settings):
     """The unit of credit: each agent in whole episodes. Subclasses credit turns, decisions or contributions."""
 
@@ -174,12 +193,16 @@ class EpisodeCredit(Settings):
     further: ClassVar[FurtherEpisodes | None] = None
     """The further episodes that each group is completed with; None has none. Not with turn trees."""
 
+    compares: ClassVar[bool] = True
+    """False if episodes with equal returns train too, as they are not compared with each other."""
+
     has_rule: ClassVar[bool] = False
-    """True if a subclass has :meth:`with_baselines` or :meth:`advantages`, which replace the algorithm's rule."""
+    """True if a subclass has :meth:`with_baselines`, :meth:`advantages` or :meth:`credit`, which replace the
+    algorithm's rule."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        if not {"with_baselines", "advantages"}.isdisjoint(vars(cls)):
+        if not {"with_baselines", "advantages", "credit"}.isdisjoint(vars(cls)):
             cls.has_rule = True
 
     def warn(self, episodes: Sequence[Episode], warned: MutableSet[Any]) -> None:
@@ -202,11 +225,19 @@ class EpisodeCredit(Settings):
         """Return the advantages [N] of returns, without a rule those minus their baselines."""
         return returns.reward - returns.baseline
 
-    def rows(self, trainer: Any, metrics: Metrics, returns: Any, advantages: Tensor) -> Batches:
+    def credit(self, returns: Any, parts: CreditParts) -> Batches:
+        """Return the rows of every policy with their advantages, by default those of the rule; every rank calls this.
+
+        Args:
+            returns: of :meth:`returns`.
+            parts: of the algorithm.
+        """
+        return self.rows(parts.metrics, *parts.rule(returns))
+
+    def rows(self, metrics: Metrics, returns: Any, advantages: Tensor) -> Batches:
         """Return the rows of every policy, with their advantages [N]; every rank calls this.
 
         Args:
-            trainer: of the run.
             metrics: of the algorithm.
             returns: of :meth:`returns`.
             advantages: [N].

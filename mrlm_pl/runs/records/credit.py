@@ -127,7 +127,7 @@ def _restoring_progress(learner: PolicyGradient) -> Iterator[None]:
     progress, attributes = copy.deepcopy(learner.progress()), dict(vars(learner))
     try:
         learner.load_progress({})
-        learner.trainer, learner.metrics = _one_process(), Metrics(list(learner.policies))
+        learner.trainer, learner.metrics = _one_process(), Metrics(list(learner.policies), learner)
         yield
     finally:
         vars(learner).update(attributes)
