@@ -58,4 +58,4 @@ class C3(PolicyGradient):
     ) -> None:
         super().__init__(policies, seats, **settings)
         others = Alternatives(alternatives, messages, rest, tuple(self.trained_policies))
-        self.unit = AlternativeCredit(rest, reward, further=others)
+        self.unit = AlternativeCredit(others, reward)

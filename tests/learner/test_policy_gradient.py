@@ -28,6 +28,7 @@ from mrlm_pl.learner.credit.tokens import TokenCredit
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.losses import Clip
 from mrlm_pl.policy import Policy
+from mrlm_pl.rollout.branches import Alternatives
 from tests.support.runs.turn_episodes import beside_partner
 from tests.support.runs.turn_episodes import episode as turn_episode
 
@@ -343,7 +344,7 @@ def test_the_unit_that_algorithms_share_is_a_value() -> None:
 
 
 def test_messages_with_a_team_reward_of_constant_sum_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    learner = OwnUnit({"main": Policy()}, unit=AlternativeCredit("play", "team"))
+    learner = OwnUnit({"main": Policy()}, unit=AlternativeCredit(Alternatives(1, None, "play", ("main",)), "team"))
     group = [turn_episode(n, "g", {"a": [("s", float(n))], "b": [("s", -float(n))]}) for n in range(2)]
     group.append(replace(group[1], id="branch", origin=Origin(group[0].id, ("a",), 0)))
     learner.trainer = Trainer(logger=False, accelerator="cpu")

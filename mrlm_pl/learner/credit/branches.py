@@ -23,7 +23,6 @@ from mrlm_pl.learner.credit.team import warn_of_constant_sum
 from mrlm_pl.learner.credit.turns import TurnReturns, turn_returns_of
 from mrlm_pl.rewards import RewardShare, TurnBonus
 from mrlm_pl.rollout.branches import Alternatives, Expansions, roots_of
-from mrlm_pl.rollout.replay import Rest
 
 WHOLE = 2**31
 """Steps that an episode shares with itself."""
@@ -34,17 +33,15 @@ class AlternativeCredit(EpisodeCredit):
     """Credit of messages that are compared with others in the same context.
 
     Args:
-        rest: with ``play`` the recorded message is compared as well; with ``replay`` the rest of its episode answers
-            it, and not its alternatives.
+        further: the others; with ``rest: play`` the recorded message is compared as well, with ``replay`` the rest of
+            its episode answers it, and not its alternatives.
         reward: whether the return is the team's mean or the agent's own.
-        further: the episodes with the others.
     """
 
     of_decisions = True
 
-    rest: Rest
+    further: Alternatives = field()  # type: ignore[misc]
     reward: RewardShare
-    further: Alternatives | None = field(default=None, kw_only=True)  # type: ignore[misc]
 
     def warn(self, episodes: Sequence[Episode], warned: MutableSet[Any]) -> None:
         if self.reward == "team":
@@ -68,7 +65,7 @@ class AlternativeCredit(EpisodeCredit):
         for branch in played.values():
             if branch.origin is not None:
                 key = (branch.origin.episode, branch.origin.agents[0], branch.origin.step)
-                contexts.setdefault(key, [played[key[0]]] if self.rest == "play" else []).append(branch)
+                contexts.setdefault(key, [played[key[0]]] if self.further.rest == "play" else []).append(branch)
         decisions = []
         for (origin, agent, step), candidates in contexts.items():
             for episode in candidates:
