@@ -264,18 +264,13 @@ def rows_by_policy(
         groups, comparisons, episodes: [N]; see :func:`~mrlm_pl.learner.batch.collate_rows`.
         credit: ``advantages`` and ``baselines``, [N].
     """
-    indices = grouped((row.policy, index) for index, row in enumerate(rows))
-    return {
-        policy: collate_rows(
-            [rows[index] for index in policy_indices],
-            [groups[index] for index in policy_indices],
-            [comparisons[index] for index in policy_indices],
-            [episodes[index] for index in policy_indices],
-            1.0,
-            **{name: [values[index] for index in policy_indices] for name, values in credit.items()},
-        )
-        for policy, policy_indices in indices.items()
-    }
+    columns = {"rows": rows, "groups": groups, "comparisons": comparisons, "episode_ids": episodes, **credit}
+
+    def selected(indices: Sequence[int]) -> dict[str, Any]:
+        return {name: [values[index] for index in indices] for name, values in columns.items()}
+
+    indices_by_policy = grouped((row.policy, index) for index, row in enumerate(rows))
+    return {policy: collate_rows(**selected(indices)) for policy, indices in indices_by_policy.items()}
 
 
 def credit_turns(batch: PolicyBatch, credit: Sequence[Sequence[tuple[float | None, float | None, float]]]) -> None:

@@ -90,9 +90,7 @@ class TokenCredit(EpisodeCredit):
                 moments_here[name, "error"] = masked_moments(of_tokens - values, mask)
             pairs[name] = of_tokens, values
             for label, indices in self.whitened_together(acted.agents).items():
-                moments_here[name, f"whiten/{label}"] = masked_moments(
-                    rows.advantages[indices], rows.action_mask[indices]
-                )
+                moments_here[name, f"whiten/{label}"] = masked_moments(rows.advantages[indices], mask[indices])
         moments = sum_over_ranks(parts.metrics.trainer, moments_here)
         credited = {name: acted.batch for name, acted in rewarded.items()}
         for name, acted in rewarded.items():
