@@ -242,7 +242,7 @@ def expected_influence(turn: int, bits: str) -> float:
 def maporl(lam: float, trainer: Any, value: Value) -> Callable[[list[Episode]], Terms]:
     algorithm = MAPoRL({"main": Policy()}, gamma=GAMMA, lam=lam, whiten_advantages=False)
     terms = token_terms(algorithm, trainer, value)
-    return lambda episodes: terms([algorithm.influence.applied(scored(episode))[0] for episode in episodes])
+    return lambda episodes: terms([algorithm.influence(scored(episode))[0] for episode in episodes])
 
 
 @pytest.mark.parametrize(
