@@ -160,7 +160,7 @@ class SelfPlay(Callback, CollectionObserver):
             logged |= {"elo": learner_rating.elo, "elo_low": learner_rating.low, "elo_high": learner_rating.high}
             logged["opponent_elo"] = ratings[str(opponent)].elo
         values = {f"self_play/{name}": value for name, value in logged.items()}
-        self._algorithm(trainer).metrics.log(trainer, values, lambda name: name == "self_play/elo")
+        self._algorithm(trainer).metrics.log(values, lambda name: name == "self_play/elo")
         if data.stream.iteration % self.snapshot_every == 0:
             self.pool.add(data.stream.iteration, weights_of(self._algorithm(trainer).policy(self.learner)))
         self._score = float("nan")

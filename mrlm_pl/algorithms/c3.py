@@ -57,5 +57,5 @@ class C3(PolicyGradient):
         **settings: Any,
     ) -> None:
         super().__init__(policies, seats, **settings)
-        self.unit = AlternativeCredit(rest, reward)
-        self.further = Alternatives(alternatives, messages, rest, tuple(self.trained_policies))
+        others = Alternatives(alternatives, messages, rest, tuple(self.trained_policies))
+        self.unit = AlternativeCredit(others, reward)

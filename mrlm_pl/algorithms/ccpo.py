@@ -56,7 +56,7 @@ class CCPO(PolicyGradient):
         **settings: Any,
     ) -> None:
         super().__init__(policies, seats, **settings)
-        self.unit = self.further = Coalitions("marginal", absent=absent, rest=rest)
+        self.unit = Coalitions("marginal", absent=absent, rest=rest)
         self.smallest_group = 2 if absent == "other" else 1
         self._history: dict[str, Moments] = {}
 

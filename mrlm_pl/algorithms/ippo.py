@@ -8,7 +8,7 @@ from typing import Any, Literal
 from mrlm_pl.advantages.task_normalization import TaskNormalization
 from mrlm_pl.episode import Episode
 from mrlm_pl.learner.credit.team import warn_of_constant_sum, with_team_rewards
-from mrlm_pl.learner.credit.tokens import DiscountUnit, TokenGAE
+from mrlm_pl.learner.credit.tokens import DiscountUnit, TokenCredit
 from mrlm_pl.learner.critics import AgentCritics, PolicyCritics
 from mrlm_pl.learner.policies.reference import IN_REWARD, KL
 from mrlm_pl.learner.policy_gradient import PolicyGradient
@@ -70,7 +70,7 @@ class IPPO(PolicyGradient):
     ) -> None:
         super().__init__(policies, seats, kl=kl, task_normalization=task_normalization, **settings)
         self.reward = reward
-        self.gae = TokenGAE(gamma, lam, discount_unit, whiten_over if whiten_advantages else None)
+        self.unit = TokenCredit(gamma, lam, discount_unit, whiten_over if whiten_advantages else None)
         critics = AgentCritics if agent_critics else PolicyCritics
         self.critic = critics(agent_critics or {}, self.learners, value_learning_rate, value_clip, value_coefficient)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -15,9 +16,9 @@ from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.grouping import summed_pairs
 from mrlm_pl.learner.batch import PolicyBatch, not_none
 from mrlm_pl.learner.credit.answers import answer_rows
-from mrlm_pl.learner.credit.influence import InfluenceRewards, Sums, learned_in
+from mrlm_pl.learner.credit.influence import Sums, learned_in, with_influence
 from mrlm_pl.learner.credit.returns import Batches
-from mrlm_pl.learner.credit.tokens import RewardedRows, TokenGAE, rows_of_agents
+from mrlm_pl.learner.credit.tokens import RewardedRows, TokenCredit, rows_of_agents
 from mrlm_pl.learner.critics import AgentCritics, PolicyCritics, check_window
 from mrlm_pl.learner.policies.reference import IN_REWARD, KL
 from mrlm_pl.learner.policy_gradient import PolicyGradient
@@ -119,10 +120,10 @@ class MAPoRL(PolicyGradient):
             )
         _check_schedule(turn_schedule, turn_iterations)
         # Within a turn the discount is 1, and behind its last token 0.
-        self.gae = TokenGAE(0.0, lam, "turn", whiten_over if whiten_advantages else None)
+        self.unit = TokenCredit(0.0, lam, "turn", whiten_over if whiten_advantages else None)
         critics = PolicyCritics if not agent_critics else AnswerCritics if critic_reads == "answer" else AgentCritics
         self.critic = critics(agent_critics or {}, self.learners, value_learning_rate, value_clip, value_coefficient)
-        self.influence = InfluenceRewards(gamma, reward, horizon, amounts)
+        self.influence = partial(with_influence, gamma=gamma, reward=reward, horizon=horizon, amounts=amounts)
         self.turn_schedule, self.turn_iterations = turn_schedule, turn_iterations
         self.collections = 0
 
@@ -147,7 +148,7 @@ class MAPoRL(PolicyGradient):
         self.collections += 1
         played = [episode for episode in episodes if not episode.failed]
         trained = played if turns is None else [learned_in(episode, turns) for episode in played]
-        rewarded = [self.influence.applied(episode) for episode in trained]
+        rewarded = [self.influence(episode) for episode in trained]
         self._log_rewards([sums for _, sums in rewarded], turns)
         return [episode for episode, _ in rewarded]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mrlm_pl.advantages.task_normalization import TaskNormalization
-from mrlm_pl.learner.credit.tokens import DiscountUnit, TokenGAE
+from mrlm_pl.learner.credit.tokens import DiscountUnit, TokenCredit
 from mrlm_pl.learner.critics import PolicyCritics
 from mrlm_pl.learner.policies.reference import IN_REWARD, KL
 from mrlm_pl.learner.policy_gradient import PolicyGradient
@@ -73,5 +73,5 @@ class PPO(PolicyGradient):
         **settings: Any,
     ) -> None:
         super().__init__(policies, seats, kl=kl, task_normalization=task_normalization, **settings)
-        self.gae = TokenGAE(gamma, lam, discount_unit, "policy" if whiten_advantages else None)
+        self.unit = TokenCredit(gamma, lam, discount_unit, "policy" if whiten_advantages else None)
         self.critic = PolicyCritics(critics or {}, self.learners, value_learning_rate, value_clip, value_coefficient)

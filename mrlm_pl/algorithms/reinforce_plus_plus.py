@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mrlm_pl.learner.credit.tokens import DiscountUnit, TokenGAE
+from mrlm_pl.learner.credit.tokens import DiscountUnit, TokenCredit
 from mrlm_pl.learner.policies.reference import IN_REWARD, KL
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.policy import Policy
@@ -50,4 +50,4 @@ class REINFORCEPlusPlus(PolicyGradient):
         **settings: Any,
     ) -> None:
         super().__init__(policies, seats, kl=kl, **settings)
-        self.gae = TokenGAE(gamma, lam=1.0, discount_unit=discount_unit)
+        self.unit = TokenCredit(gamma, lam=1.0, discount_unit=discount_unit)

@@ -52,4 +52,4 @@ class Shapley(PolicyGradient):
         **settings: Any,
     ) -> None:
         super().__init__(policies, seats, **settings)
-        self.unit = self.further = Coalitions("shapley", orders, absent, rest)
+        self.unit = Coalitions("shapley", orders, absent, rest)

@@ -65,7 +65,7 @@ class SHARP(PolicyGradient):
         at_least(0, team_weight=team_weight, marginal_weight=marginal_weight)
         not_all_zero("SHARP: ", team_weight=team_weight, marginal_weight=marginal_weight, process=process or {})
         self.team_weight, self.marginal_weight, self.process = team_weight, marginal_weight, dict(process or {})
-        self.unit = self.further = Coalitions("marginal", absent=absent, rest=rest)
+        self.unit = Coalitions("marginal", absent=absent, rest=rest)
 
     def returns(self, episodes: Sequence[Episode], bonus: TurnBonus, greedy: Sequence[Episode]) -> Returns:
         """Return the weighted rewards, with the bonuses of turns, in place of the contributions."""

@@ -103,7 +103,7 @@ class Algorithm(ChecksArguments, LightningModule, RolloutLearner):
         self.rollouts = RolloutFacts((), ())
         self.teachers: tuple[str, ...] = ()
         self._without_data: set[str] = set()
-        self.metrics = Metrics(policies)
+        self.metrics = Metrics(policies, self)
         self.reference = ReferencePolicy()
         self.critic: Critic | None = None
 
@@ -256,7 +256,7 @@ class Algorithm(ChecksArguments, LightningModule, RolloutLearner):
         self._note_rows_without_gradient(batch)
         loss = torch.stack([term.float() for term in terms]).sum()
         self.metrics.add_sum("train/loss", loss)
-        self.metrics.log(self.trainer, batch.metrics, on_rollout_bar)
+        self.metrics.log(batch.metrics, on_rollout_bar)
         # Lightning divides by the accumulation steps and strategies average over ranks; the parts are to be summed.
         return loss * batch.micro_batches
 
@@ -270,14 +270,14 @@ class Algorithm(ChecksArguments, LightningModule, RolloutLearner):
                 self.policy(name).idle_loss()  # the ranks of a sharded model make every forward pass together
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        metrics = self.metrics.take_update(self.trainer)
+        metrics = self.metrics.take_update()
         loss = metrics.get("train/loss", 0.0)
         if not math.isfinite(loss):  # once an update: reading it in each micro-batch would wait for the device
             raise NonFiniteError(
                 f"the loss is {loss} at step {self.global_step}; lower the learning rate, clip gradients "
                 "(`--trainer.gradient_clip_val 1.0`) or check the rewards"
             )
-        self.metrics.log(self.trainer, metrics, lambda name: on_update_bar(name, metrics))
+        self.metrics.log(metrics, lambda name: on_update_bar(name, metrics))
         rates: dict[str, float] = {}
         scaled = getattr(self.trainer.precision_plugin, "scaler", None) is not None
         for group in optimizer.param_groups:
@@ -290,7 +290,7 @@ class Algorithm(ChecksArguments, LightningModule, RolloutLearner):
             suffix = group["name"].removeprefix(group["policy"]).replace("/", "_")
             rates[self.metrics.name(f"grad_norm{suffix}", group["policy"])] = norm
             rates[self.metrics.name(f"learning_rate{suffix}", group["policy"])] = group["lr"]
-        self.metrics.log(self.trainer, rates)
+        self.metrics.log(rates)
 
     def configure_gradient_clipping(
         self,
@@ -335,7 +335,7 @@ class Algorithm(ChecksArguments, LightningModule, RolloutLearner):
 
     def evaluation_metrics(self, prefix: str) -> dict[str, float]:
         """Return the metrics of an evaluation loop on all ranks, by name under ``val/`` or ``test/``, once."""
-        return self.metrics.take_evaluation(prefix, self.trainer)
+        return self.metrics.take_evaluation(prefix)
 
     def predict_step(self, batch: Any, batch_idx: int) -> Any:
         return batch  # which Lightning moves to the CPU; it refuses a list of episodes

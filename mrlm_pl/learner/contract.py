@@ -17,7 +17,6 @@ from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.credit.returns import Batches, EpisodeCredit, equal_returns
 from mrlm_pl.learner.metrics import Metrics
 from mrlm_pl.policy import Policy
-from mrlm_pl.rollout.branches import FurtherEpisodes
 
 EQUAL_RETURNS = "all returns within each group are equal"
 
@@ -58,9 +57,6 @@ class RolloutLearner(Protocol):
 
     unit: EpisodeCredit = EpisodeCredit()
     """The unit of credit, such as whole episodes, turns, decisions of turn trees, or contributions of agents."""
-
-    further: FurtherEpisodes | None = None
-    """The further episodes that each group is completed with; None has none. Not with turn trees."""
 
     collection_over: bool = False
     """The remaining updates on the current rollout are skipped; the same on every rank."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from torch import Tensor
 
@@ -32,14 +31,14 @@ class EntropyBonus:
         """Return the bonus as a loss [B, T], 0 or below, from the entropies [B, T] of a policy in nats."""
         return -self.weights[name][1] * entropy
 
-    def steer(self, trainer: Any, metrics: Metrics) -> None:
+    def steer(self, metrics: Metrics) -> None:
         """With a target, log the weights of the update, and adapt them to its mean entropies over all ranks."""
         if self.settings.target is None:
             return
         for name, (coefficient, weight) in self.weights.items():
             entropy = metrics.update.get(metrics.name("entropy", name))
             if entropy is not None:
-                metrics.log(trainer, {metrics.name("entropy_coefficient", name): weight})
+                metrics.log({metrics.name("entropy_coefficient", name): weight})
                 self.weights[name] = self.settings.adapted(coefficient, entropy)
 
     def load(self, weights: Mapping[str, tuple[float, float]]) -> None:

@@ -39,6 +39,7 @@ class Metrics:
 
     Args:
         policies: the names of the policies.
+        learner: the algorithm, whose trainer is that of the run; None for this process alone.
 
     Attributes:
         policies: their names.
@@ -49,8 +50,8 @@ class Metrics:
         tokens: of the rollout, while its tokens are measured one by one.
     """
 
-    def __init__(self, policies: Collection[str]) -> None:
-        self.policies = tuple(policies)
+    def __init__(self, policies: Collection[str], learner: LightningModule | None = None) -> None:
+        self.policies, self.learner = tuple(policies), learner
         self.rollout: dict[str, float] = {}
         self.update: dict[str, float] = {}
         self._means: dict[str, tuple[Tensor, Tensor]] = {}
@@ -60,6 +61,11 @@ class Metrics:
         self.unwritten: dict[str, float] = {}
         self.shown: set[str] = set()
         self.tokens: TokenMeasures | None = None
+
+    @property
+    def trainer(self) -> Any:
+        """The trainer of the run; None before there is one."""
+        return None if self.learner is None else self.learner._trainer
 
     def name(self, metric: str, policy: str) -> str:
         """Return the name of a policy's metric: ``train/METRIC``, with the policy's name if there are several.
@@ -144,18 +150,15 @@ class Metrics:
         metrics, self.rollout = self.rollout, {}
         return metrics
 
-    def take_update(self, trainer: Any) -> dict[str, float]:
+    def take_update(self) -> dict[str, float]:
         """Return the metrics of an update over all its micro-batches and ranks, and begin the next one.
 
         Every rank must call this once an update. A rank may lack metrics that others have, as it may have no
         trajectories of a policy. Metrics with weight 0 on all ranks are left out.
-
-        Args:
-            trainer: of the run; None for this process alone.
         """
         sums_here = self.own_update()
         self._means, self._largest, self._sums = {}, {}, {}
-        ranks = [sums_here] if trainer is None else gather_ranks(trainer, sums_here)
+        ranks = gather_ranks(self.trainer, sums_here)
         totals = summed_pairs(item for means, _, _ in ranks for item in means.items())
         metrics = summed(item for _, _, sums in ranks for item in sums.items())
         for name, value in (item for _, largest, _ in ranks for item in largest.items()):
@@ -165,9 +168,7 @@ class Metrics:
         self.update = metrics | _derived_metrics(metrics)
         return self.update
 
-    def log(
-        self, trainer: Any, values: Mapping[str, float], on_bar: Callable[[str], bool] = lambda name: False
-    ) -> None:
+    def log(self, values: Mapping[str, float], on_bar: Callable[[str], bool] = lambda name: False) -> None:
         """Log numbers of an update: to callbacks and the progress bar at once, to the loggers with its row.
 
         :class:`UpdateRows` writes the row; numbers that other callbacks log in ``on_train_batch_end`` are in it.
@@ -175,13 +176,12 @@ class Metrics:
         ``LightningModule.log`` takes .4 ms for each number, together a tenth of a small model's step.
 
         Args:
-            trainer: of the run.
             values: the numbers by name.
             on_bar: whether the progress bar shows the number of a name.
         """
         row = {name: float(value) for name, value in values.items()}
-        trainer.callback_metrics.update(_tensors(row))
-        bar = trainer.progress_bar_metrics
+        self.trainer.callback_metrics.update(_tensors(row))
+        bar = self.trainer.progress_bar_metrics
         shown = {name for name in row if name.rpartition("/")[2] in self.shown}
         bar.update({name: value for name, value in row.items() if on_bar(name) or name in bar or name in shown})
         if any(name.startswith("rollout/") for name in row):  # which agents have numbers differs between rollouts
@@ -220,13 +220,13 @@ class Metrics:
         """Add a batch's means [], all over ``weight`` answers or pairs, to the metrics of an evaluation loop."""
         self.add_evaluation(prefix, {name: (float(mean), weight) for name, mean in means.items()})
 
-    def take_evaluation(self, prefix: str, trainer: Any) -> dict[str, float]:
+    def take_evaluation(self, prefix: str) -> dict[str, float]:
         """Return the means and counts over all batches of all ranks; NaN for a mean with weight 0 everywhere.
 
         Every rank must call this, also one without batches.
         """
         pairs, numbers, judged = self._evaluated.pop(prefix, ([], [], []))
-        ranks = gather_ranks(trainer, (summed_pairs(pairs), summed(numbers), summed(judged)))
+        ranks = gather_ranks(self.trainer, (summed_pairs(pairs), summed(numbers), summed(judged)))
         outcomes = summed(item for _, _, outcomes_of_rank in ranks for item in outcomes_of_rank.items())
         judging = {environment for _, environment, success in outcomes if success is not None}
         accuracies = [

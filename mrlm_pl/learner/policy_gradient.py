@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -26,8 +27,7 @@ from mrlm_pl.learner.credit.filters import (
     whiten_rows,
     with_greedy,
 )
-from mrlm_pl.learner.credit.returns import BASELINES, Batches, check_advantages, check_takes, equal_returns, returns_of
-from mrlm_pl.learner.credit.tokens import TokenGAE, rewarded_rows
+from mrlm_pl.learner.credit.returns import BASELINES, Batches, CreditParts, check_advantages, check_takes, equal_returns
 from mrlm_pl.learner.entropy import EntropyBonus
 from mrlm_pl.learner.metrics import check_token_losses
 from mrlm_pl.learner.optimization import Optimization
@@ -59,8 +59,8 @@ class PolicyGradient(Algorithm):
     """Base class of the policy gradients: a subclass defines how returns become advantages.
 
     A subclass sets :attr:`advantage`, or overrides :meth:`with_baselines` or :meth:`advantages`, and sets
-    :attr:`default_loss`; its constructor may set :attr:`unit`, :attr:`gae` and ``critic``. It overrides :meth:`returns`
-    to compare something else, and :meth:`credit` or :meth:`token_losses` for other rules.
+    :attr:`default_loss`; its constructor may set :attr:`unit` and ``critic``. It overrides :meth:`returns` to compare
+    something else, and :meth:`credit` or :meth:`token_losses` for other rules.
 
     Logged for each policy under ``train/``, as means over all action tokens of an update, on all ranks and in all
     micro-batches: ``approx_kl`` (k3 estimate of the KL divergence of the current policy from the old policy),
@@ -125,7 +125,6 @@ class PolicyGradient(Algorithm):
 
     Attributes:
         loss: of a token.
-        gae: advantages of single tokens, in place of the unit's; None for those of the unit.
         whiten_advantages: whiten the advantages of trajectories over each policy's tokens.
         old_policy: the source of pi_old, learner or sampler, and the correction for the policy that sampled.
         kl: the penalty, with the current coefficient of each policy.
@@ -210,7 +209,6 @@ class PolicyGradient(Algorithm):
         correction = as_settings(Correction, correction, "correction")
         self.old_policy = OldPolicy(recompute_old_logp, correction, off_policy_threshold)
         self.task_normalization: TaskNormalization | None = task_normalization
-        self.gae: TokenGAE | None = None
         settings = None if distillation is None else as_settings(Distillation, distillation, "distillation")
         self.distiller = None if settings is None else Distiller(settings, self)
         self.warned: set[Any] = set()
@@ -237,7 +235,7 @@ class PolicyGradient(Algorithm):
     def _check_credit(self) -> None:
         """Raise :class:`ConfigurationError` if no rule makes advantages of returns, or a method cannot be called so."""
         overrides = self._overrides("returns", "advantages", "with_baselines", "credit", "trained_rows", "prepare")
-        if not (overrides or self.unit.has_rule or self.advantage or self.gae or self.uses_greedy_baseline):
+        if not (overrides or self.unit.has_rule or self.advantage or self.uses_greedy_baseline):
             raise ConfigurationError(_NO_RULE.format(type(self).__name__))
         if not self._overrides("credit"):  # another one may call them otherwise
             if self.advantage is not None and not self._overrides("advantages"):
@@ -248,7 +246,7 @@ class PolicyGradient(Algorithm):
             raise ConfigurationError(
                 "reduction is 'episode_mean', but rows of single decisions are no episodes; use sequence_mean"
             )
-        if self.zero_variance == "exclude" and (self.gae is not None or self.critic is not None):
+        if self.zero_variance == "exclude" and not (self.unit.compares and self.critic is None):
             raise ConfigurationError(
                 f"zero_variance is exclude, but {type(self).__name__} does not compare the episodes of a task with "
                 "each other and also learns from equal returns; set it to keep"
@@ -292,16 +290,17 @@ class PolicyGradient(Algorithm):
         self.collection_over = False
         # Nothing moves the policy between the rollout and its only update, and nothing reads pi_old before.
         reads = self.reference.used, self.distiller, self._overrides("prepare", "policy_loss", "note_without_gradient")
-        self.old_policy.is_current = self.rollouts.updates == 1 and not any(reads) and self.recomputes(sampling)
+        own_pass = self.rollouts.updates == 1 and not any(reads)
         episodes = self.rewarded(episodes)
         trained = self.trained_rows(episodes, sampling, greedy)
         if self.uses_greedy_baseline:  # only now, because `trained_rows` counts the others
             episodes = with_greedy(episodes, greedy)
         students = {name: rows for name, rows in trained.items() if name in self.policies}
         for name, rows in students.items():
-            self._add_logprobs(name, rows, sampling)
+            self._add_logprobs(name, rows, sampling, own_pass)
+        self.old_policy.is_current = own_pass and self.recomputes(sampling)
         if self.reference.used:
-            self.kl.steer(self.trainer, self.metrics, list(self.trained_policies), students, episodes)
+            self.kl.steer(self.metrics, list(self.trained_policies), students, episodes)
         if self.distiller is not None:
             self.distiller.prepare(students, episodes)
         if self.top_entropy < 1:
@@ -309,7 +308,7 @@ class PolicyGradient(Algorithm):
                 name: not_none(self.policy(name).outputs(**rows.inputs(), with_entropy=True).entropy).cpu()
                 for name, rows in students.items()
             }
-            keep_top_entropy(self.trainer, self.metrics, students, entropies, self.top_entropy)
+            keep_top_entropy(self.metrics, students, entropies, self.top_entropy)
         return trained
 
     def rewarded(self, episodes: Sequence[Episode]) -> Sequence[Episode]:
@@ -319,30 +318,29 @@ class PolicyGradient(Algorithm):
     def trained_rows(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()) -> Batches:
         """Return the rows of :meth:`prepare` with advantages alone; see :attr:`weights_in_credit`."""
         if self.uses_greedy_baseline:
-            baselines = returns_of(greedy, self.turn_bonus(sampling)).reward
-            note_baselines(self.trainer, self.metrics, episodes, greedy, baselines)
+            note_baselines(self.metrics, episodes, greedy, self.turn_bonus(sampling))
             episodes = with_greedy(episodes, greedy)
         batches = self.credit(episodes, sampling, greedy)
         frozen = self.policies.keys() - self.trained_policies.keys()
         trained = {name: rows for name, rows in batches.items() if name not in frozen}
         students = {name: rows for name, rows in trained.items() if name in self.policies}
         if self.zero_variance == "exclude":  # whitened, the advantages of equal returns would not be 0
-            exclude_zero_variance(self.trainer, self.metrics, students)
+            exclude_zero_variance(self.metrics, students)
         if self.whiten_advantages:
             whiten_rows(self.trainer, students)
         names = tuple(self.rollouts.environments)
         chosen = self.task_normalization or ("scale_only" if len(names) > 1 else "none")
         if len(names) > 1 or (names and chosen != "none"):
-            normalize_tasks(self.trainer, self.metrics, students, episodes, names, chosen, self.warned)
+            normalize_tasks(self.metrics, students, episodes, names, chosen, self.warned)
         return trained
 
     def credit(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]) -> Batches:
         """Return the trajectories of every learner, a policy's with their advantages; see :meth:`prepare`."""
-        if self.gae is not None:
-            return self.token_credit(episodes, sampling, self.gae)
-        returns, advantages = self._with_advantages(self.returns(episodes, self.turn_bonus(sampling), greedy))
+        returns = self.returns(episodes, self.turn_bonus(sampling), greedy)
         self.unit.warn(episodes, self.warned)
-        return self.unit.rows(self.trainer, self.metrics, returns, advantages)
+        trained, penalty = list(self.trained_policies), partial(self._penalty, sampling)
+        parts = CreditParts(self.metrics, self._with_advantages, trained, penalty, self.critic)
+        return self.unit.credit(returns, parts)
 
     def returns(self, episodes: Sequence[Episode], bonus: TurnBonus, greedy: Sequence[Episode]) -> Any:
         """Return the returns that are compared, of agents in episodes, of turns or of decisions.
@@ -406,35 +404,23 @@ class PolicyGradient(Algorithm):
         advantages = self.advantage(returns.reward, returns.comparison)
         return check_advantages(advantages, len(returns.reward), self.advantage)
 
-    def token_credit(self, episodes: Sequence[Episode], sampling: Sampling, gae: TokenGAE) -> Batches:
-        """Return trajectories with the advantage of each token, from the values of the critic; 0 without one.
+    def _penalty(self, sampling: Sampling, name: str, rows: PolicyBatch) -> Tensor | float:
+        """Return the KL penalty [B, T] in the rewards of a policy's rows, which have its log-probabilities then."""
+        if not self.reference.used or self.kl.settings.placement != "reward":
+            return 0.0
+        self._add_logprobs(name, rows, sampling)
+        return self.kl.of_rewards(name, rows)
 
-        With ``kl.placement: reward`` each token's reward is reduced by ``beta (log pi_old - log pi_ref)``.
+    def _add_logprobs(self, name: str, rows: PolicyBatch, sampling: Sampling, own_pass: bool = False) -> None:
+        """Set the temperature, and add the log-probabilities of the old and the reference policy that are used.
+
+        With ``own_pass`` the update has the learner's from its own pass.
         """
-        trained = list(self.trained_policies)
-        rewarded = rewarded_rows(episodes, self.turn_bonus(sampling))
-        rewarded = {name: rewarded[name] for name in trained if name in rewarded}
-        for name, rows in rewarded.items():
-            if self.reference.used and self.kl.settings.placement == "reward":
-                self._add_logprobs(name, rows.batch, sampling)
-                rows.rewards = rows.rewards - self.kl.of_rewards(name, rows.batch)
-        estimates = None if self.critic is None else self.critic.estimates
-        gae.credit(self.trainer, self.metrics, trained, rewarded, estimates)
-        credited: Batches = {}
-        for name, rows in rewarded.items():
-            credited[name] = rows.batch
-            if self.critic is not None and self.critic.learners:
-                credited |= self.critic.rows(rows)
-                rows.batch.values = rows.batch.returns = None  # of the critic's own rows
-        return credited
-
-    def _add_logprobs(self, name: str, rows: PolicyBatch, sampling: Sampling) -> None:
-        """Set the temperature, and add the log-probabilities of the old and the reference policy that are used."""
         policy = self.policy(name)
         rows.temperature = torch.full_like(rows.temperature, sampling.of(name).temperature or 1.0)
         if self.reference.used and rows.ref_logp is None:
             rows.ref_logp = self.reference.logprobs(policy, rows, self.trainer)
-        if rows.proximal_logp is None and self.recomputes(sampling) and not self.old_policy.is_current:
+        if rows.proximal_logp is None and not own_pass and self.recomputes(sampling):
             rows.proximal_logp = policy(**rows.inputs()).cpu()
 
     def recomputes(self, sampling: Sampling) -> bool:
@@ -445,7 +431,7 @@ class PolicyGradient(Algorithm):
     # Groups that carry no learning signal.
 
     def without_signal(self, group: Sequence[Episode]) -> bool:
-        if not group or self.gae is not None or self.critic is not None:  # their rewards may be the team's
+        if not (group and self.unit.compares and self.critic is None):  # their rewards may be the team's
             return equal_returns(group)
         trained, (returns, signal) = self.trained_policies, self.signal(group)
         pairs = zip(returns.policies, signal.tolist(), strict=True)
@@ -551,11 +537,11 @@ class PolicyGradient(Algorithm):
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         super().on_before_optimizer_step(optimizer)
-        self.entropy.steer(self.trainer, self.metrics)
+        self.entropy.steer(self.metrics)
         if self.stop_at_kl is not None:
             moved = [self.metrics.update.get(self.metrics.name("approx_kl", name), 0.0) for name in self.policies]
             before, self.collection_over = self.collection_over, self.collection_over or max(moved) > self.stop_at_kl
-            self.metrics.log(self.trainer, {"train/early_stop": float(self.collection_over and not before)})
+            self.metrics.log({"train/early_stop": float(self.collection_over and not before)})
 
     def progress(self) -> dict[str, Any]:
         return {

@@ -40,8 +40,8 @@ def first_error(error: BaseException) -> BaseException:
 
 
 def gather_ranks(trainer: Any, value: Any) -> list[Any]:
-    """Return the objects of all data-parallel ranks, in the order of the ranks."""
-    if trainer.world_size == 1:
+    """Return the objects of all data-parallel ranks, in the order of the ranks; without a trainer this process's."""
+    if trainer is None or trainer.world_size == 1:
         return [value]
     gathered: list[Any] = [None] * trainer.world_size
     torch.distributed.all_gather_object(gathered, value)

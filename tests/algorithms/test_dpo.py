@@ -81,7 +81,7 @@ def compared(
     rows.reference_sums = None if references is None else torch.tensor(references)
     algorithm.policies["main"].forward = lambda **_: torch.tensor([[0.0, value] for value in sums])
     loss = algorithm.policy_loss("main", rows, Batch({"main": rows}, {"main": BatchTotals(2.0, 2.0, 2.0)})).item()
-    return loss, algorithm.metrics.take_update(None)
+    return loss, algorithm.metrics.take_update()
 
 
 def test_the_losses_of_a_pair(model_folder: Path) -> None:

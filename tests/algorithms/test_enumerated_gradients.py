@@ -9,6 +9,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from mrlm_pl.advantages import step_normalized_advantages
 from mrlm_pl.algorithms import GRPO, IPPO, MAPPO, PPO, RAE, REINFORCE, DrMAS, MAPoRL, REINFORCEPlusPlus
 from mrlm_pl.episode import Episode, Turn
 from mrlm_pl.learner.credit.joint_states import JointReader, acting_batches, joint_states
-from mrlm_pl.learner.credit.returns import Returns, returns_of
+from mrlm_pl.learner.credit.returns import CreditParts, Returns, returns_of
 from mrlm_pl.learner.credit.team import with_team_rewards
 from mrlm_pl.learner.credit.tokens import RewardedRows, rewarded_rows
 from mrlm_pl.policy import Policy
@@ -117,9 +118,13 @@ def token_terms(algorithm: Any, trainer: Any, value: Value) -> Callable[[list[Ep
                     values[place, turn.start + token] = value(turn.index, said(episode)[: turn.index + token])
         return values, values[:, 0] * 0
 
+    algorithm.trainer = trainer
+
     def terms(episodes: list[Episode]) -> Terms:
         tables = rewarded_rows(episodes)
-        algorithm.gae.credit(trainer, algorithm.metrics, ["main"], tables, estimates)
+        critic = SimpleNamespace(estimates=estimates, learners={})
+        parts = CreditParts(algorithm.metrics, algorithm._with_advantages, ["main"], lambda *_: 0.0, critic)
+        algorithm.unit.credit(tables, parts)
         return by_token(tables, {name: table.batch for name, table in tables.items()})
 
     return terms
@@ -237,7 +242,7 @@ def expected_influence(turn: int, bits: str) -> float:
 def maporl(lam: float, trainer: Any, value: Value) -> Callable[[list[Episode]], Terms]:
     algorithm = MAPoRL({"main": Policy()}, gamma=GAMMA, lam=lam, whiten_advantages=False)
     terms = token_terms(algorithm, trainer, value)
-    return lambda episodes: terms([algorithm.influence.applied(scored(episode))[0] for episode in episodes])
+    return lambda episodes: terms([algorithm.influence(scored(episode))[0] for episode in episodes])
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def compared(algorithm: Any, sums: list[list[float]], **tensors: Any) -> tuple[f
     algorithm.policies["main"].forward = lambda **_: torch.tensor([[0.0, *values] for values in sums])
     totals = BatchTotals(4.0 * len(sums), 2.0 * len(sums), 2.0 * len(sums))
     loss = algorithm.policy_loss("main", rows, Batch({"main": rows}, {"main": totals})).item()
-    return loss, algorithm.metrics.take_update(None)
+    return loss, algorithm.metrics.take_update()
 
 
 def softplus(x: float) -> float:

@@ -166,7 +166,7 @@ def test_far_trajectories_with_a_negative_advantage_have_no_loss(model_folder: P
     loss = algorithm.policy_loss("main", batch, Batch({"main": batch}, {"main": batch_totals(batch.action_mask)}))
     # Ten tokens: four without loss, four of loss -1, two of loss 1.
     assert loss.item() == pytest.approx(-2 / 10, abs=1e-5)
-    assert algorithm.metrics.take_update(None)["train/off_policy_masked"] == pytest.approx(4 / 10)
+    assert algorithm.metrics.take_update()["train/off_policy_masked"] == pytest.approx(4 / 10)
 
 
 def test_tokens_with_low_entropy_have_no_advantage(model_folder: Path, quiet_trainer: Any) -> None:

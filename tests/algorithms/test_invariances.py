@@ -72,13 +72,13 @@ def rollout(algorithm: PolicyGradient) -> list[Episode]:
             for joint in joints
             for n in (0, 1)
         ]
-    if algorithm.further is None or isinstance(algorithm.further, Expansions):
+    if algorithm.unit.further is None or isinstance(algorithm.unit.further, Expansions):
         return [played(draw, number, group) for group in "ghi" for number in range(4)]
     task = Terms().tasks("train")[0]
     groups = [
         play([EpisodeSpec(f"{g}{n}", task, g, seed=7 * k + n) for n in (4, 5, 8)])[0] for k, g in enumerate("ghi")
     ]
-    return [e for group in groups for e in (*group, *play(algorithm.further.due(group, 0))[0])]
+    return [e for group in groups for e in (*group, *play(algorithm.unit.further.due(group, 0))[0])]
 
 
 @dataclass

@@ -77,7 +77,7 @@ def with_numbers(model_folder: Path, sums: dict[str, list[float]], references: d
     parts = {name: algorithm.policy_loss(name, table, batch) for name, (table, _) in tables.items()}
     loss = algorithm.combined(parts, batch)
     loss.backward()
-    noted = algorithm.metrics.take_update(None)
+    noted = algorithm.metrics.take_update()
     return loss.item(), {name: logp.grad[:, 1].tolist() for name, (_, logp) in tables.items()}, noted
 
 

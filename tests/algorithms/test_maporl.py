@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from mrlm_pl.environment import Environment
 from mrlm_pl.episode import Episode, Message, Task, Trajectory, Turn
 from mrlm_pl.episode_files import read_episodes
 from mrlm_pl.errors import ConfigurationError, DataError
-from mrlm_pl.learner.credit.influence import InfluenceRewards, learned_in, scores_of
+from mrlm_pl.learner.credit.influence import learned_in, scores_of, with_influence
 from mrlm_pl.policy import LoRA, Policy
 from tests.support.environments.discussion import PERSONS, Discussion
 from tests.support.runs.watching import Watch
@@ -56,9 +57,9 @@ def discussion(
     return Episode("0", Task("discussion", "train", 0), "g", 0, 0, trajectories, "end", agents=tuple(trajectories))
 
 
-def influence(**options: Any) -> InfluenceRewards:
+def influence(**options: Any) -> partial[Any]:
     amounts = {"alpha0": 0.0, "alpha1": 0.0, "beta0": 0.0, "beta1": 0.0, **options}
-    return InfluenceRewards(0.3, "team", "discounted_sum", amounts)
+    return partial(with_influence, gamma=0.3, reward="team", horizon="discounted_sum", amounts=amounts)
 
 
 def rewards(episode: Episode) -> dict[str, list[float]]:
@@ -72,7 +73,7 @@ def rewards(episode: Episode) -> dict[str, list[float]]:
 
 @pytest.mark.parametrize("by_turn", [False, True])
 def test_a_turn_is_paid_its_influence_and_what_is_not_shared(by_turn: bool) -> None:
-    rewarded, sums = influence().applied(discussion(by_turn=by_turn, rest=-0.25))
+    rewarded, sums = influence()(discussion(by_turn=by_turn, rest=-0.25))
     found = rewards(rewarded)
     for person, expected in INFLUENCE.items():
         assert found[person] == pytest.approx([value - 0.25 for value in expected], abs=1e-6)
@@ -87,7 +88,7 @@ def test_a_turn_is_paid_its_influence_and_what_is_not_shared(by_turn: bool) -> N
 def test_incentives_are_paid_and_summed_by_kind() -> None:
     # Ann goes from wrong to right beside a right bob: alpha1 for her in turn 2, beta1 for bob in turn 1. Bob ends at
     # exactly .5: his change from right is a tie, and so is ann's last influence on him.
-    rewarded, sums = influence(alpha0=1.0, alpha1=10.0, beta0=100.0, beta1=1000.0).applied(discussion())
+    rewarded, sums = influence(alpha0=1.0, alpha1=10.0, beta0=100.0, beta1=1000.0)(discussion())
     earned = {
         person: [round(value - base) for value, base in zip(found, INFLUENCE[person], strict=True)]
         for person, found in rewards(rewarded).items()
@@ -100,7 +101,7 @@ def test_incentives_are_paid_and_summed_by_kind() -> None:
 
 
 def test_labels_are_scores_like_any_other() -> None:
-    rewarded, _ = influence(alpha0=0.5).applied(discussion({"ann": (0.0, 1.0), "bob": (0.0, 0.0), "eve": (1.0, 0.0)}))
+    rewarded, _ = influence(alpha0=0.5)(discussion({"ann": (0.0, 1.0), "bob": (0.0, 0.0), "eve": (1.0, 0.0)}))
     # Turn 1: .3 (1 / 3) / 1.3 for the wrong and (1 + .1) / 1.3 for the right. Bob was wrong and eve right before: a
     # tie, for which ann earns 0. Eve gave up the right answer beside the wrong.
     assert rewards(rewarded) == {
@@ -112,7 +113,7 @@ def test_labels_are_scores_like_any_other() -> None:
 
 def test_a_discussion_that_ended_early_pays_what_there_was() -> None:
     early = {person: scores[:2] for person, scores in SCORES.items()}
-    rewarded, sums = influence().applied(dataclasses.replace(discussion(early), truncated=True))
+    rewarded, sums = influence()(dataclasses.replace(discussion(early), truncated=True))
     assert rewards(rewarded)["ann"] == pytest.approx([0.315385, 0.8], abs=1e-6)
     assert "influence/turn_3" not in sums
     assert not rewarded.truncated, "no value of what would have come after is added"
@@ -151,7 +152,7 @@ def test_turns_are_counted_by_answers_and_not_by_steps(by_turn: bool) -> None:
         }
     record = dataclasses.replace(discussion(), trajectories=trajectories)
     assert scores_of(record) == [{"a": 0.2, "b": 0.8, "leader": 0.5}, {"a": 0.4, "b": 0.6, "leader": 0.2}]
-    found = rewards(influence().applied(record)[0])
+    found = rewards(influence()(record)[0])
     # The mean of the second turn is .4: (.2 + .12) / 1.3 and so on. The summarizer keeps its reward.
     assert found == {
         "a": pytest.approx([0.32 / 1.3, 0.4]),
@@ -176,7 +177,7 @@ def test_what_comes_before_an_answer_is_of_the_same_turn() -> None:
         trajectories={"ann": acted("ann", (0, 0.2), (1, None), (2, 1.0)), "bob": acted("bob", (0, 0.9), (2, 0.5))},
     )
     assert scores_of(record) == [{"ann": 0.2, "bob": 0.9}, {"ann": 1.0, "bob": 0.5}]
-    assert rewards(influence().applied(record)[0])["ann"] == pytest.approx([(0.2 + 0.3 * 0.75) / 1.3, 0.125, 1.0])
+    assert rewards(influence()(record)[0])["ann"] == pytest.approx([(0.2 + 0.3 * 0.75) / 1.3, 0.125, 1.0])
     (row,) = learned_in(record, [2]).trajectories["ann"]
     assert [place for place, trained in enumerate(row.action_mask) if trained] == [3, 5]
 
@@ -188,7 +189,7 @@ def test_records_that_cannot_be_scored_are_refused() -> None:
     with pytest.raises(DataError, match="'discussion' has no turn with a reward component 'score'"):
         scores_of(dataclasses.replace(none, trajectories={"ann": (without,)}))
     with pytest.raises(DataError, match=r"episode '0': scores: that of 'ann' in turn 1 is 1\.5"):
-        influence().applied(discussion({"ann": (0.0, 1.5)}))
+        influence()(discussion({"ann": (0.0, 1.5)}))
     twice = discussion({"ann": (1.0,)}).trajectories["ann"][0]
     other = dataclasses.replace(twice, turns=(dataclasses.replace(twice.turns[0], agent="ann@1"),))
     with pytest.raises(DataError, match="'ann' answered twice in turn 1, the second time as 'ann@1'"):
@@ -209,7 +210,7 @@ def test_an_episode_that_is_cut_short_before_any_score_does_not_end_the_run(
     # One who had called a tool by then keeps the reward of the call.
     row = discussion({"ann": (1.0,)}).trajectories["ann"][0]
     call = dataclasses.replace(row, turns=(dataclasses.replace(row.turns[0], reward=0.1, components={"call": 0.1}),))
-    rewarded, sums = influence().applied(dataclasses.replace(silent, trajectories={"ann": (call,)}))
+    rewarded, sums = influence()(dataclasses.replace(silent, trajectories={"ann": (call,)}))
     assert (rewards(rewarded), sums, rewarded.truncated) == ({"ann": [0.1]}, {}, False)
 
 

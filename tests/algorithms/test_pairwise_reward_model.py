@@ -52,7 +52,7 @@ def compared(
     algorithm.policy("main").values = lambda **_: torch.tensor([[0.0, 7.0, score] for score in scores])  # type: ignore[method-assign]
     totals = BatchTotals(2.0 * count, float(count), float(count))
     loss = algorithm.policy_loss("main", rows, Batch({"main": rows}, {"main": totals})).item()
-    return loss, algorithm.metrics.take_update(None)
+    return loss, algorithm.metrics.take_update()
 
 
 def test_loss_accuracy_and_margin_are_those_of_arithmetic(model_folder: Path) -> None:

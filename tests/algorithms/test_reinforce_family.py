@@ -159,7 +159,7 @@ def test_reinforce_plus_plus_charges_the_divergence_to_each_token(model_folder: 
     algorithm = REINFORCEPlusPlus({"main": Policy(str(model_folder))}, kl={"coefficient": 0.5}, gamma=0.5)
     algorithm.configure_model()
     algorithm.trainer = quiet_trainer()
-    algorithm.gae = dataclasses.replace(algorithm.gae, whiten=None)
+    algorithm.unit = dataclasses.replace(algorithm.unit, whiten=None)
     with torch.no_grad():
         rows = algorithm.prepare(episodes, Sampling())["main"]
     assert rows.ref_logp is not None
@@ -252,7 +252,7 @@ def test_corrections_weigh_the_loss_by_learner_over_sampler(
     rows.behavior_logp = rows.proximal_logp - 1.0 * rows.action_mask  # pi_old / mu = e for every token
     loss = algorithm.policy_loss("main", rows, Batch({"main": rows}, {"main": batch_totals(rows.action_mask)}))
     assert loss.item() == pytest.approx(-factor, rel=1e-5)
-    logged = algorithm.metrics.take_update(None)
+    logged = algorithm.metrics.take_update()
     assert logged["train/mismatch_max_ratio"] == pytest.approx(math.e, rel=1e-5)
     assert logged["train/mismatch_chi_square"] == pytest.approx(math.e**2 - 1, rel=1e-5)
     assert logged["train/mismatch_effective_share"] == pytest.approx(1.0)

@@ -244,6 +244,6 @@ def test_the_numbers_of_an_update_leave_the_device_in_one_transfer() -> None:
             metrics.add("train/kl", values[0], (values > 0.5).sum())
             metrics.add_largest("main", {"ratio_deviation": values[1]})
             metrics.add_sum("train/loss", values[2])
-        metrics.take_update(None)
+        metrics.take_update()
     assert len(device.places) == 1
     assert device.places[0].startswith("tolist ")

@@ -89,7 +89,7 @@ def test_means_are_over_the_tokens_of_all_micro_batches_and_ranks(
         algorithm.policy_loss("main", rows, Batch({"main": rows}, {"main": TOTALS}, micro_batches=4))
     shares = [first.metrics.own_update(), second.metrics.own_update()]
     monkeypatch.setattr(metric_log, "gather_ranks", lambda trainer, own: shares)
-    found = first.metrics.take_update(type("Trainer", (), {"world_size": 2})())
+    found = first.metrics.take_update()
     k3 = math.exp(moved) - 1 - moved
     assert found["train/approx_kl"] == pytest.approx(k3, rel=1e-4)
     assert found["train/clip_fraction"] == pytest.approx(6 / 10)
@@ -119,7 +119,7 @@ def test_rows_without_a_gradient_count(on_policy: bool, model_folder: Path, quie
     assert [len(batch.policies["main"]), len(batch.without_gradient["main"])] == [1, 2]
     algorithm.training_step(batch, 0)
     assert evaluated == ([1] if on_policy else [1, 2]), "the old policy is known where it is the current one"
-    found = algorithm.metrics.take_update(algorithm.trainer)
+    found = algorithm.metrics.take_update()
     assert found["train/clip_fraction"] == pytest.approx(0.0 if on_policy else 2 / 10)
     assert found["train/mismatch_k1"] == pytest.approx(-(2 * 1 + 3 * 3) / 10)
     assert found["train/approx_kl"] == pytest.approx(math.exp(moved) - 1 - moved, rel=1e-4, abs=1e-9)
@@ -221,10 +221,11 @@ def test_an_update_of_several_micro_batches_writes_one_row(
 
 def test_the_numbers_of_a_rollout_take_the_place_of_those_of_the_one_before() -> None:
     """With ``log_every_n_steps`` above 1 a row may come after several rollouts, in which other agents act."""
-    metrics, trainer = metric_log.Metrics(["main"]), SimpleNamespace(callback_metrics={}, progress_bar_metrics={})
-    metrics.log(trainer, {"rollout/reward": 1.0, "rollout/judge/reward": 1.0})
+    learner: Any = SimpleNamespace(_trainer=SimpleNamespace(callback_metrics={}, progress_bar_metrics={}))
+    metrics = metric_log.Metrics(["main"], learner)
+    metrics.log({"rollout/reward": 1.0, "rollout/judge/reward": 1.0})
     for values in ({"train/loss": 0.5}, {"rollout/reward": 3.0}, {"train/kl": 0.1}):
-        metrics.log(trainer, values)
+        metrics.log(values)
     assert metrics.unwritten == {"rollout/reward": 3.0, "train/loss": 0.5, "train/kl": 0.1}
 
 
@@ -352,7 +353,7 @@ def test_a_mean_of_an_evaluation_that_is_not_finite_is_logged_as_it_is(
     for loss in (1.0, math.nan):
         algorithm.metrics.add_evaluation("val", {"loss": (loss, 2.0), "unseen": (math.nan, 0.0), "kl": (loss, 0.0)})
     algorithm.metrics.add_evaluation("val", {"unseen": (3.0, 1.0)})
-    found = algorithm.metrics.take_evaluation("val", trainer)
+    found = algorithm.metrics.take_evaluation("val")
     assert math.isnan(found["val/loss"])
     assert math.isnan(found["val/kl"])  # no batch has a weight
     assert found["val/unseen"] == 3.0

@@ -22,10 +22,13 @@ from mrlm_pl.errors import ConfigurationError, RemoteError
 from mrlm_pl.learner.contract import RolloutFacts
 from mrlm_pl.learner.credit.branches import AlternativeCredit
 from mrlm_pl.learner.credit.decisions import TreeCredit
+from mrlm_pl.learner.credit.marginal import Coalitions
 from mrlm_pl.learner.credit.returns import EpisodeCredit, Returns
+from mrlm_pl.learner.credit.tokens import TokenCredit
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.losses import Clip
 from mrlm_pl.policy import Policy
+from mrlm_pl.rollout.branches import Alternatives
 from tests.support.runs.turn_episodes import beside_partner
 from tests.support.runs.turn_episodes import episode as turn_episode
 
@@ -306,6 +309,25 @@ def test_the_rule_of_a_unit_replaces_the_algorithms() -> None:
     assert not learner.without_signal(group), "equal returns have an advantage all the same"
 
 
+def test_tokens_are_a_unit_of_credit_without_a_critic_too() -> None:
+    """The second turn earns 4, half of which the first has at gamma .5; equal episodes carry a signal."""
+    learner = OwnUnit({"main": Policy()}, unit=TokenCredit(gamma=0.5, whiten=None))
+    learner._check_credit()
+    group = [turn_episode(n, "g", {"a": [("s", 1.0), ("s", 4.0)]}) for n in range(2)]
+    rows = learner.credit(group, Sampling(), ())["main"]
+    assert [row[mask].unique().tolist() for row, mask in zip(rows.advantages, rows.action_mask, strict=True)] == [
+        [3.0, 4.0]
+    ] * 2
+    learner.zero_variance = "exclude"
+    with pytest.raises(ConfigurationError, match="zero_variance is exclude, but OwnUnit does not compare"):
+        learner._check_credit()
+
+
+def test_further_episodes_are_those_of_the_unit() -> None:
+    unit = Coalitions("marginal")
+    assert OwnUnit({"main": Policy()}, unit=unit).unit.further is unit
+
+
 def test_decisions_without_a_rule_are_refused_before_the_first_rollout() -> None:
     learner = OwnUnit({"main": Policy()}, unit=TreeCredit())
     learner._check_credit()
@@ -322,7 +344,7 @@ def test_the_unit_that_algorithms_share_is_a_value() -> None:
 
 
 def test_messages_with_a_team_reward_of_constant_sum_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    learner = OwnUnit({"main": Policy()}, unit=AlternativeCredit("play", "team"))
+    learner = OwnUnit({"main": Policy()}, unit=AlternativeCredit(Alternatives(1, None, "play", ("main",)), "team"))
     group = [turn_episode(n, "g", {"a": [("s", float(n))], "b": [("s", -float(n))]}) for n in range(2)]
     group.append(replace(group[1], id="branch", origin=Origin(group[0].id, ("a",), 0)))
     learner.trainer = Trainer(logger=False, accelerator="cpu")

@@ -63,7 +63,7 @@ class Mover(Algorithm):
 
     def __init__(self) -> None:
         super(Algorithm, self).__init__()
-        self.metrics = Metrics(("main",))
+        self.metrics = Metrics(("main",), self)
         self.reference = ReferencePolicy()
         self.weight = torch.nn.Parameter(torch.zeros(()))
 
@@ -86,7 +86,7 @@ class Mover(Algorithm):
         return loss
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        self.metrics.log(self.trainer, self.metrics.take_update(self.trainer))
+        self.metrics.log(self.metrics.take_update())
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Measure no gradient norm."""

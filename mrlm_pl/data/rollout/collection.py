@@ -127,7 +127,7 @@ class RolloutCollection:
             smallest_group=learner.smallest_group,
             without_signal=lambda group: learner.without_signal(self.tasks.with_reward_scale(group)),
             trees=learner.unit.branching is not None,
-            further=learner.further,
+            further=learner.unit.further,
         )
         compares = learner.smallest_group > 1 or not learner.without_signal(())  # or it needs no returns at all
         # Tensor-parallel ranks have the same episodes, which the first of them writes.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import MutableSet, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -22,8 +22,7 @@ from mrlm_pl.learner.credit.returns import EpisodeCredit, group_numbers, labels
 from mrlm_pl.learner.credit.team import warn_of_constant_sum
 from mrlm_pl.learner.credit.turns import TurnReturns, turn_returns_of
 from mrlm_pl.rewards import RewardShare, TurnBonus
-from mrlm_pl.rollout.branches import roots_of
-from mrlm_pl.rollout.replay import Rest
+from mrlm_pl.rollout.branches import Alternatives, Expansions, roots_of
 
 WHOLE = 2**31
 """Steps that an episode shares with itself."""
@@ -34,14 +33,14 @@ class AlternativeCredit(EpisodeCredit):
     """Credit of messages that are compared with others in the same context.
 
     Args:
-        rest: with ``play`` the recorded message is compared as well; with ``replay`` the rest of its episode answers
-            it, and not its alternatives.
+        further: the others; with ``rest: play`` the recorded message is compared as well, with ``replay`` the rest of
+            its episode answers it, and not its alternatives.
         reward: whether the return is the team's mean or the agent's own.
     """
 
     of_decisions = True
 
-    rest: Rest
+    further: Alternatives = field()  # type: ignore[misc]
     reward: RewardShare
 
     def warn(self, episodes: Sequence[Episode], warned: MutableSet[Any]) -> None:
@@ -66,7 +65,7 @@ class AlternativeCredit(EpisodeCredit):
         for branch in played.values():
             if branch.origin is not None:
                 key = (branch.origin.episode, branch.origin.agents[0], branch.origin.step)
-                contexts.setdefault(key, [played[key[0]]] if self.rest == "play" else []).append(branch)
+                contexts.setdefault(key, [played[key[0]]] if self.further.rest == "play" else []).append(branch)
         decisions = []
         for (origin, agent, step), candidates in contexts.items():
             for episode in candidates:
@@ -103,6 +102,7 @@ class LeafCredit(EpisodeCredit):
         baseline: ``unbiased`` compares a turn with the leaves of the task that do not contain it; ``paper`` (arXiv
             2509.21240) adds the leaf's advantage in its tree and in the task.
         normalize: divide by standard deviations.
+        further: the leaves that are added to the ordinary ones.
 
     Raises:
         ConfigurationError: an unknown name.
@@ -110,6 +110,7 @@ class LeafCredit(EpisodeCredit):
 
     baseline: TurnBaseline = "unbiased"
     normalize: bool = True
+    further: Expansions | None = field(default=None, kw_only=True)  # type: ignore[misc]
 
     def returns(self, episodes: Sequence[Episode], bonus: TurnBonus, greedy: Sequence[Episode]) -> TurnReturns:
         return turn_returns_of(episodes, bonus)

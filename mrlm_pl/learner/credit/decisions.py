@@ -196,11 +196,10 @@ class TreeCredit(EpisodeCredit):
         extra = math.fsum(bonus(turn) for turn in turns if turn.index == depth) if bonus else 0.0
         return decision.summed * total + extra
 
-    def rows(self, trainer: Any, metrics: Metrics, returns: DecisionReturns, advantages: Tensor) -> Batches:
+    def rows(self, metrics: Metrics, returns: DecisionReturns, advantages: Tensor) -> Batches:
         """Return a row for each decision, with its advantage, scaled and weighted; every rank must call this.
 
         Args:
-            trainer: of the run.
             metrics: of the algorithm, in which the comparisons are logged.
             returns: of the decisions.
             advantages: [N].
@@ -215,7 +214,7 @@ class TreeCredit(EpisodeCredit):
             counts[name, "comparison_groups"] = float(len(values))
             counts[name, "equal_groups"] = float(sum(count == 1 for count in values.values()))
             counts |= {(name, "reach"): float(reach[indices].sum()), (name, "decisions"): float(len(indices))}
-        totals = sum_over_ranks(trainer, counts)
+        totals = sum_over_ranks(metrics.trainer, counts)
         for name in metrics.policies:
             for metric in ("comparison_groups", "equal_groups"):
                 metrics.rollout[metrics.name(metric, name)] = totals.get((name, metric), 0.0)

@@ -20,10 +20,11 @@ from mrlm_pl.advantages import (
 from mrlm_pl.advantages.task_normalization import TaskNormalization
 from mrlm_pl.episode import Episode
 from mrlm_pl.learner.batch import PolicyBatch, episode_token_counts, not_none
-from mrlm_pl.learner.credit.returns import task_types
+from mrlm_pl.learner.credit.returns import returns_of, task_types
 from mrlm_pl.learner.metrics import Metrics
 from mrlm_pl.learner.ranks import gather_ranks, sum_over_ranks
 from mrlm_pl.losses import top_entropy_threshold
+from mrlm_pl.rewards import TurnBonus
 
 logger = logging.getLogger(__name__)
 
@@ -34,24 +35,22 @@ def with_greedy(episodes: Sequence[Episode], greedy: Sequence[Episode]) -> list[
     return [episode for episode in episodes if episode.group in played]
 
 
-def note_baselines(
-    trainer: Any, metrics: Metrics, episodes: Sequence[Episode], greedy: Sequence[Episode], returns: Tensor
-) -> None:
+def note_baselines(metrics: Metrics, episodes: Sequence[Episode], greedy: Sequence[Episode], bonus: TurnBonus) -> None:
     """Log the baselines of all ranks.
 
     Args:
-        trainer: of the run.
         metrics: of the algorithm.
         episodes: of the rollout.
         greedy: one greedy episode for each group.
-        returns: [N], of the greedy episodes that did not fail.
+        bonus: added to the environment's reward of a turn; None adds nothing.
     """
     missing = {episode.group for episode in episodes} - {episode.group for episode in with_greedy(episodes, greedy)}
     if missing:
         causes = [episode.error for episode in greedy if episode.group in missing]
         logger.warning("%d groups are left out, as their greedy episode failed; the first: %s", len(missing), causes[0])
-    rewards = returns.tolist()
-    totals = sum_over_ranks(trainer, {"total": math.fsum(rewards), "count": len(rewards), "missing": len(missing)})
+    rewards = returns_of(greedy, bonus).reward.tolist()
+    sums = {"total": math.fsum(rewards), "count": len(rewards), "missing": len(missing)}
+    totals = sum_over_ranks(metrics.trainer, sums)
     if totals["count"]:
         metrics.rollout["train/greedy_reward"] = totals["total"] / totals["count"]
     metrics.rollout["train/missing_baselines"] = float(totals["missing"])
@@ -66,7 +65,7 @@ def whiten_rows(trainer: Any, batches: Mapping[str, PolicyBatch]) -> None:
         rows.advantages = whiten(rows.advantages, rows.action_mask, moments[name])
 
 
-def exclude_zero_variance(trainer: Any, metrics: Metrics, batches: Mapping[str, PolicyBatch]) -> None:
+def exclude_zero_variance(metrics: Metrics, batches: Mapping[str, PolicyBatch]) -> None:
     """Take the (group, agent) pairs of which no row has an advantage out of the loss, and log their proportion."""
     counts_by_policy: dict[str, Tensor] = {}
     for name, rows in batches.items():
@@ -75,25 +74,25 @@ def exclude_zero_variance(trainer: Any, metrics: Metrics, batches: Mapping[str, 
         rows.episode_tokens = episode_token_counts(rows.action_mask, not_none(rows.episodes))
         pairs, used = len(rows.comparisons.unique()), len(rows.comparisons[useful].unique())
         counts_by_policy[name] = torch.tensor([pairs - used, pairs])
-    for name, counts in sum_over_ranks(trainer, counts_by_policy).items():
+    for name, counts in sum_over_ranks(metrics.trainer, counts_by_policy).items():
         filtered, pairs = counts.tolist()
         if pairs:
             metrics.rollout[metrics.name("filtered_agents", name)] = filtered / pairs
 
 
 def keep_top_entropy(
-    trainer: Any, metrics: Metrics, batches: Mapping[str, PolicyBatch], entropies: Mapping[str, Tensor], fraction: float
+    metrics: Metrics, batches: Mapping[str, PolicyBatch], entropies: Mapping[str, Tensor], fraction: float
 ) -> None:
     """Set the advantages of tokens with low entropy to 0, take their teachers, and log the threshold.
 
     Args:
-        trainer: of the run.
         metrics: of the algorithm.
         batches: the trajectories by policy.
         entropies: [B, T] by policy.
         fraction: of the tokens of a policy that are kept.
     """
-    by_rank = gather_ranks(trainer, {name: entropy[batches[name].action_mask] for name, entropy in entropies.items()})
+    sampled_here = {name: entropy[batches[name].action_mask] for name, entropy in entropies.items()}
+    by_rank = gather_ranks(metrics.trainer, sampled_here)
     for name in metrics.policies:
         everywhere = torch.cat([torch.zeros(0), *(sampled[name] for sampled in by_rank if name in sampled)])
         if everywhere.numel():
@@ -107,7 +106,6 @@ def keep_top_entropy(
 
 
 def normalize_tasks(
-    trainer: Any,
     metrics: Metrics,
     batches: Mapping[str, PolicyBatch],
     episodes: Sequence[Episode],
@@ -118,7 +116,6 @@ def normalize_tasks(
     """Bring the advantages of each task type to one scale, in place, and log the spread before it.
 
     Args:
-        trainer: of the run.
         metrics: of the algorithm.
         batches: the trajectories by policy.
         episodes: of the rollout.
@@ -132,7 +129,7 @@ def normalize_tasks(
         for policy, row_types in types.items()
         for task, moments in task_moments(batches[policy].advantages, batches[policy].action_mask, row_types).items()
     }
-    totals = sum_over_ranks(trainer, moments_here)
+    totals = sum_over_ranks(metrics.trainer, moments_here)
     for policy in metrics.policies:
         moments = {task: totals[policy, task] for task in range(len(environments)) if (policy, task) in totals}
         if policy in types and chosen != "none":

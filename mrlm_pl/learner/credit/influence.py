@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 
 from mrlm_pl.episode import Episode, Trajectory, Turn, person_of
 from mrlm_pl.errors import DataError
@@ -16,64 +15,55 @@ Sums = dict[str, tuple[float, float]]
 """(sum, count) of each mean that is logged, by name."""
 
 
-@dataclass(frozen=True)
-class InfluenceRewards:
-    """The rewards of the turns of an episode: ``R(t, a)``, incentives, and other components of a turn.
+def with_influence(
+    episode: Episode, gamma: float, reward: RewardShare, horizon: Horizon, amounts: Mapping[str, float]
+) -> tuple[Episode, Sums]:
+    """Return the episode with new rewards of its turns, and sums for the log.
+
+    The rewards are ``R(t, a)``, incentives, and other components of a turn. A turn's future is in its own reward, so a
+    truncated episode counts as terminated. A turn without a score (a tool call, say) keeps its reward and is not in the
+    score table. All turns keep theirs in an episode that was truncated before any answer was scored, such as one whose
+    question fills the context window.
 
     Args:
+        episode: one that did not fail.
         gamma, reward, horizon: see :func:`mrlm_pl.rewards.influence_rewards`.
         amounts: of the incentives, by kind; see :func:`mrlm_pl.rewards.incentives`.
+
+    Raises:
+        DataError: no turn of an episode that ended has a score, a score is out of its range, or a person answered
+            twice in one turn.
     """
+    if episode.truncated and not _scored_turns(episode):
+        return dataclasses.replace(episode, truncated=False), {}
+    table, numbers = scores_of(episode), turn_numbers(episode)
+    try:
+        rewards = influence_rewards(table, gamma, reward, horizon)
+        bonuses, ties = incentives(table, **amounts)
+        signs, _ = incentive_signs(table)
+    except ValueError as error:
+        raise DataError(f"episode {episode.id!r}: {error}") from error
 
-    gamma: float
-    reward: RewardShare
-    horizon: Horizon
-    amounts: Mapping[str, float]
+    def rewarded(turn: Turn) -> Turn:
+        if SCORE not in turn.components:
+            return turn
+        index, person = numbers[turn.agent, turn.index] - 1, person_of(turn.agent)
+        components = {
+            "influence": rewards[index][person],
+            "incentives": bonuses[index][person],
+            "unshared": turn.reward - turn.components[SCORE],
+        }
+        return dataclasses.replace(turn, reward=sum(components.values()), components=components)
 
-    def applied(self, episode: Episode) -> tuple[Episode, Sums]:
-        """Return the episode with new rewards of its turns, and sums for the log.
-
-        A turn's future is in its own reward, so a truncated episode counts as terminated. A turn without a score (a
-        tool call, say) keeps its reward and is not in the score table. All turns keep theirs in an episode that was
-        truncated before any answer was scored, such as one whose question fills the context window.
-
-        Args:
-            episode: one that did not fail.
-
-        Raises:
-            DataError: no turn of an episode that ended has a score, a score is out of its range, or a person answered
-                twice in one turn.
-        """
-        if episode.truncated and not _scored_turns(episode):
-            return dataclasses.replace(episode, truncated=False), {}
-        table, numbers = scores_of(episode), turn_numbers(episode)
-        try:
-            rewards = influence_rewards(table, self.gamma, self.reward, self.horizon)
-            bonuses, ties = incentives(table, **self.amounts)
-            signs, _ = incentive_signs(table)
-        except ValueError as error:
-            raise DataError(f"episode {episode.id!r}: {error}") from error
-
-        def rewarded(turn: Turn) -> Turn:
-            if SCORE not in turn.components:
-                return turn
-            index, person = numbers[turn.agent, turn.index] - 1, person_of(turn.agent)
-            components = {
-                "influence": rewards[index][person],
-                "incentives": bonuses[index][person],
-                "unshared": turn.reward - turn.components[SCORE],
-            }
-            return dataclasses.replace(turn, reward=sum(components.values()), components=components)
-
-        answers = [signs_of_agent for turn in signs for signs_of_agent in turn.values()]
-        sums: Sums = {"ties": (float(ties), 1.0)}
-        for kind in INCENTIVES:
-            earned = self.amounts[kind] * sum(signs_of_agent.get(kind, 0) for signs_of_agent in answers)
-            sums[f"incentive_{kind}"] = (earned, float(len(answers)))
-        for number, turn in enumerate(rewards, 1):
-            if turn:
-                sums[f"influence/turn_{number}"] = (sum(turn.values()), float(len(turn)))
-        return dataclasses.replace(episode.with_turns(rewarded), truncated=False), sums
+    answers = [signs_of_agent for turn in signs for signs_of_agent in turn.values()]
+    sums: Sums = {"ties": (float(ties), 1.0)}
+    for kind in INCENTIVES:
+        earned = amounts[kind] * sum(signs_of_agent.get(kind, 0) for signs_of_agent in answers)
+        sums[f"incentive_{kind}"] = (earned, float(len(answers)))
+    for number, turn in enumerate(rewards, 1):
+        if turn:
+            sums[f"influence/turn_{number}"] = (sum(turn.values()), float(len(turn)))
+    return dataclasses.replace(episode.with_turns(rewarded), truncated=False), sums
 
 
 def scores_of(episode: Episode) -> list[dict[str, float]]:
@@ -127,7 +117,7 @@ def turn_numbers(episode: Episode) -> dict[tuple[str, int], int]:
 def learned_in(episode: Episode, turns: Collection[int]) -> Episode:
     """Return the episode with only the actions of these turns, counted from 1, in its action masks.
 
-    The other tokens of its policies become text that they read. Call it before :meth:`InfluenceRewards.applied`: the
+    The other tokens of its policies become text that they read. Call it before :func:`with_influence`: the
     scores define the turns.
     """
     numbers = turn_numbers(episode)

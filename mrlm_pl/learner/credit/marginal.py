@@ -73,6 +73,10 @@ class Coalitions(FurtherEpisodes, EpisodeCredit):
     def __post_init__(self) -> None:
         at_least(1, orders=self.orders)
 
+    @property
+    def further(self) -> Coalitions:  # type: ignore[override]
+        return self
+
     def due(self, group: Sequence[Episode], rounds: int) -> Sequence[EpisodeSpec]:
         if rounds:
             return ()

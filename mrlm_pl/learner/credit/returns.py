@@ -26,6 +26,7 @@ from mrlm_pl.learner.batch import PolicyBatch, ReturnAndBaseline, collate_rows
 from mrlm_pl.learner.metrics import Metrics
 from mrlm_pl.learner.ranks import sum_over_ranks
 from mrlm_pl.rewards import TurnBonus
+from mrlm_pl.rollout.branches import FurtherEpisodes
 from mrlm_pl.rollout.tree_player import Branching
 from mrlm_pl.settings import Settings
 
@@ -161,6 +162,25 @@ def returns_of(episodes: Sequence[Episode], turn_bonus: TurnBonus = None, greedy
 
 
 @dataclass(frozen=True)
+class CreditParts:
+    """The parts of an algorithm from which its unit makes the credit of a rollout.
+
+    Attributes:
+        metrics: its metrics.
+        rule: returns returns with their baselines, and the advantages [N] of them.
+        policies: the trained ones, in one order on all ranks.
+        penalty: returns the penalty [B, T], or 0, in the rewards of the tokens of a policy's rows.
+        critic: its :class:`~mrlm_pl.learner.critics.Critic`, if it has one.
+    """
+
+    metrics: Metrics
+    rule: Callable[[Any], tuple[Any, Tensor]]
+    policies: Sequence[str]
+    penalty: Callable[[str, PolicyBatch], Tensor | float]
+    critic: Any = None
+
+
+@dataclass(frozen=True)
 class EpisodeCredit(Settings):
     """The unit of credit: each agent in whole episodes. Subclasses credit turns, decisions or contributions."""
 
@@ -170,12 +190,19 @@ class EpisodeCredit(Settings):
     branching: ClassVar[Branching | None] = None
     """The branching of the turn trees that it credits; None for separate episodes."""
 
+    further: ClassVar[FurtherEpisodes | None] = None
+    """The further episodes that each group is completed with; None has none. Not with turn trees."""
+
+    compares: ClassVar[bool] = True
+    """False if episodes with equal returns train too, as they are not compared with each other."""
+
     has_rule: ClassVar[bool] = False
-    """True if a subclass has :meth:`with_baselines` or :meth:`advantages`, which replace the algorithm's rule."""
+    """True if a subclass has :meth:`with_baselines`, :meth:`advantages` or :meth:`credit`, which replace the
+    algorithm's rule."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        if not {"with_baselines", "advantages"}.isdisjoint(vars(cls)):
+        if not {"with_baselines", "advantages", "credit"}.isdisjoint(vars(cls)):
             cls.has_rule = True
 
     def warn(self, episodes: Sequence[Episode], warned: MutableSet[Any]) -> None:
@@ -198,11 +225,19 @@ class EpisodeCredit(Settings):
         """Return the advantages [N] of returns, without a rule those minus their baselines."""
         return returns.reward - returns.baseline
 
-    def rows(self, trainer: Any, metrics: Metrics, returns: Any, advantages: Tensor) -> Batches:
+    def credit(self, returns: Any, parts: CreditParts) -> Batches:
+        """Return the rows of every policy with their advantages, by default those of the rule; every rank calls this.
+
+        Args:
+            returns: of :meth:`returns`.
+            parts: of the algorithm.
+        """
+        return self.rows(parts.metrics, *parts.rule(returns))
+
+    def rows(self, metrics: Metrics, returns: Any, advantages: Tensor) -> Batches:
         """Return the rows of every policy, with their advantages [N]; every rank calls this.
 
         Args:
-            trainer: of the run.
             metrics: of the algorithm.
             returns: of :meth:`returns`.
             advantages: [N].
@@ -229,18 +264,13 @@ def rows_by_policy(
         groups, comparisons, episodes: [N]; see :func:`~mrlm_pl.learner.batch.collate_rows`.
         credit: ``advantages`` and ``baselines``, [N].
     """
-    indices = grouped((row.policy, index) for index, row in enumerate(rows))
-    return {
-        policy: collate_rows(
-            [rows[index] for index in policy_indices],
-            [groups[index] for index in policy_indices],
-            [comparisons[index] for index in policy_indices],
-            [episodes[index] for index in policy_indices],
-            1.0,
-            **{name: [values[index] for index in policy_indices] for name, values in credit.items()},
-        )
-        for policy, policy_indices in indices.items()
-    }
+    columns = {"rows": rows, "groups": groups, "comparisons": comparisons, "episode_ids": episodes, **credit}
+
+    def selected(indices: Sequence[int]) -> dict[str, Any]:
+        return {name: [values[index] for index in indices] for name, values in columns.items()}
+
+    indices_by_policy = grouped((row.policy, index) for index, row in enumerate(rows))
+    return {policy: collate_rows(**selected(indices)) for policy, indices in indices_by_policy.items()}
 
 
 def credit_turns(batch: PolicyBatch, credit: Sequence[Sequence[tuple[float | None, float | None, float]]]) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -14,19 +14,25 @@ from mrlm_pl.episode import Episode
 from mrlm_pl.grouping import grouped
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.credit.records import turn_means
-from mrlm_pl.learner.credit.returns import acting_rows, group_numbers, labels, rows_by_policy
-from mrlm_pl.learner.metrics import Metrics
+from mrlm_pl.learner.credit.returns import (
+    CreditParts,
+    EpisodeCredit,
+    acting_rows,
+    group_numbers,
+    labels,
+    rows_by_policy,
+)
 from mrlm_pl.learner.ranks import sum_over_ranks
 from mrlm_pl.rewards import TurnBonus
-from mrlm_pl.settings import Settings, between
+from mrlm_pl.settings import between
 
 DiscountUnit = Literal["turn", "token"]
 """The unit of the discount factor: each turn of the agent, or each token."""
 
 
 @dataclass(frozen=True)
-class TokenGAE(Settings):
-    """Generalized advantage estimation over the tokens of an agent (arXiv 1506.02438).
+class TokenCredit(EpisodeCredit):
+    """Generalized advantage estimation over the tokens of an agent (arXiv 1506.02438), without a critic of values 0.
 
     Args:
         gamma: discount factor.
@@ -39,6 +45,8 @@ class TokenGAE(Settings):
         ConfigurationError: a value is out of range.
     """
 
+    compares = False
+
     gamma: float = 1.0
     lam: float = 1.0
     discount_unit: DiscountUnit = "turn"
@@ -47,32 +55,26 @@ class TokenGAE(Settings):
     def __post_init__(self) -> None:
         between(0, 1, gamma=self.gamma, lam=self.lam)
 
+    def returns(
+        self, episodes: Sequence[Episode], bonus: TurnBonus, greedy: Sequence[Episode]
+    ) -> dict[str, RewardedRows]:
+        return rewarded_rows(episodes, bonus)
+
     def whitened_together(self, agents: Sequence[str]) -> dict[str, Tensor]:
         """Return the indices of the rows that are whitened together, by a name that all ranks share."""
         if self.whiten == "agent":
             return rows_of_agents(agents)
         return {} if self.whiten is None else {"": torch.arange(len(agents))}
 
-    def credit(
-        self,
-        trainer: Any,
-        metrics: Metrics,
-        policies: Sequence[str],
-        rewarded: Mapping[str, RewardedRows],
-        estimates: Callable[[str, RewardedRows], tuple[Tensor, Tensor]] | None,
-    ) -> None:
-        """Give each token its advantage, and with a critic its value and return; every rank must call this.
+    def credit(self, returns: Mapping[str, RewardedRows], parts: CreditParts) -> dict[str, PolicyBatch]:
+        """Return the trained policies' trajectories with the advantage of each token, and those of critics.
 
-        The baseline of a turn is its value, or without a critic the mean over the tokens that it is whitened with.
-
-        Args:
-            trainer: of the run.
-            metrics: of the algorithm, in which the quality of the values is logged.
-            policies: the trained ones, in one order on all ranks.
-            rewarded: their trajectories; a policy without any on this rank is left out.
-            estimates: returns the critic's values of a policy's trajectories, [B, T] and [B]; see
-                :meth:`mrlm_pl.learner.critics.Critic.estimates`. None: 0.
+        The baseline of a turn is its value, or without a critic the mean over the tokens that it is whitened with. The
+        quality of the values is logged.
         """
+        rewarded, critic = {name: returns[name] for name in parts.policies if name in returns}, parts.critic
+        for name, acted in rewarded.items():
+            acted.rewards = acted.rewards - parts.penalty(name, acted.batch)
         moments_here: dict[tuple[str, str], Moments] = {}
         pairs: dict[str, tuple[Tensor, Tensor]] = {}
         for name, acted in rewarded.items():
@@ -80,29 +82,32 @@ class TokenGAE(Settings):
             by_turn = self.discount_unit == "turn"
             discounts = turn_discounts(mask, self.gamma) if by_turn else self.gamma * mask.float()
             nothing = torch.zeros_like(acted.rewards)
-            values, ends = (nothing, nothing[:, 0]) if estimates is None else estimates(name, acted)
-            rows.advantages, returns = acted.advantages(values, discounts, self.lam, ends)
-            if estimates is not None:
-                rows.values, rows.returns = values, returns
-                moments_here[name, "return"] = masked_moments(returns, mask)
-                moments_here[name, "error"] = masked_moments(returns - values, mask)
-            pairs[name] = returns, values
+            values, ends = (nothing, nothing[:, 0]) if critic is None else critic.estimates(name, acted)
+            rows.advantages, of_tokens = acted.advantages(values, discounts, self.lam, ends)
+            if critic is not None:
+                rows.values, rows.returns = values, of_tokens
+                moments_here[name, "return"] = masked_moments(of_tokens, mask)
+                moments_here[name, "error"] = masked_moments(of_tokens - values, mask)
+            pairs[name] = of_tokens, values
             for label, indices in self.whitened_together(acted.agents).items():
-                moments_here[name, f"whiten/{label}"] = masked_moments(
-                    rows.advantages[indices], rows.action_mask[indices]
-                )
-        moments = sum_over_ranks(trainer, moments_here)
+                moments_here[name, f"whiten/{label}"] = masked_moments(rows.advantages[indices], mask[indices])
+        moments = sum_over_ranks(parts.metrics.trainer, moments_here)
+        credited = {name: acted.batch for name, acted in rewarded.items()}
         for name, acted in rewarded.items():
             rows = acted.batch
             for label, indices in self.whitened_together(acted.agents).items():
                 inputs = (rows.advantages[indices], rows.action_mask[indices], moments[name, f"whiten/{label}"])
                 rows.advantages[indices] = whiten(*inputs)
-                if estimates is None:
+                if critic is None:
                     pairs[name][1][indices] = inputs[-1].mean
             means = (turn_means(table_values, rows.trajectories) for table_values in pairs[name])
             rows.turn_baselines = tuple([*zip(*row, strict=True)] for row in zip(*means, strict=True))
-        for name in policies if estimates is not None else ():
-            metrics.add_values(name, *(moments.get((name, kind), NO_MOMENTS) for kind in ("return", "error")))
+            if critic is not None and critic.learners:
+                credited |= critic.rows(acted)
+                rows.values = rows.returns = None  # of the critic's own rows
+        for name in parts.policies if critic is not None else ():
+            parts.metrics.add_values(name, *(moments.get((name, kind), NO_MOMENTS) for kind in ("return", "error")))
+        return credited
 
 
 @dataclass

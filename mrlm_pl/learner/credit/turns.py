@@ -194,16 +194,13 @@ class TurnCredit(EpisodeCredit):
         first = (turns.number == 0).nonzero().flatten()  # every episode counts once among the whole ones
         episode_returns = returns_to_go(turns.reward, turns.play, turns.number)[first]
         compare = group_normalized_advantages if self.normalize else group_centered_advantages
-        episode_advantages = torch.zeros(len(first), dtype=torch.float64)
-        plays, index = torch.unique(turns.play, return_inverse=True)
-        episode_advantages[torch.searchsorted(plays, turns.play[first])] = compare(
-            episode_returns, turns.comparison[first]
-        ).double()
+        episode_advantages = compare(episode_returns, turns.comparison[first]).double()
+        _, plays = torch.unique(turns.play, return_inverse=True)  # in ascending order, as the turns are
         returns = returns_to_go(turns.reward, turns.play, turns.number, self.gamma)
         within = state_advantages(
             returns, self._states(turns), turns.play, baseline=self.baseline, normalize=self.normalize
         )
-        return episode_advantages[index] + self.state_weight * within
+        return episode_advantages[plays] + self.state_weight * within
 
     def _states(self, turns: TurnReturns) -> Tensor:
         """Return a number [S] that is equal for turns of the same agent, task group and state.

@@ -130,7 +130,6 @@ class KLPenalty:
 
     def steer(
         self,
-        trainer: Any,
         metrics: Metrics,
         policies: Sequence[str],
         batches: Mapping[str, PolicyBatch],
@@ -139,7 +138,6 @@ class KLPenalty:
         """Log the divergence from the reference policies over all ranks, and update the coefficients with it.
 
         Args:
-            trainer: of the run.
             metrics: of the algorithm.
             policies: the trained ones, in one order on all ranks.
             batches: their trajectories; a policy without any on this rank is left out.
@@ -151,7 +149,7 @@ class KLPenalty:
                 divergence = kl_k1(rows.old_logp, rows.ref_logp, rows.action_mask)
                 moments_here[name, "kl"] = masked_moments(divergence, rows.action_mask)
                 moments_here[name, "episodes"] = acted_episodes(episodes, name)
-        totals = sum_over_ranks(trainer, moments_here)
+        totals = sum_over_ranks(metrics.trainer, moments_here)
         for name in policies:
             kl, beta = totals.get((name, "kl"), NO_MOMENTS).mean, self.coefficients[name]
             metrics.rollout[metrics.name("reference_kl", name)] = kl

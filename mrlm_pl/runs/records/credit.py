@@ -127,7 +127,7 @@ def _restoring_progress(learner: PolicyGradient) -> Iterator[None]:
     progress, attributes = copy.deepcopy(learner.progress()), dict(vars(learner))
     try:
         learner.load_progress({})
-        learner.trainer, learner.metrics = _one_process(), Metrics(list(learner.policies))
+        learner.trainer, learner.metrics = _one_process(), Metrics(list(learner.policies), learner)
         yield
     finally:
         vars(learner).update(attributes)
@@ -221,7 +221,7 @@ class _Crediting:
             episode
             for episode in included
             if groups[episode.group] >= self.learner.smallest_group
-            and (episode.origin is None or self.learner.further is not None)
+            and (episode.origin is None or self.learner.unit.further is not None)
         ]
         greedy = [episode for episode in plain if episode.excluded == "greedy"]
         self._check(training, greedy)
@@ -242,7 +242,7 @@ class _Crediting:
         learner, missing = self.learner, ""
         if any(map(branches, training)) != (learner.unit.branching is not None):
             missing = "turn trees" if learner.unit.branching is not None else "separate episodes instead of turn trees"
-        elif learner.further is not None and (
+        elif learner.unit.further is not None and (
             self.trained_by != self.name or all(episode.origin is None for episode in training)
         ):
             missing = "the further episodes of each group that only its own runs play"

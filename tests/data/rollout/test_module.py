@@ -492,7 +492,7 @@ def accuracies(batches: Sequence[Sequence[Episode]], by_task: bool = False) -> d
     for episodes in batches:
         batch = EpisodeBatch(episodes, by_task)
         metrics.add_evaluation("val", batch.means(), batch.counts(), batch.outcomes())
-    found = metrics.take_evaluation("val", SimpleNamespace(world_size=1))
+    found = metrics.take_evaluation("val")
     return {name: value for name, value in found.items() if "accuracy" in name}
 
 

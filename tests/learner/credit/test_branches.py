@@ -21,7 +21,7 @@ LOGITS = {"": 0.4, "0": -0.3, "1": 0.9}
 
 
 def messages(episodes: list[Episode], rest: Literal["play", "replay"]) -> list[tuple[str, str, float]]:
-    returns = AlternativeCredit(rest, "team").returns(episodes)
+    returns = AlternativeCredit(Alternatives(2, None, rest, ("main",)), "team").returns(episodes)
     advantages = leave_one_out_advantages(returns.reward, returns.comparison).tolist()
     return [
         (heard(d.row.messages[-2].content), d.row.messages[-1].content, advantage)

@@ -288,7 +288,7 @@ class AsyncCollector(Collector):
             "model.seats": repr({agent: learner.seat(agent) for agent in sorted(agents)}),
             "the turn tree": repr(learner.unit.branching),
             "the greedy baseline": repr(learner.uses_greedy_baseline),
-            "the further episodes": repr(learner.further),
+            "the further episodes": repr(learner.unit.further),
         }
 
     def close(self) -> None:

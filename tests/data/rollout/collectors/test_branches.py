@@ -16,6 +16,7 @@ from mrlm_pl.data.rollout.metrics import token_count
 from mrlm_pl.environment import Outcome
 from mrlm_pl.episode import Episode, Message, Origin, Task
 from mrlm_pl.episode_files import read_episodes
+from mrlm_pl.learner.credit.returns import EpisodeCredit
 from mrlm_pl.rollout.branches import Expansions, FurtherEpisodes
 from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.serving import RemoteEnvironment
@@ -78,9 +79,15 @@ def test_a_group_that_is_left_out_has_no_further_episodes() -> None:
     assert not group.collected.branches
 
 
+class Expanding(EpisodeCredit):
+    """Whole episodes, beside those of expanded trees."""
+
+    further = Expansions(rounds=2, nodes=1)
+
+
 def expanding(model_folder: Path, environment: Any, **options: Any) -> Any:
     algorithm, data = make(model_folder, environment, groups=2, group_size=2, iterations=3, **options)
-    algorithm.further = Expansions(rounds=2, nodes=1)
+    algorithm.unit = Expanding()
     return algorithm, data
 
 
