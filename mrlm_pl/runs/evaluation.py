@@ -11,15 +11,8 @@ from mrlm_pl.environment import Environment
 from mrlm_pl.errors import ConfigurationError, RolloutError
 from mrlm_pl.evaluation.arena import ArenaReport, arena_report
 from mrlm_pl.evaluation.report import EvaluationReport
-from mrlm_pl.runs.seated_model import (
-    Model,
-    Precision,
-    SeatedModel,
-    close_environment,
-    loaded_policies,
-    read_model,
-    sampling_from,
-)
+from mrlm_pl.policy import Policy
+from mrlm_pl.runs.seated_model import Model, Precision, SeatedModel, read_model, sampling_from
 from mrlm_pl.settings import as_settings, check_arguments
 
 
@@ -119,31 +112,21 @@ def arena(
         )
     specs = first.specs(num_episodes, split, seed, samples_per_task)
     runs = {leader: first.run, **{player: read_model(models[player], weights=True)[1] for player in others}}
-    bindings = [(player, agent, run.policy_of(agent, player)) for player, run in runs.items() for agent in agents]
-    policy_names = {(player, agent): f"{player}.{policy}" for player, agent, policy in bindings}
-    policies_given = {policy_names[player, agent]: runs[player].policies[policy] for player, agent, policy in bindings}
+    policies = {(player, agent): run.policy_of(agent, player) for player, run in runs.items() for agent in agents}
+    names = {key: f"{key[0]}.{policy}" for key, policy in policies.items()}
     sampling = as_settings(Sampling, sampling or sampling_from(first.run.validation_sampling, {}), "sampling")
     sampling.check_policies({name for run in runs.values() for name in run.policies}, "sampling")
-    policies = loaded_policies(policies_given, device)
-    arena_sampling = {
-        policy_names[player, agent]: sampling.policies[policy]
-        for player, agent, policy in bindings
-        if policy in sampling.policies
-    }
-    windows = {name: policy.context_window for name, policy in policies.items()}
-    replace(sampling, policies=arena_sampling).warn_of_windows(windows, "sampling")
-    played = []
-    for seating in itertools.product(models, repeat=len(agents)):
-        seats = {agent: policy_names[player, agent] for agent, player in zip(agents, seating, strict=True)}
-        recorded = replace(first.run, policies={name: policies[name] for name in seats.values()}, seats=seats)
-        seating_model = SeatedModel(
-            first.label, first.environment.copy(), None, first.name, precision=precision, recorded=recorded
-        )
-        seating_sampling = replace(
-            sampling, policies={name: arena_sampling[name] for name in seats.values() if name in arena_sampling}
-        )
-        with seating_model.player(seating_sampling, max_turns, device, warn=False) as player:
-            played.append((dict(zip(agents, seating, strict=True)), player.play_blocking(specs)))
-    close_environment(first.environment)
+    own_sampling = {names[key]: sampling.policies[name] for key, name in policies.items() if name in sampling.policies}
+    sampling = replace(sampling, policies=own_sampling)
+    named_policies = {names[key]: runs[key[0]].policies[name] for key, name in policies.items()}
+    first.run = replace(first.run, policies=named_policies, seats={agent: names[leader, agent] for agent in agents})
+    played, loaded = [], dict[str, Policy]()
+    with first.player(sampling, max_turns, device, playing=[*named_policies], loaded=loaded) as player:
+        for players in itertools.product(models, repeat=len(agents)):
+            seating = dict(zip(agents, players, strict=True))
+            seats = {agent: names[seated, agent] for agent, seated in seating.items()}
+            first.run = replace(first.run, seats=seats)
+            player.seats = first.seats(loaded, sampling)
+            played.append((seating, player.play_blocking(specs)))
     bounds = first.environment.bounds
     return arena_report(list(models), played, environment=first.name, split=split, seed=seed, bounds=bounds)

@@ -174,16 +174,13 @@ def _entry_points(path: tuple[str, ...]) -> list[EntryPoint]:
     )
 
 
-def subclasses(base: type) -> Iterator[type]:
-    """Yield all classes below ``base`` that have been imported, each once, the nearest first."""
-    seen: set[type] = set()
-    waiting: list[type] = list(base.__subclasses__())
-    while waiting:
-        current = waiting.pop(0)
-        if current not in seen:
-            seen.add(current)
-            waiting += current.__subclasses__()
-            yield current
+def subclasses(base: type) -> list[type]:
+    """Return all classes below ``base`` that have been imported, each once, the nearest first."""
+    found: list[type] = [base]
+    for cls in found:  # to which it adds
+        derived: list[type] = cls.__subclasses__()
+        found += [other for other in derived if other not in found]
+    return found[1:]
 
 
 def environments_by_name() -> dict[str, type[Environment]]:

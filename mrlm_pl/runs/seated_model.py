@@ -212,7 +212,7 @@ class SeatedModel:
         max_turns: int | None,
         device: str,
         *,
-        warn: bool = True,
+        playing: Collection[str] | None = None,
         loaded: dict[str, Policy] | None = None,
     ) -> Iterator[EpisodePlayer]:
         """Yield a player of the environment with the policies in their seats; close both at the end.
@@ -221,7 +221,7 @@ class SeatedModel:
             sampling: how turns are sampled.
             max_turns: decisions after which an episode is truncated; None is the run's limit.
             device: as torch names it; ``auto`` prefers an accelerator.
-            warn: of turns that are longer than a policy's context window.
+            playing: names of the policies, where others may take the seats; None is those in the seats.
             loaded: see :meth:`evaluate`.
 
         Raises:
@@ -230,7 +230,7 @@ class SeatedModel:
         """
         sampling.check_policies([*self.run.policies], "sampling")
         at_least(1, max_turns=max_turns)
-        playing = set(self.policy_by_agent().values())
+        playing = set(self.policy_by_agent().values() if playing is None else playing)
         self._warn_of_idle(playing)
         with ExitStack() as stack:
             stack.callback(close_environment, self.environment)
@@ -242,8 +242,7 @@ class SeatedModel:
             policies = loaded_policies({name: configured[name] for name in sorted(playing)}, device)
             if loaded is not None:
                 loaded |= policies
-            if warn:
-                sampling.warn_of_windows({name: policy.context_window for name, policy in policies.items()}, "sampling")
+            sampling.warn_of_windows({name: policy.context_window for name, policy in policies.items()}, "sampling")
             for name, policy in policies.items():
                 if policy.served_by is None:
                     stack.callback(policy.network.train, policy.network.training)

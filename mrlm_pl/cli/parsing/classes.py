@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, get_origin, get_type_hints
 
 from jsonargparse import ArgumentError, ArgumentParser
+from jsonargparse._parameter_resolvers import get_signature_parameters
 
 from mrlm_pl.cli.parsing.config_files import MistakeError, unknown_key
 from mrlm_pl.cli.parsing.configuration import ARGUMENTS, CLASS, DROPPED, EARLIER, leaves
@@ -276,8 +277,7 @@ def parameters(cls: type) -> dict[str, Any]:
             hints |= {
                 name: hints[name] | None for name in typed if name in signature and signature[name].default is None
             }
-    names = ArgumentParser(exit_on_error=False).add_class_arguments(cls, fail_untyped=False)
-    return {name: hints.get(name, Any) for name in names}
+    return {item.name: hints.get(item.name, Any) for item in get_signature_parameters(cls)}
 
 
 def accepted_arguments(cls: type) -> list[str]:

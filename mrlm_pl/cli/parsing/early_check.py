@@ -27,7 +27,8 @@ BASES = (PACKAGE / "learner", PACKAGE / "data")
 """Packages of the base classes of our classes."""
 
 KINDS = {"model": "algorithm", "data": "data module"}
-OWN_PLUGINS = ("mrlm_environments", "mrlm_callbacks")
+ENVIRONMENTS = "mrlm_environments"
+OWN_PLUGINS = (ENVIRONMENTS, "mrlm_callbacks")
 OWN_PACKAGES = ("mrlm_pl.", "mrlm_environments.")
 LEARNER = PACKAGE / "learner"
 SETTINGS = {
@@ -72,9 +73,9 @@ def check(arguments: Sequence[str]) -> None:
         for group, name in FOLDERS.items():
             _check_class(config.get(group), group, KINDS[group], PACKAGE / name, class_names(name))
         _check_policies(arguments, config)
-        if (folder := _environments_folder()) is not None:
-            short, names = environment_names()
-            _check_class(data_arguments.get("environment"), "data.environment", "environment", folder, names, short)
+        short, names = environment_names()
+        environment = data_arguments.get("environment")
+        _check_class(environment, "data.environment", "environment", _folder(ENVIRONMENTS), names, short)
     except MistakeError as mistake:
         raise mistake.in_files(arguments) from mistake
 
@@ -177,22 +178,20 @@ def class_names(package: str) -> list[str]:
 
 
 def _trainer_parameters() -> list[str]:
-    """Return the parameters of Lightning's trainer; empty without a readable Lightning."""
-    spec = importlib.util.find_spec("lightning")
-    folders = spec.submodule_search_locations if spec is not None else None
-    return (parameters(Path(folders[0]) / TRAINER, "Trainer") if folders else None) or []
+    """Return the parameters of Lightning's trainer."""
+    return parameters(_folder("lightning") / TRAINER, "Trainer") or []
 
 
-def _environments_folder() -> Path | None:
-    spec = importlib.util.find_spec(OWN_PLUGINS[0])
-    return Path(spec.submodule_search_locations[0]) if spec and spec.submodule_search_locations else None
+def _folder(package: str) -> Path:
+    """Return the folder of a package that is installed with this one; it is not imported."""
+    spec = importlib.util.find_spec(package)
+    assert spec is not None
+    return Path(str(spec.origin)).parent
 
 
 def environment_names() -> tuple[dict[str, str], list[str]]:
     """Return our environments' class names by short name, and all names of environments."""
-    folder, short = _environments_folder(), dict[str, str]()
-    if folder is None:
-        return short, []
+    folder, short = _folder(ENVIRONMENTS), dict[str, str]()
     for file in sorted(folder.rglob("*.py")):
         names = _NAMED.findall(file.read_text(encoding="utf-8"))
         short |= {name: cls for (cls, _), (_, name) in itertools.pairwise(names) if name}

@@ -22,12 +22,7 @@ from mrlm_pl.data.rollout.collectors.asynchronous import AsyncCollector, AsyncOp
 from mrlm_pl.data.rollout.collectors.groups import Collected, GroupPlan, SyncCollector
 from mrlm_pl.data.rollout.collectors.players import Players
 from mrlm_pl.data.rollout.history import RunTotals, SignalCheck, VerifierWatch
-from mrlm_pl.data.rollout.metrics import (
-    CollectionSums,
-    reward_sums,
-    success_counts,
-    token_count,
-)
+from mrlm_pl.data.rollout.metrics import CollectionSums, outcome_sums, path_weights, token_count
 from mrlm_pl.data.rollout.tasks import RunTasks
 from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Episode
@@ -250,15 +245,12 @@ class RolloutCollection:
         episodes, branches = collected.episodes, collected.branches
         unused = [*collected.replaced, *collected.greedy, *branches]
         several, plan = len(self.tasks.environments) > 1, self.plan
-        judged = [*episodes, *collected.replaced]
         earlier = collected.earlier_tokens
         measured = CollectionSums.of(
             episodes, seconds, plan.without_signal, unused, branches, several, earlier, judging
         )
         measured.means |= collected.metrics
         measured.sums |= collected.sums
-        if plan.resample_rounds:
-            measured.means["rollout/reward_of_all_groups"] = reward_sums(judged)
         if self.players.stale is not None:
             measured.means |= self.players.stale.metrics(episodes, self.trainer.global_step)
         logged = ["dropped_groups", *(["resampled_groups"] if plan.resample_rounds else [])]
@@ -270,8 +262,13 @@ class RolloutCollection:
         if several:
             planned = Counter(self.tasks.stream.picked(iteration * plan.groups + group)[0] for group in groups)
             measured.sums |= {f"rollout/{name}/groups": float(planned[name]) for name in self.tasks.environments}
-        if self.tasks.stream.curriculum is not None:
-            measured.successes = success_counts(judged, judging)
+        if plan.resample_rounds or self.tasks.stream.curriculum is not None:
+            judged = [episode for episode in (*episodes, *collected.replaced) if not episode.failed]
+            outcomes = outcome_sums(judged, path_weights(judged), judging, by_task=True)
+            played = dict.fromkeys(episode.task.environment for episode in judged)
+            measured.successes = {name: outcomes.get(f"rollout/{name}/success", (0.0, 0.0)) for name in played}
+            if plan.resample_rounds:
+                measured.means["rollout/reward_of_all_groups"] = outcomes["rollout/reward"]
         return measured
 
     def state(self) -> dict[str, Any]:

@@ -19,28 +19,6 @@ AgentReturns = tuple[tuple[str, float], ...]
 """The return of each agent in an episode, with its name."""
 
 
-def success_counts(episodes: Sequence[Episode], judging: Collection[str]) -> dict[str, tuple[float, float]]:
-    """Return (successes, episodes) of each environment that was played; (0, 0) of one that is not in ``judging``.
-
-    Paths of a turn tree count by :func:`path_weights`; what failed is no outcome.
-    """
-    played = [episode for episode in episodes if not episode.failed]
-    counted = []
-    for episode, weight in zip(played, path_weights(played), strict=True):
-        name = episode.task.environment
-        counts = name in judging and episode.stop_reason not in (THRESHOLD_STOP, UNEXPANDED_STOP)
-        counted.append((name, (weight * bool(episode.success), weight) if counts else (0.0, 0.0)))
-    return summed_pairs(counted)
-
-
-def reward_sums(episodes: Sequence[Episode]) -> tuple[float, float]:
-    """Return the sums of the rewards and of the weights of the episodes that did not fail, as in `success_counts`."""
-    played = [episode for episode in episodes if not episode.failed]
-    weights = path_weights(played)
-    rewards = math.fsum(weight * episode.reward for weight, episode in zip(weights, played, strict=True))
-    return rewards, math.fsum(weights)
-
-
 def distinct_turns(episodes: Sequence[Episode]) -> list[tuple[Turn, Trajectory]]:
     """Return every sampled decision once, with a row that has it; paths of a turn tree share some."""
     plain = [episode for episode in episodes if not branches(episode)]
@@ -128,9 +106,8 @@ class CollectionSums:
         """
         played = [episode for episode in episodes if not episode.failed]
         turns, weights = distinct_turns(played), path_weights(played)
-        measured = _values_and_weights(
-            played, weights, by_task, judging_environments(played) if judging is None else judging
-        )
+        judges = judging_environments(played) if judging is None else judging
+        outcomes = outcome_sums(played, weights, judges, by_task)
         by_environment = grouped(
             (episode.task.environment, (episode.components(), weight))
             for episode, weight in zip(played, weights, strict=True)
@@ -139,15 +116,10 @@ class CollectionSums:
         for branch in branches:
             if branch.group in groups:
                 groups[branch.group].append(branch)
-        values = {
-            "rollout/truncated_turns": [(float(turn.finish_reason == "length"), 1.0) for turn, _ in turns],
-            "rollout/zero_variance_groups": [(float(without_signal(group)), 1.0) for group in groups.values()],
-            **measured,
-        }
         means = {
-            name: (math.fsum(value * weight for value, weight in pairs), math.fsum(weight for _, weight in pairs))
-            for name, pairs in values.items()
-            if pairs
+            "rollout/truncated_turns": (float(sum(turn.finish_reason == "length" for turn, _ in turns)), len(turns)),
+            "rollout/zero_variance_groups": (float(sum(map(without_signal, groups.values()))), len(groups)),
+            **outcomes,
         }
         components = {f"rollout/{name}/": Components.of(pairs) for name, pairs in by_environment.items()}
         means |= {f"rollout/{name}": sums for name, sums in means_by_agent(played, weights, turns).items()}
@@ -201,10 +173,17 @@ class CollectionSums:
         return without_sole_owners(logged, "rollout/") | self.sums
 
 
-def _values_and_weights(
-    episodes: Sequence[Episode], weights: Sequence[float], by_task: bool, judging: Collection[str]
-) -> dict[str, list[tuple[float, float]]]:
-    """Return (value, weight) of each episode's numbers whose means are logged, by name."""
+def outcome_sums(
+    episodes: Sequence[Episode], weights: Sequence[float], judging: Collection[str], by_task: bool
+) -> dict[str, tuple[float, float]]:
+    """Return (weighted sum, weight) of each number of episodes whose mean is logged, by name.
+
+    Args:
+        episodes: that did not fail.
+        weights: of each, by :func:`path_weights`.
+        judging: the environments that judge; others have no success.
+        by_task: whether reward and success are also measured by environment.
+    """
     values: dict[str, list[tuple[float, float]]] = {}
     for episode, weight in zip(episodes, weights, strict=True):
         environment = episode.task.environment
@@ -219,5 +198,8 @@ def _values_and_weights(
                 f"{environment}/{name}": named_numbers[name] for name in _OF_TASKS if name in named_numbers
             }
         for name, value in named_numbers.items():
-            values.setdefault(f"rollout/{name}", []).append((value, weight))
-    return values
+            values.setdefault(f"rollout/{name}", []).append((value * weight, weight))
+    return {
+        name: (math.fsum(value for value, _ in pairs), math.fsum(weight for _, weight in pairs))
+        for name, pairs in values.items()
+    }

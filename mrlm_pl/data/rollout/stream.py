@@ -47,17 +47,12 @@ class GroupPart:
         >>> [[own.tolist() for own in GroupPart(torch.tensor([0]), n, 2).divided(rows).values()] for n in range(2)]
         [[[3, 4, 5], []], [[], [6, 7]]]
         """
-        least, longer = divmod(sum(map(len, rows.values())), self.parts)
+        sizes = [len(policy_rows) for policy_rows in rows.values()]
+        least, longer = divmod(sum(sizes), self.parts)
         begin = self.part * least + min(self.part, longer)  # the first ``longer`` parts have a row more
-        end = begin + least + (self.part < longer)
-        rows_of_part = {}
-        for name, policy_rows in rows.items():
-            rows_of_part[name] = policy_rows[max(0, begin) : max(0, end)]
-            begin, end = (
-                begin - len(policy_rows),
-                end - len(policy_rows),
-            )  # from now on counted from the next policy's rows
-        return rows_of_part
+        here = torch.zeros(sum(sizes), dtype=torch.bool)
+        here[begin : begin + least + (self.part < longer)] = True
+        return {name: own[mask] for (name, own), mask in zip(rows.items(), here.split(sizes), strict=True)}
 
 
 def prefix_order(token_ids: Tensor) -> Tensor:

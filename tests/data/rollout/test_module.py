@@ -19,7 +19,7 @@ from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.data.rollout import collection as collecting
 from mrlm_pl.data.rollout.collectors.players import Players
 from mrlm_pl.data.rollout.evaluation import EpisodeBatch
-from mrlm_pl.data.rollout.metrics import CollectionSums, reward_sums
+from mrlm_pl.data.rollout.metrics import CollectionSums, outcome_sums, path_weights
 from mrlm_pl.engines import InProcessEngine, Sampling
 from mrlm_pl.engines.base import PolicySampling
 from mrlm_pl.episode import Episode, Task, Trajectory, Turn
@@ -583,8 +583,9 @@ def test_the_reward_of_all_groups_counts_the_paths_of_a_tree_by_their_probabilit
 
     short = path("g-0", ("g", 1.0))
     long = [path(f"g-1-{after}", ("g", 0.0), ("g-1", 4.0)) for after in (0, 1)]
-    failed = replace(short, id="h", group="h", error="lost")
-    assert reward_sums([short, *long, failed]) == (0.5 * 1.0 + 2 * 0.25 * 4.0, 1.0)
+    paths = [short, *long]
+    found = outcome_sums(paths, path_weights(paths), (), by_task=False)
+    assert found == {"rollout/reward": (0.5 * 1.0 + 2 * 0.25 * 4.0, 1.0)}
 
 
 def test_the_rate_counts_what_was_sampled_for_others_and_retries_are_told() -> None:

@@ -96,10 +96,6 @@ class Lags:
         """Return the number of tokens of these episodes whose lag exceeds the bound."""
         return float(sum(n for lag, n in self._counts(iteration, episodes).items() if lag > self.bound))
 
-    def largest(self, iteration: int, episodes: Sequence[Episode]) -> int:
-        """Return the largest lag of a token of these episodes in an iteration that trains on them; 0 without any."""
-        return max(self._counts(iteration, episodes), default=0)
-
     def metrics(self, iteration: int, episodes: Sequence[Episode]) -> dict[str, tuple[float, float]]:
         """Return (sum, count) of the mean lag, of each lag's share of tokens, and of turns with several versions."""
         counts = self._counts(iteration, episodes)
@@ -266,7 +262,7 @@ class AsyncCollector(Collector):
         drop, old = self.options.over_age == "drop", 0
         for iteration, group, *plain in state["complete"]:
             collected = Collected.from_plain(*plain)
-            too_old = self.lags.largest(iteration, collected.training) > self.max_lag
+            too_old = self.lags.over_age(iteration, collected.training) > 0
             old += too_old
             if not (too_old and drop):
                 self._admitted[iteration, group] = _Group(collected=collected)
