@@ -1,4 +1,4 @@
-"""The tasks of an environment: generated, or rows of a data set; their first messages."""
+"""The tasks of an environment: generated, or rows of a data set; their first messages and the end of a team's play."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
 from typing import Any
 
-from mrlm_pl.environment import DatasetTasks, Message, SeededTasks, TaskSource
+from mrlm_pl.environment import DatasetTasks, Message, SeededTasks, Step, TaskSource
 from mrlm_pl.environment.rows import BadRows, Rows, read_split
 from mrlm_pl.environment.tasks import Shared
 
@@ -76,6 +76,20 @@ def opening(text: str, system_prompt: str, instruction: str = "") -> list[Messag
     """
     posed = Message("user", f"{text}\n{instruction}" if instruction else text)
     return [Message("system", system_prompt), posed] if system_prompt else [posed]
+
+
+def ending(
+    agents: Iterable[str], components: Mapping[str, float], reason: str, success: bool, metrics: Mapping[str, float]
+) -> Step:
+    """Return the last step of an episode in which all of these agents earn the same; ``max_turns`` truncates it."""
+    return Step(
+        components={agent: dict(components) for agent in agents},
+        done=True,
+        stop_reason=reason,
+        truncated=reason == "max_turns",
+        success=success,
+        metrics=metrics,
+    )
 
 
 def check_modules(code: Iterable[str], packages: Iterable[str], name: str) -> None:

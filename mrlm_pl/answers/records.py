@@ -130,26 +130,22 @@ def answer_of_row(row: Mapping[str, Any], where: str) -> Answer:
     for name in ("question", "answer", "correct"):
         if name not in row:
             raise DataError(f"{where}: no field {name!r} among {sorted(row)}; an answer is {_FORM}")
-    texts = {name: row[name] for name in ("question", "answer")}
-    for name, text in texts.items():
-        if not isinstance(text, str) or (name == "question" and not text.strip()):
-            raise DataError(f"{where}: {name!r} is {text!r:.80}; it must be text, as in {_FORM}")
-    task = row.get("task") or ""
-    temperature = row.get("temperature")
-    if not isinstance(task, str):
-        raise DataError(f"{where}: 'task' is {task!r:.80}; it must be the text of a key, or be left out")
-    if temperature is not None and not _is_number(temperature, 0.0, sys.float_info.max):
-        raise DataError(
-            f"{where}: 'temperature' is {temperature!r:.80}; it must be a number of 0 or above, or left out"
-        )
-    generated = row.get("generated") or False
-    if not isinstance(generated, bool):
-        raise DataError(f"{where}: 'generated' is {generated!r:.80}; it must be true or false, or be left out")
-    if not isinstance(row["correct"], bool) and not _is_number(row["correct"], 0.0, 1.0):
-        raise DataError(f"{where}: 'correct' is {row['correct']!r:.80}; it must be true or false, or lie in [0, 1]")
-    if temperature is not None:
-        temperature = float(temperature)
-    return Answer(texts["question"], texts["answer"], float(row["correct"]), task, temperature, generated)
+    question, answer, correct = row["question"], row["answer"], row["correct"]
+    task, temperature, generated = row.get("task") or "", row.get("temperature"), row.get("generated") or False
+    sampled = temperature is None or _is_number(temperature, 0.0, sys.float_info.max)
+    labeled = isinstance(correct, bool) or _is_number(correct, 0.0, 1.0)
+    for name, value, holds, form in (
+        ("question", question, isinstance(question, str) and question.strip(), f"text, as in {_FORM}"),
+        ("answer", answer, isinstance(answer, str), f"text, as in {_FORM}"),
+        ("task", task, isinstance(task, str), "the text of a key, or be left out"),
+        ("temperature", temperature, sampled, "a number of 0 or above, or left out"),
+        ("generated", generated, isinstance(generated, bool), "true or false, or be left out"),
+        ("correct", correct, labeled, "true or false, or lie in [0, 1]"),
+    ):
+        if not holds:
+            raise DataError(f"{where}: {name!r} is {value!r:.80}; it must be {form}")
+    temperature = None if temperature is None else float(temperature)
+    return Answer(question, answer, float(correct), task, temperature, generated)
 
 
 def _is_number(value: Any, low: float, high: float) -> bool:

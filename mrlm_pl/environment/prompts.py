@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import overload
+from typing import Any
 
 from mrlm_pl.environment.contract import ToolSchema
 from mrlm_pl.episode import Message
@@ -36,11 +36,7 @@ class Prompt(Sequence[Message]):
     def __len__(self) -> int:
         return len(self.messages)
 
-    @overload
-    def __getitem__(self, index: int) -> Message: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Message]: ...
-    def __getitem__(self, index: int | slice) -> Message | Sequence[Message]:
+    def __getitem__(self, index: Any) -> Any:
         return self.messages[index]
 
 

@@ -13,7 +13,7 @@ from mrlm_environments.alfworld.game import KINDS, NOTHING, Game, Kind
 from mrlm_environments.alfworld.generated import generated, generated_game, identity
 from mrlm_environments.alfworld.house import ROOMS
 from mrlm_environments.alfworld.similarity import most_similar
-from mrlm_environments.data_tasks import opening
+from mrlm_environments.data_tasks import ending, opening
 from mrlm_pl.environment import Environment, Message, Observations, SeededTasks, Step, Task, TaskSource, ToolSchema
 from mrlm_pl.environment.tools import answer_calls, clip, requested_calls, tool_schema, written_call
 from mrlm_pl.errors import ConfigurationError
@@ -208,14 +208,7 @@ class AlfWorldEnvironment(Environment):
             return Step({agent: self._held.pop(agent)})
         won = reason == "won"
         components = {"won": 1.0} if won else {"incomplete": -self.incomplete_penalty}
-        return Step(
-            components={agent: dict(components) for agent in self.agents},
-            done=True,
-            stop_reason=reason,
-            truncated=not won,
-            success=won,
-            metrics={"failed_actions": float(self._faults)},
-        )
+        return ending(self.agents, components, reason, won, {"failed_actions": float(self._faults)})
 
 
 def _game(data: Mapping[str, Any]) -> Game:

@@ -102,9 +102,13 @@ def floor_plan(number: int) -> FloorPlan:
     for kind in sorted(holds.keys() & set(plan["types"]) - known):
         for count in range(1, COUNTS.get(kind, 1) + 1):
             places[f"{kind} {count}"] = f"loc {len(places) + 1}"
-    house = House(
-        {name: Receptacle(place, kind_of(name) in OPENABLE) for name, place in places.items()}, holds, _traits(), {}
-    )
+    receptacles = {name: Receptacle(place, kind_of(name) in OPENABLE) for name, place in places.items()}
+    traits = {
+        **{trait: frozenset(kinds) for trait, kinds in data["traits"].items()},
+        "pickupable": frozenset().union(*holds.values()),
+        "isreceptacleobject": frozenset(data["movable_receptacles"]),
+    }
+    house = House(receptacles, holds, traits, {})
     fitting = frozenset().union(*(holds[kind_of(name)] for name in places))
     lamps = tuple(kind for kind in plan["types"] if kind in house.traits["toggleable"])
     return FloorPlan(house, tuple(kind for kind in plan["types"] if kind in fitting), lamps)
@@ -114,13 +118,3 @@ def floor_plan(number: int) -> FloorPlan:
 def _floor_plans() -> Mapping[str, Any]:
     packed = resources.files(__package__).joinpath("floor_plans.json.gz").read_bytes()
     return json.loads(gzip.decompress(packed))
-
-
-@functools.cache
-def _traits() -> Mapping[str, frozenset[str]]:
-    data = _floor_plans()
-    return {
-        **{trait: frozenset(kinds) for trait, kinds in data["traits"].items()},
-        "pickupable": frozenset().union(*data["holds"].values()),
-        "isreceptacleobject": frozenset(data["movable_receptacles"]),
-    }

@@ -11,7 +11,7 @@ from mrlm_environments.class_completion.generated import MAX_METHODS, generate_c
 from mrlm_environments.class_completion.merge import merge, read_reply, shares
 from mrlm_environments.class_completion.rows import FIELDS, ROW_FORM, class_task, solution_parts, tests_of
 from mrlm_environments.code.syntax import BROKEN
-from mrlm_environments.data_tasks import DataTasks, opening
+from mrlm_environments.data_tasks import DataTasks, ending, opening
 from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource
 from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.sandbox import STRENGTH, Sandbox, grade
@@ -113,14 +113,9 @@ class ClassCompletionEnvironment(Environment):
             "tests": TESTS * result.counted,
             "overlap": -len(merged.overlapping) / total if merged else 0.0,
         }
-        metrics = {"compiles": float(merged is not None), "passed": result.counted}
-        return Step(
-            components={agent: dict(components) for agent in actions},
-            done=True,
-            stop_reason="answered" if merged else "invalid_program",
-            success=result.solved and len(written) == total,
-            metrics={**metrics, "isolation": float(STRENGTH[result.isolation])},
-        )
+        success, isolation = result.solved and len(written) == total, float(STRENGTH[result.isolation])
+        metrics = {"compiles": float(merged is not None), "passed": result.counted, "isolation": isolation}
+        return ending(actions, components, "answered" if merged else "invalid_program", success, metrics)
 
     def _parts(self, task: Task) -> dict[str, list[str]]:
         """Return the methods of each agent that acts."""

@@ -10,7 +10,6 @@ import urllib.error
 import urllib.request
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mrlm_pl.concurrency.calls import in_daemon
@@ -205,7 +204,7 @@ def within(seconds: float, call: Callable[[], T], label: str) -> T:
     """
     try:
         return in_daemon(call).result(seconds)
-    except FutureTimeoutError as error:
+    except TimeoutError as error:
         raise GenerationError(f"{label} did not answer within {seconds:g} s") from error
 
 

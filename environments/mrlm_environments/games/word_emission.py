@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
+from mrlm_environments.data_tasks import ending
 from mrlm_pl.environment import Environment, Message, Observations, SeededTasks, Step, Task, TaskSource
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.settings import at_least
@@ -63,14 +64,9 @@ class WordEmission(Environment):
     def step(self, actions: Mapping[str, Message]) -> Step:
         """Pay all agents; see :meth:`Environment.step`."""
         shares = {agent: word_share(message.content, self._word) for agent, message in actions.items()}
-        reward = sum(shares.values()) / len(shares)
-        return Step(
-            components={agent: {"word": reward} for agent in self.agents},
-            done=True,
-            stop_reason="answered",
-            success=all(share == 1 for share in shares.values()),
-            metrics={f"{agent}_share": share for agent, share in shares.items()},
-        )
+        metrics = {f"{agent}_share": share for agent, share in shares.items()}
+        success = all(share == 1 for share in shares.values())
+        return ending(self.agents, {"word": sum(shares.values()) / len(shares)}, "answered", success, metrics)
 
     def _request(self, rng: Random) -> dict[str, Any]:
         return {"round": rng.randint(1, 9999), "word": rng.choice(self.words)}

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
-from mrlm_environments.data_tasks import DataTasks, opening
+from mrlm_environments.data_tasks import DataTasks, ending, opening
 from mrlm_environments.knowledge_graph.exploration import TOOLS, Exploration, Graph, read_action
 from mrlm_environments.knowledge_graph.ontology import Ontology
 from mrlm_environments.knowledge_graph.questions import KINDS, Kind, WorldTasks
@@ -218,14 +218,8 @@ class KnowledgeGraphEnvironment(Environment):
         parts: dict[str, float] = {self.reward: scores[self.reward]}
         if stop_reason != "answered":
             parts["incomplete"] = -self.incomplete_penalty
-        return Step(
-            components={agent: dict(parts) for agent in self.agents},
-            done=True,
-            stop_reason=stop_reason,
-            truncated=stop_reason == "max_turns",
-            success=scores["exact"] == 1.0,
-            metrics={**scores, "failed_calls": float(self._faults)},
-        )
+        metrics = {**scores, "failed_calls": float(self._faults)}
+        return ending(self.agents, parts, stop_reason, given == self._answer, metrics)
 
     def _graph_of(self, data: Mapping[str, Any]) -> Graph:
         if "world" in data:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from mrlm_environments.data_tasks import ending
 from mrlm_environments.webshop.catalog import Catalog, Product
 from mrlm_environments.webshop.files import read_shop, split_goals
 from mrlm_environments.webshop.generated import MAX_PRODUCTS, generated_catalog, generated_goal
@@ -185,14 +186,7 @@ class WebShopEnvironment(Environment):
             components, success = score.components, score.complete
             metrics["type"] = score.type
         earning = [agent for agent in self.agents if agent in self._acted]
-        return Step(
-            components={agent: dict(components) for agent in earning},
-            done=True,
-            stop_reason=reason,
-            truncated=reason == "max_turns",
-            success=success,
-            metrics=metrics,
-        )
+        return ending(earning, components, reason, success, metrics)
 
 
 def _catalog(data: Mapping[str, str] | None, size: int | None, noun_model: str | None, bad_rows: BadRows) -> Catalog:

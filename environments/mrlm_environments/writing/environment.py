@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import yaml
 
-from mrlm_environments.data_tasks import DataTasks
+from mrlm_environments.data_tasks import DataTasks, ending
 from mrlm_environments.writing.score import GATES, MAXIMUM, RULES, STRUCTURE, Score, score_parts
 from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource
 from mrlm_pl.environment.rows import BadRows
@@ -111,13 +111,8 @@ class WritingEnvironment(Environment):
         score = score_parts(RULES[self.family], parts, self._source, self.faithfulness)
         if self._turn < self.turns:
             return self._shown(parts, score)
-        return Step(
-            components={agent: dict(score.components) for agent in self.agents},
-            done=True,
-            stop_reason="answered",
-            success=score.gates == GATES,
-            metrics={"gates": float(score.gates), **score.measures},
-        )
+        metrics = {"gates": float(score.gates), **score.measures}
+        return ending(self.agents, score.components, "answered", score.gates == GATES, metrics)
 
     def _shown(self, parts: tuple[str, str], found: Score) -> Step:
         advice = self._advice(parts, found)
