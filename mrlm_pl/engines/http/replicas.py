@@ -208,7 +208,7 @@ class Replicas:
                 await asyncio.sleep(pause)
                 continue
             if not (replica.busy or replica.trained) and now - replica.answered > IDLE_SECONDS:
-                replica.ready = replica.checked = False
+                replica.ready = False
             replica.busy += 1
             try:
                 if not replica.ready:

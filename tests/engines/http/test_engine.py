@@ -390,7 +390,7 @@ def test_a_server_that_names_its_pause_gets_it(
 def test_the_probes_of_a_check_are_asked_at_once(
     serve: Callable[..., Any], engine: Callable[..., OpenAICompatible]
 ) -> None:
-    """A server of a frozen policy is checked in every rollout that follows a longer update."""
+    """A server is checked before its first sample, and again after each failure."""
     server = serve()
     server.awake.clear()
     with ThreadPoolExecutor() as threads:
@@ -418,6 +418,39 @@ def test_a_server_that_comes_back_with_other_weights_is_refused(
         ConfigurationError, match=rf"{server.url} has other weights \(no greedy sample is the same\) than before"
     ):
         run(remote, request((5,)))
+
+
+def test_a_server_that_was_idle_is_recognized_by_one_sample(
+    serve: Callable[..., Any], engine: Callable[..., OpenAICompatible], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve()
+    remote = engine(server)
+    before = run(remote, request((5,)))
+    monkeypatch.setattr("mrlm_pl.engines.http.replicas.IDLE_SECONDS", 0.0)
+    server.log.clear()
+    assert run(remote, request((5,))) == before
+    paths = [path for _, path, _, _ in server.log]
+    assert paths == ["/v1/models", "/v1/completions", "/v1/completions"], "the last is the request itself"
+
+
+@pytest.mark.parametrize("change", [{"scaled": True}, {"window": 32}])
+def test_a_server_that_has_changed_while_it_was_idle_is_checked_again(
+    change: dict[str, Any],
+    serve: Callable[..., Any],
+    engine: Callable[..., OpenAICompatible],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = serve()
+    remote = engine(server)
+    with pytest.raises(ConfigurationError, match="log-probabilities of temperature 1"):
+        run(remote, request((5,), temperature=0.7))
+    assert remote.window("p") == 64
+    monkeypatch.setattr("mrlm_pl.engines.http.replicas.IDLE_SECONDS", 0.0)
+    vars(server).update(change)
+    run(remote, request((5,)))
+    assert remote.window("p") == server.window
+    if server.scaled:
+        assert len(run(remote, request((5,), temperature=0.7))) == 1
 
 
 def test_the_least_busy_is_asked_and_no_more_at_once_than_allowed(
