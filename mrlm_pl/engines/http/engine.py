@@ -7,7 +7,7 @@ import functools
 import logging
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,7 +29,6 @@ from mrlm_pl.engines.http.probes import (
     only_model,
 )
 from mrlm_pl.engines.http.replicas import (
-    HttpStats,
     PassingError,
     RefusalError,
     Replica,
@@ -114,11 +113,6 @@ class OpenAICompatible(Engine):
         self._open.set()
         self._cuts_warned = False
 
-    @property
-    def stats(self) -> HttpStats:
-        """Counters since the engine was made; a copy."""
-        return replace(self._replicas.stats)
-
     def reports_logprobs(self, policy: str) -> bool:
         """Return whether samples have token ids and log-probabilities; those of ``transformers serve`` do not."""
         return self.dialect.reports_logprobs
@@ -186,7 +180,6 @@ class OpenAICompatible(Engine):
                     f"the server sampled with weights {drawn.version!r}, not {served.label!r}; was it started again?"
                 )
             stopped = ended_by_stop(drawn, request)
-            self._replicas.stats.re_encoded += not drawn.certain
             return Sample(drawn.token_ids, drawn.logprobs, "stop" if stopped else "length", served.version, self.name)
 
         return await self._replicas.ask(self.dialect.path, body, f"policy {request.policy!r}", read)

@@ -176,10 +176,6 @@ class PoolWorker(FilledWorker):
             samples = await self._engine.sample(requests)
         return [replace(sample, engine=self._name) for sample in samples]
 
-    async def stats(self) -> Any:
-        """Return the engine's counters."""
-        return self._engine.stats
-
     async def close(self) -> None:
         """Close the engine."""
         if self._engine is not None:
