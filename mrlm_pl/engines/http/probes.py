@@ -101,7 +101,8 @@ async def is_same(ask: Ask, facts: ServerFacts, dialect: Dialect, model: str) ->
         return False
     try:
         about = await _about(ask, dialect)
-        mark = read_reply(dialect, await ask(dialect.path, dialect.body(MARK, model, MARK.sampling.max_tokens, 0)), MARK)
+        body = dialect.body(MARK, model, MARK.sampling.max_tokens, 0)
+        mark = read_reply(dialect, await ask(dialect.path, body), MARK)
     except (MRLMError, LookupError, AttributeError, TypeError, ValueError):
         return False  # the whole check names the fault
     apart = [abs(now - before) for now, before in zip(mark.logprobs, facts.mark.logprobs, strict=False)]
