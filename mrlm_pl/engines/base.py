@@ -288,11 +288,6 @@ class Engine(ABC):
         """Concurrent calls of :meth:`sample` that a pool makes; further ones wait."""
         return 1
 
-    @property
-    def stats(self) -> Any:
-        """Counters since the engine was made, a dataclass; None if the engine has none."""
-        return None
-
     def meet_learner(self, place: LearnerPlace) -> None:
         """Receive the learner's devices and precision, before the first :meth:`load`."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from mrlm_pl.concurrency.calls import together
 from mrlm_pl.engines.base import Engine, EngineWrapper, LearnerPlace, Sample, SampleRequest, sample_checked
@@ -52,11 +52,6 @@ class RoutingEngine(EngineWrapper):
     def calls_at_once(self) -> int:
         """The fewest of all engines."""
         return min(engine.calls_at_once for engine in self._engines())
-
-    @property
-    def stats(self) -> list[Any]:
-        """Counters of the engines, the default one first; see :attr:`Engine.stats`."""
-        return [engine.stats for engine in self._engines()]
 
     def join_pool(self, place: int, places: int) -> Sequence[str]:
         """Return the claims of all engines; see :meth:`Engine.join_pool`."""

@@ -6,7 +6,7 @@ import hashlib
 import logging
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, final
+from typing import Any, Literal, Unpack, final
 
 import torch
 from torch import Tensor, nn
@@ -38,9 +38,6 @@ from mrlm_pl.policy.sharding import whole
 from mrlm_pl.policy.value_head import ValueHead
 from mrlm_pl.seeding import derive_seed
 from mrlm_pl.settings import as_settings, at_least, between, check_arguments, check_served_by
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 Int8 = Literal["weights", "reference"]
 

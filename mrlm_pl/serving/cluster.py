@@ -256,9 +256,7 @@ class ControllerServer(EnvironmentServer):
 
 
 class Membership:
-    """A worker's membership at a controller: it joins, reports, and joins again when the connection breaks.
-
-    All methods, the constructor too, run on the server's event loop.
+    """A worker's membership at a controller, on the server's event loop.
 
     Args:
         server: the worker's server, started.
@@ -271,31 +269,19 @@ class Membership:
     def __init__(self, server: EnvironmentServer, controller: Address, address: str) -> None:
         self.server, self.address = server, address
         self._connection = Connection(controller)
-        self._descriptions: list[pb.EnvironmentDescription] = []
-        self._task: asyncio.Task[None] | None = None
+        self._descriptions: Sequence[pb.EnvironmentDescription] = ()
 
-    async def start(self) -> None:
-        """Begin to join."""
-        self._descriptions = list((await self.server.service.describe(pb.DescribeRequest())).environments)
-        self._task = asyncio.ensure_future(self._run())
-
-    async def stop(self) -> None:
-        """Leave; may be called twice."""
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError, ConfigurationError):
-                await self._task
-            self._task = None
-        await self._connection.close()
-
-    async def refused(self) -> None:
-        """Wait until the controller rejects this worker; after a first admission it retries without end.
+    async def run(self) -> None:
+        """Join, report, and join again when the connection breaks; leave when cancelled.
 
         Raises:
-            ConfigurationError: it does not.
+            ConfigurationError: the controller rejects this worker, and has never admitted it.
         """
-        assert self._task is not None, "start makes it"
-        await asyncio.shield(self._task)
+        self._descriptions = (await self.server.service.describe(pb.DescribeRequest())).environments
+        try:
+            await self._stay()
+        finally:
+            await self._connection.close()
 
     def report(self) -> pb.WorkerReport:
         """Return the worker's current state."""
@@ -310,7 +296,7 @@ class Membership:
             draining=service.draining,
         )
 
-    async def _run(self) -> None:
+    async def _stay(self) -> None:
         backoff, reported, joined = Backoff(longest=1.0), "", False
         while True:
             try:

@@ -331,9 +331,9 @@ async def _serve(server: EnvironmentServer, options: Any, identity: Identity) ->
             server.service.sessions.prefix = f"{secrets.token_hex(6)}{SEPARATOR}"
             controller = Address(options.join, options.token_file, identity, options.message_mb)
             membership = Membership(server, controller, options.advertise or f"{host}:{server.port}")
-            await membership.start()
-            stack.push_async_callback(membership.stop)
-            ends.append(asyncio.ensure_future(membership.refused()))
+            joining = asyncio.ensure_future(membership.run())
+            stack.callback(joining.cancel)
+            ends.append(asyncio.shield(joining))  # it reports until the sessions have ended
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, stopping.set)  # Ctrl-C and SIGHUP act as it does
         gc.collect()

@@ -28,14 +28,12 @@ class Drawn:
         token_ids: sampled tokens, including the stop token.
         logprobs: the server's log-probability of each token.
         stopped: whether a stop token ended them, according to the server.
-        certain: False where the tokens were encoded from text and may differ from the sampled ones.
         version: the server's label of its weights, or empty.
     """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     stopped: bool
-    certain: bool = True
     version: str = ""
 
 
@@ -242,7 +240,7 @@ def _drawn(token_ids: Sequence[int], logprobs: Sequence[float] | None, ended: st
             f"{logprobs[:3]}...; each of one or more token ids must have a finite one of at most 0; check the "
             "server's version and options, such as vLLM's `--logprobs-mode`"
         )
-    return Drawn(tuple(token_ids), tuple(map(float, logprobs)), ended == "stop", version=version)
+    return Drawn(tuple(token_ids), tuple(map(float, logprobs)), ended == "stop", version)
 
 
 def _short(reply: Any) -> str:

@@ -7,7 +7,7 @@ import functools
 import logging
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,10 +25,10 @@ from mrlm_pl.engines.http.probes import (
     check_weights,
     checked_folder,
     common_facts,
+    is_same,
     only_model,
 )
 from mrlm_pl.engines.http.replicas import (
-    HttpStats,
     PassingError,
     RefusalError,
     Replica,
@@ -113,11 +113,6 @@ class OpenAICompatible(Engine):
         self._open.set()
         self._cuts_warned = False
 
-    @property
-    def stats(self) -> HttpStats:
-        """Counters since the engine was made; a copy."""
-        return replace(self._replicas.stats)
-
     def reports_logprobs(self, policy: str) -> bool:
         """Return whether samples have token ids and log-probabilities; those of ``transformers serve`` do not."""
         return self.dialect.reports_logprobs
@@ -185,7 +180,6 @@ class OpenAICompatible(Engine):
                     f"the server sampled with weights {drawn.version!r}, not {served.label!r}; was it started again?"
                 )
             stopped = ended_by_stop(drawn, request)
-            self._replicas.stats.re_encoded += not drawn.certain
             return Sample(drawn.token_ids, drawn.logprobs, "stop" if stopped else "length", served.version, self.name)
 
         return await self._replicas.ask(self.dialect.path, body, f"policy {request.policy!r}", read)
@@ -314,18 +308,20 @@ class OpenAICompatible(Engine):
         return common_facts(self._facts.values())
 
     async def _prepare(self, replica: Replica) -> None:
-        """Check the abilities of a server and give it the current weights."""
+        """Check the abilities of a server, if it may be another one than before, and give it the current weights."""
         handed = {policy: served for policy, served in self._policies.items() if served.folder}
+        ask = functools.partial(self._replicas.once, replica, whom="the check of the server")
+        if replica.checked and not replica.trained:  # it was idle
+            facts = self._facts[replica.url]
+            replica.checked = await is_same(ask, facts, self.dialect, self._model_of(facts.models))
         if not replica.checked:
             for policy in handed:  # an earlier client may have died in the middle of an update
                 await self._call(replica, policy, self.dialect.wake())
-            await self._check(replica)
+            self._note_facts(replica, await check_server(ask, replica.url, self.dialect, self._model_of))
         for policy, served in handed.items():
             await self._call(replica, policy, self.dialect.update(served.folder, served.label))
 
-    async def _check(self, replica: Replica) -> None:
-        ask = functools.partial(self._replicas.once, replica, whom="the check of the server")
-        facts = await check_server(ask, replica.url, self.dialect, self._model_of)
+    def _note_facts(self, replica: Replica, facts: ServerFacts) -> None:
         before = self._facts.get(replica.url) or next(iter(self._facts.values()), facts)
         other = facts.greedy != () and not replica.trained and not set(facts.greedy) & set(before.greedy)
         if other or (facts.models != before.models and not self._model):

@@ -80,21 +80,6 @@ class Terms(Settings):
         at_least(1, concurrency=self.concurrency)
 
 
-@dataclass
-class HttpStats:
-    """Counters of requests for samples.
-
-    Attributes:
-        requests: answered requests.
-        retries: repeated requests.
-        re_encoded: replies whose tokens may differ from the sampled ones; see the dialect ``transformers``.
-    """
-
-    requests: int = 0
-    retries: int = 0
-    re_encoded: int = 0
-
-
 @dataclass(eq=False)
 class Replica:
     """The client's view of one server.
@@ -167,7 +152,6 @@ class Replicas:
                 f"api_key_env is {api_key_env!r}, and that environment variable is not set; `export {api_key_env}=...`"
             )
         self._key_env, self.terms, self._prepare = api_key_env, terms, prepare
-        self.stats = HttpStats()
         self._session: aiohttp.ClientSession | None = None
 
     @property
@@ -208,13 +192,12 @@ class Replicas:
                 await asyncio.sleep(pause)
                 continue
             if not (replica.busy or replica.trained) and now - replica.answered > IDLE_SECONDS:
-                replica.ready = replica.checked = False
+                replica.ready = False
             replica.busy += 1
             try:
                 if not replica.ready:
                     await self.make_ready(replica)
                 tries += 1
-                self.stats.retries += tries > 1
                 seconds = min(self.terms.timeout_seconds, max(deadline - loop.time(), 0.05))
                 with naming(replica.url):
                     answer = read(await self.once(replica, path, body, whom, seconds), replica)
@@ -231,7 +214,6 @@ class Replicas:
             finally:
                 replica.busy -= 1
             replica.note_answer(loop.time())
-            self.stats.requests += 1
             return answer
 
     async def make_ready(self, replica: Replica) -> None:

@@ -114,16 +114,6 @@ class RayPool(WorkerGroup, Engine):
         finally:
             self._spreading.done(places)
 
-    @property
-    def stats(self) -> list[Any]:
-        """Counters of each worker's engine since the worker was started; see :attr:`Engine.stats`.
-
-        Raises:
-            WorkerLostError: a worker does not answer.
-        """
-        calls = [self.call(worker, "answer", "stats") for worker in self.workers]
-        return [future.result() for future in calls]
-
     def release(self, session_prefix: str) -> None:
         """Drop caches, in the background; see :meth:`Engine.release`."""
         for place in self._spreading.release(session_prefix):

@@ -72,8 +72,6 @@ class _Level:
         masks = []
         for earlier in range(level):
             parents = [chain[earlier] for chain in chains]
-            if max(parents) < 0:
-                continue
             lengths = segments.lengths[earlier]
             repeats = len(parents) // len(lengths)
             in_order = parents == [number // repeats for number in range(len(parents))] if repeats else False

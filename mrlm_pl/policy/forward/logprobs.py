@@ -9,7 +9,7 @@ import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -32,9 +32,6 @@ from mrlm_pl.policy.forward.passes import (
 from mrlm_pl.policy.forward.rematerialization import rematerialized
 from mrlm_pl.policy.sharding import is_sharded, passes_on_all_ranks
 from mrlm_pl.seeding import derive_seed
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 class TokenOutputs(NamedTuple):

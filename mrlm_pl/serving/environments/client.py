@@ -23,7 +23,7 @@ from mrlm_pl.environment import Environment, Observations, Step, TaskSource, Too
 from mrlm_pl.episode import Message, Task
 from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, RemoteError, RemoteTimeoutError
 from mrlm_pl.serving.transport import environment_pb2 as pb
-from mrlm_pl.serving.transport.addresses import Servers, addresses_of, note_gone, warn_of_difference
+from mrlm_pl.serving.transport.addresses import Servers, addresses_of, warn_of_difference
 from mrlm_pl.serving.transport.codec import from_json, step_from, to_json
 from mrlm_pl.serving.transport.connection import CONTROLLER_SECONDS, Address, StatusError, connection, submit
 from mrlm_pl.serving.transport.security import Identity
@@ -209,7 +209,7 @@ class RemoteEnvironment(Environment, proxy=True):
         # whether it can be reached, rather than a step find out.
         def note_lost(problem: Exception) -> None:
             if address in self.addresses:
-                note_gone(address, self._who, problem, self.open_seconds)
+                self._servers.note_gone(address, problem, self.open_seconds)
             else:
                 _reached.pop(address, None)
 

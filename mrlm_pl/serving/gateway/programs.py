@@ -11,13 +11,13 @@ import shutil
 import signal
 import tempfile
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from mrlm_pl.concurrency.calls import as_error, in_daemon
+from mrlm_pl.concurrency.calls import in_daemon
 from mrlm_pl.concurrency.event_loop import EventLoopThread
 from mrlm_pl.errors import ProgramError
 from mrlm_pl.sandbox.wall.kernel import ending_with_parent
@@ -167,8 +167,8 @@ async def run_function(function: Callable[..., Any], row: Mapping[str, Any], end
     name = getattr(function, "__name__", repr(function))
     try:
         value = call() if inspect.iscoroutinefunction(function) else await _in_thread(call, name)
-        return await _run_coroutine(value) if inspect.isawaitable(value) else value
-    except Exception as error:  # of the user's
+        return await _run_coroutine(value) if inspect.iscoroutine(value) else value
+    except (Exception, SystemExit, KeyboardInterrupt) as error:  # of the user's; no signal comes to this thread
         raise ProgramError(f"the function {name!r} raised {type(error).__name__}: {error}") from error
 
 
@@ -181,17 +181,10 @@ async def _in_thread(call: Callable[[], Any], name: str) -> Any:
         raise
 
 
-async def _run_coroutine(coroutine: Awaitable[Any]) -> Any:
+async def _run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
     """Return the value of a coroutine, which has an event loop of its own, since it may block."""
     loop = EventLoopThread()
     try:
-        return await asyncio.wrap_future(loop.submit(_without_exits(coroutine)))
+        return await asyncio.wrap_future(loop.submit(coroutine))
     finally:
         in_daemon(loop.close)
-
-
-async def _without_exits(coroutine: Awaitable[Any]) -> Any:
-    try:
-        return await coroutine
-    except (SystemExit, KeyboardInterrupt) as raised:  # would end the event loop
-        raise as_error(raised) from raised

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mrlm_pl.concurrency.calls import wait_awake
+from mrlm_pl.concurrency.calls import mark_read, wait_awake
 from mrlm_pl.concurrency.event_loop import END_SECONDS
 from mrlm_pl.environment.prompts import Prompt, Reply
 from mrlm_pl.environment.tools import requested_calls, with_written_calls
@@ -186,12 +186,12 @@ class Session:
                     for reason in call.prompt.refusals:
                         refusal = ProtocolError(400, TOO_LONG, f"{reason}; send a shorter conversation")
                     served.set_exception(refusal)
-                    served.exception()  # marks it as read: the program may be gone
+                    mark_read(served)  # the program may be gone
             queue.clear()
         self.program.cancel()
         await asyncio.wait((self.program,), timeout=END_SECONDS)
-        if self.program.done() and not self.program.cancelled():
-            self.program.exception()  # likewise
+        if self.program.done():
+            mark_read(self.program)
 
     def _restore(self, agent: str, prompt: Prompt) -> Prompt:
         """Return a prompt in which replies and calls that were served are as they were sampled; count its kind."""

@@ -124,7 +124,7 @@ class Servers:
                     if not (error.transient or (isinstance(error, RefusalError) and error.code in again)):
                         raise self.refusal(error, address) from error
                     if error.code is not grpc.StatusCode.RESOURCE_EXHAUSTED:
-                        note_gone(address, self.who, error, seconds)
+                        self.note_gone(address, error, seconds)
                     continue
                 note_back(address)
                 if _silent_since.pop((self.who, address), None):
@@ -136,6 +136,27 @@ class Servers:
                 logger.warning("%s is full (%s); retrying for %g s", name, problem, seconds / 2)
             if not await backoff.pause():
                 raise RemoteTimeoutError(f"{late} ({problem})") from problem
+
+    def note_gone(self, address: Address, problem: Exception, seconds: float) -> None:
+        """Skip a server until it answers, and warn of it; call this on the loop of all connections.
+
+        Args:
+            address: of the server.
+            problem: its answer, if any.
+            seconds: for which requests are repeated where no other server answers.
+        """
+        if not is_gone(address):
+            _gone[address] = asyncio.ensure_future(_until_back(address))
+        now = time.monotonic()
+        since, warned = _silent_since.get((self.who, address), (now, -math.inf))
+        if now - warned < WARNING_SECONDS:
+            return
+        fault = f"has not answered for {now - since:.0f} s" if now > since else "does not answer"
+        others = ", ".join(other.target for other in self.addresses if not is_gone(other))
+        meanwhile = f"asking {others}" if others else f"retrying for {seconds:g} s"
+        text = "%s at %s %s (%s); %s: start it if it is not running"
+        logger.warning(text, self.who, address.target, fault, problem, meanwhile)
+        _silent_since[self.who, address] = since, now
 
 
 _facts: dict[Hashable, dict[str, str]] = {}
@@ -163,27 +184,6 @@ def is_gone(address: Address) -> bool:
     """Return whether a server was gone when it was last asked."""
     probe = _gone.get(address)
     return probe is not None and not probe.done()
-
-
-def note_gone(address: Address, who: str, problem: Exception, seconds: float) -> None:
-    """Skip the server until it answers, and warn of it; call this on the loop of all connections.
-
-    Args:
-        address: of the server.
-        who: its name in messages.
-        problem: its answer, if any.
-        seconds: for which requests are repeated.
-    """
-    if not is_gone(address):
-        _gone[address] = asyncio.ensure_future(_until_back(address))
-    now = time.monotonic()
-    since, warned = _silent_since.get((who, address), (now, -math.inf))
-    if now - warned < WARNING_SECONDS:
-        return
-    fault = f"has not answered for {now - since:.0f} s" if now > since else "does not answer"
-    text = "%s at %s %s (%s); retrying for %g s: start it if it is not running"
-    logger.warning(text, who, address.target, fault, problem, seconds)
-    _silent_since[who, address] = since, now
 
 
 def note_back(address: Address) -> None:
