@@ -51,7 +51,10 @@ COMMANDS = {
 TRAINING = ("fit", "train", "validate", "test", "predict")
 """Commands with a trainer; their configuration is checked before torch is imported."""
 
-PLAYING = ("eval", "collect", "gateway", "replay", "rescore", "whatif", "check-env", "serve")
+PARSED = ("eval", "arena", "collect", "gateway", "replay", "rescore", "whatif", "check-env")
+"""Commands whose parsers are in :mod:`mrlm_pl.cli.parsing.play_options`; they answer a help without torch."""
+
+PLAYING = (*PARSED, "serve")
 """Commands that take environments by name; the names are checked before torch is imported."""
 
 IMPORTING = (*TRAINING, "info")
@@ -191,9 +194,15 @@ def _run_function(command: str, arguments: Sequence[str]) -> int:
 
     use_working_folder()
     arguments = with_underscores(arguments)
+    options = [word for word in arguments if word.startswith("-")]
     if command in TRAINING:
         check(arguments)
         read_model_folders_once()
+    elif command in PARSED and any(word == "-h" or word.partition("=")[0].endswith("help") for word in options):
+        from mrlm_pl.cli.parsing import environment_option, play_options
+
+        parser = getattr(play_options, f"{command.replace('-', '_')}_parser")()
+        environment_option.read(parser, arguments)  # prints the help and ends the command
     elif command in PLAYING:
         check_environment_names(arguments)
     module, function = COMMANDS[command][0].split(":")

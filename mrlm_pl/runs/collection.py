@@ -14,14 +14,14 @@ from typing import Any
 from mrlm_pl.compressed_files import packed
 from mrlm_pl.durable_files import check_writable, progress_note, write_json
 from mrlm_pl.engines import ContinuousEngine
-from mrlm_pl.engines.base import Sampling
+from mrlm_pl.engines.base import Precision, Sampling
 from mrlm_pl.environment import Environment
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError, RolloutError, StorageError, tell, writing
 from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.rollout.player import EpisodePlayer
 from mrlm_pl.runs.console import EpisodeProgress
-from mrlm_pl.runs.seated_model import Model, Precision, SeatedModel, generation_precision, sampling_from
+from mrlm_pl.runs.seated_model import Model, SeatedModel, generation_precision, sampling_from
 from mrlm_pl.settings import as_settings, at_least, check_arguments, plain
 
 CHUNK = 64

@@ -6,14 +6,13 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 
-from mrlm_pl.engines.base import Sampling
+from mrlm_pl.engines.base import Precision, Sampling
 from mrlm_pl.environment import Environment
 from mrlm_pl.errors import ConfigurationError, RolloutError
 from mrlm_pl.evaluation.arena import ArenaReport, arena_report
 from mrlm_pl.evaluation.report import EvaluationReport
 from mrlm_pl.runs.seated_model import (
     Model,
-    Precision,
     SeatedModel,
     close_environment,
     loaded_policies,

@@ -32,6 +32,9 @@ GROUP = "mrlm_pl.plugins"
 ENVIRONMENTS = "environments"
 """Entry points whose name begins so are imported first, so that an environment is found without what needs torch."""
 
+CALLBACKS = "callbacks"
+"""Entry points whose name begins so have no environments, and are not imported to find one."""
+
 REMOTE = "mrlm_pl.serving"
 """Our own package of environments: that of servers. It has a class name and no short name, which is the server's."""
 
@@ -212,7 +215,8 @@ def import_environment(name: str) -> None:
         load_package(package)
     if "." in name:
         return
-    for entry_point in plugin_entry_points() if name != "RemoteEnvironment" else ():
+    plugins = [item for item in plugin_entry_points() if not item.name.startswith(CALLBACKS)]
+    for entry_point in plugins if name != "RemoteEnvironment" else ():
         if name in environments_by_name() or any(cls.__name__ == name for cls in subclasses(Environment)):
             return
         with _naming_plugin(entry_point):

@@ -8,13 +8,13 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from transformers.utils.logging import disable_progress_bar
 
 from mrlm_pl.engines import Engine, InProcessEngine
-from mrlm_pl.engines.base import Sampling
+from mrlm_pl.engines.base import Precision, Sampling
 from mrlm_pl.environment import DatasetTasks, Environment
 from mrlm_pl.environment.trial import run_coroutine
 from mrlm_pl.errors import ConfigurationError, did_you_mean, tell
@@ -33,12 +33,6 @@ logger = logging.getLogger(__name__)
 
 Model: TypeAlias = str | Path | Policy | Mapping[str, Policy]
 """A run folder, model folder, hub id or ``builtin:tiny``; a policy, or several by name."""
-
-Precision: TypeAlias = Literal["32-true", "bf16-mixed"]
-"""The precision in which turns are generated, as Lightning names it."""
-
-MAX_TURNS = 64
-"""Decisions of an episode where neither the caller nor a run says how many."""
 
 
 class SeatedModel:
@@ -254,7 +248,7 @@ class SeatedModel:
 
                 engine = with_served(engine, policies)
                 stack.callback(engine.close)
-            limit = max_turns or self.run.turn_limit(self.name) or MAX_TURNS
+            limit = max_turns or self.run.turn_limit(self.name)
             player = EpisodePlayer(
                 {self.name: self.environment}, self.seats(policies, sampling), engine, max_turns=limit
             )

@@ -104,10 +104,9 @@ def read_with_run(
             shown = json.dumps(value)
             raise ConfigurationError(f"{key}: expected one name, but the value is {shown}; give one{hint}")
     named = named.get(CLASS) if isinstance(named, dict) else named
-    asks_help = any(word == "-h" or word.partition("=")[0].endswith("help") for word in words)
-    if model is None and without is not None and not asks_help:
+    if model is None and without is not None:
         raise ConfigurationError(without)
-    if model is None or "--help" in words or "-h" in words:
+    if model is None:
         return RunOptions(read(parser, words), RecordedRun({}))
     run = read_run(model, weights=weights, files=files)
     recorded = run.environment_to_play(named, model)
