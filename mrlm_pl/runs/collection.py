@@ -89,7 +89,8 @@ def collect(
     planned = [
         (spec, task_temperatures[number % samples_each // samples_per_task]) for number, spec in enumerate(specs)
     ]
-    played = (type(seated.environment).__qualname__, settings or seated.arguments, asdict(sampling), task_temperatures)
+    arguments = settings or seated.arguments or {}
+    played = (type(seated.environment).__qualname__, arguments, asdict(sampling), task_temperatures)
     numbers = (num_episodes, samples_per_task, split, seed, filter_reward, max_turns)
     file = _collection_file(path, seated, device, [*played, *numbers])
     with seated.player(sampling, max_turns, device) as player, EpisodeProgress() as progress:

@@ -12,6 +12,7 @@ import ast
 import importlib
 import importlib.util
 import inspect
+import json
 import os
 import re
 import sys
@@ -265,6 +266,23 @@ def environment_from(config: Mapping[str, Any]) -> Environment:
         if isinstance(error.__cause__, MRLMError):
             raise error.__cause__ from error
         raise ConfigurationError(f"environment {config['class_path']}: {error}") from error
+
+
+def defaults(cls: type) -> dict[str, Any]:
+    """Return the defaults of a class as a configuration file has them."""
+    from jsonargparse import ArgumentParser
+
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(cls, fail_untyped=False)
+    plain: dict[str, Any] = json.loads(json.dumps(parser.get_defaults().as_dict(), default=str))
+    return plain
+
+
+def shown_settings(cls: type[Environment], arguments: Mapping[str, Any]) -> str:
+    """Return the arguments of an environment that differ from its defaults, in one line."""
+    usual_values = defaults(cls) if arguments else {}
+    changed = {key: value for key, value in arguments.items() if key not in usual_values or value != usual_values[key]}
+    return ", ".join(f"{key} {json.dumps(value, ensure_ascii=False)}" for key, value in changed.items()) or "defaults"
 
 
 def _importable(value: Any) -> Any:

@@ -25,7 +25,7 @@ from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward.devices import computes_bf16, usable_device
 from mrlm_pl.rollout.play import EpisodeSpec, Seat
 from mrlm_pl.rollout.player import EpisodePlayer
-from mrlm_pl.runs.plugins import environment_from, find_environment
+from mrlm_pl.runs.plugins import environment_from, find_environment, shown_settings
 from mrlm_pl.runs.records.run import SAVED, SETTINGS_OF_TOKENS, SINGLE, RecordedRun, checkpoints_of, read_run
 from mrlm_pl.settings import at_least, check_served_by
 
@@ -51,7 +51,7 @@ class SeatedModel:
     Attributes:
         run: the policies, seats and settings.
         label: name of the model in reports and messages.
-        arguments: of the environment, as far as they are known.
+        arguments: of the environment; None where an instance is given, as long as the caller does not set them.
 
     Raises:
         ConfigurationError: there is no such model or environment, a seat is of no agent or names a policy that the
@@ -72,7 +72,7 @@ class SeatedModel:
         self.label, run = read_model(model, weights) if recorded is None else (str(model), recorded)
         self.run = replace(run, seats={**run.seats, **(seats or {})})
         check_seats(self.run.seats, run.policies, f"{self.label}: ")
-        self.arguments: dict[str, Any] = {}
+        self.arguments: dict[str, Any] | None = None if isinstance(environment, Environment) else {}
         recorded_environment = None
         if not isinstance(environment, Environment | type | str | None):
             remedy = "give a short name, a class or an instance"
@@ -195,6 +195,9 @@ class SeatedModel:
             )
         return replace(
             report,
+            settings=self.arguments,
+            changed_settings="" if self.arguments is None else shown_settings(type(self.environment), self.arguments),
+            sampling=sampling,
             precision=generation_precision(self.run, self.precision, device),
             checkpoint=", ".join(checkpoint.when for checkpoint in checkpoints),
         )

@@ -10,6 +10,7 @@ import shutil
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,7 +29,7 @@ from mrlm_pl.durable_files import write_json
 from mrlm_pl.episode import Episode
 from mrlm_pl.episode_files import write_episodes
 from mrlm_pl.errors import ROLLOUT_ERRORS, ConfigurationError, tell
-from mrlm_pl.evaluation.report import EvaluationReport, report_table
+from mrlm_pl.evaluation.report import EvaluationReport
 from mrlm_pl.evaluation.summary import summarize
 from mrlm_pl.grouping import grouped
 from mrlm_pl.learner.ranks import first_error, gather_ranks
@@ -123,7 +124,10 @@ class LoopResults(Callback):
         about: dict[str, Any] = {"model": model, "split": split, "seed": data.seed}
         by_environment = grouped((episode.task.environment, episode) for episode in played)
         self.reports = [
-            summarize(by_environment.get(name, []), environment=name, bounds=settings.bounds, **about)
+            replace(
+                summarize(by_environment.get(name, []), environment=name, bounds=settings.bounds, **about),
+                sampling=data.validation_sampling,
+            )
             for name, settings in data.environments.items()
         ]
 
@@ -300,7 +304,7 @@ class Trainer(pl.Trainer):
             print(f"mrlm: the episodes are in {episodes}; look at them with `{view}`")
         elif stage in ("validate", "test") and verbose:
             for report in self._loops.reports if played else ():
-                print(report_table(report, data.validation_sampling), end="\n\n")
+                print(report, end="\n\n")
             for name, value in {key: value for metrics in result for key, value in metrics.items()}.items():
                 print(f"{name} {value:.4f}")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from mrlm_pl.cli.commands.evaluate import sampling_of
 from mrlm_pl.cli.parsing.config_files import with_first_as
-from mrlm_pl.cli.parsing.environment_option import RunOptions, read_with_run, shown_settings
+from mrlm_pl.cli.parsing.environment_option import RunOptions, read_with_run
 from mrlm_pl.cli.parsing.parser import CommandParser
 from mrlm_pl.cli.parsing.play_options import PLAY_OPTIONS, collect_parser, gateway_parser
 from mrlm_pl.errors import ConfigurationError, tell
@@ -25,7 +25,7 @@ def run(arguments: Sequence[str]) -> int:
     options, run_options, shared = _read_options(collect_parser(), arguments)
     if options.temperatures and options.temperature is not None:
         raise ConfigurationError("temperatures and temperature are both given; leave one of them out")
-    tell(f"collecting in {shared['name']} ({shown_settings(run_options.played)})")
+    tell(f"collecting in {shared['name']} ({run_options.shown_settings()})")
     chosen = {key: options[key] for key in ("filter_reward", "temperatures")}
     file = collect(options.model, options.environment, **chosen, **shared)
     if not file.kept:

@@ -13,7 +13,7 @@ from typing import Any
 from jsonargparse import Namespace
 
 from mrlm_pl.cli.parsing.configuration import same_settings
-from mrlm_pl.cli.parsing.environment_option import RunOptions, read_with_run, shown_settings
+from mrlm_pl.cli.parsing.environment_option import RunOptions, read_with_run
 from mrlm_pl.cli.parsing.output import output_file
 from mrlm_pl.cli.parsing.play_options import PLAY_OPTIONS, TASK_OPTIONS, arena_parser, eval_parser
 from mrlm_pl.durable_files import write_json
@@ -23,7 +23,7 @@ from mrlm_pl.errors import ConfigurationError, tell
 from mrlm_pl.evaluation.arena import ArenaReport, Mean
 from mrlm_pl.evaluation.comparison import Comparison, common_tasks, compare, read_report, rewards_differ
 from mrlm_pl.evaluation.elo import Rating
-from mrlm_pl.evaluation.report import EvaluationReport, different_problems, interval_text, report_table
+from mrlm_pl.evaluation.report import EvaluationReport, different_problems, interval_text
 from mrlm_pl.evaluation.summary import evaluation_specs, task_identity
 from mrlm_pl.policy import Policy
 from mrlm_pl.runs.evaluation import arena
@@ -82,7 +82,7 @@ def report_run(arguments: Sequence[str]) -> int:
                     {**written, **{key: asdict(paired) for key, paired in comparisons.items()}},
                 )
         finally:
-            print(report_table(report, sampling, shown_settings(run_options.played)))
+            print(report)
     for paired in comparisons.values():
         source = f" (checkpoint of {other['checkpoint']})" if other and other.get("checkpoint") else ""
         print(_comparison_line(paired, len(written["tasks"]), f"{options.compare}{source}"))
@@ -94,7 +94,7 @@ def report_run(arguments: Sequence[str]) -> int:
 def evaluate_model(
     model: str, run_options: RunOptions, environment: Environment, policies: dict[str, Policy] | None = None
 ) -> tuple[EvaluationReport, dict[str, Any]]:
-    """Return the report of a model on an environment, and its data with the settings, sampling and code.
+    """Return the report of a model on an environment, and its data with the environment's code.
 
     Args:
         model: its name.
@@ -116,11 +116,11 @@ def evaluate_model(
         precision=options.precision,
         recorded=run_options.run,
     )
+    seated.arguments = run_options.environment_settings()
     seated.serve(options.served_by)
     chosen = {key: options[key] for key in (*TASK_OPTIONS, "max_turns", "device")}
     report = seated.evaluate(sampling=sampling, loaded=policies, **chosen)
-    played = {"settings": run_options.environment_settings(), "sampling": asdict(sampling), "code": code}
-    return report, {**report.to_dict(), **played}
+    return report, {**report.to_dict(), "code": code}
 
 
 def arena_run(arguments: Sequence[str]) -> int:

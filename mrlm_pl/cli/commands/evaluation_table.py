@@ -21,7 +21,7 @@ from rich.console import Console
 from mrlm_pl.cli.commands.evaluate import evaluate_model, report_run, sampling_of
 from mrlm_pl.cli.parsing.config_files import unknown_key, with_first_as
 from mrlm_pl.cli.parsing.configuration import ARGUMENTS, CLASS, load_value, merge_arguments
-from mrlm_pl.cli.parsing.environment_option import RunOptions, environment_config, read, read_with_run, shown_settings
+from mrlm_pl.cli.parsing.environment_option import RunOptions, environment_config, read, read_with_run
 from mrlm_pl.cli.parsing.output import output_file
 from mrlm_pl.cli.parsing.play_options import TASK_OPTIONS, eval_parser
 from mrlm_pl.durable_files import write_json
@@ -229,7 +229,7 @@ def table_run(config: Mapping[str, Any], words: Sequence[str]) -> int:
     console.print(table(scores))
     print(f"{options.split} split, seed {options.seed}, {options.num_episodes} episodes; 95 % intervals in brackets")
     for column in columns:
-        print(f"{column.name}: {shown_settings(column.run_options.played)}")
+        print(f"{column.name}: {column.run_options.shown_settings()}")
     precisions = {cell.model: cell.precision for cell in cells}
     if len(set(precisions.values())) > 1:
         print("generated in " + ", ".join(f"{precision} ({model})" for model, precision in precisions.items()))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mrlm_pl.cli.parsing.config_files import with_first_as
-from mrlm_pl.cli.parsing.environment_option import RunOptions, read_with_run, shown_settings
+from mrlm_pl.cli.parsing.environment_option import RunOptions, read_with_run
 from mrlm_pl.cli.parsing.output import output_file
 from mrlm_pl.cli.parsing.parser import CommandParser
 from mrlm_pl.cli.parsing.play_options import replay_parser, rescore_parser, whatif_parser
@@ -119,7 +119,7 @@ def _options(parser: CommandParser, arguments: Sequence[str]) -> tuple[Any, RunO
     run_options = read_with_run(parser, with_first_as("--model", arguments), weights=False, without=missing)
     options = parser.instantiate(run_options.config)
     kind = class_path(type(options.environment))
-    tell(f"playing again in {run_options.name_of(options.environment)}, {kind} ({shown_settings(run_options.played)})")
+    tell(f"playing again in {run_options.name_of(options.environment)}, {kind} ({run_options.shown_settings()})")
     return options, run_options
 
 

@@ -64,6 +64,21 @@ def test_the_representation_of_a_report_holds_no_transcripts(model_folder):
     assert "messages" not in repr(report)
 
 
+def test_a_report_of_python_reads_as_that_of_the_command(mrlm, model_folder):
+    model = str(model_folder)
+    options = ("--environment", "math", "-n", "2", "--max-tokens", "2", "--output", "r.json")
+    _, printed, _ = mrlm("eval", model, *options, "--environment.kinds", '["algebra"]')
+    assert '\nsettings       kinds ["algebra"]\n' in printed
+    _, printed, _ = mrlm("eval", model, *options)
+    report = mrlm_pl.evaluate(model, "math", num_episodes=2, sampling=Sampling(max_tokens=2))
+    assert f"{report}\n" in printed
+    assert "\nsettings       defaults\n" in printed
+    assert "\nsampling       temperature 1, top_p 1, top_k 0, max_tokens 2\n" in printed
+    assert json.loads(Path("r.json").read_text())["sampling"]["max_tokens"] == 2
+    instance = mrlm_pl.evaluate(model, MathEnvironment(), num_episodes=2, sampling=Sampling(max_tokens=2))
+    assert str(instance) == str(report).replace("settings       defaults\n", ""), "the settings are not known"
+
+
 def test_seed_and_sampling_reach_the_episodes(evaluate):
     def texts(*options):
         evaluate("--num-episodes", "4", "--output", "r.json", *options)
