@@ -8,6 +8,7 @@ import io
 import logging
 import os
 import shlex
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -141,6 +142,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         text = " ".join(f"{type(error).__name__}: {error}".split())
         return _fail(f"{text} ({line}); for the traceback set {DEBUG_VARIABLE}=1", 1)
+    finally:
+        if argv is None:  # the command has its status, and no signal changes it while the interpreter ends
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 def _dispatch(command: str, arguments: list[str]) -> int:
