@@ -42,7 +42,7 @@ def run(arguments: Sequence[str]) -> int:
     options = parser.instantiate(read_with_run(parser, words, weights=False, files=True).config)
     if options.environment is None:
         raise ConfigurationError("environment missing: name it, as in `mrlm check-env math`; `mrlm info` lists them")
-    output = output_file(options.output)
+    output = output_file(options.output, ".json" if data is None else ".jsonl")
     environment: Environment = options.environment
     if data is not None:
         if options.level != parser.get_default("level"):

@@ -199,8 +199,6 @@ def table_run(config: Mapping[str, Any], words: Sequence[str]) -> int:
     if options.compare is not None:
         raise ConfigurationError("compare: it takes one model and one environment; leave out the others")
     output = output_file(options.output)
-    if output is not None and output.suffix != ".json":
-        raise ConfigurationError(f"output: {str(output)!r} must end in .json; reports and picture are named after it")
     weights = {model: functools.cache(functools.partial(_weight_files, run)) for model, run in runs.items()}
     cells = [
         Cell(model, column.name, replace(column.run_options, run=runs[model]), output, weights[model])

@@ -256,6 +256,7 @@ def test_agents_find_their_policy():
         (("--seats", "{agnt: main}"), "seats: environment 'parrot' has no agent 'agnt'; did you mean 'agent'?"),
         (("--output", "."), "output: '.' is a folder; name a file, as in `--output F.json`"),
         (("--output", ""), "output: '' is a folder; name a file, as in `--output F.json`"),
+        (("--output", "run.yaml"), "output: 'run.yaml' must end in .json; name it `run.json`"),
         (("--output", f"{__file__}/a.json"), "test_evaluate.py/a.json' cannot be written: "),
         (("--device", "warp"), "device: 'warp' cannot be used"),
     ],
