@@ -64,6 +64,7 @@ class EvaluationReport:
         settings: arguments of the environment; None of one that was given as an instance, and within a run.
         changed_settings: those that differ from their defaults, in words; empty where there is no record of them.
         sampling: how turns were sampled; None of an evaluation within a run.
+        code: a digest of each module of the environment; empty within a run.
         precision: in which turns were generated, as Lightning names it; empty of an evaluation within a run.
         checkpoint: iteration or update of the weights, in words, of a run that had not finished; empty of others.
         agents: what each agent earned and did, in the order in which they act.
@@ -95,6 +96,7 @@ class EvaluationReport:
     settings: Mapping[str, Any] | None = None
     changed_settings: str = ""
     sampling: Sampling | None = None
+    code: Mapping[str, str] = field(default_factory=dict, repr=False)
     precision: str = ""
     checkpoint: str = ""
     agents: Mapping[str, Part] = field(default_factory=dict)

@@ -25,11 +25,11 @@ class Interruption:
     Attributes:
         received: its number; None as long as there was none.
         own: a script's handler of SIGTERM from before the block, if it has one.
-        raised: what that handler raised while a trainer ends its run in order; the block raises it at its end.
+        raised: the exception of that handler while a trainer ends its run in order; the end of the block raises it.
     """
 
     received: int | None = None
-    own: Callable[[int, FrameType | None], Any] | None = None
+    own: Callable[[int, FrameType | None], Any]
     raised: BaseException | None = None
 
     @property
@@ -65,7 +65,6 @@ class Interruption:
         A trainer's handler calls this one and ends the run; an error amid its work could leave a lock held, and one in
         a ``__del__`` is lost.
         """
-        assert self.own is not None
         try:
             self.own(number, frame)
         except BaseException as raised:
@@ -87,7 +86,7 @@ def ending_in_order() -> Iterator[Interruption]:
     block within another one has its interruption.
 
     Raises:
-        BaseException: what the script's handler raised while a trainer ended its run.
+        BaseException: of the script's handler, while a trainer ended its run.
     """
     outer = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
     interruption = outer if isinstance(outer, Interruption) else Interruption()

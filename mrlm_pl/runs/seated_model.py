@@ -26,6 +26,7 @@ from mrlm_pl.policy.forward.devices import computes_bf16, usable_device
 from mrlm_pl.rollout.play import EpisodeSpec, Seat
 from mrlm_pl.rollout.player import EpisodePlayer
 from mrlm_pl.runs.plugins import environment_from, find_environment, shown_settings
+from mrlm_pl.runs.records.environment_code import code_of
 from mrlm_pl.runs.records.run import SAVED, SETTINGS_OF_TOKENS, SINGLE, RecordedRun, checkpoints_of, read_run
 from mrlm_pl.settings import at_least, check_served_by
 
@@ -198,6 +199,7 @@ class SeatedModel:
             settings=self.arguments,
             changed_settings="" if self.arguments is None else shown_settings(type(self.environment), self.arguments),
             sampling=sampling,
+            code=code_of(self.environment),
             precision=generation_precision(self.run, self.precision, device),
             checkpoint=", ".join(checkpoint.when for checkpoint in checkpoints),
         )

@@ -201,7 +201,7 @@ def test_a_signal_ends_a_script_in_order(
 def test_what_a_script_s_own_handler_raises_ends_the_run_in_order(
     number: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Python drops an exception in a ``__del__``, where a signal may arrive: the run went on to its end."""
+    """Python drops an exception in a ``__del__``, where a signal may arrive: the run did not stop."""
 
     class Dropping:
         def __del__(self) -> None:

@@ -46,13 +46,13 @@ def report_run(arguments: Sequence[str]) -> int:
     other = read_report(options.compare, name) if options.compare else None
     sampling = sampling_of(options, run_options.run.validation_sampling)
     if other is not None:
-        code = code_of(environment)
-        warn_of_other_settings(
-            "environment", run_options.environment_settings(), other.get("settings"), options.compare
-        )
+        settings = run_options.environment_settings()
+        warn_of_other_settings("environment", settings, other.get("settings"), options.compare)
         warn_of_other_settings("sampling", asdict(sampling), other.get("sampling"), options.compare)
         other_code = other.get("code") or {}
-        if changed := [module for module, digest in code.items() if other_code.get(module, digest) != digest]:
+        if changed := [
+            module for module, digest in code_of(environment).items() if other_code.get(module, digest) != digest
+        ]:
             tell(f"warning: {options.compare} was played with other code of {', '.join(changed)}; rewards may differ")
         task_options = {key: options[key] for key in TASK_OPTIONS}
         tasks = {task_identity(spec.task) for spec in evaluation_specs(environment, **task_options, name=name)}
@@ -62,7 +62,8 @@ def report_run(arguments: Sequence[str]) -> int:
                 f"warning: {options.compare} has only {shared} of the {len(tasks)} tasks of this evaluation; the "
                 "comparison is of these alone"
             )
-    report, written = evaluate_model(options.model, run_options, environment)
+    report = evaluate_model(options.model, run_options, environment)
+    written = report.to_dict()
     other_precision = None if other is None else other.get("precision", "32-true") or report.precision
     if other is not None and other_precision != report.precision:
         tell(
@@ -77,10 +78,7 @@ def report_run(arguments: Sequence[str]) -> int:
     finally:  # a report that cannot be compared is written and shown too
         try:
             if output is not None:  # first: the reader of the output may end
-                write_json(
-                    output,
-                    {**written, **{key: asdict(paired) for key, paired in comparisons.items()}},
-                )
+                write_json(output, written | {key: asdict(paired) for key, paired in comparisons.items()})
         finally:
             print(report)
     for paired in comparisons.values():
@@ -93,8 +91,8 @@ def report_run(arguments: Sequence[str]) -> int:
 
 def evaluate_model(
     model: str, run_options: RunOptions, environment: Environment, policies: dict[str, Policy] | None = None
-) -> tuple[EvaluationReport, dict[str, Any]]:
-    """Return the report of a model on an environment, and its data with the environment's code.
+) -> EvaluationReport:
+    """Return the report of a model on an environment.
 
     Args:
         model: its name.
@@ -106,21 +104,12 @@ def evaluate_model(
         ConfigurationError: the model cannot be used, or a number is wrong.
     """
     options = run_options.config
-    sampling = sampling_of(options, run_options.run.validation_sampling)
-    code = code_of(environment)
-    seated = SeatedModel(
-        model,
-        environment,
-        options.seats,
-        run_options.name_of(environment),
-        precision=options.precision,
-        recorded=run_options.run,
-    )
+    name, recorded = run_options.name_of(environment), run_options.run
+    seated = SeatedModel(model, environment, options.seats, name, precision=options.precision, recorded=recorded)
     seated.arguments = run_options.environment_settings()
     seated.serve(options.served_by)
     chosen = {key: options[key] for key in (*TASK_OPTIONS, "max_turns", "device")}
-    report = seated.evaluate(sampling=sampling, loaded=policies, **chosen)
-    return report, {**report.to_dict(), "code": code}
+    return seated.evaluate(sampling=sampling_of(options, recorded.validation_sampling), loaded=policies, **chosen)
 
 
 def arena_run(arguments: Sequence[str]) -> int:
@@ -167,9 +156,8 @@ def arena_table(report: ArenaReport) -> str:
         lines += [f"  {agent} {mean.value:.4f}{_interval(mean)}" for agent, mean in seating.rewards.items()]
     lines.append("")
     if report.differences and any(len(seating.players) > 1 for seating in report.seatings):
-        lines.append(
-            "All agents earn the same in every episode, as a team, so no player wins. Whole teams of one player:"
-        )
+        reason = "All agents earn the same in every episode, as a team, so no player wins."
+        lines.append(f"{reason} Whole teams of one player:")
     for pairing in report.scores:
         score = f"{pairing.score.value:.4f}{_interval(pairing.score)}"
         lines.append(f"{pairing.player} against {pairing.other} {score}  {pairing.games} games")

@@ -130,8 +130,8 @@ class Cell:
             config = options.clone()
             seats = options.seats.items()
             config.seats = {agent: own for agent, own in seats if agent in environment.agents and own in run.policies}
-            _, written = evaluate_model(self.model, replace(self.run_options, config=config), environment, policies)
-        written["asked"] = request
+            report = evaluate_model(self.model, replace(self.run_options, config=config), environment, policies)
+        written = {**report.to_dict(), "asked": request}
         if self.file is not None:
             write_json(self.file, written)
         return written

@@ -23,7 +23,8 @@ def output_file(name: str | None, suffix: str = ".json") -> Path | None:
     if output.is_dir():
         example = shlex.quote(str(output / "F.json"))
         raise ConfigurationError(f"output: {name!r} is a folder; name a file, as in `--output {example}`")
-    if output.suffix != suffix:
+    is_device = output.exists() and not output.is_file()
+    if output.suffix != suffix and not is_device:
         raise ConfigurationError(f"output: {name!r} must end in {suffix}; name it `{output.with_suffix(suffix)}`")
     with writing("output", name):
         check_writable(output)

@@ -267,6 +267,10 @@ def test_mistakes(evaluate, options, words):
     assert "Traceback" not in error
 
 
+def test_a_report_may_go_to_a_device(evaluate):
+    assert "report in /dev/null" in evaluate("-n", "1", "--output", "/dev/null")
+
+
 def test_an_output_that_cannot_be_written_is_named_before_anything_is_played(evaluate, monkeypatch):
     monkeypatch.setattr("mrlm_pl.cli.commands.evaluate.evaluate_model", lambda *_, **__: pytest.fail("it has played"))
     Path("file").touch()
