@@ -183,8 +183,9 @@ class SeatedModel:
         # Raises for wrong numbers before a model is loaded.
         specs = self.specs(num_episodes, split, seed, samples_per_task)
         checkpoints = checkpoints_of(self.run.policies[name] for name in sorted(set(self.policy_by_agent().values())))
+        arguments = self.arguments
         with self.player(sampling, max_turns, device, loaded=loaded) as player:
-            report = summarize(
+            return summarize(
                 player.play_blocking(specs),
                 environment=self.name,
                 model=self.label,
@@ -193,16 +194,13 @@ class SeatedModel:
                 requested=num_episodes,
                 majority=self.environment.majority if len(self.environment.agents) == 1 else None,
                 bounds=self.environment.bounds,
+                settings=arguments,
+                changed_settings="" if arguments is None else shown_settings(type(self.environment), arguments),
+                sampling=sampling,
+                code=code_of(self.environment),
+                precision=generation_precision(self.run, self.precision, device),
+                checkpoint=", ".join(checkpoint.when for checkpoint in checkpoints),
             )
-        return replace(
-            report,
-            settings=self.arguments,
-            changed_settings="" if self.arguments is None else shown_settings(type(self.environment), self.arguments),
-            sampling=sampling,
-            code=code_of(self.environment),
-            precision=generation_precision(self.run, self.precision, device),
-            checkpoint=", ".join(checkpoint.when for checkpoint in checkpoints),
-        )
 
     @contextmanager
     def player(

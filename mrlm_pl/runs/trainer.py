@@ -10,7 +10,6 @@ import shutil
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -121,13 +120,10 @@ class LoopResults(Callback):
         policies: Any = getattr(pl_module, "policies", {})
         model = str(trainer.ckpt_path or ", ".join(str(policy.name_or_path) for policy in policies.values()))
         split = "test" if trainer.state.fn == TrainerFn.TESTING else "validation"
-        about: dict[str, Any] = {"model": model, "split": split, "seed": data.seed}
+        about = dict[str, Any](model=model, split=split, seed=data.seed, sampling=data.validation_sampling)
         by_environment = grouped((episode.task.environment, episode) for episode in played)
         self.reports = [
-            replace(
-                summarize(by_environment.get(name, []), environment=name, bounds=settings.bounds, **about),
-                sampling=data.validation_sampling,
-            )
+            summarize(by_environment.get(name, []), environment=name, bounds=settings.bounds, **about)
             for name, settings in data.environments.items()
         ]
 
