@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from mrlm_pl.concurrency.event_loop import result_of
 from mrlm_pl.episode import TokenSpan
@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 FinishReason = Literal["stop", "length"]
+Precision: TypeAlias = Literal["32-true", "bf16-mixed"]
+"""The precision in which turns are generated, as Lightning names it."""
 
 LARGEST_LOGPROB = 1e-3
 """Bound on the log-probability of a token: rounding may lift it above 0."""

@@ -61,6 +61,10 @@ class EvaluationReport:
         truncated: share of the episodes that a limit truncated; NaN where all failed.
         stop_reasons: number of episodes by the reason for which they ended.
         seats: the policy of each agent.
+        settings: arguments of the environment; None of one that was given as an instance, and within a run.
+        changed_settings: those that differ from their defaults, in words; empty where there is no record of them.
+        sampling: how turns were sampled; None of an evaluation within a run.
+        code: a digest of each module of the environment; empty within a run.
         precision: in which turns were generated, as Lightning names it; empty of an evaluation within a run.
         checkpoint: iteration or update of the weights, in words, of a run that had not finished; empty of others.
         agents: what each agent earned and did, in the order in which they act.
@@ -89,6 +93,10 @@ class EvaluationReport:
     truncated: float = math.nan
     stop_reasons: Mapping[str, int] = field(default_factory=dict)
     seats: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, Any] | None = None
+    changed_settings: str = ""
+    sampling: Sampling | None = None
+    code: Mapping[str, str] = field(default_factory=dict, repr=False)
     precision: str = ""
     checkpoint: str = ""
     agents: Mapping[str, Part] = field(default_factory=dict)
@@ -97,8 +105,40 @@ class EvaluationReport:
     transcripts: Sequence[Mapping[str, Any]] = field(default_factory=list, repr=False)
 
     def __str__(self) -> str:
-        """Return the numbers as ``mrlm eval`` prints them."""
-        return report_table(self)
+        """Return the numbers, one on each line, and tables of agents and policies where there are several."""
+        accuracy = self.accuracy
+        reward = f"{self.mean_reward:.4f}{interval_text(self.ci95)}"
+        texts: dict[str, str | None] = {
+            "environment": f"{self.environment} ({self.split}, seed {self.seed})",
+            "settings": self.changed_settings,
+            "model": self.model,
+            "checkpoint": self.checkpoint,
+            "sampling": None if self.sampling is None else sampling_text(self.sampling),
+            "precision": self.precision,
+            "episodes": played_episodes(self),
+            "mean reward": reward if self.episodes else None,
+            "accuracy": None if accuracy is None else f"{accuracy:.4f}{interval_text(self.accuracy_ci95)}",
+        }
+        lines = [(name, text) for name, text in texts.items() if text]
+        lines += [(f"pass@{k}", f"{value:.4f}") for k, value in self.pass_at_k.items()]
+        lines += [(f"majority@{k}", f"{value:.4f}") for k, value in self.majority_at_k.items()]
+        lines += [(f"  {name}", f"{value:.4f}") for name, value in self.components.items()]
+        lines += [(f"  {name}", _measured_text(measured, self.episodes)) for name, measured in self.metrics.items()]
+        if self.episodes:
+            reasons = ", ".join(f"{name} {count}" for name, count in sorted(self.stop_reasons.items()))
+            lines.append(("stop reasons", f"{reasons}; {self.truncated:.4f} truncated by a limit"))
+        if len(self.agents) == 1:
+            (part,) = self.agents.values()
+            turns, tokens = _number_text(part.turns, 2), _number_text(part.response_tokens, 1)
+            cut = f"{_number_text(part.truncated_turns, 4)} truncated at max_tokens"
+            lines.append(("turns", f"{turns} an episode, of {tokens} tokens; {cut}"))
+        width = max(14, *(len(name) for name, _ in lines))
+        text = "\n".join(f"{name:<{width}} {text}" for name, text in lines)
+        if len(self.agents) < 2:
+            return text
+        seats = [(policy, agent) for agent, policy in self.seats.items()]
+        agents = _parts_table("agent", "policy", self.agents, self.seats.items())
+        return f"{text}\n\n{agents}\n\n{_parts_table('policy', 'agents', self.policies, seats)}"
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """Show the same in a notebook."""
@@ -111,48 +151,6 @@ class EvaluationReport:
         mean of no episode: JSON has no infinity and no NaN.
         """
         return dict(finite(asdict(self)))
-
-
-def report_table(report: EvaluationReport, sampling: Sampling | None = None, settings: str | None = None) -> str:
-    """Return the numbers of a report, one on each line, and tables of agents and policies where there are several.
-
-    Args:
-        report: whose numbers are shown.
-        sampling: how its turns were sampled; None leaves the line out.
-        settings: of the environment, likewise.
-    """
-    accuracy = report.accuracy
-    reward = f"{report.mean_reward:.4f}{interval_text(report.ci95)}"
-    texts: dict[str, str | None] = {
-        "environment": f"{report.environment} ({report.split}, seed {report.seed})",
-        "settings": settings,
-        "model": report.model,
-        "checkpoint": report.checkpoint,
-        "sampling": None if sampling is None else sampling_text(sampling),
-        "precision": report.precision,
-        "episodes": played_episodes(report),
-        "mean reward": reward if report.episodes else None,
-        "accuracy": None if accuracy is None else f"{accuracy:.4f}{interval_text(report.accuracy_ci95)}",
-    }
-    lines = [(name, text) for name, text in texts.items() if text]
-    lines += [(f"pass@{k}", f"{value:.4f}") for k, value in report.pass_at_k.items()]
-    lines += [(f"majority@{k}", f"{value:.4f}") for k, value in report.majority_at_k.items()]
-    lines += [(f"  {name}", f"{value:.4f}") for name, value in report.components.items()]
-    lines += [(f"  {name}", _measured_text(measured, report.episodes)) for name, measured in report.metrics.items()]
-    if report.episodes:
-        reasons = ", ".join(f"{name} {count}" for name, count in sorted(report.stop_reasons.items()))
-        lines.append(("stop reasons", f"{reasons}; {report.truncated:.4f} truncated by a limit"))
-    if len(report.agents) == 1:
-        (part,) = report.agents.values()
-        turn_numbers = f"{_number_text(part.turns, 2)} an episode, of {_number_text(part.response_tokens, 1)} tokens"
-        lines.append(("turns", f"{turn_numbers}; {_number_text(part.truncated_turns, 4)} truncated at max_tokens"))
-    width = max(14, *(len(name) for name, _ in lines))
-    text = "\n".join(f"{name:<{width}} {text}" for name, text in lines)
-    if len(report.agents) < 2:
-        return text
-    seats = [(policy, agent) for agent, policy in report.seats.items()]
-    agents = _parts_table("agent", "policy", report.agents, report.seats.items())
-    return f"{text}\n\n{agents}\n\n{_parts_table('policy', 'agents', report.policies, seats)}"
 
 
 def played_episodes(report: EvaluationReport) -> str:

@@ -14,14 +14,14 @@ from typing import Any
 from mrlm_pl.compressed_files import packed
 from mrlm_pl.durable_files import check_writable, progress_note, write_json
 from mrlm_pl.engines import ContinuousEngine
-from mrlm_pl.engines.base import Sampling
+from mrlm_pl.engines.base import Precision, Sampling
 from mrlm_pl.environment import Environment
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError, RolloutError, StorageError, tell, writing
 from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.rollout.player import EpisodePlayer
 from mrlm_pl.runs.console import EpisodeProgress
-from mrlm_pl.runs.seated_model import Model, Precision, SeatedModel, generation_precision, sampling_from
+from mrlm_pl.runs.seated_model import Model, SeatedModel, generation_precision, sampling_from
 from mrlm_pl.settings import as_settings, at_least, check_arguments, plain
 
 CHUNK = 64
@@ -80,7 +80,6 @@ def collect(
         RolloutError: every episode failed.
         StorageError: the file cannot be written, for example because the disk is full.
     """
-    path = _check_output_path(output)
     seated = SeatedModel(model, environment, seats, name, precision=precision)
     sampling = as_settings(Sampling, sampling or sampling_from(seated.run.sampling, {}), "sampling")
     task_temperatures = _task_temperatures(temperatures, num_episodes, samples_per_task)
@@ -89,9 +88,10 @@ def collect(
     planned = [
         (spec, task_temperatures[number % samples_each // samples_per_task]) for number, spec in enumerate(specs)
     ]
-    played = (type(seated.environment).__qualname__, settings or seated.arguments, asdict(sampling), task_temperatures)
+    arguments = settings or seated.arguments or {}
+    played = (type(seated.environment).__qualname__, arguments, asdict(sampling), task_temperatures)
     numbers = (num_episodes, samples_per_task, split, seed, filter_reward, max_turns)
-    file = _collection_file(path, seated, device, [*played, *numbers])
+    file = _collection_file(output, seated, device, [*played, *numbers])
     with seated.player(sampling, max_turns, device) as player, EpisodeProgress() as progress:
         progress(0, len(planned))
         chunk = CHUNK * len(task_temperatures)
@@ -156,12 +156,11 @@ def serve_gateway(
         remedy = "use HarnessEnvironment with neither command nor function (`--environment.command null`)"
         raise ConfigurationError(f"{fault}; {remedy}")
     at_least(1, at_once=at_once)
-    path = _check_output_path(output)
     seated = SeatedModel(model, environment, seats, name, precision=precision)
     specs = seated.specs(num_episodes, split, seed, samples_per_task)
     sampling = as_settings(Sampling, sampling or sampling_from(seated.run.sampling, {}), "sampling")
     numbers = (num_episodes, samples_per_task, split, seed, max_turns)
-    file = _collection_file(path, seated, device, [dict(settings or {}), asdict(sampling), *numbers])
+    file = _collection_file(output, seated, device, [dict(settings or {}), asdict(sampling), *numbers])
     with gateway.kept(), seated.player(sampling, max_turns, device) as player:
         player.retries, player.caller.timeout = 0, float("inf")  # a program asks when it likes; leases bound the rest
         if player.engine.takes_pieces:
@@ -186,13 +185,6 @@ def serve_gateway(
     return file
 
 
-def _check_output_path(output: str | Path) -> Path:
-    path = Path(output)
-    if path.is_dir() or not path.name.endswith((".jsonl", ".jsonl.zst", ".jsonl.gz")):
-        raise ConfigurationError(f"output: {str(path)!r} must be a file that ends in .jsonl, .jsonl.zst or .jsonl.gz")
-    return path
-
-
 class CollectionFile:
     """A file of episodes that a killed collection continues.
 
@@ -214,6 +206,9 @@ class CollectionFile:
     """
 
     def __init__(self, path: Path, dependencies: Sequence[Any]) -> None:
+        if path.is_dir() or not path.name.endswith((".jsonl", ".jsonl.zst", ".jsonl.gz")):
+            fault = f"output: {str(path)!r} must be a file that ends in .jsonl, .jsonl.zst or .jsonl.gz"
+            raise ConfigurationError(fault)
         self.path = path
         text = json.dumps(dependencies, sort_keys=True, default=str)
         self.fingerprint = hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -273,11 +268,11 @@ class CollectionFile:
         self._note.unlink(missing_ok=True)
 
 
-def _collection_file(path: Path, seated: SeatedModel, device: str, dependencies: Sequence[Any]) -> CollectionFile:
+def _collection_file(path: str | Path, seated: SeatedModel, device: str, dependencies: Sequence[Any]) -> CollectionFile:
     """Return the file of a model's episodes, which depend on the model and the dependencies."""
     precision = generation_precision(seated.run, seated.precision, device)
     model = (seated.label, seated.run.seats, seated.name, device, precision)
-    return CollectionFile(path, [*model, *dependencies])
+    return CollectionFile(Path(path), [*model, *dependencies])
 
 
 def _task_temperatures(temperatures: Sequence[float], num_episodes: int, samples_per_task: int) -> list[float | None]:

@@ -122,8 +122,9 @@ _LINES = 50
 class RunProgress(ProgressBar):
     """Shows how far ``fit`` is, with the metrics that are logged with ``prog_bar=True``.
 
-    It counts complete iterations for a rollout data module and batches for any other; files and commands number
-    iterations from 0. A terminal gets a live display; a file, a pipe and a notebook get lines.
+    Their names are those of ``metrics.csv``, without ``rollout/``. It counts complete iterations for a rollout data
+    module and batches for any other; files and commands number iterations from 0. A terminal gets a live display; a
+    file, a pipe and a notebook get lines.
 
     Args:
         live: whether to draw the live display; None draws it on a terminal.
@@ -340,12 +341,12 @@ def _unit(trainer: Trainer) -> str:
 
 
 def _metric_texts(metrics: Mapping[str, float]) -> list[str]:
-    """Return the metrics as texts.
+    """Return the metrics as texts, those of rollouts, which are most, without the beginning of their names.
 
-    >>> _metric_texts({"rollout/reward": 0.69921, "rollout/tokens_per_second": 591.962})
-    ['rollout/reward 0.699', 'rollout/tokens_per_second 592']
+    >>> _metric_texts({"rollout/reward": 0.69921, "rollout/tokens_per_second": 591.962, "train/kl": 0.01})
+    ['reward 0.699', 'tokens_per_second 592', 'train/kl 0.010']
     """
-    return [f"{name} {_number(value)}" for name, value in metrics.items()]
+    return [f"{name.removeprefix('rollout/')} {_number(value)}" for name, value in metrics.items()]
 
 
 def _number(value: float) -> str:
@@ -356,7 +357,7 @@ def _line(unit: str, done: int, total: int | None, metrics: Mapping[str, float],
     """Return one line of progress.
 
     >>> _line("iterations", 3, 120, {"rollout/reward": 0.5}, 6.0, 3)
-    'iterations   3/120  rollout/reward 0.500  0:00:06 elapsed, 0:03:54 left'
+    'iterations   3/120  reward 0.500  0:00:06 elapsed, 0:03:54 left'
     """
     count = f"{done:>{len(str(total))}}/{total}" if total else str(done)
     left = f", {_clock(seconds / of * (total - done))} left" if total and of else ""

@@ -6,13 +6,13 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 
-from mrlm_pl.engines.base import Sampling
+from mrlm_pl.engines.base import Precision, Sampling
 from mrlm_pl.environment import Environment
 from mrlm_pl.errors import ConfigurationError, RolloutError
 from mrlm_pl.evaluation.arena import ArenaReport, arena_report
 from mrlm_pl.evaluation.report import EvaluationReport
 from mrlm_pl.policy import Policy
-from mrlm_pl.runs.seated_model import Model, Precision, SeatedModel, read_model, sampling_from
+from mrlm_pl.runs.seated_model import Model, SeatedModel, read_model, sampling_from
 from mrlm_pl.settings import as_settings, check_arguments
 
 

@@ -8,13 +8,13 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from transformers.utils.logging import disable_progress_bar
 
 from mrlm_pl.engines import Engine, InProcessEngine
-from mrlm_pl.engines.base import Sampling
+from mrlm_pl.engines.base import Precision, Sampling
 from mrlm_pl.environment import DatasetTasks, Environment
 from mrlm_pl.environment.trial import run_coroutine
 from mrlm_pl.errors import ConfigurationError, did_you_mean, tell
@@ -25,7 +25,8 @@ from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward.devices import computes_bf16, usable_device
 from mrlm_pl.rollout.play import EpisodeSpec, Seat
 from mrlm_pl.rollout.player import EpisodePlayer
-from mrlm_pl.runs.plugins import environment_from, find_environment
+from mrlm_pl.runs.plugins import environment_from, find_environment, shown_settings
+from mrlm_pl.runs.records.environment_code import code_of
 from mrlm_pl.runs.records.run import SAVED, SETTINGS_OF_TOKENS, SINGLE, RecordedRun, checkpoints_of, read_run
 from mrlm_pl.settings import at_least, check_served_by
 
@@ -33,12 +34,6 @@ logger = logging.getLogger(__name__)
 
 Model: TypeAlias = str | Path | Policy | Mapping[str, Policy]
 """A run folder, model folder, hub id or ``builtin:tiny``; a policy, or several by name."""
-
-Precision: TypeAlias = Literal["32-true", "bf16-mixed"]
-"""The precision in which turns are generated, as Lightning names it."""
-
-MAX_TURNS = 64
-"""Decisions of an episode where neither the caller nor a run says how many."""
 
 
 class SeatedModel:
@@ -57,7 +52,7 @@ class SeatedModel:
     Attributes:
         run: the policies, seats and settings.
         label: name of the model in reports and messages.
-        arguments: of the environment, as far as they are known.
+        arguments: of the environment; None where an instance is given, as long as the caller does not set them.
 
     Raises:
         ConfigurationError: there is no such model or environment, a seat is of no agent or names a policy that the
@@ -78,7 +73,7 @@ class SeatedModel:
         self.label, run = read_model(model, weights) if recorded is None else (str(model), recorded)
         self.run = replace(run, seats={**run.seats, **(seats or {})})
         check_seats(self.run.seats, run.policies, f"{self.label}: ")
-        self.arguments: dict[str, Any] = {}
+        self.arguments: dict[str, Any] | None = None if isinstance(environment, Environment) else {}
         recorded_environment = None
         if not isinstance(environment, Environment | type | str | None):
             remedy = "give a short name, a class or an instance"
@@ -188,8 +183,9 @@ class SeatedModel:
         # Raises for wrong numbers before a model is loaded.
         specs = self.specs(num_episodes, split, seed, samples_per_task)
         checkpoints = checkpoints_of(self.run.policies[name] for name in sorted(set(self.policy_by_agent().values())))
+        arguments = self.arguments
         with self.player(sampling, max_turns, device, loaded=loaded) as player:
-            report = summarize(
+            return summarize(
                 player.play_blocking(specs),
                 environment=self.name,
                 model=self.label,
@@ -198,12 +194,13 @@ class SeatedModel:
                 requested=num_episodes,
                 majority=self.environment.majority if len(self.environment.agents) == 1 else None,
                 bounds=self.environment.bounds,
+                settings=arguments,
+                changed_settings="" if arguments is None else shown_settings(type(self.environment), arguments),
+                sampling=sampling,
+                code=code_of(self.environment),
+                precision=generation_precision(self.run, self.precision, device),
+                checkpoint=", ".join(checkpoint.when for checkpoint in checkpoints),
             )
-        return replace(
-            report,
-            precision=generation_precision(self.run, self.precision, device),
-            checkpoint=", ".join(checkpoint.when for checkpoint in checkpoints),
-        )
 
     @contextmanager
     def player(
@@ -253,7 +250,7 @@ class SeatedModel:
 
                 engine = with_served(engine, policies)
                 stack.callback(engine.close)
-            limit = max_turns or self.run.turn_limit(self.name) or MAX_TURNS
+            limit = max_turns or self.run.turn_limit(self.name)
             player = EpisodePlayer(
                 {self.name: self.environment}, self.seats(policies, sampling), engine, max_turns=limit
             )

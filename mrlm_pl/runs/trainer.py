@@ -28,7 +28,7 @@ from mrlm_pl.durable_files import write_json
 from mrlm_pl.episode import Episode
 from mrlm_pl.episode_files import write_episodes
 from mrlm_pl.errors import ROLLOUT_ERRORS, ConfigurationError, tell
-from mrlm_pl.evaluation.report import EvaluationReport, report_table
+from mrlm_pl.evaluation.report import EvaluationReport
 from mrlm_pl.evaluation.summary import summarize
 from mrlm_pl.grouping import grouped
 from mrlm_pl.learner.ranks import first_error, gather_ranks
@@ -120,7 +120,7 @@ class LoopResults(Callback):
         policies: Any = getattr(pl_module, "policies", {})
         model = str(trainer.ckpt_path or ", ".join(str(policy.name_or_path) for policy in policies.values()))
         split = "test" if trainer.state.fn == TrainerFn.TESTING else "validation"
-        about: dict[str, Any] = {"model": model, "split": split, "seed": data.seed}
+        about = dict[str, Any](model=model, split=split, seed=data.seed, sampling=data.validation_sampling)
         by_environment = grouped((episode.task.environment, episode) for episode in played)
         self.reports = [
             summarize(by_environment.get(name, []), environment=name, bounds=settings.bounds, **about)
@@ -300,7 +300,7 @@ class Trainer(pl.Trainer):
             print(f"mrlm: the episodes are in {episodes}; look at them with `{view}`")
         elif stage in ("validate", "test") and verbose:
             for report in self._loops.reports if played else ():
-                print(report_table(report, data.validation_sampling), end="\n\n")
+                print(report, end="\n\n")
             for name, value in {key: value for metrics in result for key, value in metrics.items()}.items():
                 print(f"{name} {value:.4f}")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
@@ -31,6 +30,7 @@ from mrlm_pl.environment import Environment
 from mrlm_pl.errors import MRLMError, nearest, nearest_path, source_line_of_class, tell
 from mrlm_pl.runs.plugins import (
     class_path,
+    defaults,
     dotted_path,
     environments_by_name,
     import_exports,
@@ -407,13 +407,6 @@ def _fits(value: Any, argument: str, cls: type, key: str) -> bool:
 
 
 @cache
-def defaults(cls: type) -> dict[str, Any]:
-    """Return the defaults of a class as a configuration file has them."""
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(cls, fail_untyped=False)
-    return json.loads(json.dumps(parser.get_defaults().as_dict(), default=str))
-
-
 def _unaccepted_message(argument: str, setting: Any, old: type, new: type, key: str) -> str:
     type_hints = parameters(new)
     shown = setting[CLASS] if isinstance(setting, Mapping) and CLASS in setting else repr(setting)

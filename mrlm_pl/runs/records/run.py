@@ -34,6 +34,9 @@ from mrlm_pl.runs.state import precision_in, state_in
 if TYPE_CHECKING:
     from mrlm_pl.runs.records.saved_weights import SavedWeights
 
+MAX_TURNS = 64
+"""Decisions of an episode where neither the caller nor a run says how many."""
+
 SINGLE = "main"
 """Name of the policy when a model, rather than a run, is evaluated."""
 
@@ -197,9 +200,9 @@ class RecordedRun:
                 options += ["--split", "validation" if "validation" in data else "train"]
         return options
 
-    def turn_limit(self, environment: str) -> int | None:
+    def turn_limit(self, environment: str) -> int:
         """Return the decisions after which the run truncated episodes of an environment, by its name in the run."""
-        return (self.task_settings.get(environment) or {}).get("max_turns") or self.max_turns
+        return (self.task_settings.get(environment) or {}).get("max_turns") or self.max_turns or MAX_TURNS
 
 
 def read_run(name: str, *, weights: bool = True, files: bool = False) -> RecordedRun:
