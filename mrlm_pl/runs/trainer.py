@@ -8,10 +8,10 @@ import json
 import shlex
 import shutil
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, cast
 
 import lightning.pytorch as pl
 from lightning.fabric.connector import _PRECISION_INPUT
@@ -131,10 +131,12 @@ class LoopResults(Callback):
     on_test_epoch_end = on_validation_epoch_end
 
 
-def _in_run_folder(stage: str) -> Any:
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def _in_run_folder(method: _Method) -> _Method:
     """Return Lightning's method of a stage, run in a run folder."""
-    method = getattr(pl.Trainer, stage)
-    signature = inspect.signature(method)
+    stage, signature = method.__name__, inspect.signature(method)
 
     @functools.wraps(method, assigned=("__name__", "__qualname__", "__annotations__"))
     def run(self: Trainer, *args: Any, **options: Any) -> Any:
@@ -170,7 +172,7 @@ def _in_run_folder(stage: str) -> Any:
             self._print_result(stage, result, checkpoint is not None, verbose)
             return result
 
-    return run
+    return cast(_Method, run)
 
 
 class Trainer(pl.Trainer):
@@ -201,7 +203,10 @@ class Trainer(pl.Trainer):
 
     name: str | None = None
     folder: RunFolder | None = None
-    fit, validate, test, predict = map(_in_run_folder, ("fit", "validate", "test", "predict"))
+    fit = _in_run_folder(pl.Trainer.fit)
+    validate = _in_run_folder(pl.Trainer.validate)
+    test = _in_run_folder(pl.Trainer.test)
+    predict = _in_run_folder(pl.Trainer.predict)
 
     def __init__(
         self,
