@@ -265,6 +265,7 @@ def environment_from(config: Mapping[str, Any]) -> Environment:
         raise ConfigurationError(f"environment {config['class_path']}: {error}") from error
 
 
+@cache
 def defaults(cls: type) -> dict[str, Any]:
     """Return the defaults of a class as a configuration file has them."""
     from jsonargparse import ArgumentParser

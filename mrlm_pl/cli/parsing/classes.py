@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Literal, get_origin, get_type_hints
 
 from jsonargparse import ArgumentError, ArgumentParser
-from jsonargparse._parameter_resolvers import get_signature_parameters
 
 from mrlm_pl.cli.parsing.config_files import MistakeError, unknown_key
 from mrlm_pl.cli.parsing.configuration import ARGUMENTS, CLASS, DROPPED, EARLIER, leaves
@@ -277,7 +276,8 @@ def parameters(cls: type) -> dict[str, Any]:
             hints |= {
                 name: hints[name] | None for name in typed if name in signature and signature[name].default is None
             }
-    return {item.name: hints.get(item.name, Any) for item in get_signature_parameters(cls)}
+    names = ArgumentParser(exit_on_error=False).add_class_arguments(cls, fail_untyped=False)
+    return {name: hints.get(name, Any) for name in names}
 
 
 def accepted_arguments(cls: type) -> list[str]:
@@ -406,7 +406,6 @@ def _fits(value: Any, argument: str, cls: type, key: str) -> bool:
         return False
 
 
-@cache
 def _unaccepted_message(argument: str, setting: Any, old: type, new: type, key: str) -> str:
     type_hints = parameters(new)
     shown = setting[CLASS] if isinstance(setting, Mapping) and CLASS in setting else repr(setting)

@@ -512,24 +512,28 @@ def test_groups_are_played_again_when_what_they_were_played_with_has_changed(
     ("change", "told"),
     [
         ({}, None),
-        ({"unit": SimpleNamespace(branching=Branching("cross"))}, "the turn tree changed"),
-        ({"unit": SimpleNamespace(branching=None)}, "the turn tree changed"),
+        ({"unit": SimpleNamespace(branching=Branching("cross"), further=0)}, "the turn tree changed"),
+        ({"unit": SimpleNamespace(branching=None, further=0)}, "the turn tree changed"),
         ({"uses_greedy_baseline": True}, "the greedy baseline changed"),
-        ({"further": 2, "seat": "critic".join}, "model.seats, the further episodes changed"),
+        (
+            {"unit": SimpleNamespace(branching=Branching("align"), further=2), "seat": "critic".join},
+            "model.seats, the further episodes changed",
+        ),
     ],
 )
 def test_what_decides_the_episodes_of_a_group_is_compared_with_the_checkpoint(
     change: dict[str, Any], told: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     def collector(**changed: Any) -> AsyncCollector:
-        own = {"unit": SimpleNamespace(branching=Branching("align")), "uses_greedy_baseline": False, "further": 0}
+        unit = SimpleNamespace(branching=Branching("align"), further=0)
+        own = {"unit": unit, "uses_greedy_baseline": False}
         made = object.__new__(AsyncCollector)
         made.plan = SimpleNamespace(made_with=lambda: {"data.groups": "4"})  # type: ignore[assignment]
         made.sampling, made.max_lag, made.options, made._admitted = Sampling(), 1, AsyncOptions(), {}
         learner = SimpleNamespace(**{"seat": str, **own, **changed})
         environments = {"echo": SimpleNamespace(agents=("agent",))}
         made.players = SimpleNamespace(environments=environments, learner=learner)  # type: ignore[assignment]
-        made.lags = SimpleNamespace(load=lambda _: None, state=list, largest=lambda *_: 0)  # type: ignore[assignment]
+        made.lags = SimpleNamespace(load=lambda _: None, state=list, over_age=lambda *_: 0.0)  # type: ignore[assignment]
         return made
 
     before, after = collector(), collector(**change)
