@@ -105,7 +105,7 @@ class Sampling(Settings):
             owner: the option, for messages.
 
         Raises:
-            ConfigurationError: a policy does not exist; the message has the nearest.
+            ConfigurationError: a policy does not exist; the message names the nearest one.
         """
         for name in self.policies:
             if name not in known:
@@ -216,7 +216,7 @@ class LearnerPlace:
         devices: index of each process's GPU among the visible ones; empty on CPUs.
         process: number of this process among those of this machine.
         processes: number of processes on this machine.
-        precision: of the trainer, such as ``bf16-mixed``.
+        precision: the trainer's precision, such as ``bf16-mixed``.
     """
 
     devices: tuple[int, ...] = ()
@@ -266,9 +266,9 @@ class Engine(ABC):
         """Make ``weights`` the current ones of ``policy``; drop caches of older versions.
 
         Args:
-            policy: its name in requests.
-            weights: of the type that the engine reads: most read a ``transformers`` causal LM.
-            version: number of the weights in samples.
+            policy: name of the policy in requests.
+            weights: weights of the type that the engine reads; for most a ``transformers`` causal LM.
+            version: version of the weights, reported in samples.
         """
 
     def join_pool(self, place: int, places: int) -> Sequence[str]:
