@@ -190,7 +190,7 @@ class Cell(AbstractContextManager["Cell"]):
         return True
 
     def _watch(self) -> None:
-        """End a cell that exceeds what no limit of the kernel bounds: memory of all its processes, and disk."""
+        """End a cell that uses too much of a resource without a limit of the kernel: memory of all processes, disk."""
         now = time.monotonic()
         if now < self._next_watch:
             return
