@@ -52,7 +52,7 @@ class SelfPlay(Callback, CollectionObserver):
         snapshot_every: iterations between two snapshots.
         pool_size: maximum number of snapshots; the initial one stays, and the oldest of the others is removed.
         draw: rule that draws the opponent: ``uniform``, ``latest`` or ``prioritized``; see :class:`SnapshotPool`.
-        anchors: how the learner is measured.
+        anchors: settings of the games against anchors, which measure the learner.
         alarm: definition of a collapse, and the reaction to it.
 
     Raises:

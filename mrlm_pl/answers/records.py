@@ -60,7 +60,7 @@ def read_answers(source: str, split: str = "train") -> tuple[list[Answer], int]:
     begins with what others said, such as a leader, answers their question.
 
     Args:
-        source: what :func:`mrlm_pl.environment.rows.read_rows` reads, or a folder of episodes.
+        source: rows in a form of :func:`mrlm_pl.environment.rows.read_rows`, or a folder of episodes.
         split: split of a hub data set.
 
     Raises:
@@ -84,7 +84,7 @@ def read_records(source: str, split: str) -> Iterator[tuple[str, Episode | None,
     """Yield the place of each record of a source, and the record: an episode, or else a row.
 
     Args:
-        source: what :func:`mrlm_pl.environment.rows.read_rows` reads, or a folder of episodes.
+        source: rows in a form of :func:`mrlm_pl.environment.rows.read_rows`, or a folder of episodes.
         split: split of a hub data set.
 
     Raises:

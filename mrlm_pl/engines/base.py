@@ -145,7 +145,7 @@ class SampleRequest:
     Args:
         token_ids: the whole context, from the first token of the conversation.
         policy: name of the weights.
-        seed: all the randomness of this request; see :mod:`mrlm_pl.seeding`.
+        seed: seed of all the randomness of this request; see :mod:`mrlm_pl.seeding`.
         sampling: the distribution to draw from.
         stop_ids: sampling one of these tokens ends the turn; it is part of the sample.
         session: key of the key/value cache for the next turn; empty keeps none.

@@ -38,9 +38,9 @@ class ServerFacts:
     """Facts about a server.
 
     Args:
-        url: its URL.
+        url: URL of the server.
         models: names of its models.
-        window: its context window in tokens; None if it is unknown.
+        window: context window in tokens; None if it is unknown.
         scaled: whether its log-probabilities are at the request's temperature.
         cut: whether its log-probabilities are those after top-k and top-p.
         greedy: tokens of its greedy samples for :data:`PROBES`; none where it exchanges text.

@@ -60,7 +60,7 @@ class States:
     """Keys and values of the first tokens of a row.
 
     Args:
-        parts: one after the other, each ``[layers, 2, KV heads, T, head size]``; other rows may hold the same ones.
+        parts: consecutive parts, each ``[layers, 2, KV heads, T, head size]``; other rows may hold the same ones.
     """
 
     parts: tuple[Tensor, ...]
@@ -89,7 +89,7 @@ class Context:
     """A distinct context of a batch.
 
     Args:
-        token_ids: all its tokens, at least one.
+        token_ids: all tokens of the context, at least one.
         rows: number of rows that continue it; they share its computation.
         states: keys and values of its first tokens from an earlier turn, fewer than all; None computes all tokens.
         policy: name of the policy that continues it.

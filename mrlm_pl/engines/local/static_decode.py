@@ -78,7 +78,7 @@ class StaticStep:
     Args:
         decoder: the weights and the arithmetic.
         shared: keys and values of the contexts, ``[layers, 2, U, KV heads, T, head size]``.
-        own: those of the rows' own tokens, ``[layers, 2, B, KV heads, capacity, head size]``.
+        own: keys and values of the rows' own tokens, ``[layers, 2, B, KV heads, capacity, head size]``.
         logits: receives the logits, ``[B, V]``.
         width: maximum number of rows of a context.
         capture: makes the replay of a step.

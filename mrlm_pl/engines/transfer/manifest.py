@@ -140,7 +140,7 @@ class WeightSnapshot:
         """Return the manifest of the tensors that a receiver lacks.
 
         Args:
-            checksums: for each receiver, the checksums of its tensors.
+            checksums: checksums of the tensors of each receiver.
             bucket_bytes: size of a bucket.
         """
         records = [entry.record for entry in self._kept.values()]
