@@ -64,8 +64,8 @@ class Message:
         role: ``system``, ``user``, ``assistant`` or ``tool``.
         content: the text.
         tool_calls: the tool calls of an assistant message.
-        tool_call_id: of a ``tool`` message: the call that it answers.
-        name: of a ``tool`` message: the tool.
+        tool_call_id: id of the call that a ``tool`` message answers.
+        name: name of the tool that a ``tool`` message answers for.
 
     Raises:
         ValueError: the role is not one of the four.
@@ -108,7 +108,7 @@ class Task:
         environment: name of the environment, such as ``math``.
         split: ``train``, ``validation`` or ``test``.
         index: position in the split's task source.
-        seed: of all randomness in the environment while it plays this task.
+        seed: seed of all randomness in the environment while it plays this task.
         data: JSON-like data from which the environment poses and judges the task.
     """
 
@@ -146,7 +146,7 @@ class Turn:
         index: number of environment steps before this turn; agents that act simultaneously share it.
         start: position of the first sampled token in the trajectory.
         stop: one past the last sampled token.
-        reward: of this turn, from the environment.
+        reward: reward of this turn, from the environment.
         components: named parts of ``reward``, which is their sum.
         finish_reason: ``stop`` or ``length``, from the engine.
         policy: the policy that sampled the turn.
@@ -251,7 +251,7 @@ class Origin:
 
     Args:
         episode: id of the other episode.
-        agents: whose decisions may differ there.
+        agents: agents whose decisions may differ there.
         step: number of environment steps before them; everything before is the same.
     """
 
@@ -265,25 +265,25 @@ class Episode:
     """One play of a task by all agents.
 
     Args:
-        id: unique in the run.
+        id: id that is unique in the run.
         task: the problem instance.
         group: key of the episodes that are compared with each other; they share a task.
-        seed: all sampling seeds of the episode derive from it.
-        iteration: the iteration that it was collected in; -1 outside of training.
-        trajectories: by agent, in the order in which they began.
-        stop_reason: why it ended, in the environment's words; ``error`` for a failed episode.
+        seed: seed from which all sampling seeds of the episode derive.
+        iteration: iteration that collected it; -1 outside of training.
+        trajectories: trajectories by agent, in order of their start.
+        stop_reason: reason of its end, in the environment's words; ``error`` for a failed episode.
         truncated: whether a limit ended it; critics then bootstrap from its last state.
         success: whether the task was solved; None if the environment does not say.
         metrics: named numbers of the environment, for the log.
         step_rewards: each agent's reward at each step of the environment, whether it acted there or not.
         agents: all agents of the environment, including those that never acted; empty if unknown.
         error: the failure that ended it, or None. Failed episodes are counted and never enter the loss.
-        attempts: how often it was started.
-        retried_decisions, retried_tokens: sampled in the attempts before the last, which failed.
+        attempts: number of starts.
+        retried_decisions, retried_tokens: numbers in the attempts before the last, which failed.
         row_restarts: how often a chat template, or a program that makes the calls, rewrote history, so that a new
             trajectory began.
         timings: seconds by phase (``generate``, ``environment``). No computation reads them.
-        origin: where it branches from another episode; None for an ordinary one.
+        origin: branching point in another episode; None for an ordinary one.
         excluded: the reason for which the learner does not train on it: ``greedy`` (a baseline), ``replaced`` (another
             episode or task took its place) or ``left_out`` (too many failures in its group); None for others.
     """
@@ -414,10 +414,10 @@ def json_line(
     """Return the record of episodes as one line of JSON.
 
     Args:
-        episodes: of the record.
-        record: returns it for msgspec.
-        plain: returns it as JSON-like data, for what msgspec does not write like JSON: lone surrogates, and keys other
-            than text in the arguments of a tool call.
+        episodes: episodes to record.
+        record: returns the record for msgspec.
+        plain: returns the record as JSON-like data, for values that msgspec does not write like JSON: lone surrogates,
+            and keys other than text in the arguments of a tool call.
 
     Raises:
         ValueError: a number is NaN or infinite.

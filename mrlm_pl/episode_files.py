@@ -34,9 +34,9 @@ def iteration_file(folder: Path, iteration: int, rank: tuple[int, int] = (0, 1),
     """Return the path of a rank's episodes of an iteration, or of its measures of tokens, in a run folder.
 
     Args:
-        folder: of the run.
-        iteration: from 0.
-        rank: its number and the number of ranks.
+        folder: run folder.
+        iteration: index of the iteration, from 0.
+        rank: index of the rank, and the number of ranks.
         kind: ``episodes`` or ``tokens``.
 
     >>> iteration_file(Path("runs/a"), 3, (1, 2)).as_posix()
@@ -56,9 +56,9 @@ class EpisodeRetention(Settings):
     Args:
         every: keep iterations 0, N, 2 N, ...
         last: keep the newest N.
-        tokens: of the kept iterations 0, N, 2 N, ... write also ``RUN/tokens``: the importance ratio of each token, its
-            entropy and its divergence from the reference policy, as far as the first updates on it compute them. None
-            writes none.
+        tokens: for the kept iterations 0, N, 2 N, ... also write ``RUN/tokens``: the importance ratio of each token,
+            its entropy and its divergence from the reference policy, as far as the first updates on it compute them.
+            None writes none.
 
     Raises:
         ConfigurationError: a value below 1.
@@ -115,9 +115,9 @@ def remove_repeated(folder: Path, first: int, ranks: int) -> None:
     """Remove the files of the iterations that a resumed run collects again, if other numbers of ranks wrote them.
 
     Args:
-        folder: of the run.
+        folder: run folder.
         first: iteration that is collected next.
-        ranks: of the resumed run, which replaces the files of as many.
+        ranks: number of ranks of the resumed run, which replaces the files of as many ranks.
     """
     for kind in ("episodes", "tokens"):
         for path in (folder / kind).glob("iteration-*"):
@@ -130,7 +130,7 @@ def not_kept(files: Iterable[Path], collected: int = 0) -> str:
     """Return a note on the iterations of a run that have no file; empty if all have one.
 
     Args:
-        files: of episodes.
+        files: files of episodes.
         collected: iterations by ``progress/iteration``; the last :data:`BEHIND` of them may still be written.
 
     >>> not_kept([iteration_file(Path("a"), number) for number in (0, 4, 8)], 12)

@@ -63,10 +63,10 @@ def split_by_size(values: Iterable[V], size: Callable[[V], int], most: int, larg
     """Yield the values in order, in parts of limited size; a larger value is a part of its own.
 
     Args:
-        values: any number.
-        size: of a value.
-        most: number of values in a part.
-        largest: sum of the sizes in a part.
+        values: any number of values.
+        size: returns the size of a value.
+        most: maximum number of values in a part.
+        largest: maximum sum of the sizes in a part.
 
     >>> list(split_by_size(["a", "bb", "ccc", "dddd", "e"], len, most=2, largest=3))
     [['a', 'bb'], ['ccc'], ['dddd'], ['e']]

@@ -165,10 +165,10 @@ def check_instance(cls: type, value: Any, name: str, kind: str) -> None:
     """Validate that a value is an instance of a class.
 
     Args:
-        cls: the class.
-        value: the value.
-        name: of the setting, for messages.
-        kind: of the instances, in words.
+        cls: class of the instances.
+        value: value to check.
+        name: name of the setting, for messages.
+        kind: name of the instances in the message.
 
     Raises:
         ConfigurationError: it is another value, or the class in place of an instance.

@@ -33,12 +33,12 @@ class HeldOutEvaluation(Callback):
     loggers get ``held_out/ENVIRONMENT/reward`` and ``accuracy``, which the readers of a run take from its reports.
 
     Args:
-        episodes: episodes of each environment.
+        episodes: number of episodes of each environment.
         split: split of the tasks.
-        sampling: how they are sampled; None is the data module's ``validation_sampling``, for files the default.
+        sampling: sampling settings; None is the data module's ``validation_sampling``, for files the default.
         every: optimizer steps from one evaluation to the next; ``RUN/evaluation_curve.json`` then has the means and
             intervals of all evaluations by step, the first and the last included. None evaluates at both ends alone.
-        environment: where a policy plays that is trained on files, which have no environment.
+        environment: environment to play for a policy that is trained on files, which have none.
 
     Raises:
         ConfigurationError: a number is below 1, the split does not exist, or the data module has environments and

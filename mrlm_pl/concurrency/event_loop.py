@@ -186,7 +186,7 @@ class ComputeQueue:
     :meth:`submit` passes a function to the thread in :meth:`serve_during`, else to the queue's own thread.
 
     Args:
-        name: of the queue's own thread.
+        name: name of the queue's own thread.
 
     Attributes:
         running: the lock that is held while a function runs; a thread that takes it computes between two functions.

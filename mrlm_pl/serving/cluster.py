@@ -36,7 +36,7 @@ SILENT_SECONDS = 3.0
 
 SEPARATOR = "."
 FORWARD_SECONDS = 300.0
-"""Longest that a forwarded call may take, unless the controller's ``step_seconds`` are more."""
+"""Maximum duration of a forwarded call in seconds, unless the controller's ``step_seconds`` is larger."""
 
 REJOIN_SECONDS = 10.0
 """Seconds that a call waits for the worker of its session, after the start of this controller."""
@@ -47,11 +47,11 @@ class Worker:
     """A worker that has joined.
 
     Args:
-        report: its latest report.
-        connection: to it.
-        heard: when it reported.
-        placed: sessions placed on it since.
-        opening: sessions that are being opened on it, of which a report may not know.
+        report: latest report of the worker.
+        connection: connection to the worker.
+        heard: time of the latest report.
+        placed: number of sessions placed on it since that report.
+        opening: number of sessions that are being opened on it, which a report may not include yet.
     """
 
     report: pb.WorkerReport
@@ -79,9 +79,9 @@ class ControllerService(EnvironmentService, environment_pb2_grpc.ControllerServi
     """The service of environments over workers, and the service that workers join.
 
     Args:
-        limits: of the controller.
-        token_file: file with the token that workers want.
-        identity: for TLS to workers.
+        limits: limits of the controller.
+        token_file: file with the token that workers require.
+        identity: keys for TLS to the workers.
     """
 
     def __init__(self, limits: Limits, token_file: str | None, identity: Identity) -> None:
@@ -146,7 +146,7 @@ class ControllerService(EnvironmentService, environment_pb2_grpc.ControllerServi
     ) -> AsyncIterator[pb.WorkerOrder]:
         """Answer a worker's reports; the worker is gone when they end.
 
-        Refuse one of whose id another is live: that one keeps its sessions, and this one may ask again.
+        Refuse a worker whose id another live worker has: that worker keeps its sessions, and the new one may ask again.
         """
         worker: Worker | None = None
         try:
@@ -235,9 +235,9 @@ class ControllerServer(EnvironmentServer):
     """A server with no environments of its own.
 
     Args:
-        endpoint: where it listens.
-        limits: of the controller.
-        token_file: file with the token that workers want.
+        endpoint: address to listen on.
+        limits: limits of the controller.
+        token_file: file with the token that workers require.
     """
 
     def __init__(self, endpoint: Endpoint, limits: Limits, token_file: str | None = None) -> None:
@@ -260,8 +260,8 @@ class Membership:
 
     Args:
         server: the worker's server, started.
-        controller: its address.
-        address: at which clients may reach the worker.
+        controller: address of the controller.
+        address: address at which clients can reach the worker.
     """
 
     REPORT_SECONDS = 0.5

@@ -50,9 +50,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class _Served:
-    """A policy's version; of a trained one also the label and the folder of its weights.
+    """A policy's version, and for a trained policy also the label and the folder of its weights.
 
-    The checksums are those of weights that all servers were seen to have.
+    The checksums are those of weights that every server has been seen to hold.
     """
 
     version: int
@@ -75,7 +75,7 @@ class OpenAICompatible(Engine):
     training refuses it.
 
     Args:
-        url: of a server, ``http://HOST:PORT``, or of several with the same model; the least busy one is asked.
+        url: URL of a server, ``http://HOST:PORT``, or URLs of several with the same model; the least busy one is asked.
         dialect: kind of the server.
         model: the server's name of the model. None: the policy's name if the server has a model of that name, else its
             only model; for ``transformers``, the tokenizer's folder.
@@ -200,16 +200,16 @@ class OpenAICompatible(Engine):
             )
 
     def load(self, policy: str, weights: Any, version: int) -> None:
-        """Hand trained weights to the servers; of frozen ones note the version. Check the servers.
+        """Send trained weights to the servers; note only the version of frozen ones. Check the servers.
 
         Args:
-            policy: its name in requests.
+            policy: name of the policy in requests.
             weights: a ``transformers`` causal LM; trained if a parameter requires a gradient.
-            version: number of the weights in samples.
+            version: version of the weights, reported in samples.
 
         Raises:
             ConfigurationError: the weights are trained and there is no ``weights_folder``; a server cannot serve.
-            EngineError: the weights cannot be written, or are no module.
+            EngineError: the weights cannot be written, or are not a module.
             RemoteError: no server answers.
         """
         if not isinstance(weights, PreTrainedModel):
@@ -237,10 +237,10 @@ class OpenAICompatible(Engine):
         served.checksums = checksums
 
     def check(self, policy: str) -> None:
-        """Check that the servers can sample for a policy; :meth:`load` does so too.
+        """Check that the servers can sample for a policy, as :meth:`load` does.
 
         Raises:
-            ConfigurationError: a server cannot.
+            ConfigurationError: a server cannot sample for the policy.
             RemoteError: no server answers.
         """
         facts = self._open_loop().submit(self._server_facts(policy)).result()

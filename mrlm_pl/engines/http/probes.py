@@ -41,11 +41,11 @@ class ServerFacts:
     """Facts about a server.
 
     Args:
-        url: its URL.
+        url: URL of the server.
         models: names of its models.
-        window: its context window in tokens; None if it is unknown.
-        scaled: whether its log-probabilities are those at the request's temperature.
-        cut: whether they are those after top-k and top-p.
+        window: context window in tokens; None if it is unknown.
+        scaled: whether its log-probabilities are at the request's temperature.
+        cut: whether its log-probabilities are those after top-k and top-p.
         greedy: tokens of its greedy samples for :data:`PROBES`; none where it exchanges text.
         mark: its answer to :data:`MARK`; None where it exchanges text.
     """
@@ -71,13 +71,13 @@ async def check_server(ask: Ask, url: str, dialect: Dialect, choose: Choose) -> 
 
     Args:
         ask: sends a path and a body to the server and returns the reply; without a body it is a GET.
-        url: of the server.
-        dialect: its expected interface.
-        choose: returns the model to ask, of the server's models.
+        url: URL of the server.
+        dialect: expected interface of the server.
+        choose: returns the model to ask, given the server's models.
 
     Raises:
         ConfigurationError: the server has another interface, or gives no token ids or log-probabilities.
-        PassingError: it does not answer.
+        PassingError: the server does not answer.
     """
     probe = _text_facts if isinstance(dialect, TransformersDialect) else _facts
     try:
@@ -157,7 +157,7 @@ def only_model(models: tuple[str, ...], policy: str, targets: str) -> str:
     """Return the server's model of the policy's name, else its only one.
 
     Raises:
-        ConfigurationError: it has several others, or none.
+        ConfigurationError: the server has several others, or none.
     """
     if policy in models:
         return policy
@@ -172,12 +172,12 @@ def checked_folder(policy: str, folder: Path | None, targets: str) -> Path:
     """Return the folder of the written weights of a policy, if servers can get them.
 
     Args:
-        policy: that is trained.
-        folder: of the written weights.
+        policy: name of the trained policy.
+        folder: folder of the written weights.
         targets: the servers, for messages.
 
     Raises:
-        ConfigurationError: they cannot.
+        ConfigurationError: servers cannot get the folder.
     """
     if folder is None:
         raise ConfigurationError(

@@ -101,7 +101,7 @@ class TransformersDialect(Dialect):
         """Return the token ids of ``text``, which decode to the same text.
 
         Raises:
-            EngineError: they do not.
+            EngineError: the ids decode to another text.
         """
         token_ids = list(self.tokenizer.encode(text, add_special_tokens=False))
         back = self._decode(token_ids, without_special=True)
@@ -115,7 +115,7 @@ class TransformersDialect(Dialect):
 
 
 def dialect_of(name: str, tokenizer: str | None) -> Dialect:
-    """Return the dialect of that name; that of text takes a tokenizer, a folder or hub id.
+    """Return the dialect with this name; a dialect of text takes a tokenizer, as a folder or hub id.
 
     Raises:
         ConfigurationError: the name is unknown, or the tokenizer is missing or not used.

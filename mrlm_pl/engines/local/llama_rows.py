@@ -84,7 +84,7 @@ class DecoderRows(ContextRows):
         decoder: the weights and the arithmetic.
         lengths: number of tokens of each context.
         rows: number of rows of each context.
-        reserve: most tokens to append.
+        reserve: maximum number of tokens to append.
     """
 
     def __init__(self, decoder: Decoder, lengths: Sequence[int], rows: Sequence[int], reserve: int) -> None:

@@ -32,8 +32,8 @@ class FilledWorker:
     changes all weights, and releases them: a call uses the old weights or the new ones.
 
     Args:
-        gpus: ids of the GPUs that this process may see, for ``CUDA_VISIBLE_DEVICES``; None leaves it as it is.
-        name: of the worker.
+        gpus: ids of the GPUs that this process may see, for ``CUDA_VISIBLE_DEVICES``; None leaves it unchanged.
+        name: name of the worker.
     """
 
     _calls = 1  # at the same time

@@ -32,8 +32,8 @@ def with_served(engine: Engine, policies: Mapping[str, Policy]) -> Engine:
     """Return the engine, or one that routes policies with ``served_by`` to their servers.
 
     Args:
-        engine: of all other policies.
-        policies: those of a run, by name; a server has a policy under the same name.
+        engine: engine of all other policies.
+        policies: policies of the run, by name; the server has each served one under the same name.
 
     Raises:
         ConfigurationError: a server has no policy of that name, or it has another vocabulary; or a file for TLS

@@ -76,9 +76,9 @@ class Servers:
     """Servers that can stand in for each other.
 
     Args:
-        addresses: of all of them.
-        who: their name in messages.
-        refusal: the exception for an error of one of them that no repetition changes.
+        addresses: addresses of all servers.
+        who: name of the servers in messages.
+        refusal: returns the exception for an error of a server that no repetition changes.
     """
 
     addresses: Sequence[Address]
@@ -105,14 +105,14 @@ class Servers:
 
         Args:
             ask: sends one request to a server; receives the seconds left.
-            seconds: after which no other round over all servers begins.
+            seconds: time after which no other round over all servers begins.
             again: refusals that a repetition may change; for faults of the network see :attr:`StatusError.transient`.
-            late: the message when the time is over, with the remedy; the last problem is added.
-            rotate: begin with another server than the last call, rather than with the first one.
+            late: message when the time is over, with the remedy; the last problem is added.
+            rotate: begin with the next server after the last call's, rather than with the first one.
 
         Raises:
             RemoteTimeoutError: the time is over.
-            Exception: what ``refusal`` returned.
+            Exception: the exception that ``refusal`` returned.
         """
         backoff = Backoff(seconds)
         while True:
@@ -164,13 +164,13 @@ _facts: dict[Hashable, dict[str, str]] = {}
 
 
 def warn_of_difference(what: Hashable, server: str, value: str, fault: str) -> None:
-    """Warn of the first server of another value than before; an empty one is unknown.
+    """Warn of the first server whose value differs from the others'; an empty value is unknown.
 
     Args:
-        what: is the same for servers that should have the same value.
-        server: its address.
-        value: such as a digest.
-        fault: the message between the addresses of this and of the other server.
+        what: key of the fact, equal for servers that should have the same value.
+        server: address of the server.
+        value: value of the fact, such as a digest.
+        fault: text of the message between the addresses of this and of the other server.
     """
     servers = _facts.setdefault(what, {})
     if value and value not in servers:
