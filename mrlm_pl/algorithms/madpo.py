@@ -119,8 +119,7 @@ class MADPO(Algorithm):
         return self.loss(gaps).sum() / round(sum(size.episodes for size in batch.totals.values()))
 
     def _compare(self, parts: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the gaps [P] and implicit rewards [P, 2] (chosen, rejected) of joint actions from their policies'
-        parts."""
+        """Return gaps [P] and implicit rewards [P, 2] (chosen, rejected) of joint actions from the policies' parts."""
         logp, references = torch.stack(list(parts.values())).sum(0).view(2, -1, 2)
         gaps = preference_gap(logp[:, 0], logp[:, 1], references[:, 0], references[:, 1])
         return gaps, self.beta * (logp - references).detach()
