@@ -22,14 +22,14 @@ class Interruption:
     """The signal that ends a command.
 
     Attributes:
-        received: its number; None as long as there was none.
+        received: number of the signal; None before a signal.
     """
 
     received: int | None = None
 
     @property
     def name(self) -> str:
-        """Return the user's name of the signal."""
+        """Return the common name of the signal."""
         return _NAMES[signal.Signals(self.received or signal.SIGTERM)]
 
     @property
@@ -38,7 +38,7 @@ class Interruption:
         return 128 + (self.received or signal.SIGTERM)
 
     def end(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal: end what runs in this block."""
+        """Handle a signal: end the code in this block."""
         first, self.received = self.received is None, self.received or number
         has_handler = callable(handler := signal.getsignal(signal.SIGTERM)) and handler != self.end
         if number == signal.SIGTERM and has_handler:
