@@ -25,9 +25,9 @@ class RunOptions:
     """The options of a command that plays with a run or a model.
 
     Args:
-        config: all options, with the environment's class and arguments.
-        run: what ``--model`` names.
-        name: of the environment in the run, if ``data.names`` gives one.
+        config: all options, with the class and arguments of the environment.
+        run: run or model that ``--model`` names.
+        name: name of the environment in the run, if ``data.names`` gives one.
         played: class and arguments of the environment, as a configuration file has them.
     """
 
@@ -82,11 +82,11 @@ def read_with_run(
     Options for the environment come on top of the run's arguments, also where they name the same environment again.
 
     Args:
-        parser: of the command.
-        arguments: the command line.
+        parser: parser of the command.
+        arguments: words of the command line.
         weights: whether the run must have exported its policies.
         files: whether ``--model`` may name a run's configuration file.
-        without: the message where no run and no model is named; None is the parser's own.
+        without: message if no run and no model is named; None is the parser's own.
 
     Raises:
         ConfigurationError: as :func:`read`; there is no environment, the run has several and none is chosen, or the
@@ -130,7 +130,7 @@ def shown_settings(config: Mapping[str, Any]) -> str:
     """Return the arguments of an environment that differ from its defaults, in one line.
 
     Args:
-        config: the class and its arguments, as a configuration file has them.
+        config: class and arguments of the environment, as a configuration file has them.
     """
     usual_values = defaults(imported(config["class_path"]))
     arguments = config.get("init_args") or {}
