@@ -17,8 +17,7 @@ from mrlm_pl.losses.masking import check_shape
 
 
 class GroupDeviations(NamedTuple):
-    """Per row, [B] fp64: the reward minus its group's mean, the group's counted size, and its sum of squared
-    deviations."""
+    """Per row, [B] fp64: reward minus the group's mean, the group's counted size, and its sum of squared deviations."""
 
     deviations: Tensor
     sizes: Tensor

@@ -36,7 +36,7 @@ class GiGPO(PolicyGradient):
 
     Raises:
         ConfigurationError: a value out of range.
-        DataError: in a rollout a record without messages, which has no states.
+        DataError: a record of the rollout lacks messages, and thus has no states.
     """
 
     smallest_group = 2

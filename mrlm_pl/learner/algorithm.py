@@ -40,9 +40,9 @@ class Algorithm(ChecksArguments, LightningModule, RolloutLearner):
     """Base class of all algorithms: subclasses add :meth:`prepare` (credit) and :meth:`policy_loss` (the equation).
 
     Args:
-        policies: the weights, by name; None is one policy ``main`` with the built-in tiny model. In Python the name of
-            a model or a mapping of settings stands for a policy.
-        seats: which policy decides for each agent; an agent that is left out is bound to the only policy there is.
+        policies: weights by name; None is one policy ``main`` with the built-in tiny model. In Python the name of a
+            model or a mapping of settings stands for a policy.
+        seats: policy of each agent; an agent that is left out is bound to the only policy.
         optimization: schedule of the learning rates and AdamW's moments.
 
     Attributes:
@@ -129,7 +129,7 @@ class Algorithm(ChecksArguments, LightningModule, RolloutLearner):
         """Validate that the algorithm can be trained on these trajectories, given by split.
 
         Raises:
-            DataError: they lack the tokens that it trains.
+            DataError: the trajectories lack the tokens that the algorithm trains.
         """
 
     @property

@@ -305,8 +305,9 @@ def check_token_losses(returned: Any, logp: Tensor, rule: Callable[..., Any]) ->
     """Return the token losses and metrics that a rule returned, the metrics as tensors.
 
     Raises:
-        ConfigurationError: they are not a loss for each token of ``logp``, with a gradient in it, and a mapping of
-            single numbers, or a number has the name of another metric of the update, with which it would be averaged.
+        ConfigurationError: the results are not a loss for each token of ``logp``, with a gradient in it, and a mapping
+            of single numbers, or a number has the name of another metric of the update, with which it would be
+            averaged.
     """
     losses, metrics = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, None)
     if not isinstance(losses, Tensor) or losses.shape != logp.shape or not isinstance(metrics, dict):

@@ -357,8 +357,8 @@ class PolicyGradient(Algorithm):
         """Return :meth:`with_baselines`, and the advantages [N].
 
         Raises:
-            ConfigurationError: they are not one finite number for each return, or a subclass returned something else
-                than returns with baselines.
+            ConfigurationError: the advantages are not one finite number for each return, or a subclass returned
+                something else than returns with baselines.
         """
         compared = self.with_baselines(returns)
         if not isinstance(compared, type(returns)):

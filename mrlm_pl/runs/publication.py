@@ -256,8 +256,8 @@ def _evaluation(run: Path) -> str:
 def unpublished(adapter: Path) -> str:
     """Return the pattern of the files of an adapter that are not uploaded.
 
-    If the base model is a folder, all of them: they hold its path, and other users lack it. The weights with the
-    adapter merged are uploaded in any case.
+    If the base model is a folder, no file is uploaded: the files hold its path, and other users lack it. The weights
+    with the adapter merged are uploaded in any case.
     """
     config = adapter / "adapter_config.json"
     base = json.loads(config.read_text(encoding="utf-8")).get("base_model_name_or_path") if config.is_file() else ""

@@ -314,7 +314,7 @@ def _record(output: Path, words: Sequence[str], members: Sequence[Member]) -> No
     A sweep without a finished run or a checkpoint is replaced.
 
     Raises:
-        ConfigurationError: they differ, so that the report would mix runs, or the record is broken.
+        ConfigurationError: the options or settings differ, so that the report would mix runs, or the record is broken.
     """
     files = {str(path): path for member in members for path in config_files(member.words)}
     current: dict[str, Any] = {

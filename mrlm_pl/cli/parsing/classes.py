@@ -106,7 +106,7 @@ def _check_beside(value: Mapping[str, Any], key: str) -> None:
     """Refuse arguments of a class beside its ``class_path``.
 
     Raises:
-        MistakeError: of the first one.
+        MistakeError: there is such an argument; the error is that of the first.
     """
     misplaced = next((name for name in value if name not in (CLASS, ARGUMENTS, "dict_kwargs", EARLIER, DROPPED)), None)
     if misplaced is not None and isinstance(value[misplaced], Mapping) and nearest(misplaced, [ARGUMENTS]):

@@ -103,7 +103,7 @@ def messages_of(messages: Any) -> list[Message]:
     """Return the messages of a data row.
 
     Raises:
-        ValueError: they have a fault.
+        ValueError: the messages have a fault.
     """
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise ValueError("messages must be a list of {role, content}")
@@ -127,7 +127,7 @@ def _calls_of(message: dict[str, Any]) -> tuple[ToolCall, ...]:
     """Return the tool calls of a message in OpenAI's form.
 
     Raises:
-        ValueError: they have a fault.
+        ValueError: the tool calls have a fault.
     """
     if message.get("function_call"):  # of an earlier form, which would be left out
         raise ValueError(f"{message!r:.80} has a function_call; write it as tool_calls")
@@ -150,7 +150,7 @@ def tools_of(tools: Any) -> list[dict[str, Any]]:
     """Return the tools of a data row.
 
     Raises:
-        ValueError: they have a fault.
+        ValueError: the tools have a fault.
     """
     if tools is None:
         return []

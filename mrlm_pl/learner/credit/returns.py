@@ -320,7 +320,7 @@ def check_advantages(result: Any, expected: int, rule: Callable[..., Any]) -> Te
     """Return the advantages that a rule returned.
 
     Raises:
-        ConfigurationError: they are not a finite number for each of the ``expected`` returns.
+        ConfigurationError: the advantages are not a finite number for each of the ``expected`` returns.
     """
     shape = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
     if shape != (expected,) or not result.isfinite().all():

@@ -345,7 +345,7 @@ class SyncCollector(Collector):
         """Return the episodes of these groups of an iteration; every rank calls it, with its own groups.
 
         Raises:
-            SIGTERMException: on all ranks, when SIGTERM has interrupted one of them.
+            SIGTERMException: SIGTERM interrupted a rank; all ranks raise it.
         """
         trainer = self.players.learner.trainer
         if not self.episode_players:
