@@ -17,7 +17,7 @@ from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.settings import between, check_arguments
 
 RewardShare = Literal["team", "own"]
-"""Rewards that count: the whole team's or the agent's own."""
+"""Rewards that count, the whole team's or the agent's own."""
 Horizon = Literal["discounted_sum", "last", "current"]
 ScoreTable = Sequence[Mapping[str, float]]
 

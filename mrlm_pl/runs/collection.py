@@ -31,7 +31,7 @@ NOTE_FIELDS = ("fingerprint", "played", "kept", "failed", "size")
 """Attributes of a :class:`CollectionFile` that its progress note holds."""
 
 TEMPERATURE = "temperature"
-"""Metric of an episode: the temperature at which all of its turns were sampled."""
+"""Metric of an episode with the temperature at which all of its turns were sampled."""
 
 
 @check_arguments

@@ -10,7 +10,7 @@ import torch
 
 FULL, MIXED = "32-true", "bf16-mixed"
 GAIN = 0.8
-"""Maximum fraction of the time of :data:`FULL` that :data:`MIXED` may take: noise must not decide."""
+"""Maximum fraction of the time of :data:`FULL` that :data:`MIXED` may take, so that noise does not decide."""
 
 _TOKENS, _ROWS = 512, 32
 _LARGEST = 2**28

@@ -21,7 +21,7 @@ from mrlm_pl.runs.records.configuration_file import read_yaml
 
 CLASS, ARGUMENTS = "class_path", "init_args"
 EARLIER = "<earlier>"
-"""Key of a class's mapping: the class that each earlier argument was given for; None if no class was named yet."""
+"""Key of the mapping with the class that each earlier argument was given for; None if no class was named yet."""
 
 DROPPED = "<dropped>"
 """Key of a class's mapping: the ``init_args`` that it was named with; they, also ``{}``, drop unfit ones of another."""

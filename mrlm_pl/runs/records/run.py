@@ -41,7 +41,7 @@ SETTINGS_OF_TOKENS = ("model", "chat_template", "chat_template_kwargs")
 """The settings of a policy that decide its tokens."""
 
 SAVED = "saved"
-"""Key beside a policy's constructor arguments: the checkpoint with its weights, and the policy's name there."""
+"""Key beside a policy's constructor arguments, of the checkpoint with its weights and the policy's name there."""
 
 _CONFIGURATION_FILE = re.compile(r"config(?:-(\d+))?\.yaml")
 
