@@ -103,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status: 0 done, 1 failed, 2 a mistake in the command or configuration.
 
     Args:
-        argv: the arguments; None takes the process's. ``sys.argv`` stays as it is: launchers start it again.
+        argv: arguments; None takes those of the process. ``sys.argv`` stays as it is, because launchers start it again.
 
     Raises:
         Exception: an error that is neither an :class:`~mrlm_pl.errors.MRLMError` nor from a file of the user's; its

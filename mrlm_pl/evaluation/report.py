@@ -19,10 +19,10 @@ class Measured:
     """A number about many cases.
 
     Args:
-        value: its mean, or the share of the cases in which it holds; None of no case.
+        value: mean, or fraction of the cases in which it holds; None without a case.
         ci95: 95 % interval, clustered by problem: Wilson's where cases are counted or every value is 0 or 1, else
-            Student's t, within [0, 1] where every value is; None likewise.
-        of: how many cases: the episodes that have the metric, or all cases that these count.
+            Student's t, within [0, 1] where every value is; None without a case.
+        of: number of cases: the episodes that have the metric, or all cases that these episodes count.
     """
 
     value: float | None
@@ -36,42 +36,41 @@ class EvaluationReport:
 
     Args:
         environment: name of the environment.
-        model: its name.
+        model: name of the model.
         split: split of the tasks.
-        seed: of the tasks' order and of the sampling.
-        requested: the most episodes; a split with fewer tasks gives fewer.
-        episodes: episodes that ended without an infrastructure error; all numbers are over these.
-        failed: episodes that did not.
-        mean_reward: mean over episodes of the mean over agents of their returns; NaN where all failed, like ``ci95``.
+        seed: seed of the order of the tasks and of the sampling.
+        requested: maximum number of episodes; a split with fewer tasks gives fewer.
+        episodes: number of episodes that ended without an infrastructure error; all numbers are over these.
+        failed: number of episodes that an infrastructure error ended.
+        mean_reward: mean over episodes of the mean over agents of their returns; NaN if all failed, as is ``ci95``.
         ci95: 95 % interval of ``mean_reward`` by Student's t, with tasks (not their repeated samples) as the unit;
-            infinite where no spread is known: a single task, or equal rewards everywhere. It ends at the bounds that
-            the environment declares of its tasks, unless an episode is beyond them.
-        accuracy: share of episodes that the environment called a success, or None if it says nothing of success. An
-            episode that a limit truncated before it was judged counts as a failure.
-        accuracy_ci95: its 95 % interval, clustered by problem; see :func:`mrlm_pl.evaluation.intervals.share_interval`;
-            None likewise.
-        pass_at_k: for each k up to the samples per task, the chance that one of k samples succeeds (unbiased,
-            arXiv 2107.03374); empty likewise.
+            infinite if no spread is known: a single task, or equal rewards everywhere. It ends at the bounds that the
+            environment declares of its tasks, unless an episode is beyond them.
+        accuracy: fraction of episodes that the environment called a success; None if it does not judge. An episode that
+            a limit truncated before it was judged counts as a failure.
+        accuracy_ci95: 95 % interval of ``accuracy``, clustered by problem; see
+            :func:`mrlm_pl.evaluation.intervals.share_interval`; None if ``accuracy`` is.
+        pass_at_k: for each k up to the samples per task, the chance that one of k samples succeeds (unbiased, arXiv
+            2107.03374); empty if ``accuracy`` is None.
         components: mean of each reward component; see :class:`mrlm_pl.evaluation.agents.Components`.
-        metrics: the environment's own numbers. A metric that counts cases among ``NAME_of`` is their share of the cases
-            of all episodes; any other is the mean over the episodes that have it.
-        majority_at_k: for each k above 1 up to the samples per task, how often the majority of k samples of a task is
-            right; empty where there are no votes, or several agents.
-        decisions_per_task: how many times agents decided for one task, in all of its samples: the budget.
-        truncated: share of the episodes that a limit truncated; NaN where all failed.
-        stop_reasons: number of episodes by the reason for which they ended.
-        seats: the policy of each agent.
-        settings: arguments of the environment; None of one that was given as an instance, and within a run.
-        changed_settings: those that differ from their defaults, in words; empty where there is no record of them.
-        sampling: how turns were sampled; None of an evaluation within a run.
-        code: a digest of each module of the environment; empty within a run.
-        precision: in which turns were generated, as Lightning names it; empty of an evaluation within a run.
-        checkpoint: iteration or update of the weights, in words, of a run that had not finished; empty of others.
-        agents: what each agent earned and did, in the order in which they act.
-        policies: what each policy earned and did, in all of its seats.
-        tasks: each task's key, what tells its problem from others, episodes, mean reward, share of successes and
-            majority.
-        transcripts: the messages, episode after episode.
+        metrics: the environment's own numbers. A metric that counts cases among ``NAME_of`` is their fraction of the
+            cases of all episodes; any other is the mean over the episodes that have it.
+        majority_at_k: for each k above 1 up to the samples per task, the frequency with which the majority of k samples
+            of a task is right; empty without votes or with several agents.
+        decisions_per_task: number of decisions for one task, in all of its samples: the budget.
+        truncated: fraction of the episodes that a limit truncated; NaN if all failed.
+        stop_reasons: number of episodes by stop reason.
+        seats: policy of each agent.
+        settings: arguments of the environment; None for one that was given as an instance, and within a run.
+        changed_settings: arguments that differ from their defaults, in words; empty if there is no record of them.
+        sampling: sampling settings of the turns; None for an evaluation within a run.
+        code: digest of each module of the environment; empty within a run.
+        precision: precision in which turns were generated, as Lightning names it; empty for an evaluation within a run.
+        checkpoint: iteration or update of the weights, in words, of a run that had not finished; empty for others.
+        agents: rewards and turns of each agent, in the order in which they act.
+        policies: rewards and turns of each policy, in all of its seats.
+        tasks: key of each task, digest of its problem, episodes, mean reward, fraction of successes and majority.
+        transcripts: messages, episode after episode.
     """
 
     environment: str
@@ -154,7 +153,7 @@ class EvaluationReport:
 
 
 def played_episodes(report: EvaluationReport) -> str:
-    """Return how many episodes a report is about, in words: of at most how many, of which problems, how many failed."""
+    """Return the number of episodes of a report in words, with those requested, their problems and failures."""
     missing = report.requested - report.episodes - report.failed
     counts = str(report.episodes) + (f" and {report.failed} failed" if report.failed else "")
     counts += f" of up to {report.requested} (no more tasks)" if missing > 0 else ""

@@ -25,13 +25,13 @@ from mrlm_pl.runs.seated_model import Model, SeatedModel, generation_precision, 
 from mrlm_pl.settings import as_settings, at_least, check_arguments, plain
 
 CHUNK = 64
-"""Episodes of one temperature that are played together, and with those of the others written at once."""
+"""Number of episodes of one temperature that are played together, and written together with those of the others."""
 
 NOTE_FIELDS = ("fingerprint", "played", "kept", "failed", "size")
-"""Attributes of a :class:`CollectionFile` that its note holds."""
+"""Attributes of a :class:`CollectionFile` that its progress note holds."""
 
 TEMPERATURE = "temperature"
-"""Among an episode's metrics: the temperature that all of its turns were sampled at."""
+"""Metric of an episode with the temperature at which all of its turns were sampled."""
 
 
 @check_arguments
@@ -57,26 +57,27 @@ def collect(
     """Play episodes and write them to a file. Called again after a kill, it continues the file.
 
     Args:
-        model: a run folder, model folder, hub id or ``builtin:tiny``; a policy, or several by name.
-        environment: see :func:`mrlm_pl.runs.evaluate`.
-        output: the file, ``.jsonl``, ``.jsonl.zst`` or ``.jsonl.gz``.
-        num_episodes: episodes to play.
-        filter_reward: keep only episodes with this reward or more.
+        model: run folder, model folder, hub id or ``builtin:tiny``; a policy, or several by name.
+        environment: environment to play; see :func:`mrlm_pl.runs.evaluate`.
+        output: file to write, ``.jsonl``, ``.jsonl.zst`` or ``.jsonl.gz``.
+        num_episodes: number of episodes to play.
+        filter_reward: lowest reward of the episodes to keep.
         split: split of the tasks.
-        seed: of the tasks' choice and of the sampling.
-        samples_per_task: episodes of each task, at each temperature.
-        sampling: how turns are sampled; None is as the run trains, else by default.
-        temperatures: several, at each of which every task is played, in place of the sampling's.
-        max_turns: see :func:`mrlm_pl.runs.evaluate`; likewise ``seats``, ``device``, ``precision`` and
-            ``name``.
-        seats: the policy of each agent.
-        device: where policies that are read are placed.
-        precision: in which turns are generated.
-        name: of the environment in the run.
-        settings: arguments of an environment that is given as an instance; half a file continues only with the same.
+        seed: seed of the choice of tasks and of the sampling.
+        samples_per_task: number of episodes of each task, at each temperature.
+        sampling: sampling settings of the turns; None takes the run's training settings, else the defaults.
+        temperatures: temperatures at each of which every task is played, in place of that of ``sampling``.
+        max_turns: see :func:`mrlm_pl.runs.evaluate`, also for ``seats``, ``device``, ``precision`` and ``name``.
+        seats: policy of each agent.
+        device: device of policies whose weights are read.
+        precision: precision in which turns are generated.
+        name: name of the environment in the run.
+        settings: arguments of an environment that is given as an instance; an unfinished file continues only with equal
+            ones.
 
     Raises:
-        ConfigurationError: as :func:`mrlm_pl.runs.evaluate`; the file exists, or is half of another collection.
+        ConfigurationError: as :func:`mrlm_pl.runs.evaluate`; the file exists, or is the unfinished file of another
+        collection.
         RolloutError: every episode failed.
         StorageError: the file cannot be written, for example because the disk is full.
     """
@@ -136,13 +137,13 @@ def serve_gateway(
     """Serve policies to programs, each as an episode of its own, and write the episodes in the order of their tasks.
 
     Args:
-        model: see :func:`mrlm_pl.runs.evaluate`, as the other arguments that are not listed.
+        model: model to serve; for it and the arguments not listed here see :func:`mrlm_pl.runs.evaluate`.
         environment: a ``HarnessEnvironment`` without command and function.
-        output: a file; see :func:`collect`.
-        listening: is called with the address of the endpoint.
-        num_episodes: episodes in all; then the endpoint closes.
+        output: file to write; see :func:`collect`.
+        listening: function that is called with the address of the endpoint.
+        num_episodes: total number of episodes, after which the endpoint closes.
         at_once: maximum number of concurrent episodes.
-        settings: arguments of the environment; half a file continues only with the same.
+        settings: arguments of the environment; an unfinished file continues only with equal ones.
 
     Raises:
         ConfigurationError: as :func:`collect`, or the environment has no endpoint or starts its programs.
@@ -188,18 +189,18 @@ def serve_gateway(
 class CollectionFile:
     """A file of episodes that a killed collection continues.
 
-    ``FILE.progress`` lies beside the file while it is written: how many episodes were played, and how long the file was
-    then. The rest, which a kill has left, is cut off, so that no episode is lost or written twice.
+    ``FILE.progress`` lies beside the file while it is written: the number of played episodes and the length of the file
+    then. Text beyond that length, left by a kill, is cut off, so that no episode is lost or written twice.
 
     Args:
-        path: the file.
-        dependencies: everything that the episodes depend on.
+        path: path of the file.
+        dependencies: everything that decides the episodes.
 
     Attributes:
-        played: episodes that were played.
-        kept: those that were written.
-        failed: those that failed.
-        reason: error of the first of them in this process.
+        played: number of episodes that were played.
+        kept: number of episodes that were written.
+        failed: number of episodes that failed.
+        reason: error of the first failed episode in this process.
 
     Raises:
         ConfigurationError: the file is there already, or belongs to a collection with other options.
@@ -276,10 +277,10 @@ def _collection_file(path: str | Path, seated: SeatedModel, device: str, depende
 
 
 def _task_temperatures(temperatures: Sequence[float], num_episodes: int, samples_per_task: int) -> list[float | None]:
-    """Return the temperatures that each task is played at; None alone is that of the sampling.
+    """Return the temperatures at which each task is played; a single None is the temperature of the sampling.
 
     Raises:
-        ConfigurationError: one is named twice, or the episodes do not come out even.
+        ConfigurationError: one is named twice, or the episodes cannot be divided evenly.
     """
     requested = [*map(plain, temperatures)]
     distinct: list[float | None] = list(dict.fromkeys(requested)) or [None]
@@ -295,8 +296,8 @@ def _task_temperatures(temperatures: Sequence[float], num_episodes: int, samples
 async def _play(player: EpisodePlayer, planned: Sequence[tuple[EpisodeSpec, float | None]]) -> list[Episode]:
     """Return the planned episodes, in order, with :data:`TEMPERATURE` among their metrics.
 
-    Episodes whose policies sample at several temperatures do not have it. A planned temperature of None is that of the
-    seats.
+    Episodes whose policies sample at several temperatures do not have it. A planned temperature of None takes the
+    seats' temperature.
     """
     by_id: dict[str, Episode] = {}
     for temperature in dict.fromkeys(temperature for _, temperature in planned):

@@ -23,9 +23,9 @@ class Interruption:
     """The signal that ends a command.
 
     Attributes:
-        received: its number; None as long as there was none.
-        own: a script's handler of SIGTERM from before the block, if it has one.
-        raised: the exception of that handler while a trainer ends its run in order; the end of the block raises it.
+        received: number of the signal; None before a signal.
+        own: handler of SIGTERM that a script installed before the block, if any.
+        raised: exception of that handler while a trainer ends its run in order; the end of the block raises it.
     """
 
     received: int | None = None
@@ -34,7 +34,7 @@ class Interruption:
 
     @property
     def name(self) -> str:
-        """Return the user's name of the signal."""
+        """Return the common name of the signal."""
         return _NAMES[signal.Signals(self.received or signal.SIGTERM)]
 
     @property
@@ -43,7 +43,7 @@ class Interruption:
         return 128 + (self.received or signal.SIGTERM)
 
     def end(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal: end what runs in this block."""
+        """Handle a signal: end the code in this block."""
         first, self.received = self.received is None, self.received or number
         has_handler = callable(handler := signal.getsignal(signal.SIGTERM)) and handler != self.end
         if number == signal.SIGTERM and has_handler:

@@ -135,7 +135,8 @@ def imported(name: str) -> Any:
     """Return the class or function at an import path.
 
     Raises:
-        ImportError: there is none; the message has the nearest, or the place where importing its module failed.
+        ImportError: there is no such object; the message has the nearest name, or the place where importing its module
+        failed.
     """
     module, _, attribute = name.rpartition(".")
     try:
@@ -226,7 +227,7 @@ def find_environment(name: str) -> type[Environment]:
     """Return the environment class of a short name, a class name or a path.
 
     Raises:
-        ConfigurationError: there is none; the message has the nearest.
+        ConfigurationError: there is no such class; the message has the nearest.
     """
     import_environment(name)
     if "." in name:

@@ -70,9 +70,9 @@ class LoopResults(Callback):
     """Writes predicted episodes to ``RUN/episodes``, keeps reports of those of a validation or test, counts batches.
 
     Attributes:
-        batches: that this process has trained on; none where a complete run is resumed.
-        training: of the run by this process; None outside of ``fit`` and on the other ranks.
-        reports: of each environment that the last loop outside of ``fit`` played.
+        batches: number of batches that this process has trained on; 0 if a complete run is resumed.
+        training: state of the training in this process; None outside of ``fit`` and on the other ranks.
+        reports: reports of the environments that the last loop outside of ``fit`` played.
     """
 
     def __init__(self) -> None:
@@ -143,10 +143,10 @@ def _in_run_folder(method: _Method) -> _Method:
         """Run the stage in a run folder; the arguments are those of Lightning's method.
 
         Args:
-            ckpt_path: the checkpoint to start from: ``last`` continues the latest run of the folder; a checkpoint of
-                another run starts a new one. A run that ``resume`` continues starts from its own.
-            verbose: print the reports and metrics of a validation or test.
-            weights_only: whether the checkpoint may hold nothing but tensors and plain values.
+            ckpt_path: checkpoint to start from: ``last`` continues the latest run of the folder; a checkpoint of
+                another run starts a new one. A run that ``resume`` continues starts from its own checkpoint.
+            verbose: whether to print the reports and metrics of a validation or test.
+            weights_only: whether the checkpoint may hold only tensors and plain values.
 
         Raises:
             ConfigurationError: the folder holds a run, there is no such checkpoint, the strategy of a fit spawns its
@@ -186,16 +186,16 @@ class Trainer(pl.Trainer):
     folder)`` is called before a run begins, and may raise to refuse it.
 
     Args:
-        output: the run folder; it may hold a run only with ``resume`` or ``ckpt_path="last"``. None derives one from
-            ``default_root_dir``, else from the name of the algorithm, and numbers it where it holds a run.
+        output: run folder; it may hold a run only with ``resume`` or ``ckpt_path="last"``. None derives one from
+            ``default_root_dir``, else from the name of the algorithm, and numbers it if it holds a run.
         resume: continue from the last checkpoint in ``output``; start there if there is none.
         precision: one of Lightning's, or ``auto``: a measurement of under a second at the start of a run chooses
             ``bf16-mixed`` where it is at least a fifth faster than ``32-true``. A resumed run keeps the choice.
-        options: of Lightning's trainer.
+        options: further arguments of Lightning's trainer.
 
     Attributes:
-        name: names a derived folder, ``runs/NAME``; None is the algorithm's name.
-        folder: of the current run; None before the first.
+        name: name of a derived folder, ``runs/NAME``; None is the algorithm's name.
+        folder: folder of the current run; None before the first.
 
     Raises:
         ConfigurationError: ``resume`` is given without ``output``, or ``precision: auto`` to several processes.

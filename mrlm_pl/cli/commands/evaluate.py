@@ -95,10 +95,10 @@ def evaluate_model(
     """Return the report of a model on an environment.
 
     Args:
-        model: its name.
-        run_options: the options, the model as its run records it, and the environment as a configuration file has it.
-        environment: to play; it is closed at the end.
-        policies: those of the model in memory, to which those of this environment are added.
+        model: name of the model.
+        run_options: options, the model as its run records it, and the environment as a configuration file has it.
+        environment: environment to play; it is closed at the end.
+        policies: policies of the model in memory; those of this environment are added.
 
     Raises:
         ConfigurationError: the model cannot be used, or a number is wrong.
@@ -195,9 +195,9 @@ def warn_of_other_settings(kind: str, own: Mapping[str, Any], other: Mapping[str
     """Warn on stderr if an evaluation to compare with was played with other settings.
 
     Args:
-        kind: of the settings: ``environment`` or ``sampling``.
-        own: the settings of this evaluation.
-        other: those of the report at ``path``; None where it has none, as that of a run.
+        kind: kind of the settings: ``environment`` or ``sampling``.
+        own: settings of this evaluation.
+        other: settings in the report at ``path``; None if it has none, as the report of a run.
     """
     if other is None:
         return

@@ -49,10 +49,9 @@ class Column:
     """An environment of the table, with the same settings for all models.
 
     Args:
-        name: head of the column.
-        run_options: the options of the command with the environment, its name in runs and in its tasks, and the first
-            run.
-        models: those that play it.
+        name: heading of the column.
+        run_options: options of the command, with the environment, its name in runs and in its tasks, and the first run.
+        models: names of the models that play it.
     """
 
     name: str
@@ -65,11 +64,12 @@ class Cell:
     """A model on an environment of the table.
 
     Args:
-        model: its name.
+        model: name of the model.
         column: name of the environment.
-        run_options: the options with the environment, and the run or model of that name.
-        output: file of the table; None writes none, and no reports.
-        weights: returns the files of the model's weights, read once for all of its cells; see :func:`_weight_files`.
+        run_options: options with the environment, and the run or model of that name.
+        output: file of the table; None writes no files and no reports.
+        weights: function that returns the files of the model's weights, read once for all of its cells; see
+            :func:`_weight_files`.
     """
 
     model: str
@@ -94,7 +94,7 @@ class Cell:
         """Return the score: of the file if it was finished with the same options, else of episodes played now.
 
         Args:
-            policies: those of the model in memory, to which those of this cell are added.
+            policies: policies of the model in memory; those of this cell are added.
         """
         try:
             report = self._report(policies)
@@ -171,8 +171,9 @@ def table_run(config: Mapping[str, Any], words: Sequence[str]) -> int:
     """Play all cells, print the table and write its files; return exit status 1 if a cell failed, else 0.
 
     Args:
-        config: of files, with the models as ``model`` and the environments as ``environment``, one or a list of each.
-        words: the other options.
+        config: configuration of the files, with the models as ``model`` and the environments as ``environment``, one or
+            a list of each.
+        words: other options.
 
     Raises:
         ConfigurationError: a mistake in the options, there is no such model, or two columns have the same name.
@@ -247,7 +248,7 @@ def _check_agents(seats: Mapping[str, str], columns: Sequence[Column]) -> None:
     """Validate that each seat is of an agent of some environment, if all of them can be made.
 
     Raises:
-        ConfigurationError: one is of none.
+        ConfigurationError: a seat is of no agent.
     """
     agents: list[str] = []
     for column in columns if seats else ():

@@ -24,7 +24,7 @@ from mrlm_pl.runs.records.run import recorded_iterations
 from mrlm_pl.runs.records.whatif import whatif
 
 SHOWN = 10
-"""Episodes or decisions that are listed."""
+"""Number of episodes or decisions that are listed."""
 
 WHATIF = ("agent", "turn", "message", "samples", "rest", "own_reward", "served_by", "device")
 """Options that are arguments of ``whatif``."""

@@ -55,7 +55,7 @@ NEEDED = {
     **dict.fromkeys(("allow_settings", "threads", "processes", "queue", "openenv_port", "join"), _ENVIRONMENTS),
     **dict.fromkeys(("max_sessions", "lease_seconds", "step_seconds"), (*_ENVIRONMENTS, "controller")),
 }
-"""Options, each with those without any of which it does nothing."""
+"""Options that need at least one of others, by name."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -243,8 +243,8 @@ def hosted_environments(
     """Return the factory of each environment, by the environment's own name.
 
     Args:
-        names: environments, as :func:`find_environment` takes them.
-        settings: arguments by name; these environments are hosted as well.
+        names: names of environments, as :func:`find_environment` takes them.
+        settings: arguments of environments by name; these environments are hosted as well.
         allow_settings: whether clients may set arguments.
 
     Raises:
@@ -268,8 +268,8 @@ class HostedClass:
     """Makes an environment of a class; its arguments are checked like those of a configuration file.
 
     Args:
-        cls: the class.
-        settings: its arguments.
+        cls: class of the environment.
+        settings: arguments of the class.
         allow_settings: whether clients may set arguments.
     """
 

@@ -56,9 +56,9 @@ def resolve(value: Any, annotation: Any, key: str) -> Any:
     """Return a value with the import paths of its classes, after a check of the names in it.
 
     Args:
-        value: as :func:`~mrlm_pl.cli.parsing.configuration.merge_arguments` gives it.
-        annotation: the type of the parameter.
-        key: of the value, for messages.
+        value: value in the form that :func:`~mrlm_pl.cli.parsing.configuration.merge_arguments` returns.
+        annotation: type of the parameter.
+        key: key of the value, for messages.
 
     Raises:
         MistakeError: a class or a setting does not exist.
@@ -105,7 +105,7 @@ def _check_beside(value: Mapping[str, Any], key: str) -> None:
     """Refuse arguments of a class beside its ``class_path``.
 
     Raises:
-        MistakeError: of the first one.
+        MistakeError: there is such an argument; the error is that of the first.
     """
     misplaced = next((name for name in value if name not in (CLASS, ARGUMENTS, "dict_kwargs", EARLIER, DROPPED)), None)
     if misplaced is not None and isinstance(value[misplaced], Mapping) and nearest(misplaced, [ARGUMENTS]):
@@ -324,10 +324,11 @@ def help_class_path(key: str, name: str, base: type, config: dict[str, Any]) -> 
     """Return the import path of the class whose help is asked for.
 
     Args:
-        key: a group, or a parameter of its class, as ``data.environment``.
-        name: of the class.
-        base: of the group.
-        config: resolved; where it names no class of the group, the first with such a parameter is named there.
+        key: a group, or a parameter of its class, such as ``data.environment``.
+        name: name of the class.
+        base: base class of the group.
+        config: resolved configuration; if it names no class of the group, it receives the first class with such a
+            parameter.
 
     Raises:
         MistakeError: there is no such class, or no class is named there.

@@ -24,9 +24,9 @@ class RunOptions:
     """The options of a command that plays with a run or a model.
 
     Args:
-        config: all options, with the environment's class and arguments.
-        run: what ``--model`` names.
-        name: of the environment in the run, if ``data.names`` gives one.
+        config: all options, with the class and arguments of the environment.
+        run: run or model that ``--model`` names.
+        name: name of the environment in the run, if ``data.names`` gives one.
         played: class and arguments of the environment, as a configuration file has them.
     """
 
@@ -85,11 +85,11 @@ def read_with_run(
     Options for the environment come on top of the run's arguments, also where they name the same environment again.
 
     Args:
-        parser: of the command.
-        arguments: the command line.
+        parser: parser of the command.
+        arguments: words of the command line.
         weights: whether the run must have exported its policies.
         files: whether ``--model`` may name a run's configuration file.
-        without: the message where no run and no model is named; None is the parser's own.
+        without: message if no run and no model is named; None is the parser's own.
 
     Raises:
         ConfigurationError: as :func:`read`; there is no environment, the run has several and none is chosen, or the

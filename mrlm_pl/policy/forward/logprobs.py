@@ -56,10 +56,10 @@ def token_logprobs(
     training, such as that of a router. While it runs, no other thread may call the same module.
 
     Args:
-        model: a causal language model of transformers, or its PEFT wrapper.
-        token_ids: [B, T] int64, padded on the right. The result is on the model's device; these and the other rows
-            belong on the host, where the layout of the forward pass is decided.
-        lengths: [B] number of real tokens of each row.
+        model: causal language model of transformers, or its PEFT wrapper.
+        token_ids: [B, T] int64, padded on the right. The result is on the model's device; all row tensors belong on the
+            host, where the layout of the forward pass is decided.
+        lengths: [B], number of real tokens of each row.
         action_mask: [B, T] bool, True where the policy sampled the token.
         options: see :class:`~mrlm_pl.policy.forward.passes.NoisyRowOptions`.
 
@@ -89,8 +89,8 @@ def token_outputs(
 
     Args:
         with_entropy: whether to compute the entropies.
-        value_head: maps hidden states [n, hidden size] to values [n]; None: no values.
-        teaching: divergences from teachers; None: none.
+        value_head: module that maps hidden states [n, hidden size] to values [n]; None computes no values.
+        teaching: divergences from teachers; None computes none.
     """
     wanted = Wanted(True, with_entropy, value_head, teaching)
     values = list(_evaluate(model, wanted, token_ids, lengths, action_mask, **options).unbind())

@@ -45,9 +45,9 @@ class RowTree:
     """The rows to feed, as the leaves of trees of shared tokens.
 
     Attributes:
-        rows: of each leaf, its own row and the rows that are its beginnings.
+        rows: row of each leaf, followed by the rows that are its beginnings.
         fed: number of tokens of each leaf.
-        shared: number of tokens of each leaf that are computed with the leaf before.
+        shared: number of tokens that each leaf shares with the leaf before.
     """
 
     rows: list[list[int]]
@@ -127,9 +127,9 @@ class RowTree:
 
         Args:
             ends: for each leaf, and the end, the number of tokens that the leaves before it compute in one chunk.
-            read: likewise, the number of tokens of their rows.
-            max_tokens: most tokens that a chunk computes.
-            most_read: most tokens of its rows.
+            read: for each leaf, and the end, the number of tokens in the rows of the leaves before it.
+            max_tokens: maximum number of tokens that a chunk computes.
+            most_read: maximum number of tokens in the rows of a chunk.
         """
         leaves = len(self.fed)
         best, begin = [0], [0]

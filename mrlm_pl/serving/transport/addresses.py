@@ -141,9 +141,9 @@ class Servers:
         """Skip a server until it answers, and warn of it; call this on the loop of all connections.
 
         Args:
-            address: of the server.
-            problem: its answer, if any.
-            seconds: for which requests are repeated where no other server answers.
+            address: address of the server.
+            problem: answer of the server, if any.
+            seconds: time for which requests are repeated if no other server answers.
         """
         if not is_gone(address):
             _gone[address] = asyncio.ensure_future(_until_back(address))
