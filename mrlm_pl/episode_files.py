@@ -56,9 +56,9 @@ class EpisodeRetention(Settings):
     Args:
         every: interval N: keep the iterations 0, N, 2 N, ...
         last: number N of newest iterations to keep.
-        tokens: interval N: for the iterations 0, N, 2 N, ... that are kept, write also ``RUN/tokens``: importance ratio,
-            entropy and divergence from the reference policy of each token, as far as the first updates on it compute
-            them. None writes none.
+        tokens: interval N: for the iterations 0, N, 2 N, ... that are kept, write also ``RUN/tokens``: the importance
+            ratio, entropy and divergence from the reference policy of each token, as far as the first updates on it
+            compute them. None writes none.
 
     Raises:
         ConfigurationError: a value below 1.
