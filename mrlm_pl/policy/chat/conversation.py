@@ -28,8 +28,7 @@ MAX_REMEMBERED = 256
 """Maximum number of rendered texts that a chat format remembers, about three for each set of tools."""
 
 MAX_PROMPTS = 32
-"""Maximum number of texts whose tokens a chat format remembers, as the episodes of a group begin with the same
-prompt."""
+"""Maximum number of texts whose tokens a chat format remembers, as the episodes of a group share their prompt."""
 
 logger = logging.getLogger(__name__)
 
