@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import json
 import signal
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any, TypeAlias
 
-from mrlm_pl.concurrency.calls import DeadlineError, in_daemon
-from mrlm_pl.concurrency.event_loop import result_of
+from mrlm_pl.concurrency.calls import DeadlineError
+from mrlm_pl.concurrency.event_loop import EventLoopThread, result_of
 from mrlm_pl.environment.contract import Environment
 from mrlm_pl.environment.steps import Observations, Step, TurnOrder
 from mrlm_pl.episode import Message, Task
@@ -157,7 +155,11 @@ def call_with_deadline(method: Callable[..., Any], *arguments: Any) -> Any:
 
 def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
     """Return the result of a coroutine, which runs on an event loop of its own."""
-    return result_of(in_daemon(partial(asyncio.run, coroutine)))
+    loop = EventLoopThread()
+    try:
+        return result_of(loop.submit(coroutine))
+    finally:
+        loop.close()
 
 
 def close(environment: Environment) -> None:
