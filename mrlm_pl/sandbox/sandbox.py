@@ -139,7 +139,7 @@ class Sandbox:
         >>> Sandbox().run("print('hello'); 2 + 2").output
         'hello\\n4\\n'
         """
-        with self.open() as cell:
+        with running(), self.open() as cell:
             return self.execute(cell, {"operation": "run", "source": source})
 
     def shell(self, script: str) -> Execution:
@@ -148,7 +148,7 @@ class Sandbox:
         >>> Sandbox().shell("echo $((6 * 7)); exit 3").status
         3
         """
-        with self.open(shell=True) as cell:
+        with running(), self.open(shell=True) as cell:
             return self.script(cell, script)
 
     def script(self, cell: Cell, script: str) -> Execution:
@@ -188,11 +188,10 @@ class Sandbox:
         return True
 
     def execute(self, cell: Cell, message: dict[str, Any], grace: float = 0.0) -> Execution:
-        """Run a request in an open cell, when a processor is free; see :func:`running`."""
-        with running():
-            started = time.monotonic()
-            reply = cell.request(message, started + self.wall_seconds + grace)
-            seconds = time.monotonic() - started
+        """Run a request in an open cell."""
+        started = time.monotonic()
+        reply = cell.request(message, started + self.wall_seconds + grace)
+        seconds = time.monotonic() - started
         if cell.ending is not None:
             cell.close()
         output, cut = cell.output()

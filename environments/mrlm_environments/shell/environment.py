@@ -18,7 +18,7 @@ from mrlm_pl.environment import Message, Outcome, SingleAgentEnvironment, Task, 
 from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.environment.tools import ToolCall, answer_calls, requested_calls, tool_schema, written_call
 from mrlm_pl.errors import ConfigurationError, SandboxError
-from mrlm_pl.sandbox import MACHINE_PATH, Cell, Execution, Sandbox
+from mrlm_pl.sandbox import MACHINE_PATH, Cell, Execution, Sandbox, running
 from mrlm_pl.settings import at_least
 
 logger = logging.getLogger(__name__)
@@ -176,7 +176,7 @@ class ShellEnvironment(CellHolder, SingleAgentEnvironment):
             return "[the system was ended]"
         if time.monotonic() > self._deadline:
             return "[not run: the scripts before it took too long]"
-        done = self.sandbox.script(self._cell, script)
+        done = self._script(self._cell, script)
         if self._cell.ending is None:
             return told(done, limit=SHOWN_CHARACTERS)
         self.close()
@@ -215,7 +215,7 @@ class ShellEnvironment(CellHolder, SingleAgentEnvironment):
         words = [shlex.quote(word) for word in (check["code"], *name, *values)]
         program, options = _CHECKERS[check["language"]]
         found = f'"$(PATH={MACHINE_PATH} type -P {program})"'  # nothing, which fails, where the machine has none
-        return self.sandbox.script(cell, f"PATH={MACHINE_PATH}:$PATH {found} {options} {' '.join(words)} {_NO_ERRORS}")
+        return self._script(cell, f"PATH={MACHINE_PATH}:$PATH {found} {options} {' '.join(words)} {_NO_ERRORS}")
 
     def _expected_of(self, data: Mapping[str, Any], original: Cell | None = None) -> str:
         """Return the reference's output, without errors, on a system of its own, or on a copy of another one."""
@@ -229,7 +229,7 @@ class ShellEnvironment(CellHolder, SingleAgentEnvironment):
                 )
             self._set_up(cell, data["start"], _SILENT)
             # In place of the shell around it, so that it counts as many processes as the same script of the agent.
-            done = self.sandbox.script(cell, f"exec bash -c {shlex.quote(data['reference'])} {_NO_ERRORS}")
+            done = self._script(cell, f"exec bash -c {shlex.quote(data['reference'])} {_NO_ERRORS}")
         if done.ending is not None:
             raise SandboxError(f"the reference solution of {data['description'][:200]!r} was ended ({done.ending})")
         return done.output
@@ -248,9 +248,13 @@ class ShellEnvironment(CellHolder, SingleAgentEnvironment):
     def _set_up(self, cell: Cell, script: str, first: str = "") -> None:
         if not script:
             return
-        done = self.sandbox.script(cell, first + script)
+        done = self._script(cell, first + script)
         if done.ending is not None or done.status:
             how = f"was ended ({done.ending})" if done.ending else f"left with status {done.status}"
             raise SandboxError(
                 f"a script that sets the system up {how}: {script[:200]!r}; it printed {done.output[-200:]!r}"
             )
+
+    def _script(self, cell: Cell, script: str) -> Execution:
+        with running():
+            return self.sandbox.script(cell, script)

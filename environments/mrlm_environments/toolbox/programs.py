@@ -8,7 +8,7 @@ from typing import Any
 
 from mrlm_pl.environment.tools import Tool, clip, tool_schema
 from mrlm_pl.episode import Task
-from mrlm_pl.sandbox import Cell, Execution, Sandbox
+from mrlm_pl.sandbox import Cell, Execution, Sandbox, running
 
 SOURCE = {"type": "string", "maxLength": 100_000}
 """The JSON schema of an argument that is run."""
@@ -53,9 +53,10 @@ class _CellTool(CellHolder, Tool):
 
     def _run(self, execute: Callable[[Cell], Execution], loss: str, **options: Any) -> str:
         """Describe an execution in the cell, which is opened with these options, and closed if it has ended."""
-        if self._cell is None:
-            self._cell = self.sandbox.open(**options)
-        done = execute(self._cell)
+        with running():
+            if self._cell is None:
+                self._cell = self.sandbox.open(**options)
+            done = execute(self._cell)
         if self._cell.ending is None:
             return told(done)
         self.close()
