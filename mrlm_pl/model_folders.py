@@ -14,9 +14,6 @@ ADAPTER_FOLDER = "adapter"
 CRITIC_FILE = "critic.txt"
 """A file in the folder of an exported critic."""
 
-HUB_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.safetensors")
-"""Files of a hub model that are read: configuration, chat template, tokenizer and weights."""
-
 HUB_SECONDS = 5.0
 """Time for the hub to say whether it has a model."""
 
@@ -27,17 +24,17 @@ def policy_folder(name: str, option: str) -> str:
     A name of the form ``A/B`` means a folder where there is a folder ``A`` here.
 
     Args:
-        name: folder, run, hub id, or ``ID@REVISION`` with a branch, tag or commit, which is downloaded.
+        name: folder, run or hub id.
         option: option or setting that named it, for messages.
 
     Raises:
-        PolicyError: the run has several policies, or none, or there is no such folder or revision.
+        PolicyError: the run has several policies, or none, or there is no such folder.
     """
     folder = Path(name).expanduser()
     if missing := missing_folder(name):
         raise PolicyError(f"{option}: {missing}")
     if not folder.is_dir():
-        return _revision(name, option) if "@" in name else name
+        return name
     if (folder / "config.json").is_file():
         return str(folder)
     exported = exported_policies(folder, critics=False)
@@ -53,20 +50,6 @@ def policy_folder(name: str, option: str) -> str:
             f"`mrlm train --output {shlex.quote(name)} --resume` continues it, or writes those of a finished run again"
         )
     raise PolicyError(f"{option}: {name!r} is neither a run nor the folder of a model: it has no config.json")
-
-
-def _revision(name: str, option: str) -> str:
-    """Return the folder of a hub model's revision."""
-    from huggingface_hub import snapshot_download
-
-    model, _, revision = name.partition("@")
-    try:
-        return snapshot_download(model, revision=revision, allow_patterns=list(HUB_FILES))
-    except Exception as error:  # of the hub's, its HTTP library's and the system's many classes
-        raise PolicyError(
-            f"{option}: the hub does not give revision {revision!r} of {model!r} ({first_line(error)}); name a branch, "
-            "tag or commit of the model"
-        ) from error
 
 
 def exported_policies(run: Path, critics: bool = True) -> list[Path]:
@@ -94,12 +77,11 @@ def missing_folder(name: str) -> str | None:
     if not local:
         from huggingface_hub import try_to_load_from_cache
 
-        model, _, revision = name.partition("@")
-        if isinstance(try_to_load_from_cache(model, "config.json", revision=revision or None), str):
+        if isinstance(try_to_load_from_cache(name, "config.json"), str):
             return None
     advice = _advice(path)
     if not local and not advice.endswith("?"):
-        advice += f", or read it from the hub with `hf download {name.replace('@', ' --revision ')}`"
+        advice += f", or read it from the hub with `hf download {name}`"
     return f"there is no folder {name!r}; {advice}"
 
 

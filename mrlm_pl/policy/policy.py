@@ -53,8 +53,7 @@ class Policy(nn.Module):
     weights.
 
     Args:
-        model: a hub id, ``ID@REVISION`` with a branch, tag or commit of the hub, a model folder, the folder of a run
-            that has exported one policy, or ``builtin:tiny``.
+        model: a hub id, a model folder, the folder of a run that has exported one policy, or ``builtin:tiny``.
         learning_rate: step size of this policy's parameter group.
         weight_decay: decoupled weight decay of all trained weights, norms and biases too.
         trained: whether the weights are trained; False freezes them.

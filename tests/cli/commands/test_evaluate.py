@@ -445,7 +445,7 @@ def test_a_report_or_a_folder_that_does_not_exist_is_told_at_once(mrlm, evaluate
     for option, words in (("bsae.json", "did you mean 'base.json'?"), ("absent/x.json", "check the path")):
         error = evaluate("--compare", option, status=2)
         assert error == f"mrlm: error: there is no report {option!r}; {words}\n"
-    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_, **__: None)
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_: None)
     Path("runs/quickstart").mkdir(parents=True)
     meant = "mrlm: error: there is no folder 'runs/quickstat'; did you mean 'runs/quickstart'?\n"
     assert evaluate(model="runs/quickstat", status=2) == meant
@@ -454,7 +454,7 @@ def test_a_report_or_a_folder_that_does_not_exist_is_told_at_once(mrlm, evaluate
     assert missing_folder("gpt2") is None
     assert "no folder 'nowhere' either" in missing_folder("./nowhere/run")
     assert "hf download runs/xyz" in missing_folder("runs/xyz")
-    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_, **__: "cache/config.json")
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_: "cache/config.json")
     assert missing_folder("runs/quickstat") is None
 
 
