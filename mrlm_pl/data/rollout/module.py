@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
@@ -33,6 +34,9 @@ from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.rollout.rounds import RoundOptions
 from mrlm_pl.seeding import run_seed
 from mrlm_pl.settings import ChecksArguments, as_settings, at_least, check_instance, positive
+
+_READ_AGAIN = {"validation_episodes", "validation_sampling"}
+"""Arguments that each evaluation reads."""
 
 
 class RolloutDataModule(ChecksArguments, LightningDataModule):
@@ -174,6 +178,20 @@ class RolloutDataModule(ChecksArguments, LightningDataModule):
         parts = (self.tasks, self.players, plan, self.sampling)
         self.collection = RolloutCollection(*parts, rounds, lag, self.async_options, saved)
         self.stream = TrainingStream(self.collection, passes, minibatches, iterations)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute.
+
+        Raises:
+            ConfigurationError: it is one of the constructor's arguments, which are read there alone.
+        """
+        arguments = inspect.signature(RolloutDataModule.__init__).parameters
+        if "stream" in vars(self) and name in {*arguments, "environments"} - _READ_AGAIN:
+            raise ConfigurationError(
+                f"data.{name} cannot change once the data module is made; give it to the constructor, or end the run "
+                f"and resume it with another one, as in `--data.{name}`; an environment's attributes can be assigned"
+            )
+        super().__setattr__(name, value)
 
     def algorithm(self) -> Algorithm:
         """Return the algorithm that is trained.

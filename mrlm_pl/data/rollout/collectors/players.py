@@ -164,7 +164,9 @@ class Players:
                 f"data.mode async samples while the weights change, but {type(engine).__name__} reads them where they "
                 "are; set `own_weights: true` of InProcessEngine, or leave data.engine out"
             )
-        self.environments, self._options = dict(environments), dict(options)
+        self.environments, self._options = environments, dict(options)
+        self._configured = dict(environments)
+        self._attributes: dict[str, dict[str, list[Any]]] = {}  # of each environment, when episodes last began
         self.configured_engine, self._own_weights = engine, own_weights
         self.check_engine: Callable[[Engine], None] | None = None
         self._own: InProcessEngine | None = None
@@ -190,7 +192,12 @@ class Players:
 
     @contextmanager
     def published(self) -> Iterator[None]:
-        """Load the current weights into the engine; within the context they are whole. All ranks enter together."""
+        """Load the current weights into the engine; within the context they are whole. All ranks enter together.
+
+        Raises:
+            ConfigurationError: an environment was replaced, or has changed while episodes are playing.
+        """
+        self._renew_environments()
         learner = self.learner
         was_training = learner.training
         learner.train(False)
@@ -239,6 +246,26 @@ class Players:
         with ended_by_sigterm(self.learner.trainer), self.published():
             return player.play_blocking(specs)
 
+    def _renew_environments(self) -> None:
+        """Let the episodes that begin now play in the environments as they are now."""
+        if self.environments != self._configured:
+            raise ConfigurationError(
+                f"datamodule.environments is {self.environments}, but the run began with {self._configured}, whose "
+                "tasks it plays; do not replace an environment, but assign its attributes"
+            )
+        for name, environment in self._configured.items():
+            now = attributes_of(environment)
+            before = self._attributes.get(name, now)
+            changed = [key for key in {**before, **now} if not _alike(before.get(key, ()), now.get(key, ()))]
+            if changed and self._own_weights:
+                raise ConfigurationError(
+                    f"environment {name!r}: its attribute {changed[0]!r} has changed while data.mode async plays "
+                    "episodes, some of which began before; use `--data.mode sync`, or change it in `on_train_start`"
+                )
+            for player in self._players.values() if changed else ():
+                player.renew(name, environment)
+            self._attributes[name] = now
+
     def _seat(self, agent: str, sampling: Sampling, crossed: bool) -> Seat:
         name = self.learner.seat(agent)
         policy = self.learner.policy(name)
@@ -248,7 +275,7 @@ class Players:
     def close(self) -> None:
         """Close the players and the engines that were made here; may be called twice."""
         players, engine, routed = self._players, self._own, self._routed
-        self._players, self._own, self._routed = {}, None, None
+        self._players, self._own, self._routed, self._attributes = {}, None, None, {}
         with ExitStack() as stack:
             if engine is not None:
                 stack.callback(engine.close)
@@ -258,3 +285,34 @@ class Players:
                 stack.callback(self.stale.close)
             for player in players.values():
                 stack.callback(player.close)
+
+
+def attributes_of(environment: Environment, above: Sequence[Environment] = ()) -> dict[str, list[Any]]:
+    """Return each attribute of an environment, and of those that it wraps, with the values in it if it is a collection.
+
+    Args:
+        environment: whose attributes.
+        above: the environments that wrap it.
+
+    >>> from mrlm_pl.environment import QuestionEnvironment
+    >>> attributes = attributes_of(QuestionEnvironment([{"q": "1+1"}], "{q}", rewards=[len], max_attempts=2))
+    >>> attributes["max_attempts"]
+    [2]
+    """
+    attributes: dict[str, list[Any]] = {}
+    for name, value in vars(environment).items():
+        held = [*value, *value.values()] if isinstance(value, dict) else value
+        attributes[name] = [value, *(held if isinstance(held, (list, tuple, set)) else ())]
+        if isinstance(value, Environment) and value not in above:
+            wrapped = attributes_of(value, [*above, environment])
+            attributes |= {f"{name}.{inner}": values for inner, values in wrapped.items()}
+    return attributes
+
+
+def _alike(before: Sequence[Any], now: Sequence[Any]) -> bool:
+    """Return whether these are the same objects, or equal numbers and texts."""
+    pairs = zip(before, now, strict=False)
+    plain = (bool, int, float, str)
+    return len(before) == len(now) and all(
+        one is other or (type(one) is type(other) and isinstance(one, plain) and one == other) for one, other in pairs
+    )
