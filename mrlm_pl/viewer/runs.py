@@ -244,7 +244,8 @@ class Run:
     def curves(self, *, from_start: bool = False) -> dict[str, list[float | None]]:
         """Return all logged numbers, and ``reward`` and ``accuracy`` of held-out evaluations.
 
-        Those before and after the training are ``held_out/ENVIRONMENT/...``, those of the curve ``curve/...``. An evaluation is in the row of the update before it, that before the training in the first one.
+        Those before and after the training are ``held_out/ENVIRONMENT/...``, those of the curve ``curve/...``. An
+        evaluation is in the row of the update before it, that before the training in the first one.
 
         Args:
             from_start: begin with a row of no cost, before the first update.
