@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -35,8 +34,17 @@ from mrlm_pl.rollout.rounds import RoundOptions
 from mrlm_pl.seeding import run_seed
 from mrlm_pl.settings import ChecksArguments, as_settings, at_least, check_instance, positive
 
-_READ_AGAIN = {"validation_episodes", "validation_sampling"}
-"""Arguments that each evaluation reads."""
+
+def _fixed(name: str, read: Callable[[Any], Any]) -> Any:
+    """Return a property of the data module that raises a ConfigurationError where it is set."""
+
+    def refuse(data: RolloutDataModule, value: Any) -> None:
+        raise ConfigurationError(
+            f"data.{name} cannot change once the data module is made; give it to the constructor, or end the run and "
+            f"resume it with another `--data.{name.rstrip('s')}`; attributes of an environment can be assigned"
+        )
+
+    return property(read, refuse)
 
 
 class RolloutDataModule(ChecksArguments, LightningDataModule):
@@ -99,6 +107,9 @@ class RolloutDataModule(ChecksArguments, LightningDataModule):
         ConfigurationError: a number is out of range, or two environments share a name.
     """
 
+    environments: dict[str, Environment] = _fixed("environments", lambda data: data.tasks.environments)
+    sampling: Sampling = _fixed("sampling", lambda data: data.collection.sampling)
+
     def __init__(
         self,
         environment: Environment | Sequence[Environment],
@@ -144,8 +155,7 @@ class RolloutDataModule(ChecksArguments, LightningDataModule):
             raise ConfigurationError("data.environment is an empty list; give at least one environment")
         self.seed = run_seed(seed)
         self.tasks = RunTasks(environments, names, task_settings, weights, curriculum, self.seed)
-        self.environments = self.tasks.environments
-        self.sampling = as_settings(Sampling, sampling, "data.sampling")
+        sampling = as_settings(Sampling, sampling, "data.sampling")
         self.validation_sampling = as_settings(Sampling, validation_sampling or sampling, "data.validation_sampling")
         self.validation_episodes = validation_episodes
         self._held_out_splits: set[str] = set()
@@ -175,23 +185,9 @@ class RolloutDataModule(ChecksArguments, LightningDataModule):
         plan = GroupPlan(self.tasks.stream, groups, sizes, self.seed, resample_rounds, failed_members, member_rounds)
         saved = EpisodeRetention() if save_episodes is True else save_episodes or None
         saved = None if saved is None else as_settings(EpisodeRetention, saved, "data.save_episodes")
-        parts = (self.tasks, self.players, plan, self.sampling)
+        parts = (self.tasks, self.players, plan, sampling)
         self.collection = RolloutCollection(*parts, rounds, lag, self.async_options, saved)
         self.stream = TrainingStream(self.collection, passes, minibatches, iterations)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute.
-
-        Raises:
-            ConfigurationError: it is one of the constructor's arguments, which are read there alone.
-        """
-        arguments = inspect.signature(RolloutDataModule.__init__).parameters
-        if "stream" in vars(self) and name in {*arguments, "environments"} - _READ_AGAIN:
-            raise ConfigurationError(
-                f"data.{name} cannot change once the data module is made; give it to the constructor, or end the run "
-                f"and resume it with another one, as in `--data.{name}`; an environment's attributes can be assigned"
-            )
-        super().__setattr__(name, value)
 
     def algorithm(self) -> Algorithm:
         """Return the algorithm that is trained.
