@@ -39,7 +39,7 @@ class Offer:
         factories: of the environments.
         processes: host processes for their instances; 0 keeps them in the server's.
         step_seconds: deadline of a call in a host process.
-        settings: hash of each environment's class and settings, by which clients tell servers that differ.
+        settings: of each environment hashes of its class and settings, by which clients tell servers that differ.
     """
 
     MAX_VARIANTS = 64

@@ -148,14 +148,17 @@ def warn_of_difference(what: Hashable, server: str, value: str, fault: str) -> N
     Args:
         what: is the same for servers that should have the same value.
         server: its address.
-        value: such as a digest.
-        fault: the message between the addresses of this and of the other server.
+        value: such as the name of a model, or words NAME=DIGEST.
+        fault: the message between the addresses of this and of the other server; ``{changed}`` in it are the names of
+            the words that differ.
     """
     servers = _facts.setdefault(what, {})
     if value and value not in servers:
         if servers:
-            other = next(iter(servers.values()))
-            logger.warning("%s %s %s: rewards may differ within a run; serve the same", server, fault, other)
+            before, other = next(iter(servers.items()))
+            changed = sorted({word.partition("=")[0] for word in {*before.split()} ^ {*value.split()}})
+            than = f"{fault.replace('{changed}', ', '.join(changed))} {'before' if other == server else other}"
+            logger.warning("%s %s: rewards may differ within a run; serve the same", server, than)
         servers[value] = server
 
 
