@@ -225,11 +225,13 @@ class RolloutDataModule(ChecksArguments, LightningDataModule):
     def _updates(self, trainer: Trainer) -> int | None:
         """Return the number of updates on each rollout; None if epochs end within an update, which steps early then."""
         updates = self.stream.passes * self.stream.minibatches
-        accumulation = int(trainer.accumulate_grad_batches)
-        limit = trainer.limit_train_batches
-        length = self.stream.iterations * updates * accumulation
-        batches = min(limit, length) if isinstance(limit, int) else int(limit * length)
-        return None if batches % accumulation else updates
+        return None if self._batches(trainer) % trainer.accumulate_grad_batches else updates
+
+    def _batches(self, trainer: Trainer) -> int:
+        """Return the number of micro-batches in an epoch of the trainer."""
+        stream, limit = self.stream, trainer.limit_train_batches
+        length = stream.iterations * stream.passes * stream.minibatches * trainer.accumulate_grad_batches
+        return min(limit, length) if isinstance(limit, int) else int(limit * length)
 
     def check(self, learner: Algorithm, trainer: Trainer, stage: str = "fit") -> None:
         """Validate the options against an algorithm and a trainer.
@@ -253,6 +255,7 @@ class RolloutDataModule(ChecksArguments, LightningDataModule):
         checks.check_learns(learner)
         checks.check_groups(learner, plan, self.tasks.settings)
         checks.check_updates(learner, stream.passes, stream.minibatches, plan.groups, ranks, accumulation)
+        checks.check_validation_interval(trainer, self._batches(trainer))
         checks.check_lag(learner, self.mode, self.max_lag, self.async_options, self.sampling)
         checks.check_sampling(learner, self.sampling)
         check_engine = partial(checks.check_logprobs, learner)

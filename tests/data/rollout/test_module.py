@@ -414,6 +414,21 @@ def test_a_group_of_one_is_refused_before_the_model_loads(model_folder: Path, ec
     assert algorithm.policy("main").model is None
 
 
+def test_a_validation_after_more_micro_batches_than_an_epoch_has_is_refused(
+    model_folder: Path, echo: Any, quiet_trainer: Any
+) -> None:
+    algorithm, data = make(model_folder, echo(), minibatches=2, validation_episodes=2)  # 3 iterations of 2 updates
+    options: dict[str, Any] = {"limit_val_batches": 1.0, "accumulate_grad_batches": 2}
+    for limit, batches in ((1.0, 12), (5, 5), (0.5, 6)):
+        trainer = quiet_trainer(val_check_interval=batches + 1, limit_train_batches=limit, **options)
+        fault = rf"trainer\.val_check_interval is {batches + 1} micro-batches, but an epoch has {batches} \(data\.iter"
+        with pytest.raises(ConfigurationError, match=fault):
+            data.check(algorithm, trainer)
+        data.check(algorithm, quiet_trainer(val_check_interval=batches, limit_train_batches=limit, **options))
+    for allowed in ({"limit_val_batches": 0}, {"check_val_every_n_epoch": None}):
+        data.check(algorithm, quiet_trainer(val_check_interval=13, **{**options, **allowed}))
+
+
 def test_groups_that_cannot_be_shared_evenly_are_refused(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:
     algorithm, data = make(model_folder, echo(), minibatches=3)
     with pytest.raises(ConfigurationError, match="multiple of 3"):
