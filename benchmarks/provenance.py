@@ -20,10 +20,10 @@ def provenance(
     """Return what reproduces the present script's results.
 
     Args:
-        peer: the package that it compares with.
-        peer_python: the Python in which that is installed.
-        kept: the file of results that the present script adds to; its commands come first.
-        device: on which it computed.
+        peer: name of the package that the script compares with.
+        peer_python: Python interpreter with that package.
+        kept: file of results that the present script adds to; its commands come first.
+        device: device of the computation.
     """
     packages = ("torch", "lightning", "transformers")
     versions = {"python": platform.python_version(), **{name: version(name) for name in packages}}

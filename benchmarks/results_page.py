@@ -41,7 +41,7 @@ class Section:
     """A file of results on the page.
 
     Args:
-        title: its heading.
+        title: heading of the section.
         text: the measurement in a sentence or two.
         tables: returns its tables, in Markdown.
         plot: whether it has a plot.

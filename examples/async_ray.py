@@ -26,4 +26,4 @@ def main(iterations: int = 40, output: str = "runs/async-ray", workers: int = 2)
 
 
 if __name__ == "__main__":
-    auto_cli(main, description=__doc__)
+    auto_cli(main, description=__doc__.partition("\n\n")[0])

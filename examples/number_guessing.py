@@ -60,4 +60,4 @@ def main(iterations: int = 20, output: str = "runs/number-guessing") -> None:
 
 
 if __name__ == "__main__":
-    auto_cli(main, description=__doc__)
+    auto_cli(main, description=__doc__.partition("\n\n")[0])

@@ -47,4 +47,4 @@ def main(episodes: int = 10) -> list[float]:
 
 
 if __name__ == "__main__":
-    auto_cli(main, description=__doc__)
+    auto_cli(main, description=__doc__.partition("\n\n")[0])

@@ -25,4 +25,4 @@ def main(iterations: int = 10, output: str = "runs/what-if", samples: int = 16) 
 
 
 if __name__ == "__main__":
-    auto_cli(main, description=__doc__)
+    auto_cli(main, description=__doc__.partition("\n\n")[0])

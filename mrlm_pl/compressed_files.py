@@ -21,15 +21,15 @@ FRAME = 8 << 20
 """Bytes of text in a frame of zstandard or a member of gzip, at whose end reading may start again."""
 
 LEVEL = 6
-"""Of zstandard; see ``benchmarks/results/records.json``."""
+"""Compression level of zstandard; see ``benchmarks/results/records.json``."""
 
 
 class Decoder:
-    """Unpacks a file chunk by chunk; this one a file that is not compressed.
+    """Unpacks a file chunk by chunk; this base class reads uncompressed files.
 
     Attributes:
         pending: bytes of the last chunk that are not unpacked yet.
-        whole: the data end with a complete member, so that another decoder can start at the pending bytes.
+        whole: True if the data end with a complete member, so that another decoder can start at the pending bytes.
     """
 
     pending, whole = 0, True
@@ -47,8 +47,8 @@ class _Members(Decoder):
     """A decoder of concatenated members or frames.
 
     Args:
-        begin: makes the decompressor of one member.
-        padding: the byte that may stand between members, or none.
+        begin: function that makes the decompressor of one member.
+        padding: byte that may stand between members; empty for none.
     """
 
     def __init__(self, begin: Callable[[], Any], padding: bytes) -> None:

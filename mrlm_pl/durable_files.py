@@ -22,7 +22,7 @@ def replacing(path: str | Path, *, durable: bool = False) -> Iterator[Path]:
     removed first. Missing folders are made. A device or a pipe, such as /dev/null, is its own draft.
 
     Args:
-        path: the file or the folder to make or replace; see :func:`put_in_place` for a folder.
+        path: file or folder to create or replace; see :func:`put_in_place` for a folder.
         durable: force the data and the folder's entry to the disk, so that a power failure loses neither.
 
     >>> import tempfile
@@ -96,7 +96,7 @@ def put_in_place(draft: Path, final: Path) -> None:
 
 
 def former_of(path: Path) -> Path:
-    """Return the place of what :func:`put_in_place` replaces."""
+    """Return the place to which :func:`put_in_place` moves the replaced file or folder."""
     return path.with_name(f"{path.name}.old")
 
 

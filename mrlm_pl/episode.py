@@ -61,14 +61,14 @@ class Message:
     """One chat message.
 
     Args:
-        role: ``system``, ``user``, ``assistant`` or ``tool``.
-        content: the text.
+        role: role of the author: ``system``, ``user``, ``assistant`` or ``tool``.
+        content: text of the message.
         tool_calls: the tool calls of an assistant message.
-        tool_call_id: of a ``tool`` message: the call that it answers.
-        name: of a ``tool`` message: the tool.
+        tool_call_id: id of the call that a ``tool`` message answers.
+        name: name of the tool that a ``tool`` message is from.
 
     Raises:
-        ValueError: the role is not one of the four.
+        ValueError: the role is none of the four.
     """
 
     role: Role
@@ -108,7 +108,7 @@ class Task:
         environment: name of the environment, such as ``math``.
         split: ``train``, ``validation`` or ``test``.
         index: position in the split's task source.
-        seed: of all randomness in the environment while it plays this task.
+        seed: seed of all randomness in the environment while it plays this task.
         data: JSON-like data from which the environment poses and judges the task.
     """
 
@@ -146,24 +146,24 @@ class Turn:
         index: number of environment steps before this turn; agents that act simultaneously share it.
         start: position of the first sampled token in the trajectory.
         stop: one past the last sampled token.
-        reward: of this turn, from the environment.
+        reward: reward of this turn from the environment.
         components: named parts of ``reward``, which is their sum.
-        finish_reason: ``stop`` or ``length``, from the engine.
-        policy: the policy that sampled the turn.
-        version: its version in optimizer steps; the oldest one where ``spans`` has several.
-        engine: the engine that sampled the first token.
+        finish_reason: ``stop`` or ``length``, as the engine reports it.
+        policy: policy that sampled the turn.
+        version: version of the policy in optimizer steps; the oldest one if ``spans`` has several.
+        engine: engine that sampled the first token.
         node: state in the turn tree; empty outside of turn trees.
-        sample: number of the decision among those that the agent made in this state. Turns of several episodes with
+        sample: index of the decision among those that the agent made in this state. Turns of several episodes with
             equal group, node, agent and sample are the same decision.
-        spans: the turn's tokens by version and engine, if either changed while it was sampled; else empty.
-        scripted: given rather than sampled for this episode: a turn of the episode that it branches from, or a written
-            one. It generated no tokens.
-        return_: the return that the learner credits the turn with, such as that of the episode or of the joint actions
-            that contain the turn; None if it was not trained on.
-        baseline: the number that the return is compared with, such as the mean of the group or a critic's value; None
-            where the algorithm has none.
-        advantage: the result, with all scaling, as the loss reads it; None if the turn was not trained on. With a
-            critic all three are means over the turn's tokens.
+        spans: tokens of the turn by version and engine, if either changed while it was sampled; else empty.
+        scripted: True if the turn was given rather than sampled for this episode: a turn of the episode that it
+            branches from, or a written one. It generated no tokens.
+        return_: return that the learner credits the turn with, such as that of the episode or of the joint actions that
+            contain the turn; None if it was not trained on.
+        baseline: baseline of the return, such as the mean of the group or a critic's value; None if the algorithm has
+            none.
+        advantage: advantage as the loss reads it, with all scaling; None if the turn was not trained on. With a critic
+            all three are means over the turn's tokens.
     """
 
     agent: str
@@ -201,12 +201,12 @@ class Trajectory:
     extend its conversation; each then stands alone.
 
     Args:
-        agent: the agent.
-        policy: the policy that the agent's seat is bound to.
-        token_ids: the whole conversation as the policy saw it, length T.
+        agent: name of the agent.
+        policy: policy that the agent's seat is bound to.
+        token_ids: token ids of the whole conversation as the policy saw it, length T.
         action_mask: True where the policy sampled the token, length T.
-        logprobs: log-probability under the distribution sampled from; 0.0 where ``action_mask`` is False, length T.
-        turns: the decisions, in order.
+        logprobs: log-probabilities under the distribution sampled from; 0.0 where ``action_mask`` is False, length T.
+        turns: decisions of the agent, in order.
         messages: the same conversation as text.
     """
 
@@ -232,7 +232,7 @@ class Trajectory:
 
     @property
     def replies(self) -> tuple[int, ...]:
-        """Return the places of the messages that are its turns, the last ones of the assistant.
+        """Return the indices of the messages that are its turns, the last ones of the assistant.
 
         Before them may stand examples in the prompt, and turns of another row that a template has repeated.
         """
@@ -251,7 +251,7 @@ class Origin:
 
     Args:
         episode: id of the other episode.
-        agents: whose decisions may differ there.
+        agents: agents whose decisions may differ there.
         step: number of environment steps before them; everything before is the same.
     """
 
@@ -265,26 +265,26 @@ class Episode:
     """One play of a task by all agents.
 
     Args:
-        id: unique in the run.
+        id: id that is unique in the run.
         task: the problem instance.
         group: key of the episodes that are compared with each other; they share a task.
-        seed: all sampling seeds of the episode derive from it.
-        iteration: the iteration that it was collected in; -1 outside of training.
-        trajectories: by agent, in the order in which they began.
-        stop_reason: why it ended, in the environment's words; ``error`` for a failed episode.
+        seed: seed from which all sampling seeds of the episode derive.
+        iteration: iteration in which it was collected; -1 outside of training.
+        trajectories: trajectories by agent, in order of their start.
+        stop_reason: reason for the end, in the environment's words; ``error`` for a failed episode.
         truncated: whether a limit ended it; critics then bootstrap from its last state.
-        success: whether the task was solved; None if the environment does not say.
+        success: whether the task was solved; None if the environment does not judge.
         metrics: named numbers of the environment, for the log.
         step_rewards: each agent's reward at each step of the environment, whether it acted there or not.
         agents: all agents of the environment, including those that never acted; empty if unknown.
-        error: the failure that ended it, or None. Failed episodes are counted and never enter the loss.
-        attempts: how often it was started.
-        retried_decisions, retried_tokens: sampled in the attempts before the last, which failed.
-        row_restarts: how often a chat template, or a program that makes the calls, rewrote history, so that a new
-            trajectory began.
+        error: failure that ended it, or None. Failed episodes are counted and never enter the loss.
+        attempts: number of times that it was started.
+        retried_decisions, retried_tokens: numbers of decisions and tokens sampled in the earlier, failed attempts.
+        row_restarts: number of times that a chat template, or a program that makes the calls, rewrote history, so that
+            a new trajectory began.
         timings: seconds by phase (``generate``, ``environment``). No computation reads them.
-        origin: where it branches from another episode; None for an ordinary one.
-        excluded: the reason for which the learner does not train on it: ``greedy`` (a baseline), ``replaced`` (another
+        origin: place where it branches from another episode; None for an ordinary one.
+        excluded: reason for which the learner does not train on it: ``greedy`` (a baseline), ``replaced`` (another
             episode or task took its place) or ``left_out`` (too many failures in its group); None for others.
     """
 
@@ -414,10 +414,10 @@ def json_line(
     """Return the record of episodes as one line of JSON.
 
     Args:
-        episodes: of the record.
-        record: returns it for msgspec.
-        plain: returns it as JSON-like data, for what msgspec does not write like JSON: lone surrogates, and keys other
-            than text in the arguments of a tool call.
+        episodes: episodes of the record.
+        record: function that returns the record for msgspec.
+        plain: function that returns the record as JSON-like data, for values that msgspec does not write like JSON:
+            lone surrogates, and keys other than text in the arguments of a tool call.
 
     Raises:
         ValueError: a number is NaN or infinite.

@@ -25,7 +25,7 @@ BEHIND = 2
 
 _REMEDY = "{}, or leave it out: move it elsewhere, or name other files"
 _RESTORE = _REMEDY.format("restore the file from a copy")
-"""Remedy for a file of episodes that cannot be read."""
+"""Remedy for an unreadable file of episodes."""
 
 _ITERATION = re.compile(r"iteration-(\d+)(.*)")
 
@@ -34,10 +34,10 @@ def iteration_file(folder: Path, iteration: int, rank: tuple[int, int] = (0, 1),
     """Return the path of a rank's episodes of an iteration, or of its measures of tokens, in a run folder.
 
     Args:
-        folder: of the run.
-        iteration: from 0.
-        rank: its number and the number of ranks.
-        kind: ``episodes`` or ``tokens``.
+        folder: run folder.
+        iteration: index of the iteration, from 0.
+        rank: index of the rank and the number of ranks.
+        kind: kind of the file: ``episodes`` or ``tokens``.
 
     >>> iteration_file(Path("runs/a"), 3, (1, 2)).as_posix()
     'runs/a/episodes/iteration-000003-rank1.jsonl.zst'
@@ -54,11 +54,11 @@ class EpisodeRetention(Settings):
     an earlier setting kept stay. A resumed run reads none of them.
 
     Args:
-        every: keep iterations 0, N, 2 N, ...
-        last: keep the newest N.
-        tokens: of the kept iterations 0, N, 2 N, ... write also ``RUN/tokens``: the importance ratio of each token, its
-            entropy and its divergence from the reference policy, as far as the first updates on it compute them. None
-            writes none.
+        every: interval N: keep the iterations 0, N, 2 N, ...
+        last: number N of newest iterations to keep.
+        tokens: interval N: for the iterations 0, N, 2 N, ... that are kept, write also ``RUN/tokens``: the importance
+            ratio, entropy and divergence from the reference policy of each token, as far as the first updates on it
+            compute them. None writes none.
 
     Raises:
         ConfigurationError: a value below 1.
@@ -115,9 +115,9 @@ def remove_repeated(folder: Path, first: int, ranks: int) -> None:
     """Remove the files of the iterations that a resumed run collects again, if other numbers of ranks wrote them.
 
     Args:
-        folder: of the run.
+        folder: run folder.
         first: iteration that is collected next.
-        ranks: of the resumed run, which replaces the files of as many.
+        ranks: number of ranks of the resumed run, which replaces the files of as many ranks.
     """
     for kind in ("episodes", "tokens"):
         for path in (folder / kind).glob("iteration-*"):
@@ -130,8 +130,8 @@ def not_kept(files: Iterable[Path], collected: int = 0) -> str:
     """Return a note on the iterations of a run that have no file; empty if all have one.
 
     Args:
-        files: of episodes.
-        collected: iterations by ``progress/iteration``; the last :data:`BEHIND` of them may still be written.
+        files: files of episodes.
+        collected: number of iterations by ``progress/iteration``; the last :data:`BEHIND` of them may still be written.
 
     >>> not_kept([iteration_file(Path("a"), number) for number in (0, 4, 8)], 12)
     'the episodes of 9 of 12 iterations are not kept (see `data.save_episodes`)'
@@ -174,7 +174,7 @@ class EpisodeWriter:
     """Write files of episodes in a background thread, in order.
 
     Args:
-        retention: the iterations that are kept.
+        retention: iterations that are kept.
     """
 
     def __init__(self, retention: EpisodeRetention = EpisodeRetention()) -> None:

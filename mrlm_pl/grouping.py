@@ -48,7 +48,7 @@ def summed(pairs: Iterable[tuple[K, float]]) -> dict[K, float]:
 
 
 def distinct_tails(names: Sequence[str], separator: str) -> list[str]:
-    """Return the fewest last parts of each name that tell it from the others; the names differ.
+    """Return the shortest suffix of parts of each name that distinguishes it from the others; the names differ.
 
     >>> distinct_tails(["rollout/reward", "rollout/agent/pro/reward", "train/kl"], "/")
     ['rollout/reward', 'pro/reward', 'kl']
@@ -63,10 +63,10 @@ def split_by_size(values: Iterable[V], size: Callable[[V], int], most: int, larg
     """Yield the values in order, in parts of limited size; a larger value is a part of its own.
 
     Args:
-        values: any number.
-        size: of a value.
-        most: number of values in a part.
-        largest: sum of the sizes in a part.
+        values: values to divide.
+        size: function that returns the size of a value.
+        most: maximum number of values in a part.
+        largest: maximum sum of the sizes in a part.
 
     >>> list(split_by_size(["a", "bb", "ccc", "dddd", "e"], len, most=2, largest=3))
     [['a', 'bb'], ['ccc'], ['dddd'], ['e']]
@@ -113,7 +113,7 @@ def unique(pairs: Sequence[tuple[str, V]]) -> dict[str, V]:
     """Return a mapping of pairs, such as those of an object of JSON, whose keys must differ.
 
     Raises:
-        ValueError: one is there twice.
+        ValueError: a key occurs twice.
 
     >>> unique([("a", 1), ("a", 2)])
     Traceback (most recent call last):

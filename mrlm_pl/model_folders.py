@@ -27,8 +27,8 @@ def policy_folder(name: str, option: str) -> str:
     A name of the form ``A/B`` means a folder where there is a folder ``A`` here.
 
     Args:
-        name: a folder, a run, a hub id, or ``ID@REVISION`` with a branch, tag or commit, which is downloaded.
-        option: what named it, for messages.
+        name: folder, run, hub id, or ``ID@REVISION`` with a branch, tag or commit, which is downloaded.
+        option: option or setting that named it, for messages.
 
     Raises:
         PolicyError: the run has several policies, or none, or there is no such folder or revision.
@@ -73,8 +73,8 @@ def exported_policies(run: Path, critics: bool = True) -> list[Path]:
     """Return the folders of the policies that a run has written, without drafts that a kill left.
 
     Args:
-        run: its folder.
-        critics: whether critics, which play no agent, are among them.
+        run: run folder.
+        critics: whether critics, which play no agent, are included.
     """
     folders = (path.parent for path in (run / "policies").glob("*/config.json"))
     complete = sorted(folder for folder in folders if folder.suffix not in (".part", ".old"))

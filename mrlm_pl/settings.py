@@ -25,13 +25,13 @@ def as_settings(cls: type[T], value: Any, name: str, base: T | None = None) -> T
     """Return the value if it is a ``cls``, else a ``cls`` made from the mapping.
 
     Args:
-        cls: its constructor's arguments are the mapping's keys.
+        cls: class whose constructor takes the keys of the mapping as arguments.
         value: an instance or a mapping.
-        name: the setting's name, for messages.
-        base: defaults for keys that the mapping lacks, where ``cls`` is a data class; None: the defaults of ``cls``.
+        name: name of the setting, for messages.
+        base: defaults for keys that the mapping lacks, if ``cls`` is a data class; None takes the defaults of ``cls``.
 
     Raises:
-        ConfigurationError: it is neither, or a key does not exist; names the nearest key.
+        ConfigurationError: the value is neither, or a key does not exist; the message names the nearest key.
 
     >>> from fractions import Fraction
     >>> as_settings(Fraction, {"numerator": 1, "denominator": 2}, "share")
@@ -129,7 +129,7 @@ def check_known(
     """Validate that options are among the parameters of a call for ``owner``, a class or function.
 
     Raises:
-        TypeError: one is not; names the nearest.
+        TypeError: an option is not among them; the message names the nearest.
     """
     if not options.keys() <= parameters.keys():
         unknown = next(name for name in options if name not in parameters)
@@ -165,13 +165,13 @@ def check_instance(cls: type, value: Any, name: str, kind: str) -> None:
     """Validate that a value is an instance of a class.
 
     Args:
-        cls: the class.
-        value: the value.
-        name: of the setting, for messages.
-        kind: of the instances, in words.
+        cls: expected class.
+        value: value to check.
+        name: name of the setting, for messages.
+        kind: kind of the instances, in words.
 
     Raises:
-        ConfigurationError: it is another value, or the class in place of an instance.
+        ConfigurationError: the value is not an instance, or is the class in place of one.
 
     >>> check_instance(float, float, "rate", "number")
     Traceback (most recent call last):
@@ -183,7 +183,7 @@ def check_instance(cls: type, value: Any, name: str, kind: str) -> None:
 
 
 def at_least(least: float, owner: str = "", **options: float | None) -> None:
-    """Validate that options are finite and at least ``least``; None is an option that is left out.
+    """Validate that options are finite and at least ``least``; None is an option that is not set.
 
     Args:
         least: the lowest value.
@@ -241,10 +241,10 @@ def not_all_zero(owner: str = "", **options: Any) -> None:
 
 
 def one_of(choices: Collection[Any], owner: str = "", **options: Any) -> None:
-    """Validate that options are among the choices; None is an option that is left out.
+    """Validate that options are among the choices; None is an option that is not set.
 
     Raises:
-        ConfigurationError: a value is another one.
+        ConfigurationError: a value is not among the choices.
     """
     for name, value in options.items():
         if value is not None and value not in [*choices]:  # equality alone: a value may be no key
@@ -294,8 +294,8 @@ def check_address(target: str, owner: str = "") -> None:
     """Validate the address of a server.
 
     Args:
-        target: the address.
-        owner: begins the message.
+        target: address of the server.
+        owner: prefix of the message.
 
     Raises:
         ConfigurationError: it is not ``HOST:PORT``.
@@ -327,7 +327,7 @@ def check_served_by(place: str, owner: str) -> None:
 
     Args:
         place: ``HOST:PORT`` or ``[DIALECT+]http[s]://HOST:PORT``.
-        owner: begins the message.
+        owner: prefix of the message.
 
     Raises:
         ConfigurationError: it is neither.

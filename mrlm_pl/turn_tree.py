@@ -16,10 +16,10 @@ class JointAction:
     """One decision of each agent that was due in a state.
 
     Attributes:
-        node: the state, which is its parent in the tree.
-        depth: steps of the environment that led to the state.
-        decisions: number of each agent's decision.
-        path: the first episode that has it.
+        node: id of the state, which is the parent of the joint action in the tree.
+        depth: number of environment steps that led to the state.
+        decisions: index of each agent's decision.
+        path: first episode that contains the joint action.
         failed: whether its step failed.
     """
 
@@ -31,7 +31,7 @@ class JointAction:
 
     @property
     def rewards(self) -> Mapping[str, float] | None:
-        """The rewards of the step by agent; None when it failed."""
+        """Rewards of the step by agent; None if it failed."""
         return None if self.failed else self.path.step_rewards[self.depth]
 
 
@@ -42,10 +42,10 @@ class TurnTree:
     In a file, the tokens of each decision stand once, with those of the observations before it.
 
     Attributes:
-        paths: the episodes. Turns that they share have the same ``node`` and ``sample`` in all of them.
+        paths: episodes of the tree. Turns that they share have the same ``node`` and ``sample`` in all of them.
         actions: joint actions by the id of the state that they lead to, or of the path that they end; a parent comes
             before its children.
-        decisions: the turn, and the first row that has it, by (state, agent, number).
+        decisions: turn of each decision, and the first row that contains it, by (state, agent, number).
     """
 
     paths: tuple[Episode, ...]

@@ -172,7 +172,7 @@ def after(folder: Path, recipe: str, demonstrations: str, made: Sequence[str] = 
     """Return the policy of a recipe, which runs unless the folder has it.
 
     Args:
-        folder: where its rows and its run are kept.
+        folder: folder of the recipe's rows and run.
         recipe: name of its configuration.
         demonstrations: NAME of the script ``make_NAME_demonstrations.py``, which writes its rows.
         made: options of that script.
@@ -200,13 +200,13 @@ class Arm:
     """An algorithm, with what differs from the effect's other arms.
 
     Args:
-        cls: its class.
-        options: of the class.
-        seats: the policy of each agent; {} is ``learner`` for all. ``opponent`` is frozen.
+        cls: class of the algorithm.
+        options: options of the class.
+        seats: policy of each agent; {} is ``learner`` for all. ``opponent`` is frozen.
         data: options of the rollouts.
         callbacks: makes further callbacks.
-        environment: in place of the effect's.
-        model: likewise.
+        environment: makes an environment that replaces the effect's.
+        model: returns a model that replaces the effect's.
     """
 
     cls: Callable[..., Any]
@@ -223,13 +223,13 @@ class Effect:
     """Arms on one environment; the first is the baseline.
 
     Args:
-        environment: makes it.
-        arms: by name.
+        environment: makes the environment.
+        arms: arms by name.
         data: options of the rollouts.
-        sampling: of a turn.
+        sampling: sampling settings of a turn.
         measure: makes the callback whose ``found`` are the numbers of a run.
-        learning_rate: of all policies.
-        options: of all arms' classes.
+        learning_rate: learning rate of all policies.
+        options: options of all arms' classes.
         model: returns the model that all policies begin with, and may keep it in a folder.
     """
 

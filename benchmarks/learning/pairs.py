@@ -49,12 +49,12 @@ class Pair:
     """Algorithms on one environment; the first is the baseline.
 
     Args:
-        environment: makes it.
+        environment: makes the environment.
         arms: class and options by name.
-        tokens: budget of generated tokens of a run.
+        tokens: number of generated tokens of a run.
         data: options of the rollouts.
-        max_tokens: of a reply.
-        seats: the policy of each agent; {} is one policy for all.
+        max_tokens: maximum number of tokens of a reply.
+        seats: policy of each agent; {} is one policy for all.
     """
 
     environment: Callable[[], Environment]

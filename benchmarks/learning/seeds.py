@@ -28,7 +28,7 @@ class Seen(Callback):
     """Keep the numbers of each update, and evaluate the final weights.
 
     Args:
-        episodes: of the evaluation, on held-out tasks of the run's only environment; 0 makes none.
+        episodes: number of evaluated episodes, on held-out tasks of the run's only environment; 0 evaluates none.
     """
 
     def __init__(self, episodes: int = 0) -> None:

@@ -38,11 +38,11 @@ class Case:
     """An algorithm on its task.
 
     Args:
-        environment: makes it.
-        seats: the policy of each agent; {} is one policy for all.
+        environment: makes the environment.
+        seats: policy of each agent; {} is one policy for all.
         data: options of the rollouts.
-        max_tokens: of a reply.
-        options: of the algorithm.
+        max_tokens: maximum number of tokens of a reply.
+        options: options of the algorithm.
         critic: whether it takes a centralized critic.
     """
 

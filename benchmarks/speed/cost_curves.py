@@ -65,14 +65,14 @@ class Axis:
     """One quantity that grows.
 
     Args:
-        unit: its name on the axis.
-        points: its values.
+        unit: name of the quantity on the axis.
+        points: values of the quantity.
         work: returns the work of a step at a value.
-        size: of the model.
+        size: size of the model.
         model: returns changes of the model at a value.
-        algorithm: of both sides.
+        algorithm: algorithm of both sides.
         peer: name of the peer; empty: none.
-        steps: measured ones.
+        steps: number of measured steps.
     """
 
     unit: str

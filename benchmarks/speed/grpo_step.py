@@ -90,7 +90,7 @@ class Clock:
         """Return the seconds of each step after the warm-up, all rewards, and the process's peak memory in MiB.
 
         Args:
-            ticks: in a step.
+            ticks: number of ticks in a step.
         """
         both = {"steps": self.wall, "cpu": self.cpu}
         return {
@@ -131,7 +131,7 @@ def run_ours(
 
     Args:
         compiled: whether the layers of the learner are compiled, and on a CPU those of the engine's decode step.
-        micro_batches: of an update.
+        micro_batches: number of micro-batches of an update.
         device: ``cpu`` or ``cuda``.
     """
     import lightning
@@ -216,8 +216,8 @@ def run_peer(
     Args:
         bf16: whether its trainer computes in bf16 by autocast.
         compiled: whether its trainer compiles the model.
-        micro_batches: of an update.
-        dtype: of the weights.
+        micro_batches: number of micro-batches of an update.
+        dtype: dtype of the weights.
         continuous: whether it generates by the continuous batching of transformers.
         device: ``cpu`` or ``cuda``.
     """
@@ -291,12 +291,12 @@ def in_turns(
     """Return each side's reports from processes with the present command and ``--side``; each is noted as it comes.
 
     Args:
-        pythons: of each side.
-        folder: the model's.
+        pythons: Python interpreter of each side.
+        folder: folder of the model.
         rounds: number of processes of each side.
-        threads: of a process.
+        threads: number of threads of a process.
         more: options of all processes.
-        variables: of their environment.
+        variables: environment variables of the processes.
     """
     found: dict[str, list[dict[str, Any]]] = {side: [] for side in pythons}
     for _ in range(rounds):

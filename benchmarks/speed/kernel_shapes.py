@@ -66,7 +66,7 @@ class Steps(Callback):
     """Keeps the products of each step.
 
     Args:
-        phases: of the sampler and of the learner.
+        phases: shapes of the sampler and of the learner.
     """
 
     def __init__(self, *phases: Shapes) -> None:

@@ -51,7 +51,7 @@ def make_model(folder: Path, size: str, *, knows_eos: bool = False, seed: int = 
 
     Args:
         knows_eos: whether the model's vocabulary has EOS.
-        changes: of the size's entries and of the model's configuration.
+        changes: changed entries of the size and of the model's configuration.
     """
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers

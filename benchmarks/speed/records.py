@@ -53,7 +53,7 @@ class CpuClock(lightning.Callback):
     """Append the CPU seconds of the process at the end of each update to a file.
 
     Args:
-        path: of the file.
+        path: path of the file.
     """
 
     def __init__(self, path: str) -> None:
@@ -69,10 +69,10 @@ def started(code: Path, folder: Path, iterations: int, rounds: Sequence[Sequence
     """Start a process that trains with the code of a checkout, in ``FOLDER/ROUND-VARIANT``.
 
     Args:
-        code: the checkout.
-        folder: for the runs.
-        iterations: of a run, of :data:`EPISODES` episodes each.
-        rounds: the variants of each, in their order.
+        code: folder of the checkout.
+        folder: folder for the runs.
+        iterations: number of iterations of a run, of :data:`EPISODES` episodes each.
+        rounds: variants of each round, in their order.
     """
     config = next(code / name for name in CONFIGS if (code / name).exists())
     common = ["train", "--config", str(config), "--data.iterations", str(iterations), "--data.group_size", "8"]

@@ -45,8 +45,8 @@ class SlowAnswers(Environment):
     """The agent speaks some times; each answer takes a random time.
 
     Args:
-        turns: of an episode.
-        seconds: mean of an answer.
+        turns: number of turns of an episode.
+        seconds: mean duration of an answer.
     """
 
     name = "slow_answers"
@@ -75,10 +75,10 @@ class Side:
 
     Args:
         model: samples.
-        arguments: of the command line.
-        seconds: mean of an answer.
-        piece: tokens of a turn in a round; None is lockstep.
-        answer: rounds that an answer takes.
+        arguments: arguments of the command line.
+        seconds: mean duration of an answer.
+        piece: maximum number of tokens of a turn in a round; None is lockstep.
+        answer: number of rounds that an answer takes.
     """
 
     def __init__(

@@ -54,8 +54,8 @@ class Phases:
     """The times at which the phases of a fit end, without its imports.
 
     Args:
-        started: when the process was started, by :func:`time.time`.
-        path: the file that gets the seconds of each phase after the first update, with which the process ends.
+        started: start time of the process, by :func:`time.time`.
+        path: file that receives the seconds of each phase after the first update, with which the process ends.
     """
 
     def __init__(self, started: float, path: Path) -> None:

@@ -128,9 +128,9 @@ def run_ours(
 
     Args:
         compiled: whether the layers of the policies and of the engine's decode step are compiled.
-        rank: of the agents' adapters on one model; None: each agent trains a model of its own.
+        rank: rank of the agents' adapters on one model; None: each agent trains a model of its own.
         device: ``cpu`` or ``cuda``.
-        precision: of the trainer.
+        precision: precision of the trainer.
     """
     import lightning
     from quiet_trainer import quiet_trainer

@@ -32,7 +32,7 @@ class AnchorGames:
         games: episodes of each environment against each anchor; the same ones every time.
         split: split of their tasks.
         models: anchors in addition to the initial snapshot, by name: folders or hub ids of models of the same shape.
-        sampling: how turns are sampled; None is the data module's ``validation_sampling``.
+        sampling: sampling settings; None is the data module's ``validation_sampling``.
 
     Raises:
         ConfigurationError: a number is below 1, or an anchor is called ``initial``.
@@ -68,8 +68,8 @@ class AnchorGames:
         """Return the learner's results against the policy in the opponent's seat; every rank must call it.
 
         Args:
-            trainer: of the run.
-            data: has the environments.
+            trainer: trainer of the run.
+            data: data module with the environments.
             sides: agents of the learner and of the opponent, by environment.
 
         Returns:
@@ -158,7 +158,7 @@ def game_score(episode: Episode, sides: Sides) -> float:
     """Return 1, .5 or 0: the learner's agents earned more than the opponent's, as much or less, in the mean.
 
     Args:
-        episode: one that did not fail; an agent that had no turn earned 0.
+        episode: episode that did not fail; an agent that had no turn earned 0.
         sides: agents of the learner and of the opponent, by environment.
     """
     rewards = episode.rewards()

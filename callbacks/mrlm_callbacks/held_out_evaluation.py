@@ -34,13 +34,13 @@ class HeldOutEvaluation(Callback):
     readers of a run take both from its reports.
 
     Args:
-        episodes: episodes of each environment.
+        episodes: number of episodes of each environment.
         split: split of the tasks before and after the training.
-        sampling: how they are sampled; None is the data module's ``validation_sampling``, for files the default.
+        sampling: sampling settings; None is the data module's ``validation_sampling``, for files the default.
         every: optimizer steps between two points of a curve on the split ``validation``, by which a run may be stopped
             or a checkpoint chosen; ``RUN/evaluation_curve.json`` then has means and intervals by step, from before the
             first step to after the last. None has no curve.
-        environment: where a policy plays that is trained on files, which have no environment.
+        environment: environment to play for a policy that is trained on files, which have none.
 
     Raises:
         ConfigurationError: a number is below 1, the split does not exist, or the data module has environments and

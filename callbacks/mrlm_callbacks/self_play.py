@@ -51,8 +51,8 @@ class SelfPlay(Callback, CollectionObserver):
         opponent: name of a frozen policy of the same model, whose weights are replaced.
         snapshot_every: iterations between two snapshots.
         pool_size: maximum number of snapshots; the initial one stays, and the oldest of the others is removed.
-        draw: how the opponent is drawn: ``uniform``, ``latest`` or ``prioritized``; see :class:`SnapshotPool`.
-        anchors: how the learner is measured.
+        draw: rule that draws the opponent: ``uniform``, ``latest`` or ``prioritized``; see :class:`SnapshotPool`.
+        anchors: settings of the games against anchors, which measure the learner.
         alarm: definition of a collapse, and the reaction to it.
 
     Raises:

@@ -27,7 +27,7 @@ class SnapshotPool:
     The initial one stays for good; when there are too many, the oldest of the others leaves.
 
     Args:
-        size: most snapshots that are held, the initial one included.
+        size: maximum number of snapshots, the initial one included.
         draw: ``uniform``; ``latest``: the newest; ``prioritized``: with a weight of ``(1 - w)^2`` for the learner's
             score ``w`` against it (AlphaStar's prioritized fictitious self-play, doi 10.1038/s41586-019-1724-z), but
             never of less than .01, so that a beaten snapshot returns now and then and reveals forgetting. ``w``
@@ -89,9 +89,9 @@ def load_snapshot(opponent: Policy, weights: Mapping[str, Tensor], learner: Poli
     """Make a frozen policy play with the weights of a snapshot of the learner, bit for bit.
 
     Args:
-        opponent: is changed; its model has the learner's shape.
-        weights: what :func:`weights_of` gave, of the learner or of another policy of that shape.
-        learner: adapters are merged into its model's weights; it ends as it was.
+        opponent: policy that receives the weights; its model has the learner's shape.
+        weights: weights that :func:`weights_of` returned, of the learner or of another policy of that shape.
+        learner: policy whose adapters are merged into its model's weights; it ends unchanged.
 
     Raises:
         ConfigurationError: the weights are of another shape.

@@ -44,12 +44,12 @@ class DataTasks(Shared):
         """Return the tasks of a split; the rows of a data set are read once.
 
         Args:
-            split: its name.
+            split: name of the split.
             fields: names that every row of a data set must have.
             task_data: makes a task's data from a row; None for a row without a label.
             identity: text of a row that is equal for equal problems; None is that of the first field.
             generate: makes the data of a generated task; None for an environment that always has data.
-            key: the field of generated data that is equal for equal problems.
+            key: field of generated data that is equal for equal problems.
 
         Raises:
             DataError: the data cannot be read, or a row cannot be used and ``bad_rows`` is ``stop``, or no row can.
@@ -98,7 +98,7 @@ def check_modules(code: Iterable[str], packages: Iterable[str], name: str) -> No
     Args:
         code: Python of the task's own.
         packages: modules beyond the standard library that may be imported.
-        name: of what needs the modules, for the message.
+        name: name of the object that needs the modules, for the message.
 
     Raises:
         ValueError: a module is missing.

@@ -14,9 +14,9 @@ def library(name: str, extra: str, user: str = "") -> ModuleType:
     """Return a module of a library.
 
     Args:
-        name: of the module.
-        extra: that installs the library.
-        user: the setting or class that needs it, for the message; the extra tells it where this is empty.
+        name: name of the module.
+        extra: extra that installs the library.
+        user: setting or class that needs it, for the message; empty if the name of the extra says it.
 
     Raises:
         ConfigurationError: it, or a library that it needs, is not installed or cannot be loaded.

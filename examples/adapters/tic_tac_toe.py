@@ -67,4 +67,4 @@ def main(iterations: int = 100, output: str = "runs/tic-tac-toe") -> None:
 
 
 if __name__ == "__main__":
-    auto_cli(main, description=__doc__)
+    auto_cli(main, description=__doc__.partition("\n\n")[0])

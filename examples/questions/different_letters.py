@@ -3,9 +3,13 @@
 python examples/questions/different_letters.py
 """
 
+from argparse import ArgumentParser
+
 from mrlm_environments import QuestionEnvironment
 
 import mrlm_pl
+
+ArgumentParser(description=__doc__.partition("\n\n")[0]).parse_args()
 
 
 def different_letters(reply: str, row: dict[str, str]) -> int:

@@ -4,10 +4,13 @@ python examples/questions/length_ratio.py
 """
 
 import math
+from argparse import ArgumentParser
 
 from mrlm_environments import QuestionEnvironment
 
 import mrlm_pl
+
+ArgumentParser(description=__doc__.partition("\n\n")[0]).parse_args()
 
 
 def length_ratio(replies: dict[str, str], row: dict[str, str]) -> float:

@@ -23,4 +23,4 @@ def main(iterations: int = 20, output: str = "runs/debate") -> None:
 
 
 if __name__ == "__main__":
-    auto_cli(main, description=__doc__)
+    auto_cli(main, description=__doc__.partition("\n\n")[0])

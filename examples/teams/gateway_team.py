@@ -29,4 +29,4 @@ def main(iterations: int = 40, output: str = "runs/gateway-team") -> None:
 
 
 if __name__ == "__main__":
-    auto_cli(main, description=__doc__)
+    auto_cli(main, description=__doc__.partition("\n\n")[0])

@@ -49,4 +49,4 @@ def main(answers: int = 8000, iterations: int = 20, output: str = "runs/maporl",
 
 
 if __name__ == "__main__":
-    auto_cli(main, description=__doc__)
+    auto_cli(main, description=__doc__.partition("\n\n")[0])

@@ -25,4 +25,4 @@ def main(iterations: int = 60, output: str = "runs/self-play", games: int = 256)
 
 
 if __name__ == "__main__":
-    auto_cli(main, description=__doc__)
+    auto_cli(main, description=__doc__.partition("\n\n")[0])

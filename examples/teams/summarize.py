@@ -22,4 +22,4 @@ def main(iterations: int = 16, output: str = "runs/summarize") -> None:
 
 
 if __name__ == "__main__":
-    auto_cli(main, description=__doc__)
+    auto_cli(main, description=__doc__.partition("\n\n")[0])

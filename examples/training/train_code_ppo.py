@@ -26,4 +26,4 @@ def main(iterations: int = 20, output: str = "runs/code-ppo", model: str = "runs
 
 
 if __name__ == "__main__":
-    auto_cli(main, description=__doc__)
+    auto_cli(main, description=__doc__.partition("\n\n")[0])

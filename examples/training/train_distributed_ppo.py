@@ -22,4 +22,4 @@ def main(iterations: int = 30, output: str = "runs/distributed-ppo", strategy: s
 
 
 if __name__ == "__main__":
-    auto_cli(main, description=__doc__)
+    auto_cli(main, description=__doc__.partition("\n\n")[0])

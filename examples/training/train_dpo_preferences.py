@@ -32,4 +32,4 @@ def main(episodes: int = 4000, output: str = "runs/dpo-preferences") -> None:
 
 
 if __name__ == "__main__":
-    auto_cli(main, description=__doc__)
+    auto_cli(main, description=__doc__.partition("\n\n")[0])

@@ -19,4 +19,4 @@ def main(iterations: int = 30, output: str = "runs/from-config", config: str = "
 
 
 if __name__ == "__main__":
-    auto_cli(main, description=__doc__)
+    auto_cli(main, description=__doc__.partition("\n\n")[0])

@@ -24,4 +24,4 @@ def main(iterations: int = 60, output: str = "runs/math-ppo", episodes: int = 50
 
 
 if __name__ == "__main__":
-    auto_cli(main, description=__doc__)
+    auto_cli(main, description=__doc__.partition("\n\n")[0])

@@ -24,4 +24,4 @@ def main(episodes: int = 2000, output: str = "runs/world-model") -> None:
 
 
 if __name__ == "__main__":
-    auto_cli(main, description=__doc__)
+    auto_cli(main, description=__doc__.partition("\n\n")[0])

@@ -44,4 +44,4 @@ def main(rows: int = 4000, iterations: int = 20, output: str = "runs/tool-use") 
 
 
 if __name__ == "__main__":
-    auto_cli(main, description=__doc__)
+    auto_cli(main, description=__doc__.partition("\n\n")[0])

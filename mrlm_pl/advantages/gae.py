@@ -25,12 +25,12 @@ def token_gae(
     afterwards, never the returns.
 
     Args:
-        rewards: [B, T], on action tokens (a turn's reward on its last one); not read elsewhere.
+        rewards: [B, T], rewards on action tokens (a turn's reward on its last one); not read elsewhere.
         values: [B, T], ``V`` before each token; not read outside the mask.
         action_mask: [B, T] bool.
-        gamma: discount per action token, or [B, T] (``turn_discounts`` makes it count turns).
+        gamma: discount factor per action token, or [B, T] (``turn_discounts`` makes it count turns).
         lam: GAE's lambda; 0 gives the temporal difference, 1 the Monte-Carlo return.
-        bootstrap_values: [B], ``V(s_T)`` of a truncated row, 0 of a terminated one; None: every row terminated.
+        bootstrap_values: [B], ``V(s_T)`` of a truncated row, 0 of a terminated one; None if every row terminated.
 
     Raises:
         NonFiniteError: a reward or value of an action token is NaN or infinite; the message names the row.
@@ -76,10 +76,10 @@ def transition_gae(
     advantage of the following episode through. The last transition bootstraps unless it terminated.
 
     Args:
-        rewards, values: [N], ``r_t`` and ``V(s_t)``.
+        rewards, values: [N], rewards ``r_t`` and values ``V(s_t)``.
         next_values: [N], ``V`` of the state that transition ``t`` led to (before any reset); not read where terminated.
         terminated, truncated: [N] bool.
-        gamma, lam: discount and lambda per transition.
+        gamma, lam: discount factor and lambda per transition.
 
     Raises:
         NonFiniteError: a reward or value that is read is NaN or infinite; the message names the transition.

@@ -17,8 +17,7 @@ from mrlm_pl.losses.masking import check_shape
 
 
 class GroupDeviations(NamedTuple):
-    """Per row, all [B] fp64: the reward minus its group's mean, the group's size (each reward as often as it counts),
-    its sum of squared deviations."""
+    """Per row, [B] fp64: reward minus the group's mean, the group's counted size, and its sum of squared deviations."""
 
     deviations: Tensor
     sizes: Tensor
@@ -26,7 +25,7 @@ class GroupDeviations(NamedTuple):
 
     @property
     def stds(self) -> Tensor:
-        """The unbiased standard deviation of each row's group, 0 in a group of one."""
+        """Unbiased standard deviation of each row's group, 0 in a group of one."""
         return (self.squared_sums / (self.sizes - 1).clamp(min=1)).sqrt()
 
 
@@ -34,9 +33,9 @@ def group_deviations(rewards: Tensor, group_ids: Tensor, counts: Tensor | None =
     """Return the deviation of each reward from its group's mean, exactly 0 where a group's rewards are all equal.
 
     Args:
-        rewards: [B].
-        group_ids: [B] int64.
-        counts: [B] int64, how often each reward counts, at least once; None counts each once.
+        rewards: [B], one for each row.
+        group_ids: [B] int64, equal for the rows of a group.
+        counts: [B] int64, number of times that each reward counts, at least once; None counts each once.
 
     Raises:
         NonFiniteError: a reward is NaN or infinite; the message names its row.
@@ -75,10 +74,10 @@ def group_means(rewards: Tensor, group_ids: Tensor, counts: Tensor | None = None
     """Return the mean reward [B] fp64 of each row's group: the baseline of a comparison in groups.
 
     Args:
-        rewards: [B].
-        group_ids: [B] int64.
-        counts: [B] int64, how often each reward counts; None counts each once.
-        others: leave out the row's own reward; a group of one has it nevertheless.
+        rewards: [B], one for each row.
+        group_ids: [B] int64, equal for the rows of a group.
+        counts: [B] int64, number of times that each reward counts; None counts each once.
+        others: leave out the row's own reward, except in a group of one.
 
     >>> group_means(torch.tensor([1.0, 2.0, 6.0]), torch.zeros(3, dtype=torch.int64)).tolist()
     [3.0, 3.0, 3.0]
@@ -96,7 +95,7 @@ def group_means(rewards: Tensor, group_ids: Tensor, counts: Tensor | None = None
 
 
 def finite_rewards(rewards: Tensor) -> Tensor:
-    """Return ``rewards`` [B] in fp32 (fp64 stays), once they are known to be finite numbers, one per row.
+    """Return ``rewards`` [B] in fp32 (fp64 stays), after a check that they are finite numbers, one per row.
 
     Raises:
         NonFiniteError: names the first row whose reward is NaN or infinite.
@@ -119,7 +118,7 @@ def finite_rewards(rewards: Tensor) -> Tensor:
 
 
 def _group_sizes(rewards: Tensor, group_ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the size of each group, and each row's position in that list."""
+    """Return the size of each group, and the index of each row's group in these sizes."""
     if group_ids.shape != rewards.shape:
         raise ValueError(f"group_ids has shape {tuple(group_ids.shape)}; it must be {tuple(rewards.shape)}")
     _, index, sizes = torch.unique(group_ids, return_inverse=True, return_counts=True)
@@ -149,9 +148,9 @@ def group_normalized_advantages(rewards: Tensor, group_ids: Tensor, *, eps: floa
     A group of one, or of equal rewards, has exactly 0.
 
     Args:
-        rewards: [B].
-        group_ids: [B] int64; rows of a group need not be adjacent.
-        eps: added to ``s``, in units of reward.
+        rewards: [B], one for each row.
+        group_ids: [B] int64, equal for the rows of a group, which need not be adjacent.
+        eps: constant added to ``s``, in units of reward.
 
     Raises:
         NonFiniteError: a reward is NaN or infinite.
@@ -175,10 +174,10 @@ def component_normalized_advantages(
     components.
 
     Args:
-        components: [N, K] reward components of N episodes.
-        group_ids: [N] int64.
-        weights: K weights; None weighs all alike.
-        eps: added to each standard deviation, in units of reward.
+        components: [N, K], reward components of N episodes.
+        group_ids: [N] int64, equal for the episodes of a group.
+        weights: weights of the K components; None weighs all equally.
+        eps: constant added to each standard deviation, in units of reward.
 
     Raises:
         ValueError: there is not one weight for each component.
@@ -219,13 +218,13 @@ def step_normalized_advantages(rewards: Tensor, group_ids: Tensor, steps: Tensor
     """Return ``(r - m_k) / (s_k + eps)`` [B], both over all steps of agent k in the group, ``s_k`` unbiased.
 
     Each return counts once for every step that the agent took in its episode; with equally many steps everywhere the
-    mean is GRPO's. Equal returns have exactly 0, and so has an episode in which the agent took no step.
+    mean is GRPO's. The advantage is exactly 0 for equal returns, and for an episode in which the agent took no step.
 
     Args:
-        rewards: [B], the agent's return in an episode.
+        rewards: [B], the agent's return in each episode.
         group_ids: [B] int64, equal for the episodes of a task and an agent.
         steps: [B] int64, turns of the agent in the episode.
-        eps: added to ``s_k``, in units of reward.
+        eps: constant added to ``s_k``, in units of reward.
 
     Raises:
         NonFiniteError: a reward is NaN or infinite.
@@ -248,8 +247,8 @@ def remax_advantages(rewards: Tensor, greedy_rewards: Tensor) -> Tensor:
     """Return ``r`` minus the reward of the greedy rollout of the same task [B].
 
     Args:
-        rewards: [B], of the sampled episodes.
-        greedy_rewards: [B], of the greedily decoded episode of each row's task.
+        rewards: [B], rewards of the sampled episodes.
+        greedy_rewards: [B], reward of the greedily decoded episode of each row's task.
 
     Raises:
         NonFiniteError: a reward is NaN or infinite.

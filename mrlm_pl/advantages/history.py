@@ -17,13 +17,14 @@ def history_normalized_advantages(
 ) -> Tensor:
     """Return ``(r - m) / (s + eps)`` [B] fp64 with the mean and standard deviation of the key's history.
 
-    A key with fewer than two numbers in its history, or without spread there, has ``r - m`` alone.
+    The advantage is ``r - m`` alone for a key with fewer than two numbers in its history, or without spread there.
 
     Args:
-        rewards: [B].
-        keys: [B].
-        history: the rewards of earlier rollouts by key. With the present ones in it, the baseline would depend on them.
-        eps: added to the standard deviation, in units of reward.
+        rewards: [B], one for each row.
+        keys: [B], key of each row.
+        history: moments of the rewards in earlier rollouts, by key. With the present ones in it, the baseline would
+            depend on them.
+        eps: constant added to the standard deviation, in units of reward.
 
     Raises:
         NonFiniteError: a reward is NaN or infinite.
@@ -47,10 +48,10 @@ def role_baselines(
     After each row ``b <- decay b + (1 - decay) r`` for its role, so the order of the rows matters.
 
     Args:
-        rewards: [B].
-        roles: [B] names of game and role.
-        baselines: by role; one that is not there begins at 0.
-        decay: weight of the past.
+        rewards: [B], one for each row.
+        roles: [B], names of game and role.
+        baselines: baselines by role; a role without one begins at 0.
+        decay: weight of the old baseline.
 
     Raises:
         NonFiniteError: a reward is NaN or infinite.

@@ -1,4 +1,4 @@
-"""Shapley values: what each agent of a team contributes to its return."""
+"""Shapley values: the contribution of each agent of a team to the team's return."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from random import Random
 
 
 def marginal_values(agents: Sequence[str], value: Callable[[frozenset[str]], float]) -> dict[str, float]:
-    """Return what each agent adds to the others: the value of the team less that of the team without the agent.
+    """Return the marginal contribution of each agent: the team's value minus its value without the agent.
 
     Args:
-        agents: A of them; ``value`` is asked for A + 1 coalitions.
-        value: the return of a coalition, whose other agents are absent.
+        agents: names of the A agents; ``value`` is called for A + 1 coalitions.
+        value: function that returns the return of a coalition, whose other agents are absent.
 
     >>> marginal_values(["a", "b"], {frozenset("a"): 1.0, frozenset("b"): 0.0, frozenset("ab"): 4.0}.__getitem__)
     {'a': 4.0, 'b': 3.0}
@@ -28,8 +28,8 @@ def shapley_values(agents: Sequence[str], value: Callable[[frozenset[str]], floa
     """Return the Shapley value of each agent; they sum to the value of the team less that of no agent.
 
     Args:
-        agents: A of them; ``value`` is asked once for each of the 2^A coalitions.
-        value: the return of a coalition, whose other agents are absent.
+        agents: names of the A agents; ``value`` is called once for each of the 2^A coalitions.
+        value: function that returns the return of a coalition, whose other agents are absent.
 
     Source: L. Shapley, "A value for n-person games" (1953).
 
@@ -58,12 +58,12 @@ def sampled_shapley_values(
 ) -> dict[str, float]:
     """Return unbiased estimates of the Shapley values, from random orders in which the agents join.
 
-    Each order is followed by its reverse, which lowers the variance. ``value`` is asked once for each coalition.
+    Each order is followed by its reverse, which lowers the variance. ``value`` is called once for each coalition.
 
     Args:
-        agents: A of them.
-        value: the return of a coalition.
-        orders: number of orders, each with its reverse; ``2 (A - 1) orders + 2`` coalitions at most.
+        agents: names of the A agents.
+        value: function that returns the return of a coalition.
+        orders: number of orders, each with its reverse; at most ``2 (A - 1) orders + 2`` coalitions.
         random: source of the orders.
 
     >>> sampled_shapley_values("abc", lambda members: float(len(members)), 2, Random(0))

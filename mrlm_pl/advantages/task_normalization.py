@@ -63,12 +63,12 @@ def task_scaled_advantages(
 
     Args:
         advantages, action_mask, task_types: see ``task_moments``.
-        moments: of the GLOBAL batch; None says that this piece is all of it.
-        center: ``(A - mean) / std``, the paper's form: subtracting the token-weighted mean can flip the sign of an
-            advantage when lengths differ.
+        moments: moments of the GLOBAL batch; None takes this micro-batch as the whole.
+        center: compute ``(A - mean) / std``, the paper's form. Subtracting the token-weighted mean can flip the sign of
+            an advantage when lengths differ.
 
     Raises:
-        ValueError: a task type of this piece is missing in ``moments``.
+        ValueError: a task type of this micro-batch is missing in ``moments``.
 
     >>> mask = torch.ones(2, 2, dtype=torch.bool)
     >>> task_scaled_advantages(torch.tensor([[1.0, 3.0], [0.0, 0.0]]), mask, torch.tensor([0, 4]))  # std 1.4142

@@ -1,6 +1,6 @@
 """Credit for decisions that are combined to joint actions and judged together.
 
-K is the number of joint actions in a state, A of agents, G of each agent's decisions.
+K is the number of joint actions in a state, A that of agents, G that of each agent's decisions.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ CrossReduction = Literal["mean", "sum"]
 
 
 def tree_returns(rewards: Tensor, parents: Sequence[int], gamma: float) -> Tensor:
-    """Return [K] of each joint action: its reward and ``gamma`` times the mean return of those that follow it.
+    """Return the return [K] of each joint action: its reward plus ``gamma`` times the mean return of its successors.
 
     Args:
-        rewards: [K], of all joint actions of a tree, in an order in which none comes before the one that it follows.
-        parents: [K] the position of the joint action that each follows, -1 for those of the root.
-        gamma: discount from turn to turn.
+        rewards: [K], rewards of all joint actions of a tree, each after the joint action that it follows.
+        parents: [K], index of the joint action that each follows, -1 for those of the root.
+        gamma: discount factor from turn to turn.
 
     >>> tree_returns(torch.tensor([1.0, 2.0, 0.0, 2.0, 3.0, 5.0]), [-1, -1, 0, 0, 1, 1], gamma=0.5)[:2].tolist()
     [1.5, 4.0]
@@ -46,16 +46,16 @@ def tree_returns(rewards: Tensor, parents: Sequence[int], gamma: float) -> Tenso
 def decision_returns(
     returns: Mapping[tuple[int, ...], float], place: int, partners: int | None = None
 ) -> dict[int, float]:
-    """Return of each of an agent's decisions, by number: the mean over the joint actions that contain it.
+    """Return the return of each of an agent's decisions, by index: the mean over the joint actions that contain it.
 
     Where a joint action is missing because it failed, decisions are compared over the same decisions of the others:
     those beside which every decision that has a return at all has one. None is left where there are no such.
 
     Args:
-        returns: by joint action, which has the number of each agent's decision.
-        place: of the agent in the joint actions.
-        partners: return the sum over this number of decisions of the others in place of the mean: the number that each
-            decision is combined with if nothing fails. For comparison with implementations that add up.
+        returns: returns by joint action, a tuple of the index of each agent's decision.
+        place: position of the agent in the joint actions.
+        partners: number of decisions of the others that each decision is combined with if nothing fails: return the sum
+            over this number in place of the mean, for comparison with implementations that add up.
 
     >>> decision_returns({(0, 0): 1.0, (0, 1): 2.0, (1, 0): 3.0, (1, 1): 4.0}, 0)
     {0: 1.5, 1: 3.5}
@@ -82,9 +82,9 @@ def counterfactual_advantages(
     the decisions that were sampled; exactly 0 where these are all worth the same.
 
     Args:
-        returns: by joint action, which has the number of each agent's decision.
-        place: of the agent in the joint actions.
-        bonus: addition to the return of each decision of the agent, by its number.
+        returns: returns by joint action, a tuple of the index of each agent's decision.
+        place: position of the agent in the joint actions.
+        bonus: function that returns the addition to the return of each decision of the agent, by its index.
 
     >>> square = {(0, 0): 1.0, (0, 1): 2.0, (1, 0): 3.0, (1, 1): 4.0}
     >>> counterfactual_advantages(square, 0)

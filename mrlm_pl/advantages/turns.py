@@ -27,9 +27,9 @@ def returns_to_go(rewards: Tensor, episodes: Tensor, turns: Tensor, gamma: float
     """Return [S] fp64: each turn's reward and the discounted rewards of the later turns of its episode.
 
     Args:
-        rewards: [S].
+        rewards: [S], rewards of the turns.
         episodes: [S] int64, equal for the turns of one agent in one episode.
-        turns: [S] int64, 0, 1, 2, ... within an episode.
+        turns: [S] int64, index of the turn within its episode, from 0.
         gamma: discount factor from turn to turn.
 
     >>> episode, turn = torch.tensor([0, 0, 1, 0]), torch.tensor([0, 1, 0, 2])
@@ -56,15 +56,15 @@ def turn_advantages(
     """Return the advantage [S] fp64 of each turn; with ``unbiased`` 0 in a group of one episode.
 
     Args:
-        rewards: [S].
+        rewards: [S], rewards of the turns.
         group_ids: [S] int64, equal for the turns of one agent in the episodes of one task.
         episodes: [S] int64, equal for the turns of one agent in one episode.
-        turns: [S] int64, 0, 1, 2, ... within an episode.
+        turns: [S] int64, index of the turn within its episode, from 0.
         gamma: discount factor from turn to turn.
-        baseline: see :data:`TurnBaseline`.
+        baseline: baseline of a turn; see :data:`TurnBaseline`.
         normalize: divide by ``s + eps``: with ``unbiased`` the standard deviation of the episodes' whole returns in the
             group, with ``paper`` that of its turns' rewards.
-        eps: added to the standard deviation, in units of reward.
+        eps: constant added to the standard deviation, in units of reward.
 
     Raises:
         NonFiniteError: a reward is NaN or infinite.
@@ -103,13 +103,13 @@ def state_advantages(
     """Return the advantage [S] fp64 of each turn among the turns taken in the same state.
 
     Args:
-        returns: [S], from :func:`returns_to_go`.
+        returns: [S], returns from :func:`returns_to_go`.
         state_ids: [S] int64, equal for turns of one agent, task group and state.
         episodes: [S] int64, equal for the turns of one agent in one episode.
-        baseline: ``unbiased`` compares with the turns of *other* episodes, ``paper`` with all, its own included. A turn
-            without another to compare with has 0.
-        normalize: divide by the standard deviation over the state's turns, and ``eps``.
-        eps: added to the standard deviation, in units of reward.
+        baseline: ``unbiased`` compares with the turns of *other* episodes, ``paper`` with all, its own included. The
+            advantage of a turn without another to compare with is 0.
+        normalize: divide by ``s + eps``, with the standard deviation ``s`` over the state's turns.
+        eps: constant added to the standard deviation, in units of reward.
 
     Source: arXiv 2505.10978 (GiGPO), whose normalized form divides by the standard deviation.
 
@@ -140,16 +140,16 @@ def leaf_advantages(
 ) -> Tensor:
     """Return the advantage [S] fp64 of each turn of leaves that share prefixes.
 
-    From the leaf's return, the mean return of the leaves that do not contain the turn: those that left its path before
-    it, and those of other trees. A turn that all leaves contain has 0.
+    The advantage is the leaf's return minus the mean return of the leaves that do not contain the turn: those that left
+    its path before it, and those of other trees. It is 0 for a turn that all leaves contain.
 
     Args:
-        returns: [N], of the leaves of a task.
+        returns: [N], returns of the leaves of a task.
         common: [N, N] int64, number of steps from the start that two leaves share.
-        leaves: [S] int64, the place of each turn's leaf.
+        leaves: [S] int64, index of each turn's leaf.
         steps: [S] int64, number of steps before the turn.
-        normalize: divide by the standard deviation of the returns, and ``eps``.
-        eps: added to the standard deviation, in units of reward.
+        normalize: divide by ``s + eps``, with the standard deviation ``s`` of the returns.
+        eps: constant added to the standard deviation, in units of reward.
 
     Raises:
         NonFiniteError: a reward is NaN or infinite.
@@ -172,7 +172,7 @@ def leaf_advantages(
 
 
 def _by_turn(values: Tensor, episodes: Tensor, turns: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the values [E, K] by episode and turn, 0 where an episode has no such turn, and each value's row [S]."""
+    """Return the values [E, K] by episode and turn, 0 if an episode has no such turn, and each value's row [S]."""
     _, rows = torch.unique(episodes, return_inverse=True)
     shape = (int(rows.max()) + 1, int(turns.max()) + 1) if len(rows) else (0, 1)
     return torch.zeros(shape, dtype=torch.float64).index_put((rows, turns), values), rows

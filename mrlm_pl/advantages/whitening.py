@@ -46,7 +46,7 @@ class Moments:
 
 
 NO_MOMENTS = Moments(0, 0.0, 0.0)
-"""Those of no numbers."""
+"""Moments of no numbers."""
 
 
 def masked_moments(values: Tensor, mask: Tensor) -> Moments:
@@ -71,8 +71,10 @@ def whiten(values: Tensor, mask: Tensor, moments: Moments | None = None, *, eps:
     Args:
         values: [B, T]; not read outside ``mask``.
         mask: [B, T] bool.
-        moments: of the GLOBAL batch (add up ``masked_moments`` of its parts); None: these values are all of it.
-        eps: added to the unbiased variance, as in TRL and verl: values that differ by rounding alone stay small.
+        moments: moments of the GLOBAL batch (add up ``masked_moments`` of its parts); None takes these values as the
+            whole.
+        eps: constant added to the unbiased variance, as in TRL and verl: values that differ by rounding alone stay
+            small.
 
     >>> import torch
     >>> whiten(torch.tensor([[1.0, 2.0, 3.0, 99.0]]), torch.tensor([[True, True, True, False]])).tolist()

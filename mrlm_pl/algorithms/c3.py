@@ -32,10 +32,10 @@ class C3(PolicyGradient):
     ``messages`` and episodes of different length, a message of a longer one weighs less.
 
     Args:
-        alternatives: fresh samples for each message.
-        messages: branched messages of an episode, drawn with equal probability; None branches all messages of
-            trained policies.
-        rest: ``play`` or ``replay`` the decisions after the message.
+        alternatives: number of fresh samples for each message.
+        messages: number of messages of an episode to branch at, drawn with equal probability; None branches at all
+            messages of trained policies.
+        rest: whether the decisions after the message are sampled again (``play``) or kept (``replay``).
         reward: ``team`` is the mean over the agents; ``own`` is each agent's own.
         policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 

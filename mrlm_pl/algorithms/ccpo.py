@@ -36,8 +36,8 @@ class CCPO(PolicyGradient):
     the checkpoint. ``train/contribution/ENVIRONMENT/AGENT`` is its mean.
 
     Args:
-        absent: see :data:`mrlm_pl.learner.credit.marginal.Absence`.
-        rest: the others' decisions after the first absent message; see :data:`mrlm_pl.rollout.replay.Rest`.
+        absent: messages of an absent agent; see :data:`mrlm_pl.learner.credit.marginal.Absence`.
+        rest: decisions of the others after the first absent message; see :data:`mrlm_pl.rollout.replay.Rest`.
         policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:

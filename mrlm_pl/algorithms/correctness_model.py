@@ -28,7 +28,7 @@ class QuestionProbe(ValueHead):
     """A linear guess of the label from the state before the answer begins; it leaves the state as it is."""
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Logits [...] of hidden states [..., hidden size], without a gradient for these."""
+        """Return logits [...] of hidden states [..., hidden size], without a gradient for these."""
         return super().forward(hidden.detach())
 
 
@@ -53,7 +53,7 @@ class CorrectnessModel(GivenAnswersAlgorithm):
     probability) and ``question_only_auc``, the area under the curve of the probe's guess; NaN where it is not defined.
 
     Args:
-        score_tokens: where the score is trained: at the ``last`` token or at all of the ``response``.
+        score_tokens: tokens at which the score is trained: the ``last`` token or the whole ``response``.
         value_learning_rate: learning rate of the value head and the probe; None is the policy's.
         policies, optimization: see :class:`~mrlm_pl.learner.given_answers.GivenAnswersAlgorithm`.
 
@@ -104,19 +104,19 @@ class CorrectnessModel(GivenAnswersAlgorithm):
         return losses + (guesses - guesses.detach()), metrics  # the loss is the verifier's alone
 
     def _losses(self, name: str, rows: PolicyBatch) -> tuple[Tensor, Tensor]:
-        """The loss [B] of each answer, and its score [B]."""
+        """Return the loss [B] of each answer, and its score [B]."""
         mask, last = self._scored(rows.action_mask), last_token_mask(rows.action_mask)
         values = self.critic.scores(name, rows, self._scored, self.global_step)
         losses = correctness_loss(values, not_none(rows.correct), mask).sum(1) / mask.sum(1)
         return losses, masked_values(values.detach(), last).sum(1)
 
     def _scored(self, action_mask: Tensor) -> Tensor:
-        """[B, T] the tokens before which the score is trained."""
+        """Return [B, T] bool, True for the tokens before which the score is trained."""
         last = last_token_mask(action_mask)
         return last if self.score_tokens == "last" else _after_first(action_mask) | last
 
     def _question_losses(self, name: str, rows: PolicyBatch) -> tuple[Tensor, Tensor]:
-        """The probe's loss [B] for each answer, and its logits [B]; the answers themselves are cut off."""
+        """Return the probe's loss [B] for each answer, and its logits [B]; the answers themselves are cut off."""
         policy, host = self.policy(name), rows.layout
         first = host.action_mask & ~_after_first(host.action_mask)
         width = int(first.nonzero()[:, 1].max()) + 1
@@ -150,7 +150,7 @@ class CorrectnessModel(GivenAnswersAlgorithm):
 
 
 def _after_first(action_mask: Tensor) -> Tensor:
-    """[B, T] the action tokens but each row's first: the state before that one knows the question alone."""
+    """Return the action tokens [B, T] without each row's first: the state before that knows the question alone."""
     return action_mask & (action_mask.long().cumsum(1) > 1)
 
 
@@ -176,9 +176,9 @@ class AnswerMeasures(nn.Module):
         """Count answers, of which there may be none.
 
         Args:
-            scores: [B] logits of the answers being right.
-            question_scores: [B] logits that know the question alone.
-            correct: [B] labels in [0, 1].
+            scores: [B], logits that the answers are right.
+            question_scores: [B], logits from the questions alone.
+            correct: [B], labels in [0, 1].
         """
         decided = correct != 0.5
         labels = (correct[decided] > 0.5).long()
@@ -196,7 +196,7 @@ class AnswerMeasures(nn.Module):
     def take(self) -> dict[str, float]:
         """Return the numbers by name, and reset the counts; a number that is not defined is NaN.
 
-        Without right, or without wrong answers there is no curve, and without either nothing at all.
+        The curve is not defined without right or without wrong answers, and no number is defined without answers.
         """
         right, wrong = float(self.right.compute()), float(self.wrong.compute())
         numbers = {}

@@ -28,12 +28,12 @@ class DPO(GivenAnswersAlgorithm):
     with a positive gap), ``grad_norm``; under ``val/`` and ``test/`` ``loss`` and the same means.
 
     Args:
-        policies: the weights; one policy.
+        policies: weights by name; one policy.
         optimization: see :class:`Algorithm`.
         loss: ``sigmoid``, ``hinge`` or ``ipo``.
-        beta: strength of the pull to the reference.
+        beta: strength of the pull towards the reference.
         label_smoothing: assumed rate of swapped labels, for ``sigmoid``.
-        margin: how far the chosen answer must win; None is 0 for ``sigmoid`` and 1 for ``hinge``.
+        margin: gap by which the chosen answer must win; None is 0 for ``sigmoid`` and 1 for ``hinge``.
         reference_free: leave the reference out: ``gap = log pi(w) - log pi(l)``.
 
     Raises:

@@ -29,14 +29,14 @@ class GiGPO(PolicyGradient):
         gamma: discount factor per turn, within states.
         state_weight: weight of the comparison within states.
         normalize: divide by the standard deviations; False keeps the scale of the rewards.
-        turn_baseline: see :data:`mrlm_pl.advantages.TurnBaseline`.
+        turn_baseline: baseline of a turn's return within its state; see :data:`mrlm_pl.advantages.TurnBaseline`.
         state_key: function, in a configuration its import path or its name in a plugin, from a state's text to text
             that is equal for equal states; None takes the text as it is.
         policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:
         ConfigurationError: a value out of range.
-        DataError: in a rollout a record without messages, which has no states.
+        DataError: a record of the rollout lacks messages, and thus has no states.
     """
 
     smallest_group = 2

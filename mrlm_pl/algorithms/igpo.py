@@ -40,10 +40,10 @@ class IGPO(PolicyGradient):
     Args:
         gain_weight: weight of the gains beside the environment's rewards.
         answer_key: field of the task's data with the reference answer.
-        answer_form: the reply that is scored, with ``{answer}`` in it.
+        answer_form: reply that is scored; ``{answer}`` in it stands for the reference answer.
         gamma: discount factor per turn.
         normalize: divide by the standard deviation.
-        turn_baseline: see :data:`mrlm_pl.advantages.TurnBaseline`.
+        turn_baseline: baseline of a turn's return; see :data:`mrlm_pl.advantages.TurnBaseline`.
         policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:

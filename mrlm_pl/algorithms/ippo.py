@@ -36,7 +36,7 @@ class IPPO(PolicyGradient):
         agent_critics: models that estimate the values, by agent, for all agents with a trained policy; None gives each
             policy a value head, shared by its agents. A critic needs its agent's tokenizer.
         reward: an agent's ``own`` rewards, or the mean over the ``team``.
-        whiten_over: whitens the advantages of each ``agent`` or of each ``policy``.
+        whiten_over: unit within which advantages are whitened: each ``agent`` or each ``policy``.
         value_learning_rate, value_clip, value_coefficient: see :class:`~mrlm_pl.algorithms.ppo.PPO`.
         gamma, discount_unit, lam, whiten_advantages, kl, task_normalization: see
             :class:`~mrlm_pl.algorithms.ppo.PPO`.

@@ -32,9 +32,9 @@ class KTO(GivenAnswersAlgorithm):
     ``val/`` and ``test/`` ``loss`` and the same means.
 
     Args:
-        policies: the weights; one policy.
+        policies: weights by name; one policy.
         optimization: see :class:`~mrlm_pl.learner.algorithm.Algorithm`.
-        beta: strength of the pull to the reference.
+        beta: strength of the pull towards the reference.
         desirable_weight, undesirable_weight: weights of the two kinds; TRL recommends a ratio of their sums over the
             data between 1 and 4/3.
 

@@ -48,9 +48,9 @@ class MADPO(Algorithm):
     Args:
         policies, seats, optimization: see :class:`Algorithm`.
         loss: ``sigmoid``, ``hinge`` or ``ipo``; see :class:`~mrlm_pl.algorithms.dpo.DPO`.
-        beta: strength of the pull to the reference.
+        beta: strength of the pull towards the reference.
         label_smoothing: assumed rate of swapped labels, for ``sigmoid``.
-        margin: how far the chosen joint action must win; None is 0 for ``sigmoid`` and 1 for ``hinge``.
+        margin: gap by which the chosen joint action must win; None is 0 for ``sigmoid`` and 1 for ``hinge``.
 
     Raises:
         ConfigurationError: a value is out of range or does not belong to the loss.
@@ -119,7 +119,7 @@ class MADPO(Algorithm):
         return self.loss(gaps).sum() / round(sum(size.episodes for size in batch.totals.values()))
 
     def _compare(self, parts: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Gaps [P] and implicit rewards [P, 2] (chosen, rejected) of the joint actions of these policies' parts."""
+        """Return gaps [P] and implicit rewards [P, 2] (chosen, rejected) of joint actions from the policies' parts."""
         logp, references = torch.stack(list(parts.values())).sum(0).view(2, -1, 2)
         gaps = preference_gap(logp[:, 0], logp[:, 1], references[:, 0], references[:, 1])
         return gaps, self.beta * (logp - references).detach()

@@ -57,16 +57,17 @@ class MAPoRL(PolicyGradient):
 
     Args:
         policies, seats, agent_critics: see :class:`~mrlm_pl.algorithms.ippo.IPPO`.
-        reward: whose later scores reward an answer: those of the whole ``team`` or the agent's ``own``.
+        reward: later scores that reward an answer: those of the whole ``team`` or the agent's ``own``.
         horizon: ``discounted_sum`` is ``R``, ``last`` the last turn's scores, ``current`` this turn's.
         gamma: discount factor of the scores per turn.
         alpha0: incentive for changing an answer from wrong to right, negative from right to wrong, while the others
             were wrong: self-correction.
-        alpha1: the same while the others were right: following them.
-        beta0: incentive of a wrong answer after which the others change from wrong to right by the next turn, negative
+        alpha1: incentive for the same changes while the others were right: following them.
+        beta0: incentive for a wrong answer after which the others change from wrong to right by the next turn, negative
             from right to wrong.
-        beta1: the same of a right answer: persuading the others.
-        critic_reads: the whole ``debate`` of the agent, or with ``agent_critics`` the question and each ``answer``.
+        beta1: incentive for a right answer after which the others change in the same way: persuading them.
+        critic_reads: input of the critic: the whole ``debate`` of the agent, or with ``agent_critics`` the question and
+            each ``answer``.
         turn_schedule: lists of turns, counted from 1, that are trained one list after the other, repeatedly; None
             trains all turns.
         turn_iterations: rollouts for each list.
@@ -129,7 +130,7 @@ class MAPoRL(PolicyGradient):
 
     @property
     def trained_turns(self) -> Collection[int] | None:
-        """Turns, counted from 1, that the next rollout trains; None is all of them."""
+        """Return the turns, counted from 1, that the next rollout trains; None is all of them."""
         if self.turn_schedule is None:
             return None
         return self.turn_schedule[self.collections // self.turn_iterations % len(self.turn_schedule)]

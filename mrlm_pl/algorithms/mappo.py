@@ -50,7 +50,7 @@ class MAPPO(PolicyGradient):
         targets: targets of the critic: ``lambda``, ``td`` or ``monte_carlo``.
         whiten_advantages: subtract the mean of the advantages of each policy's tokens and divide by their standard
             deviation.
-        value_clip: how far a value may move before its gradient stops; None has no bound.
+        value_clip: clipping range of a value around its old estimate; None does not clip.
         policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:

@@ -41,8 +41,8 @@ class MGRPO(PolicyGradient):
     ``E[n - 1] / E[n]`` for n calls in a group.
 
     Args:
-        planner: the agent that calls the others; None is the environment's first agent.
-        calls_per_group: trajectories of each sub-agent in each group; None takes all.
+        planner: agent that calls the others; None is the environment's first agent.
+        calls_per_group: number of trajectories of each sub-agent in each group; None takes all.
         policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:
@@ -83,7 +83,7 @@ class MGRPO(PolicyGradient):
         return replace(returns, reward=reward, comparison=torch.tensor(labels(people)).long())
 
     def chosen(self, returns: Returns) -> list[int]:
-        """Return the numbers of the returns that are trained on, some of them several times."""
+        """Return the indices of the returns that are trained on; an index may occur several times."""
         if self.calls_per_group is None:
             return list(range(len(returns.agent)))
         members = grouped((label, number) for number, label in enumerate(returns.comparison.tolist()))

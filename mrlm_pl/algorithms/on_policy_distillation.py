@@ -42,7 +42,7 @@ class OnPolicyDistillation(PolicyGradient):
     ``taught_rows`` (fraction of the trajectories with a teacher).
 
     Args:
-        distillation: the teachers and the form; see :class:`~mrlm_pl.learner.policies.distillation.Distillation`.
+        distillation: teachers and form of the loss; see :class:`~mrlm_pl.learner.policies.distillation.Distillation`.
         policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:

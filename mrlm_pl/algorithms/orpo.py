@@ -24,7 +24,7 @@ class ORPO(GivenAnswersAlgorithm):
     are those of :class:`~mrlm_pl.algorithms.dpo.DPO`, with rewards ``m(y)``.
 
     Args:
-        policies: the weights; one policy.
+        policies: weights by name; one policy.
         optimization: see :class:`~mrlm_pl.learner.algorithm.Algorithm`.
         odds_weight: weight of the odds ratio, the paper's ``lambda`` and TRL's ``beta``.
 

@@ -31,7 +31,7 @@ class PairwiseRewardModel(GivenAnswersAlgorithm):
     ``test/`` ``loss``, ``pair_accuracy`` and ``margin``.
 
     Args:
-        margin: how far the chosen answer must be ahead.
+        margin: difference of scores by which the chosen answer must win.
         value_learning_rate: learning rate of the value head; None is the policy's.
         policies, optimization: see :class:`~mrlm_pl.learner.given_answers.GivenAnswersAlgorithm`.
 

@@ -36,8 +36,8 @@ class PPO(PolicyGradient):
     Args:
         critics: models that estimate the values, by policy; a policy without one has a value head on its last hidden
             state. A critic has its own learning rate.
-        value_learning_rate: learning rate of value heads; None is that of their model.
-        value_clip: how far a value may move before its gradient stops; None has no bound.
+        value_learning_rate: learning rate of the value heads; None is that of each head's model.
+        value_clip: clipping range of a value around its old estimate; None does not clip.
         value_coefficient: weight of the value loss.
         gamma: discount factor.
         discount_unit: ``turn`` discounts from turn to turn, ``token`` from token to token.

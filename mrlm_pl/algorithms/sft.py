@@ -29,10 +29,10 @@ class _Part(NamedTuple):
 
     weight: float
     mask: Tensor
-    """[B, T] bool."""
+    """[B, T] bool, True for the tokens of the term."""
 
     totals: str
-    """Their key in the totals of a batch."""
+    """Key of the term's size in the totals of a batch."""
 
 
 class SFT(Algorithm):
@@ -49,11 +49,11 @@ class SFT(Algorithm):
     ``observation_nll`` on those files.
 
     Args:
-        policies: the weights; one policy.
+        policies: weights by name; one policy.
         optimization: see :class:`Algorithm`.
         objective: trained tokens: the actions (``behavioral_cloning``), the environment's answers (``world_model``) or
             half of each (``combined``).
-        reduction: how token losses become one number; see :data:`mrlm_pl.losses.Reduction`.
+        reduction: reduction of the token losses to one number; see :data:`mrlm_pl.losses.Reduction`.
 
     Raises:
         ConfigurationError: there are several policies, or an unknown name.
@@ -97,7 +97,7 @@ class SFT(Algorithm):
         return loss if loss.requires_grad else loss + 0.0 * logp.sum()
 
     def _likelihoods(self, name: str, rows: PolicyBatch) -> tuple[Tensor, dict[str, _Part]]:
-        """Return the log-probabilities [B, T] of the tokens that count, and the terms of the loss by their metric."""
+        """Return the log-probabilities [B, T] of the trained tokens, and the terms of the loss by their metric."""
         parts = {"nll": _Part(self.action_weight, rows.action_mask, name)}
         counted = rows.layout.action_mask
         if self.observation_weight:

@@ -27,9 +27,10 @@ class Shapley(PolicyGradient):
     all coalitions, not of the team's return alone: smaller coalitions count too.
 
     Args:
-        orders: sampled orders in which the agents join, each with its reverse; None is exact.
-        absent: see :data:`mrlm_pl.learner.credit.marginal.Absence`.
-        rest: the others' decisions after the first absent message; see :data:`mrlm_pl.rollout.replay.Rest`.
+        orders: number of sampled orders in which the agents join, each with its reverse; None computes the values
+            exactly.
+        absent: messages of an absent agent; see :data:`mrlm_pl.learner.credit.marginal.Absence`.
+        rest: decisions of the others after the first absent message; see :data:`mrlm_pl.rollout.replay.Rest`.
         policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:

@@ -37,8 +37,8 @@ class SHARP(PolicyGradient):
         marginal_weight: weight of the agent's marginal contribution.
         process: weight of the agent's own reward components by name, such as those of its tool calls; components
             without a weight do not count. A name that a rollout lacks causes a warning.
-        absent: see :data:`mrlm_pl.learner.credit.marginal.Absence`.
-        rest: the others' decisions after the first absent message; see :data:`mrlm_pl.rollout.replay.Rest`.
+        absent: messages of an absent agent; see :data:`mrlm_pl.learner.credit.marginal.Absence`.
+        rest: decisions of the others after the first absent message; see :data:`mrlm_pl.rollout.replay.Rest`.
         policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:

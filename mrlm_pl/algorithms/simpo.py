@@ -23,10 +23,10 @@ class SimPO(GivenAnswersAlgorithm):
     :class:`~mrlm_pl.algorithms.dpo.DPO`, with rewards ``beta m(y)``.
 
     Args:
-        policies: the weights; one policy.
+        policies: weights by name; one policy.
         optimization: see :class:`~mrlm_pl.learner.algorithm.Algorithm`.
         beta: scale of the rewards; the paper has 2 to 10.
-        margin: how far the chosen answer must win, the paper's ``gamma``.
+        margin: difference by which the chosen answer must win, the paper's ``gamma``.
 
     Raises:
         ConfigurationError: there are several policies, or a value is out of range.

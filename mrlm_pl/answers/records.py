@@ -30,8 +30,8 @@ class Answer:
         answer: the reply.
         correct: 1 for a right answer, 0 for a wrong one; between them, how likely it is right.
         task: the key of the task, if it had one.
-        temperature: that it was sampled at, if it was sampled.
-        generated: whether it was made from a right answer rather than given.
+        temperature: temperature at which it was sampled, if it was sampled.
+        generated: whether it was generated from a right answer.
     """
 
     question: str
@@ -56,15 +56,15 @@ def read_answers(source: str, split: str = "train") -> tuple[list[Answer], int]:
     A source holds rows of :class:`Answer`, pairs ``{prompt, chosen, rejected}`` of texts or of single messages, whose
     chosen answer is right and whose rejected one is wrong, or episode records. In an episode the agent's first user
     message is the question, its last reply the answer, and ``success`` says whether it is right. Where several agents
-    answer, or one several times for a ``score``, each turn is an answer, right with a score above .5; who begins with
-    what others said, such as a leader, answers their question.
+    answer, or one several times for a ``score``, each turn is an answer, right with a score above .5; an agent that
+    begins with what others said, such as a leader, answers their question.
 
     Args:
-        source: what :func:`mrlm_pl.environment.rows.read_rows` reads, or a folder of episodes.
-        split: of a hub data set.
+        source: rows in a form of :func:`mrlm_pl.environment.rows.read_rows`, or a folder of episodes.
+        split: split of a hub data set.
 
     Raises:
-        DataError: the source is missing, or a row is neither; file, row and field are named.
+        DataError: the source is missing, or a row has neither form; the message names file, row and field.
     """
     answers: list[Answer] = []
     failed = 0
@@ -84,8 +84,8 @@ def read_records(source: str, split: str) -> Iterator[tuple[str, Episode | None,
     """Yield the place of each record of a source, and the record: an episode, or else a row.
 
     Args:
-        source: what :func:`mrlm_pl.environment.rows.read_rows` reads, or a folder of episodes.
-        split: of a hub data set.
+        source: rows in a form of :func:`mrlm_pl.environment.rows.read_rows`, or a folder of episodes.
+        split: split of a hub data set.
 
     Raises:
         DataError: the source is missing or unreadable, or a record of an episode is broken.
@@ -156,7 +156,7 @@ def answers_of_episode(episode: Episode, where: str) -> list[Answer]:
     """Return the answers of an episode that did not fail; see :func:`read_answers`.
 
     Raises:
-        DataError: nothing says whether they are right; the message begins with ``where``.
+        DataError: nothing says whether the answers are right; the message begins with ``where``.
     """
     rows = episode.rows()
     turns = [turn for row in rows for turn in row.turns]

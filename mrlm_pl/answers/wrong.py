@@ -28,7 +28,7 @@ def wrong_answers(question: str, right: Sequence[str], count: int, existing: Col
     Args:
         question: the question.
         right: right answers to the question, at least one.
-        count: wanted number.
+        count: maximum number of wrong answers.
         existing: existing answers, which are not generated again; white space does not distinguish answers.
         rng: source of all choices.
 

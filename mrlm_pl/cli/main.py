@@ -8,6 +8,7 @@ import io
 import logging
 import os
 import shlex
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -52,7 +53,10 @@ COMMANDS = {
 TRAINING = ("fit", "train", "validate", "test", "predict")
 """Commands with a trainer; their configuration is checked before torch is imported."""
 
-PLAYING = ("eval", "collect", "gateway", "replay", "rescore", "whatif", "check-env", "serve")
+PARSED = ("eval", "arena", "collect", "gateway", "replay", "rescore", "whatif", "check-env")
+"""Commands whose parsers are in :mod:`mrlm_pl.cli.parsing.play_options`; they answer a help without torch."""
+
+PLAYING = (*PARSED, "serve")
 """Commands that take environments by name; the names are checked before torch is imported."""
 
 IMPORTING = (*TRAINING, "info")
@@ -99,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status: 0 done, 1 failed, 2 a mistake in the command or configuration.
 
     Args:
-        argv: the arguments; None takes the process's. ``sys.argv`` stays as it is: launchers start it again.
+        argv: arguments; None takes those of the process. ``sys.argv`` stays as it is, because launchers start it again.
 
     Raises:
         Exception: an error that is neither an :class:`~mrlm_pl.errors.MRLMError` nor from a file of the user's; its
@@ -139,6 +143,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         text = " ".join(f"{type(error).__name__}: {error}".split())
         return _fail(f"{text} ({line}); for the traceback set {DEBUG_VARIABLE}=1", 1)
+    finally:
+        if argv is None:  # the command has its status, and no signal changes it while the interpreter ends
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 def _dispatch(command: str, arguments: list[str]) -> int:
@@ -192,9 +200,15 @@ def _run_function(command: str, arguments: Sequence[str]) -> int:
 
     use_working_folder()
     arguments = with_underscores(arguments)
+    options = [word for word in arguments if word.startswith("-")]
     if command in TRAINING:
         check(arguments)
         read_model_folders_once()
+    elif command in PARSED and any(word == "-h" or word.partition("=")[0].endswith("help") for word in options):
+        from mrlm_pl.cli.parsing import environment_option, play_options
+
+        parser = getattr(play_options, f"{command.replace('-', '_')}_parser")()
+        environment_option.read(parser, arguments)  # prints the help and ends the command
     elif command in PLAYING:
         check_environment_names(arguments)
     module, function = COMMANDS[command][0].split(":")

@@ -31,7 +31,7 @@ class QueueFullError(Exception):
 
 
 class DeadlineError(TimeoutError):
-    """A call is late; not a ``TimeoutError`` of its own."""
+    """A call is late; distinct from a ``TimeoutError`` that the call itself raises."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Workers:
 
     Args:
         count: number of threads.
-        capacity: most waiting calls.
+        capacity: maximum number of waiting calls.
     """
 
     def __init__(self, count: int, capacity: float = math.inf) -> None:
@@ -92,15 +92,15 @@ class Workers:
         return (await self.timed(client, function, timeout, must)).value_or_raise()
 
     async def timed(self, client: str, function: Callable[[], Any], timeout: float, must: bool = False) -> CallResult:
-        """Run a function on a thread, an ``async`` one on the event loop; a :class:`DeadlineError` is a late one's.
+        """Run a function on a thread, an ``async`` one on the event loop; a late call gives a :class:`DeadlineError`.
 
         A call that is cancelled while it waits never runs.
 
         Args:
-            client: takes turns with the others.
-            function: of no arguments, such as a ``partial`` of a method.
-            timeout: deadline in seconds, from its start.
-            must: accept it in a full queue, because it frees resources.
+            client: name of the client, which takes turns with the others.
+            function: function without arguments, such as a ``partial`` of a method.
+            timeout: deadline in seconds, from the start of the call.
+            must: accept the call in a full queue, because it frees resources.
 
         Raises:
             QueueFullError: the queue is full.

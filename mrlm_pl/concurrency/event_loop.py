@@ -17,6 +17,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
+from mrlm_pl.concurrency.calls import mark_read
 from mrlm_pl.errors import RolloutError
 
 T = TypeVar("T")
@@ -161,8 +162,7 @@ async def _cancel_others() -> list[str]:
         return []
     ended, running = await asyncio.wait(tasks, timeout=END_SECONDS)
     for task in ended:
-        if not task.cancelled():
-            task.exception()  # marks the error as read
+        mark_read(task)
     return sorted(str(getattr(task.get_coro(), "__qualname__", task)) for task in running)
 
 
@@ -186,7 +186,7 @@ class ComputeQueue:
     :meth:`submit` passes a function to the thread in :meth:`serve_during`, else to the queue's own thread.
 
     Args:
-        name: of the queue's own thread.
+        name: name of the queue's own thread.
 
     Attributes:
         running: the lock that is held while a function runs; a thread that takes it computes between two functions.

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from mrlm_pl.concurrency.event_loop import result_of
 from mrlm_pl.episode import TokenSpan
@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 FinishReason = Literal["stop", "length"]
+Precision: TypeAlias = Literal["32-true", "bf16-mixed"]
+"""The precision in which turns are generated, as Lightning names it."""
 
 LARGEST_LOGPROB = 1e-3
 """Bound on the log-probability of a token: rounding may lift it above 0."""
@@ -105,7 +107,7 @@ class Sampling(Settings):
             owner: the option, for messages.
 
         Raises:
-            ConfigurationError: a policy does not exist; the message has the nearest.
+            ConfigurationError: a policy does not exist; the message names the nearest one.
         """
         for name in self.policies:
             if name not in known:
@@ -145,7 +147,7 @@ class SampleRequest:
     Args:
         token_ids: the whole context, from the first token of the conversation.
         policy: name of the weights.
-        seed: all the randomness of this request; see :mod:`mrlm_pl.seeding`.
+        seed: seed of all the randomness of this request; see :mod:`mrlm_pl.seeding`.
         sampling: the distribution to draw from.
         stop_ids: sampling one of these tokens ends the turn; it is part of the sample.
         session: key of the key/value cache for the next turn; empty keeps none.
@@ -216,7 +218,7 @@ class LearnerPlace:
         devices: index of each process's GPU among the visible ones; empty on CPUs.
         process: number of this process among those of this machine.
         processes: number of processes on this machine.
-        precision: of the trainer, such as ``bf16-mixed``.
+        precision: the trainer's precision, such as ``bf16-mixed``.
     """
 
     devices: tuple[int, ...] = ()
@@ -266,9 +268,9 @@ class Engine(ABC):
         """Make ``weights`` the current ones of ``policy``; drop caches of older versions.
 
         Args:
-            policy: its name in requests.
-            weights: of the type that the engine reads: most read a ``transformers`` causal LM.
-            version: number of the weights in samples.
+            policy: name of the policy in requests.
+            weights: weights of the type that the engine reads; for most a ``transformers`` causal LM.
+            version: version of the weights, reported in samples.
         """
 
     def join_pool(self, place: int, places: int) -> Sequence[str]:
@@ -287,11 +289,6 @@ class Engine(ABC):
     def calls_at_once(self) -> int:
         """Concurrent calls of :meth:`sample` that a pool makes; further ones wait."""
         return 1
-
-    @property
-    def stats(self) -> Any:
-        """Counters since the engine was made, a dataclass; None if the engine has none."""
-        return None
 
     def meet_learner(self, place: LearnerPlace) -> None:
         """Receive the learner's devices and precision, before the first :meth:`load`."""

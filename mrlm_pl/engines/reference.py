@@ -29,7 +29,7 @@ class Reference(ABC):
         """Return the log-probability [B, T] of each action token of a policy's rows, 0 elsewhere, on the host.
 
         Args:
-            policy: its initial weights compute them.
+            policy: policy whose initial weights compute them.
             rows: B rows.
         """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from mrlm_pl.concurrency.calls import together
 from mrlm_pl.engines.base import Engine, EngineWrapper, LearnerPlace, Sample, SampleRequest, sample_checked
@@ -40,23 +40,18 @@ class RoutingEngine(EngineWrapper):
 
     @property
     def holds_weights(self) -> bool:
-        """True if all engines do."""
+        """True if all engines hold a copy of the weights."""
         return all(engine.holds_weights for engine in self._engines())
 
     @property
     def takes_pieces(self) -> bool:
-        """True if all engines do."""
+        """True if all engines take pieces."""
         return all(engine.takes_pieces for engine in self._engines())
 
     @property
     def calls_at_once(self) -> int:
-        """The fewest of all engines."""
+        """The smallest number among the engines."""
         return min(engine.calls_at_once for engine in self._engines())
-
-    @property
-    def stats(self) -> list[Any]:
-        """Counters of the engines, the default one first; see :attr:`Engine.stats`."""
-        return [engine.stats for engine in self._engines()]
 
     def join_pool(self, place: int, places: int) -> Sequence[str]:
         """Return the claims of all engines; see :meth:`Engine.join_pool`."""
@@ -90,11 +85,11 @@ def check_servers(engine: Engine, trained: Iterable[str]) -> None:
     """Validate that no two trained policies are on one server, without a request to it.
 
     Args:
-        engine: of all policies.
-        trained: names of the trained ones.
+        engine: engine of all policies.
+        trained: names of the trained policies.
 
     Raises:
-        ConfigurationError: two are.
+        ConfigurationError: two trained policies are on one server.
     """
     owners: dict[str, str] = {}
     for policy in trained:
@@ -115,7 +110,7 @@ async def sample_in_parts(
     """Return one sample per request, in order, from places that are asked at the same time.
 
     Args:
-        requests: of one call.
+        requests: requests of one call.
         places: place of each request.
         ask: returns the samples of a place for its requests, in order.
 

@@ -58,11 +58,11 @@ class Check:
     """Result of one check.
 
     Args:
-        name: its id, which stays the same in later versions.
-        passed: whether it found no fault.
-        message: the finding.
+        name: id of the check, which stays the same in later versions.
+        passed: whether the check found no fault.
+        message: finding of the check.
         applies: False where the environment has nothing to check.
-        measures: numbers that it found.
+        measures: measured numbers by name.
     """
 
     name: str
@@ -272,7 +272,7 @@ def check_environment(
     """Return the results of all checks, failed ones included.
 
     Args:
-        environment: it is copied, not used.
+        environment: environment to check; it is copied, not used.
         level: ``contract``, or ``semantic`` for the contract, rewards and observations.
         tasks_per_split: number of checked tasks of each split.
         max_turns: limit of an episode's length.
@@ -307,7 +307,7 @@ def check_semantics(
     """Return the results of the checks of rewards and observations alone.
 
     Args:
-        environment: it is copied, not used.
+        environment: environment to check; it is copied, not used.
         tasks: number of played tasks.
         max_turns: limit of an episode's length.
         other_process: also replay episodes in another process.
@@ -342,10 +342,10 @@ class DataReport:
     """The rewards of a data set's reference solutions.
 
     Args:
-        solved: rows whose reference succeeds.
-        failed: rows whose reference does not, each with the reason.
-        without: rows that have no reference.
-        rewards: of the references of ``solved``, as the mean over the agents.
+        solved: numbers of the rows whose reference succeeds.
+        failed: numbers of the rows whose reference does not succeed, each with the reason.
+        without: numbers of the rows that have no reference.
+        rewards: rewards of the references in ``solved``, each the mean over the agents.
     """
 
     solved: tuple[int, ...]
@@ -366,8 +366,8 @@ def check_data(environment: Environment, split: str, *, max_turns: int = 64) -> 
     0 or below. Rows that the environment skipped are in none of the lists.
 
     Args:
-        environment: whose tasks are rows of data; it is copied, not used.
-        split: the split.
+        environment: environment whose tasks are rows of data; it is copied, not used.
+        split: name of the split.
         max_turns: limit of an episode's length.
 
     Raises:

@@ -185,8 +185,8 @@ class Outcome:
     Args:
         components: named parts of the reward; the reward is their sum.
         observation: the next user message, or several messages; None ends the episode.
-        stop_reason: why the episode ended, when it did.
-        truncated: a limit ended it.
+        stop_reason: reason why the episode ended, when it did.
+        truncated: whether a limit ended the episode.
         success: whether the task was solved, when it ended.
         metrics: named numbers for the log.
     """

@@ -29,7 +29,7 @@ class EnvironmentHosts:
     """A fixed number of host processes, started when they are first needed.
 
     Args:
-        count: host processes.
+        count: number of host processes.
         timeout: seconds that one call may take before its host is stopped.
     """
 

@@ -18,13 +18,14 @@ class Prompt(Sequence[Message]):
     retry, begins another trajectory with the same tokens up to there; any other begins an empty one.
 
     Args:
-        messages: the conversation, replies of the agent included as it received them from the player.
-        tools: that the agent may call in this decision.
-        max_tokens: most tokens of the reply, if fewer than the sampling's.
+        messages: whole conversation, including replies of the agent as it received them from the player.
+        tools: tools that the agent may call in this decision.
+        max_tokens: maximum number of tokens of the reply, if below the sampling's.
         stop: texts after which the reply ends; the token that completes one is its last.
 
     Attributes:
-        refusals: why there is no reply, from a player that leaves the episode because the prompt is beyond the context.
+        refusals: reasons why there is no reply, from a player that leaves the episode because the prompt exceeds the
+            context.
     """
 
     messages: tuple[Message, ...]
@@ -46,8 +47,8 @@ class Reply(Message):
 
     Args:
         finish_reason: ``stop`` or ``length``.
-        prompt_tokens: tokens of the conversation before it.
-        tokens: sampled tokens.
+        prompt_tokens: number of tokens of the conversation before it.
+        tokens: number of sampled tokens.
     """
 
     finish_reason: str = "stop"

@@ -50,12 +50,12 @@ def read_rows(source: Rows, split: str | None, fields: Sequence[str]) -> list[di
             ``.csv`` (with a header; all cells are text) or ``.parquet`` file, each also with ``.zst`` or ``.gz``; or a
             hub name, ``owner/name`` or ``owner/name:configuration``, either with a split of its own behind ``#``, as in
             ``facebook/anli#test_r1`` or ``owner/name#test[:33]``.
-        split: which split of a hub data set that names none; a local file is one split, whatever the value.
+        split: split of a hub data set whose name gives none; ignored for a local file, which is one split.
         fields: names that every row must have.
 
     Raises:
-        DataError: the source is missing or unreadable, or a row is no object or lacks a field. The message names the
-            file and the row (in JSONL the line), counted from 1.
+        DataError: the source is missing or unreadable, or a row is not an object or lacks a field. The message names
+            the file and the row (in JSONL the line), counted from 1.
     """
     return [row for _, row in numbered_rows(source, split, fields)]
 

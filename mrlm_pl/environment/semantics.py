@@ -41,9 +41,9 @@ class Finding:
     """The result of a check that found no fault.
 
     Args:
-        message: one line.
+        message: finding in one line.
         applies: False where the environment has nothing to check.
-        measures: numbers of the report.
+        measures: measured numbers for the report.
     """
 
     message: str
@@ -55,7 +55,7 @@ class SemanticChecks:
     """The checks of one environment; each returns a :class:`Finding` or raises the fault.
 
     Args:
-        environment: it is copied, not used.
+        environment: environment to check; it is copied, not used.
         tasks: number of tasks of the training split that are played.
         max_turns: limit of an episode's length.
         other_process: also replay in another process, with another order of sets.

@@ -26,12 +26,12 @@ class Step:
 
     Args:
         observations: new messages for each agent that acts next; empty when ``done``.
-        rewards: of each agent for its latest decision; 0 for agents that are left out. Left out: the sums of the
-            components.
-        components: named parts of each agent's reward; they sum to it. Left out: one part named ``reward``.
-        done: the episode is over.
-        stop_reason: why, when ``done``; a short word such as ``answered`` or ``max_turns``.
-        truncated: a limit ended the episode; values bootstrap from its last state.
+        rewards: reward of each agent for its latest decision; 0 for agents that are not named. By default the sums of
+            the components.
+        components: named parts of each agent's reward; they sum to it. By default one part named ``reward``.
+        done: whether the episode is over.
+        stop_reason: reason of the end, when ``done``; a short word such as ``answered`` or ``max_turns``.
+        truncated: whether a limit ended the episode; values bootstrap from its last state.
         success: whether the task was solved, when ``done`` and the environment can say.
         metrics: named numbers for the log, for example ``{"parsed": 1.0}``. For a proportion give a numerator ``NAME``
             and a denominator ``NAME_of``: evaluations pool both over episodes.
@@ -76,7 +76,7 @@ class TurnOrder:
 
     Args:
         environment: the environment's name, for messages.
-        agents: its agents.
+        agents: agents of the environment.
     """
 
     def __init__(self, environment: str, agents: Sequence[str]) -> None:
@@ -93,7 +93,7 @@ class TurnOrder:
         """Record the observations of ``reset``.
 
         Raises:
-            EnvironmentContractError: they are empty, no messages, or name an agent that does not exist.
+            EnvironmentContractError: they are empty, are not messages, or name an agent that does not exist.
         """
         self._acted = set()
         self._due = self._receivers(observations)
@@ -120,9 +120,9 @@ class TurnOrder:
         """Record the result of ``step``.
 
         Raises:
-            EnvironmentContractError: unknown agents, components that do not sum to the reward, a metric that is no
-                finite number, a success that is no truth value, an observation after the end, or no agent that acts
-                before it.
+            EnvironmentContractError: unknown agents, components that do not sum to the reward, a metric that is not a
+                finite number, a success that is not a truth value, an observation after the end, or no agent that
+                acts before it.
             NonFiniteError: a reward is NaN or infinite.
         """
         if not isinstance(step, Step):
@@ -207,7 +207,7 @@ def with_checks(
     checked: the subclass's own is.
 
     Args:
-        method: of an environment's class.
+        method: method of an environment's class.
         check_result: receives the environment and the result.
         check_argument: receives the environment and the argument; None checks nothing.
     """

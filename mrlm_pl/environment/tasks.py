@@ -55,7 +55,7 @@ class DatasetTasks(TaskSource):
     Args:
         environment: the environment's name.
         split: the split's name.
-        rows: one JSON-like mapping for each task.
+        rows: JSON-like mapping of each task.
         numbers: row number of each task in the data set, from 1; None if unknown.
 
     Raises:

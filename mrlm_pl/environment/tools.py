@@ -57,10 +57,10 @@ def tool_schema(
     """Return the schema of a tool.
 
     Args:
-        name: of the tool.
-        description: of the tool, for the agent.
-        required: the JSON schema of each argument that must be given.
-        optional: of each argument that may be left out.
+        name: name of the tool.
+        description: description of the tool, for the agent.
+        required: JSON schema of each required argument.
+        optional: JSON schema of each optional argument.
         closed: refuse calls with other arguments.
     """
     parameters: dict[str, Any] = {"type": "object", "properties": {**required, **(optional or {})}}
@@ -200,8 +200,8 @@ def check_call(call: ToolCall | MalformedCall, tools: Sequence[ToolSchema], how:
     """Return a call that one of the tools can be called with.
 
     Args:
-        call: that the agent made.
-        tools: that the agent may call.
+        call: call that the agent made.
+        tools: tools that the agent may call.
         how: the remedy for a call that cannot be read.
 
     Raises:
@@ -236,12 +236,12 @@ def answer_calls(
     """Make the calls of a reply in order; yield the message that answers each, and whether it was made.
 
     Args:
-        calls: that the agent made.
-        tools: that the agent may call.
+        calls: calls that the agent made.
+        tools: tools that the agent may call.
         how: the remedy for a call that cannot be read.
         make: returns the observation of a call; the agent reads the text of a :class:`ToolError`.
-        fault: stands before this text.
-        limit: characters of an answer that the agent sees.
+        fault: prefix of this text.
+        limit: maximum number of characters of an answer that the agent sees.
 
     >>> calls = requested_calls(Message("assistant", written_call("add", a=1) + written_call("subtract")))
     >>> for answer, made in answer_calls(calls, [ToolSchema("add", "")], "", lambda call: f"{call.arguments['a'] + 1}"):

@@ -69,11 +69,11 @@ def play(
     """Play one episode on an environment, which stays open.
 
     Args:
-        environment: it is used, not copied.
-        task: of the episode.
-        replies: of the agents.
+        environment: environment to play; it is used, not copied.
+        task: task of the episode.
+        replies: replies of the agents.
         max_turns: limit of the episode's length.
-        must_end: whether a longer episode is an error, or truncated.
+        must_end: whether a longer episode is an error; else it is truncated.
         after_reset: called after ``reset``.
 
     Raises:
@@ -130,8 +130,8 @@ def call_with_deadline(method: Callable[..., Any], *arguments: Any) -> Any:
     """Return the result of a method that may be ``async``, also where a loop runs in this thread, as in a notebook.
 
     Raises:
-        DeadlineError: it does not return within :data:`CALL_SECONDS`, in the main thread, where nothing else uses the
-            alarm signal.
+        DeadlineError: the method does not return within :data:`CALL_SECONDS`, in the main thread, where nothing else
+            uses the alarm signal.
     """
 
     def stop(*_: object) -> None:

@@ -51,7 +51,7 @@ class Components:
     """Weighted sums of reward components.
 
     An episode without a component counts as 0, so that the means sum to the mean reward. Turns without named components
-    have one of the name ``reward``; where others have names, ``reward`` is reported as the whole.
+    have a single one, ``reward``; if other turns have named components, ``reward`` is reported as the total.
 
     >>> Components.of([({"right": 1.0}, 1.0), ({}, 1.0)]).means()
     {'right': 0.5}
@@ -107,9 +107,9 @@ def means_by_agent(
     ``truncated_turns``, the fraction of turns truncated at ``max_tokens``.
 
     Args:
-        episodes: that did not fail.
-        weights: of each episode in a mean over episodes.
-        turns: each distinct turn, with its trajectory; each counts once.
+        episodes: episodes that did not fail.
+        weights: weight of each episode in a mean over episodes.
+        turns: distinct turns, each with its trajectory; each counts once.
     """
     means: Means = {}
 
@@ -133,7 +133,7 @@ def means_by_agent(
 
 
 def without_sole_owners(metrics: Mapping[str, float], prefix: str = "") -> dict[str, float]:
-    """Return the metrics without those of the only agent and of the only policy, which repeat those of the whole.
+    """Return the metrics without those of a sole agent or policy, which repeat the metrics of the whole.
 
     >>> without_sole_owners({"reward": 1.0, "agent/solver/reward": 1.0, "policy/main/reward": 1.0})
     {'reward': 1.0}
@@ -148,19 +148,19 @@ def without_sole_owners(metrics: Mapping[str, float], prefix: str = "") -> dict[
 
 @dataclass(frozen=True)
 class Part:
-    """The part that an agent, or a policy in all of its seats, had in the episodes.
+    """The part of an agent, or of a policy in all of its seats, in the episodes.
 
     Args:
-        reward: mean return of an episode; of a policy, of an episode of one of its agents.
-        ci95: its 95 % interval by Student's t, clustered by problem; infinite where no spread is known.
+        reward: mean return of an episode; for a policy, the mean over the episodes of each of its agents.
+        ci95: 95 % interval of ``reward`` by Student's t, clustered by problem; infinite if no spread is known.
         components: mean of each reward component of an episode.
         turns: mean number of turns of an episode.
-        first_turn: mean step of the environment, from 0, at which it first acts; NaN where it never does.
-        opens: share of the episodes in whose first step it acts.
+        first_turn: mean step of the environment, from 0, at which the agent first acts; NaN if it never does.
+        opens: fraction of the episodes in whose first step the agent acts.
         response_tokens: mean number of tokens of a turn; NaN without turns.
-        truncated_turns: share of the turns that the limit of tokens cut; NaN without turns.
-        finish_reasons: number of turns by the reason for which sampling ended.
-        stop_reasons: number of episodes in which it acted by the reason for which they ended.
+        truncated_turns: fraction of the turns that the token limit truncated; NaN without turns.
+        finish_reasons: number of turns by finish reason.
+        stop_reasons: number of episodes with actions of the agent, by stop reason.
     """
 
     reward: float
@@ -179,7 +179,7 @@ def parts_by_agent(problems: Mapping[str, Sequence[Episode]]) -> dict[str, Part]
     """Return the part of each agent, in the order in which they act.
 
     Args:
-        problems: the episodes that did not fail, by the problem that they pose.
+        problems: episodes that did not fail, by the problem that they pose.
     """
     parts = _parts_by_owner(problems, lambda play: (play.agent,))
     return dict(sorted(parts.items(), key=lambda item: (math.isnan(item[1].first_turn), item[1].first_turn)))

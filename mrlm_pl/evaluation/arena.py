@@ -30,10 +30,10 @@ class Seating:
     """The results of one seating.
 
     Args:
-        players: who plays each agent.
-        episodes: that were played to their end.
-        failed: that the environment failed.
-        rewards: return of each agent.
+        players: player of each agent.
+        episodes: number of episodes that were played to their end.
+        failed: number of episodes that the environment failed.
+        rewards: mean return of each agent.
     """
 
     players: Mapping[str, str]
@@ -69,14 +69,14 @@ class ArenaReport:
     Agents that earn the same in every episode are a team: no player wins against another of its members.
 
     Args:
-        environment: its name.
-        split: of the tasks.
-        seed: of the tasks and the sampling.
+        environment: name of the environment.
+        split: split of the tasks.
+        seed: seed of the tasks and the sampling.
         seatings: every way to seat the players.
-        scores: of each player against each other one, over the seatings in which both play; empty for a team.
-        differences: of the returns of each pair of players, where there is one agent or a team; else empty.
-        ratings: Elo, 0 for the first player; empty for a team, and without games between all players. The bounds are
-            infinite where a task has several samples: the intervals of ratings take games as independent.
+        scores: score of each player against each other one, over the seatings in which both play; empty for a team.
+        differences: differences of the returns of each pair of players, if there is one agent or a team; else empty.
+        ratings: Elo ratings, 0 for the first player; empty for a team, and without games between all players. The
+            bounds are infinite where a task has several samples: the intervals of ratings take games as independent.
     """
 
     environment: str
@@ -100,12 +100,12 @@ def arena_report(
     """Return the report on episodes of cross-play.
 
     Args:
-        players: their names.
-        played: the player of each agent, and the episodes, of each seating.
-        environment: its name.
-        split: of the tasks.
-        seed: of the tasks and the sampling.
-        bounds: the returns that the environment declares for a task, summed over the agents; None declares none.
+        players: names of the players.
+        played: player of each agent, and the episodes, of each seating.
+        environment: name of the environment.
+        split: split of the tasks.
+        seed: seed of the tasks and the sampling.
+        bounds: function that returns the declared returns of a task, summed over the agents; None declares none.
     """
     games = defaultdict[tuple[str, str], dict[str, list[float]]](lambda: defaultdict(list))
     seatings = []

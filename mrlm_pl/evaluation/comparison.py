@@ -21,17 +21,18 @@ class Comparison:
     """The improvement of one evaluation over another, on the tasks that both have.
 
     Args:
-        gain: mean over the tasks of the one's result less the other's.
-        ci95: its paired 95 % interval, of accuracies within [-1, 1]; tasks that pose the same problem are one cluster.
-        tasks: how many tasks both have.
-        problems: how many different problems these pose.
-        own: the one's mean over these tasks.
-        own_measure: ``accuracy``, or ``majority@N`` of an evaluation with N samples of each task; ``mean reward`` of
-            both where a task of one of them has no accuracy.
-        own_decisions: decisions for each task: what its results cost.
-        other: the other's mean, and so on.
-        other_measure: see ``own_measure``.
-        other_decisions: see ``own_decisions``.
+        gain: mean over the tasks of the first evaluation's result minus the second's.
+        ci95: paired 95 % interval of the gain, for accuracies within [-1, 1]; tasks that pose the same problem are one
+            cluster.
+        tasks: number of tasks that both have.
+        problems: number of different problems that these tasks pose.
+        own: mean of the first evaluation over these tasks.
+        own_measure: ``accuracy``, or ``majority@N`` for an evaluation with N samples of each task; ``mean reward`` for
+            both if a task of one of them has no accuracy.
+        own_decisions: number of decisions for each task in the first evaluation: the cost of its results.
+        other: mean of the second evaluation over these tasks.
+        other_measure: measure of the second evaluation; see ``own_measure``.
+        other_decisions: number of decisions for each task in the second evaluation.
     """
 
     gain: float
@@ -50,9 +51,9 @@ def compare(report: Mapping[str, Any], other: Mapping[str, Any], *, rewards: boo
     """Return the improvement of a report over another one; both as ``mrlm eval --output`` writes them.
 
     Args:
-        report: the one.
-        other: the other.
-        rewards: compare the mean rewards also where all tasks have accuracies.
+        report: report of the first evaluation.
+        other: report of the second evaluation.
+        rewards: compare the mean rewards even if all tasks have accuracies.
 
     Raises:
         ConfigurationError: they have no task in common.
@@ -84,12 +85,12 @@ def common_tasks(
     """Return the tasks of an evaluation that a report has too.
 
     Args:
-        tasks: of the evaluation, perhaps not played yet; see :func:`~mrlm_pl.evaluation.summary.task_identity`.
-        about: its ``environment``, ``split`` and ``seed``.
-        other: the report.
+        tasks: tasks of the evaluation, perhaps not played yet; see :func:`~mrlm_pl.evaluation.summary.task_identity`.
+        about: ``environment``, ``split`` and ``seed`` of the evaluation.
+        other: report to compare with.
 
     Raises:
-        ConfigurationError: there is none.
+        ConfigurationError: they have no task in common.
     """
     where = f"{other['environment']!r} ({other['split']} split, seed {other.get('seed')})"
     if not other["tasks"]:
@@ -115,8 +116,8 @@ def read_report(path: str | Path, environment: str | None = None) -> dict[str, A
     """Return a report that ``mrlm eval --output`` wrote, or one of a run's ``evaluation_before.json``.
 
     Args:
-        path: the file.
-        environment: which report to take of a run's file, which has one for each environment; None takes the only one.
+        path: file of the report.
+        environment: environment of the report in a run's file, which has one report for each; None takes the only one.
 
     Raises:
         ConfigurationError: the file cannot be read, or holds no such report.

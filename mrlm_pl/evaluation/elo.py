@@ -21,9 +21,9 @@ class Rating:
     """A player's strength.
 
     Args:
-        elo: points above the player that the scale begins with.
+        elo: points above the reference player, whose rating is 0.
         low: lower end of the 95 % interval.
-        high: upper end of it.
+        high: upper end of the 95 % interval.
     """
 
     elo: float
@@ -55,8 +55,8 @@ def elo_ratings(table: GameTable, zero: str, virtual_draws: float = 1.0) -> dict
 
     Args:
         table: results of games; a chain of games must link every player with ``zero``.
-        zero: the player whose rating is 0.
-        virtual_draws: drawn games that are added for each pair.
+        zero: player whose rating is 0.
+        virtual_draws: number of drawn games that are added for each pair.
 
     >>> table = GameTable()
     >>> table.add("strong", "weak", score=75, games=100)

@@ -19,10 +19,10 @@ class Measured:
     """A number about many cases.
 
     Args:
-        value: its mean, or the share of the cases in which it holds; None of no case.
+        value: mean, or fraction of the cases in which it holds; None without a case.
         ci95: 95 % interval, clustered by problem: Wilson's where cases are counted or every value is 0 or 1, else
-            Student's t, within [0, 1] where every value is; None likewise.
-        of: how many cases: the episodes that have the metric, or all cases that these count.
+            Student's t, within [0, 1] where every value is; None without a case.
+        of: number of cases: the episodes that have the metric, or all cases that these episodes count.
     """
 
     value: float | None
@@ -36,38 +36,41 @@ class EvaluationReport:
 
     Args:
         environment: name of the environment.
-        model: its name.
+        model: name of the model.
         split: split of the tasks.
-        seed: of the tasks' order and of the sampling.
-        requested: the most episodes; a split with fewer tasks gives fewer.
-        episodes: episodes that ended without an infrastructure error; all numbers are over these.
-        failed: episodes that did not.
-        mean_reward: mean over episodes of the mean over agents of their returns; NaN where all failed, like ``ci95``.
+        seed: seed of the order of the tasks and of the sampling.
+        requested: maximum number of episodes; a split with fewer tasks gives fewer.
+        episodes: number of episodes that ended without an infrastructure error; all numbers are over these.
+        failed: number of episodes that an infrastructure error ended.
+        mean_reward: mean over episodes of the mean over agents of their returns; NaN if all failed, as is ``ci95``.
         ci95: 95 % interval of ``mean_reward`` by Student's t, with tasks (not their repeated samples) as the unit;
-            infinite where no spread is known: a single task, or equal rewards everywhere. It ends at the bounds that
-            the environment declares of its tasks, unless an episode is beyond them.
-        accuracy: share of episodes that the environment called a success, or None if it says nothing of success. An
-            episode that a limit truncated before it was judged counts as a failure.
-        accuracy_ci95: its 95 % interval, clustered by problem; see :func:`mrlm_pl.evaluation.intervals.share_interval`;
-            None likewise.
-        pass_at_k: for each k up to the samples per task, the chance that one of k samples succeeds (unbiased,
-            arXiv 2107.03374); empty likewise.
+            infinite if no spread is known: a single task, or equal rewards everywhere. It ends at the bounds that the
+            environment declares of its tasks, unless an episode is beyond them.
+        accuracy: fraction of episodes that the environment called a success; None if it does not judge. An episode that
+            a limit truncated before it was judged counts as a failure.
+        accuracy_ci95: 95 % interval of ``accuracy``, clustered by problem; see
+            :func:`mrlm_pl.evaluation.intervals.share_interval`; None if ``accuracy`` is.
+        pass_at_k: for each k up to the samples per task, the chance that one of k samples succeeds (unbiased, arXiv
+            2107.03374); empty if ``accuracy`` is None.
         components: mean of each reward component; see :class:`mrlm_pl.evaluation.agents.Components`.
-        metrics: the environment's own numbers. A metric that counts cases among ``NAME_of`` is their share of the cases
-            of all episodes; any other is the mean over the episodes that have it.
-        majority_at_k: for each k above 1 up to the samples per task, how often the majority of k samples of a task is
-            right; empty where there are no votes, or several agents.
-        decisions_per_task: how many times agents decided for one task, in all of its samples: the budget.
-        truncated: share of the episodes that a limit truncated; NaN where all failed.
-        stop_reasons: number of episodes by the reason for which they ended.
-        seats: the policy of each agent.
-        precision: in which turns were generated, as Lightning names it; empty of an evaluation within a run.
-        checkpoint: iteration or update of the weights, in words, of a run that had not finished; empty of others.
-        agents: what each agent earned and did, in the order in which they act.
-        policies: what each policy earned and did, in all of its seats.
-        tasks: each task's key, what tells its problem from others, episodes, mean reward, share of successes and
-            majority.
-        transcripts: the messages, episode after episode.
+        metrics: the environment's own numbers. A metric that counts cases among ``NAME_of`` is their fraction of the
+            cases of all episodes; any other is the mean over the episodes that have it.
+        majority_at_k: for each k above 1 up to the samples per task, the frequency with which the majority of k samples
+            of a task is right; empty without votes or with several agents.
+        decisions_per_task: number of decisions for one task, in all of its samples: the budget.
+        truncated: fraction of the episodes that a limit truncated; NaN if all failed.
+        stop_reasons: number of episodes by stop reason.
+        seats: policy of each agent.
+        settings: arguments of the environment; None for one that was given as an instance, and within a run.
+        changed_settings: arguments that differ from their defaults, in words; empty if there is no record of them.
+        sampling: sampling settings of the turns; None for an evaluation within a run.
+        code: digest of each module of the environment; empty within a run.
+        precision: precision in which turns were generated, as Lightning names it; empty for an evaluation within a run.
+        checkpoint: iteration or update of the weights, in words, of a run that had not finished; empty for others.
+        agents: rewards and turns of each agent, in the order in which they act.
+        policies: rewards and turns of each policy, in all of its seats.
+        tasks: key of each task, digest of its problem, episodes, mean reward, fraction of successes and majority.
+        transcripts: messages, episode after episode.
     """
 
     environment: str
@@ -89,6 +92,10 @@ class EvaluationReport:
     truncated: float = math.nan
     stop_reasons: Mapping[str, int] = field(default_factory=dict)
     seats: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, Any] | None = None
+    changed_settings: str = ""
+    sampling: Sampling | None = None
+    code: Mapping[str, str] = field(default_factory=dict, repr=False)
     precision: str = ""
     checkpoint: str = ""
     agents: Mapping[str, Part] = field(default_factory=dict)
@@ -97,8 +104,40 @@ class EvaluationReport:
     transcripts: Sequence[Mapping[str, Any]] = field(default_factory=list, repr=False)
 
     def __str__(self) -> str:
-        """Return the numbers as ``mrlm eval`` prints them."""
-        return report_table(self)
+        """Return the numbers, one on each line, and tables of agents and policies where there are several."""
+        accuracy = self.accuracy
+        reward = f"{self.mean_reward:.4f}{interval_text(self.ci95)}"
+        texts: dict[str, str | None] = {
+            "environment": f"{self.environment} ({self.split}, seed {self.seed})",
+            "settings": self.changed_settings,
+            "model": self.model,
+            "checkpoint": self.checkpoint,
+            "sampling": None if self.sampling is None else sampling_text(self.sampling),
+            "precision": self.precision,
+            "episodes": played_episodes(self),
+            "mean reward": reward if self.episodes else None,
+            "accuracy": None if accuracy is None else f"{accuracy:.4f}{interval_text(self.accuracy_ci95)}",
+        }
+        lines = [(name, text) for name, text in texts.items() if text]
+        lines += [(f"pass@{k}", f"{value:.4f}") for k, value in self.pass_at_k.items()]
+        lines += [(f"majority@{k}", f"{value:.4f}") for k, value in self.majority_at_k.items()]
+        lines += [(f"  {name}", f"{value:.4f}") for name, value in self.components.items()]
+        lines += [(f"  {name}", _measured_text(measured, self.episodes)) for name, measured in self.metrics.items()]
+        if self.episodes:
+            reasons = ", ".join(f"{name} {count}" for name, count in sorted(self.stop_reasons.items()))
+            lines.append(("stop reasons", f"{reasons}; {self.truncated:.4f} truncated by a limit"))
+        if len(self.agents) == 1:
+            (part,) = self.agents.values()
+            turns, tokens = _number_text(part.turns, 2), _number_text(part.response_tokens, 1)
+            cut = f"{_number_text(part.truncated_turns, 4)} truncated at max_tokens"
+            lines.append(("turns", f"{turns} an episode, of {tokens} tokens; {cut}"))
+        width = max(14, *(len(name) for name, _ in lines))
+        text = "\n".join(f"{name:<{width}} {text}" for name, text in lines)
+        if len(self.agents) < 2:
+            return text
+        seats = [(policy, agent) for agent, policy in self.seats.items()]
+        agents = _parts_table("agent", "policy", self.agents, self.seats.items())
+        return f"{text}\n\n{agents}\n\n{_parts_table('policy', 'agents', self.policies, seats)}"
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """Show the same in a notebook."""
@@ -113,50 +152,8 @@ class EvaluationReport:
         return dict(finite(asdict(self)))
 
 
-def report_table(report: EvaluationReport, sampling: Sampling | None = None, settings: str | None = None) -> str:
-    """Return the numbers of a report, one on each line, and tables of agents and policies where there are several.
-
-    Args:
-        report: whose numbers are shown.
-        sampling: how its turns were sampled; None leaves the line out.
-        settings: of the environment, likewise.
-    """
-    accuracy = report.accuracy
-    reward = f"{report.mean_reward:.4f}{interval_text(report.ci95)}"
-    texts: dict[str, str | None] = {
-        "environment": f"{report.environment} ({report.split}, seed {report.seed})",
-        "settings": settings,
-        "model": report.model,
-        "checkpoint": report.checkpoint,
-        "sampling": None if sampling is None else sampling_text(sampling),
-        "precision": report.precision,
-        "episodes": played_episodes(report),
-        "mean reward": reward if report.episodes else None,
-        "accuracy": None if accuracy is None else f"{accuracy:.4f}{interval_text(report.accuracy_ci95)}",
-    }
-    lines = [(name, text) for name, text in texts.items() if text]
-    lines += [(f"pass@{k}", f"{value:.4f}") for k, value in report.pass_at_k.items()]
-    lines += [(f"majority@{k}", f"{value:.4f}") for k, value in report.majority_at_k.items()]
-    lines += [(f"  {name}", f"{value:.4f}") for name, value in report.components.items()]
-    lines += [(f"  {name}", _measured_text(measured, report.episodes)) for name, measured in report.metrics.items()]
-    if report.episodes:
-        reasons = ", ".join(f"{name} {count}" for name, count in sorted(report.stop_reasons.items()))
-        lines.append(("stop reasons", f"{reasons}; {report.truncated:.4f} truncated by a limit"))
-    if len(report.agents) == 1:
-        (part,) = report.agents.values()
-        turn_numbers = f"{_number_text(part.turns, 2)} an episode, of {_number_text(part.response_tokens, 1)} tokens"
-        lines.append(("turns", f"{turn_numbers}; {_number_text(part.truncated_turns, 4)} truncated at max_tokens"))
-    width = max(14, *(len(name) for name, _ in lines))
-    text = "\n".join(f"{name:<{width}} {text}" for name, text in lines)
-    if len(report.agents) < 2:
-        return text
-    seats = [(policy, agent) for agent, policy in report.seats.items()]
-    agents = _parts_table("agent", "policy", report.agents, report.seats.items())
-    return f"{text}\n\n{agents}\n\n{_parts_table('policy', 'agents', report.policies, seats)}"
-
-
 def played_episodes(report: EvaluationReport) -> str:
-    """Return how many episodes a report is about, in words: of at most how many, of which problems, how many failed."""
+    """Return the number of episodes of a report in words, with those requested, their problems and failures."""
     missing = report.requested - report.episodes - report.failed
     counts = str(report.episodes) + (f" and {report.failed} failed" if report.failed else "")
     counts += f" of up to {report.requested} (no more tasks)" if missing > 0 else ""

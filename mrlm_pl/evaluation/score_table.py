@@ -23,15 +23,16 @@ class Score:
     """The result of a model on an environment: an evaluation report without its tasks and transcripts.
 
     Args:
-        model: its name.
+        model: name of the model.
         environment: name of the environment.
         episodes: number of episodes without an infrastructure error.
-        failed: number of the others.
+        failed: number of episodes that an infrastructure error ended.
         mean_reward: mean over the episodes; None without any.
-        ci95: 95 % interval of ``mean_reward``; its bounds are None where no spread is known.
+        ci95: 95 % interval of ``mean_reward``; its bounds are None if no spread is known.
         accuracy: fraction of successes; None if the environment does not judge.
-        accuracy_ci95: its 95 % interval.
-        checkpoint: of a run that had not finished; see :class:`~mrlm_pl.evaluation.report.EvaluationReport`.
+        accuracy_ci95: 95 % interval of ``accuracy``.
+        checkpoint: iteration or update of a run that had not finished; see
+            :class:`~mrlm_pl.evaluation.report.EvaluationReport`.
         report: file of the whole report; None if there is none.
         error: reason for a missing result; None if there is a result.
     """

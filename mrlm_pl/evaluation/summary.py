@@ -24,13 +24,13 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 Majority = Callable[[Task, Sequence[str]], "bool | None"]
-"""See :meth:`mrlm_pl.environment.Environment.majority`."""
+"""Function that tells whether a majority is right; see :meth:`mrlm_pl.environment.Environment.majority`."""
 
 MOST_EPISODES = 1_000_000
-"""Episodes of an evaluation or a collection, all of whose tasks are in memory."""
+"""Maximum number of episodes of an evaluation or a collection, all of whose tasks are in memory."""
 
 Bounds = Callable[[Task], "tuple[float, float] | None"]
-"""See :meth:`mrlm_pl.environment.Environment.bounds`."""
+"""Function that returns the bounds of a task's return; see :meth:`mrlm_pl.environment.Environment.bounds`."""
 
 
 def evaluation_specs(
@@ -74,7 +74,7 @@ def evaluation_specs(
 
 
 def check_samples(num_episodes: int, samples_per_task: int) -> None:
-    """Validate the numbers of episodes in all and of each task.
+    """Validate the total number of episodes and the number of each task.
 
     Raises:
         ConfigurationError: a number is below 1, or ``num_episodes`` is no multiple of ``samples_per_task``.
@@ -89,28 +89,24 @@ def summarize(
     episodes: Sequence[Episode],
     *,
     environment: str,
-    model: str,
-    split: str,
-    seed: int,
     requested: int | None = None,
     majority: Majority | None = None,
     bounds: Bounds | None = None,
+    **about: Any,
 ) -> EvaluationReport:
     """Return the report of episodes that were played.
 
     Args:
-        episodes: those of a task one after another.
+        episodes: episodes that were played, those of a task one after another.
         environment: name of the environment.
-        model: its name.
-        split: split of the tasks.
-        seed: of the tasks' choice and of the sampling.
-        requested: episodes that were asked for; None is as many as there are.
-        majority: tells whether the majority of replies to a task is right, where one agent replies.
-        bounds: the returns that the environment declares for a task, summed over the agents; None declares none.
+        requested: number of requested episodes; None is the number of episodes.
+        majority: function that tells whether the majority of replies to a task is right, if one agent replies.
+        bounds: function that returns the declared returns of a task, summed over the agents; None declares none.
+        about: fields of the report that do not follow from the episodes, such as ``model``, ``split`` and ``seed``.
     """
     majority = majority and tolerate_errors(majority)
     played = [episode for episode in episodes if not episode.failed]
-    requested = len(episodes) if requested is None else requested
+    about |= {"environment": environment, "requested": len(episodes) if requested is None else requested}
     failures = [episode.error for episode in episodes if episode.failed]
     if failures:
         remedy = "check the environment with `mrlm check-env`, a run's with `--model RUN`"
@@ -118,7 +114,7 @@ def summarize(
         logger.warning(text, len(failures), len(episodes), environment, failures[0])
     if not played:
         transcripts = [_transcript(episode) for episode in episodes]
-        return EvaluationReport(environment, model, split, seed, requested, 0, len(episodes), transcripts=transcripts)
+        return EvaluationReport(episodes=0, failed=len(episodes), transcripts=transcripts, **about)
     rewards = [episode.reward for episode in played]
     by_task = grouped((episode.task.key, episode) for episode in played)
     by_problem = grouped((problem_of(episode.task), episode) for episode in played)
@@ -129,11 +125,7 @@ def summarize(
     spread = mean_interval([[episode.reward for episode in group] for group in by_problem.values()])
     components = Components.of((episode.components(), 1.0) for episode in played)
     return EvaluationReport(
-        environment=environment,
-        model=model,
-        split=split,
-        seed=seed,
-        requested=requested,
+        **about,
         episodes=len(played),
         failed=len(failures),
         mean_reward=math.fsum(rewards) / len(rewards),
@@ -156,7 +148,7 @@ def summarize(
 
 
 def problem_of(task: Task) -> str:
-    """Return text that is equal for tasks which pose the same problem: a generator may draw one several times."""
+    """Return text that is equal for tasks that pose the same problem: a generator may draw one several times."""
     return f"{task.environment} {json.dumps(task.data, sort_keys=True, default=repr)}" if task.data else task.key
 
 

@@ -40,9 +40,9 @@ class Algorithm(ChecksArguments, LightningModule, RolloutLearner):
     """Base class of all algorithms: subclasses add :meth:`prepare` (credit) and :meth:`policy_loss` (the equation).
 
     Args:
-        policies: the weights, by name; None is one policy ``main`` with the built-in tiny model. In Python the name of
-            a model or a mapping of settings stands for a policy.
-        seats: which policy decides for each agent; an agent that is left out is bound to the only policy there is.
+        policies: weights by name; None is one policy ``main`` with the built-in tiny model. In Python the name of a
+            model or a mapping of settings stands for a policy.
+        seats: policy of each agent; an agent that is left out is bound to the only policy.
         optimization: schedule of the learning rates and AdamW's moments.
 
     Attributes:
@@ -50,7 +50,7 @@ class Algorithm(ChecksArguments, LightningModule, RolloutLearner):
         reference: the policies' initial weights, where the algorithm compares with them.
         teachers: frozen policies that need no seat.
         critic: estimates returns; None for algorithms without estimates.
-        rollouts: the common facts of the run's rollouts, from :meth:`check_rollouts` on.
+        rollouts: common facts of the run's rollouts, set by :meth:`check_rollouts`.
 
     Raises:
         ConfigurationError: there is no trained policy, or a seat names a policy that does not exist.
@@ -129,7 +129,7 @@ class Algorithm(ChecksArguments, LightningModule, RolloutLearner):
         """Validate that the algorithm can be trained on these trajectories, given by split.
 
         Raises:
-            DataError: they lack the tokens that it trains.
+            DataError: the trajectories lack the tokens that the algorithm trains.
         """
 
     @property
@@ -144,7 +144,7 @@ class Algorithm(ChecksArguments, LightningModule, RolloutLearner):
         return {name: self.policy(name) for name in self.policies if self.policy(name).trained}
 
     def check_agents(self, agents: Collection[str]) -> None:
-        """Validate the seats and policies against a run's agents; a frozen policy without an agent is a warning.
+        """Validate the seats and policies against a run's agents; warn of a frozen policy without an agent.
 
         Raises:
             ConfigurationError: an agent has no seat, a seat is for none of the agents, or a trained policy decides for
@@ -366,10 +366,10 @@ class Algorithm(ChecksArguments, LightningModule, RolloutLearner):
         """Validate that a checkpoint has the weights of this run's checkpoints: others would be ignored.
 
         Args:
-            saved: shapes of the checkpoint's weights, by name.
+            saved: shapes of the weights in the checkpoint, by name.
 
         Raises:
-            ConfigurationError: it has others.
+            ConfigurationError: the checkpoint has other weights.
         """
         weights = self.state_dict()
         wrong = [name for name, shape in saved.items() if name not in weights or weights[name].shape != shape]
@@ -389,7 +389,7 @@ class Algorithm(ChecksArguments, LightningModule, RolloutLearner):
             checkpoint[key] = {name: value for name, value in checkpoint[key].items() if self.is_saved(name)}
 
     def is_saved(self, weight: str) -> bool:
-        """Return whether checkpoints hold a weight, by its name: trained ones alone."""
+        """Return whether checkpoints hold the weight of this name: only trained weights are saved."""
         module: Any = self
         names = weight.split(".")
         for index, name in enumerate(names):
@@ -408,8 +408,8 @@ class Algorithm(ChecksArguments, LightningModule, RolloutLearner):
         Critics with weights of their own are ``folder/NAME-critic``, marked as models that play no agent.
 
         Args:
-            folder: is created.
-            write: False on ranks that only take part in gathering the weights.
+            folder: parent folder of the exported policies; it is created.
+            write: whether this rank writes; False on ranks that only take part in gathering the weights.
 
         Raises:
             StorageError: a policy cannot be written, for example because the disk is full.

@@ -25,7 +25,7 @@ from mrlm_pl.policy.forward.devices import on_device
 T = TypeVar("T")
 
 ReturnAndBaseline = tuple[float | None, float | None]
-"""The return of a turn and its baseline, as they are compared; None where there is none."""
+"""Return and baseline of a turn, as they are compared; None if it has none."""
 
 
 @dataclass(eq=False)
@@ -38,32 +38,34 @@ class PolicyBatch:
         token_ids: [B, T] int64.
         lengths: [B] int64, tokens in each row.
         action_mask: [B, T] bool, True where the policy sampled the token.
-        behavior_logp: [B, T] fp32 of the behavior policy, as the sampler reported them, 0 outside the mask.
-        groups: [B] int64, number of the row's group: the episodes of a task, or the answers of a pair. A group is
-            served in one micro-batch unless the algorithm lets it be divided, and a forward pass computes the common
-            prefix of its rows once.
+        behavior_logp: [B, T] fp32, log-probabilities of the behavior policy, as the sampler reported them; 0 outside
+            the mask.
+        groups: [B] int64, index of the row's group: the episodes of a task, or the answers of a pair. A group is served
+            in one micro-batch unless the algorithm lets it be divided, and a forward pass computes the common prefix of
+            its rows once.
         comparisons: [B] int64; rows with the same label are compared with each other: those of one agent in a group,
             or in one state of a turn tree.
-        episode_tokens: [B] int64, action tokens of the row's episode in the whole collection.
-        temperature: [B] fp32, of the sampling; 1 for demonstrations and greedy turns.
+        episode_tokens: [B] int64, number of action tokens of the row's episode in the whole collection.
+        temperature: [B] fp32, sampling temperature; 1 for demonstrations and greedy turns.
         advantages: [B, T] fp32, 0 where nothing is credited.
-        ref_logp: [B, T] fp32 under the reference policy.
+        ref_logp: [B, T] fp32, log-probabilities under the reference policy.
         proximal_logp: [B, T] fp32, the learner's own log-probabilities at the time of sampling; None where the
             sampler's are used, or those of the update's own pass.
-        values: [B, T] fp32, expected return before each action token as it was estimated at the time of sampling.
-        returns: [B, T] fp32, the targets of the estimates.
+        values: [B, T] fp32, expected return before each action token, estimated at the time of sampling.
+        returns: [B, T] fp32, regression targets of the values.
         observation_mask: [B, T] bool, True where the environment answered an action.
         reference_sums: [B] fp32, log-probability of the row's action tokens under the frozen reference.
         correct: [B] fp32 in [0, 1], whether the row's answer is right.
         joint_actions: [B] int64, index of the joint action to which the row belongs: 2 i for the chosen and 2 i + 1
             for the rejected one of pair i.
-        trajectories: the records of the rows, in the batch of a whole rollout; none in micro-batches and checkpoints.
+        trajectories: records of the rows, in the batch of a whole rollout; none in micro-batches and checkpoints.
         turn_baselines: return and baseline of each turn of the trajectories; None without trajectories.
-        teacher_prompts: [B, K, 1 + P] int64, the tokens with which each of K teachers begins the row, after their
-            number; the number is 0 for the row's own prompt and -1 for none.
+        teacher_prompts: [B, K, 1 + P] int64, index of each of K teachers, then the prompt that it reads in place of the
+            row's; the index is 0 for the row's own prompt and -1 for no teacher.
         taught_tokens: [B, T] bool, the tokens that teachers score; None for all action tokens.
-        numbers: [B] int64, index of each row in the batch that it was selected from: the rollout's for micro-batches.
-        episodes: [B] int64, number of the row's episode.
+        numbers: [B] int64, index of each row in the batch that it was selected from; for micro-batches, the batch of
+            the rollout.
+        episodes: [B] int64, index of the row's episode.
         host: the same rows on the host, in a micro-batch on another device. What decides the layout of a forward pass
             is read there: reading it from the device would wait for the work before.
     """
@@ -102,7 +104,7 @@ class PolicyBatch:
         return self.behavior_logp if self.proximal_logp is None else self.proximal_logp
 
     def inputs(self) -> dict[str, Any]:
-        """Return the arguments of a policy's forward pass, on the host if they are there.
+        """Return the arguments of a policy's forward pass, on the host if the rows are there.
 
         The rows of a group share their prefix.
         """
@@ -117,11 +119,11 @@ class PolicyBatch:
 
     @property
     def layout(self) -> PolicyBatch:
-        """The rows from which the layout of a forward pass is decided: ``host``, else these."""
+        """Rows that decide the layout of a forward pass: ``host``, else the batch itself."""
         return self if self.host is None else self.host
 
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors that are there, by name: the form in which checkpoints hold a batch."""
+        """Tensors that are set, by name: the form in which checkpoints hold a batch."""
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
     def to(self, device: torch.device | str) -> PolicyBatch:
@@ -133,7 +135,7 @@ class PolicyBatch:
         return replace(self, **moved, host=self.layout)
 
     def select(self, rows: Tensor) -> PolicyBatch:
-        """Return the rows [b] of the given indices, with these as their numbers, padded to the longest of them."""
+        """Return the rows [b] with the given indices, which become their ``numbers``, padded to the longest of them."""
         width = int(self.lengths[rows].max()) if rows.numel() else 0
         chosen = {name: value[rows] for name, value in self.tensors().items()}
         cut: dict[str, Any] = {name: value[:, :width] if value.dim() == 2 else value for name, value in chosen.items()}
@@ -144,13 +146,13 @@ class Batch:
     """The input of a training step: rows by policy, a micro-batch of one optimizer update.
 
     Attributes:
-        policies: the rows of each policy, or critic with rows of its own, in this micro-batch, if there are any.
-        totals: size of the whole update by policy, over all micro-batches and ranks; it names all with rows in it.
+        policies: rows of this micro-batch, by policy or by critic with rows of its own; learners without rows are
+            absent.
+        totals: size of the whole update by policy, over all micro-batches and ranks; it names every policy with rows.
         micro_batches: number of micro-batches (accumulation steps times ranks) of the update.
-        metrics: metrics of the rollout, on its first micro-batch only.
-        without_gradient: the other rows of this micro-batch with action tokens, whose loss has no gradient: they
-            count in the metrics alone. It names all policies that have such rows on any rank; None where this rank has
-            none.
+        metrics: metrics of the rollout, only on its first micro-batch.
+        without_gradient: rows of this micro-batch with action tokens whose loss has no gradient; they count only in the
+            metrics. It names all policies that have such rows on any rank; None where this rank has none.
         on_policy: whether the current weights are those that sampled, as in the first update on a synchronous rollout.
     """
 
@@ -228,12 +230,12 @@ def collate_rows(
 
     Args:
         rows: B trajectories.
-        groups: [B] number of each row's group.
+        groups: [B] index of each row's group.
         comparisons: [B] labels; rows with the same label are compared with each other.
         episode_ids: [B] labels, equal for the rows of one episode.
-        temperature: of the sampling.
-        advantages: [B], one number for all action tokens of a row; None is 0.
-        baselines: [B] return and baseline, of all turns of a row.
+        temperature: sampling temperature.
+        advantages: [B], advantage of all action tokens of a row; None is 0.
+        baselines: [B], return and baseline of all turns of a row.
 
     >>> row = Trajectory("a", "p", (5, 6, 7), (False, True, True), (0.0, -1.0, -2.0), ())
     >>> batch = collate_rows([row, row], [0, 0], [0, 0], [0, 1], advantages=[1.0, 2.0])

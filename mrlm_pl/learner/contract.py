@@ -26,10 +26,10 @@ class RolloutFacts:
     """The common facts of a run's rollouts.
 
     Attributes:
-        agents: that play in them.
-        environments: their names, in one order on all ranks.
-        engine: that samples; None is in process.
-        updates: optimizer updates on each rollout, or None if it varies or is not known.
+        agents: names of the agents that play.
+        environments: names of the environments, in the same order on all ranks.
+        engine: engine that samples; None is the in-process engine.
+        updates: optimizer updates on each rollout; None if the number varies or is not known.
     """
 
     agents: Collection[str]
@@ -50,7 +50,7 @@ class RolloutLearner(Protocol):
     """Fewest episodes per task that the advantage is defined for."""
 
     no_signal: str = EQUAL_RETURNS
-    """Text for groups that :meth:`without_signal` finds, for messages."""
+    """Explanation of groups that :meth:`without_signal` finds, for messages."""
 
     uses_greedy_baseline: bool = False
     """Play each task once more with the most probable tokens, for comparison."""
@@ -59,10 +59,10 @@ class RolloutLearner(Protocol):
     """The unit of credit, such as whole episodes, turns, decisions of turn trees, or contributions of agents."""
 
     collection_over: bool = False
-    """The remaining updates on the current rollout are skipped; the same on every rank."""
+    """True if the remaining updates on the current rollout are skipped; equal on all ranks."""
 
     metrics: Metrics
-    """Its numbers of a rollout are those that :meth:`prepare` left to be logged."""
+    """Metrics of the algorithm; :meth:`prepare` adds the numbers of a rollout."""
 
     policies: Iterable[str]
     """Names of the policies."""
@@ -125,10 +125,9 @@ class RolloutLearner(Protocol):
         """Return a rollout's trajectories by learner, on the host, with advantages; called once, without gradient.
 
         Args:
-            episodes: one rollout, the further episodes behind the ordinary ones; failed episodes are left out.
-            sampling: the distribution that its turns were drawn from.
-            greedy: one greedy episode for each group, when :attr:`uses_greedy_baseline` asks for them; not
-                trained on.
+            episodes: one rollout, ordinary episodes before further ones; failed episodes are left out.
+            sampling: distribution that the turns were sampled from.
+            greedy: one greedy episode for each group, if :attr:`uses_greedy_baseline` is set; not trained on.
 
         Raises:
             ConfigurationError: the algorithm does not learn from rollouts.

@@ -21,11 +21,11 @@ class Critic(nn.Module):
     """Models with value heads, by the name of the policy or agent whose returns they estimate.
 
     Args:
-        models: the critics' models.
-        policies: of the algorithm, by name.
-        value_learning_rate: of the value heads; None is the learning rate of the model that they stand on.
-        value_clip: how far a value may move before its gradient stops; None has no bound.
-        coefficient: weight of the value loss in the loss of a policy that shares its trajectories with its critic.
+        models: models of the critics.
+        policies: policies of the algorithm, by name.
+        value_learning_rate: learning rate of the value heads; None is that of each head's model.
+        value_clip: clipping range of a value around its old estimate; None does not clip.
+        coefficient: weight of the value loss if a policy and its critic share their trajectories.
 
     Raises:
         ConfigurationError: a value is out of range, or a model is frozen.
@@ -54,7 +54,7 @@ class Critic(nn.Module):
         self.models = nn.ModuleDict(dict(models))
 
     def model(self, key: str) -> Policy:
-        """Return the critic's model of that name."""
+        """Return the critic's model with that name."""
         return cast("Policy", self.models[key])
 
     def model_for(self, policy: str, agent: str) -> Policy:
@@ -74,7 +74,7 @@ class Critic(nn.Module):
         """Validate the critics against the agents with a trained policy.
 
         Args:
-            seats: the policy of each of these agents.
+            seats: policy of each of these agents.
 
         Raises:
             ConfigurationError: the critics do not fit the agents.
@@ -108,8 +108,8 @@ class Critic(nn.Module):
         it is the row's beginning that fits: the value of a prefix is the expectation over all that may follow it.
 
         Args:
-            policy: the policy that sampled the trajectories.
-            rewarded: the trajectories.
+            policy: name of the policy that sampled the trajectories.
+            rewarded: trajectories with their rewards.
 
         Raises:
             ConfigurationError: an action token lies beyond the window of the model that estimates the values.
@@ -145,7 +145,7 @@ class Critic(nn.Module):
         """Return the trajectories of the models that have their own, by label.
 
         Args:
-            rewarded: of one policy; its batch has the values and returns.
+            rewarded: trajectories of one policy; their batch has the values and returns.
         """
         return {}
 
@@ -153,8 +153,8 @@ class Critic(nn.Module):
         """Return the value loss [B, T] of each action token.
 
         Args:
-            values: [B, T] the current ones.
-            rows: with the values and returns at the start of the update.
+            values: [B, T], current values.
+            rows: rows with the values and returns at the start of the update.
         """
         return value_loss(values, not_none(rows.values), not_none(rows.returns), rows.action_mask, clip=self.value_clip)
 
@@ -162,16 +162,16 @@ class Critic(nn.Module):
         """Return a micro-batch's part (0-dim) of the mean value loss of a model with its own trajectories, and metrics.
 
         Args:
-            label: of the model.
-            rows: its trajectories.
-            totals: of the update.
+            label: label of the model.
+            rows: trajectories of the model.
+            totals: size of the update.
         """
         losses = self.value_losses(self.learners[label].values(**rows.inputs()), rows)
         metrics = {"value_loss": masked_mean(losses.detach(), rows.action_mask)}
         return reduce_tokens(losses, rows.action_mask, "token_mean", totals), metrics
 
     def exported(self) -> dict[str, Policy]:
-        """Return the models by the name of the folder that a run leaves behind."""
+        """Return the models by the name of their folder in an exported run."""
         return {self.label(key).replace("/", "-"): self.model(key) for key in self.models}
 
 
@@ -294,9 +294,9 @@ def check_window(action_mask: Tensor, windows: Tensor, name: str) -> None:
     """Validate that a critic reads every state in which an action was chosen.
 
     Args:
-        action_mask: [B, T] bool.
-        windows: [B], the context window of each row's critic in tokens.
-        name: of the critic, for the error.
+        action_mask: [B, T] bool, True for action tokens.
+        windows: [B], context window in tokens of each row's critic.
+        name: name of the critic, for the error.
 
     Raises:
         ConfigurationError: an action token lies beyond the window.

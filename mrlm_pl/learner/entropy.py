@@ -14,12 +14,12 @@ class EntropyBonus:
     """The entropy bonus of each policy, with a weight of its own.
 
     Args:
-        entropy: its settings.
-        policies: their names.
+        entropy: settings of the bonus.
+        policies: names of the policies.
 
     Attributes:
         used: whether the bonus has a weight, now or later.
-        weights: the current coefficient of each policy's, and its weight in the next update.
+        weights: current coefficient of each policy, and its weight in the next update.
     """
 
     def __init__(self, entropy: Entropy, policies: Sequence[str]) -> None:

@@ -17,7 +17,7 @@ class GivenAnswersAlgorithm(Algorithm):
     """Base of the algorithms that train one policy on given answers; a subclass sets :meth:`compare`.
 
     Args:
-        policies: the weights; one policy.
+        policies: weights by name; one policy.
         optimization: see :class:`Algorithm`.
 
     Raises:

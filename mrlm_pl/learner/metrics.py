@@ -24,7 +24,7 @@ _ON_BAR = ("kl", "nll", "preference_accuracy", "pair_accuracy", "accuracy", "app
 _LEAST_KL = 1e-6
 
 Outcome: TypeAlias = tuple[str, str, bool | None]
-"""Name of a metric of an evaluation, environment, and whether its episodes succeeded; None where it has not judged."""
+"""Metric of an evaluation, environment, and whether its episodes succeeded; None if they were not judged."""
 _Evaluated: TypeAlias = tuple[
     list[tuple[str, tuple[float, float]]], list[tuple[str, float]], list[tuple[Outcome, float]]
 ]
@@ -38,16 +38,17 @@ class Metrics:
     gather over the ranks when the update is complete.
 
     Args:
-        policies: the names of the policies.
-        learner: the algorithm, whose trainer is that of the run; None for this process alone.
+        policies: names of the policies.
+        learner: algorithm whose trainer is that of the run; None counts this process alone.
 
     Attributes:
-        policies: their names.
+        policies: names of the policies.
         rollout: numbers of the last rollout, to be logged with its first micro-batch.
         update: numbers of the last complete update.
         unwritten: numbers since the last row that :class:`UpdateRows` wrote.
-        shown: last parts of further names that the progress bar shows, such as ``capped`` of ``train/capped``.
-        tokens: of the rollout, while its tokens are measured one by one.
+        shown: further metrics of the progress bar, by the last part of their names, such as ``capped`` of
+            ``train/capped``.
+        tokens: token measures of the rollout, while they are recorded.
     """
 
     def __init__(self, policies: Collection[str], learner: LightningModule | None = None) -> None:
@@ -89,9 +90,9 @@ class Metrics:
         """Add a policy's means over part of an update to the metrics of that update.
 
         Args:
-            policy: its name.
-            means: [] by metric; not read where the weight is 0.
-            weight: number of action tokens, pairs or answers in the means.
+            policy: name of the policy.
+            means: means [] by metric; not read if the weight is 0.
+            weight: number of action tokens, pairs or answers that the means are over.
         """
         for metric, mean in means.items():
             self.add(self.name(metric, policy), mean, weight)
@@ -117,10 +118,10 @@ class Metrics:
         """Add ``approx_kl``, ``ratio_deviation``, ``kl`` and ``mismatch_*`` of a policy's trajectories to an update.
 
         Args:
-            policy: its name.
-            logp: [B, T] of the current policy.
-            rows: with the log-probabilities of the behavior, old and reference policies.
-            entropy: [B, T] of the current policy, where the update computes it.
+            policy: name of the policy.
+            logp: [B, T], log-probabilities of the current policy.
+            rows: rows with the log-probabilities of the behavior, old and reference policies.
+            entropy: [B, T], entropies of the current policy, if the update computes them.
         """
         self.add_tokens(policy, logp, rows, entropy)
         mask = rows.action_mask
@@ -137,7 +138,7 @@ class Metrics:
         self.add_largest(policy, largest)
 
     def add_values(self, learner: str, returns: Moments, errors: Moments) -> None:
-        """Add the mean return and the explained variance of a critic's values to the numbers of the rollout.
+        """Add the mean return and the explained variance of a critic's values to the metrics of the rollout.
 
         The explained variance is 1 for perfect values, and 0 for values as good as a constant.
         """
@@ -146,7 +147,7 @@ class Metrics:
         self.rollout[self.name("explained_variance", learner)] = explained
 
     def take_rollout(self) -> dict[str, float]:
-        """Return the numbers of the rollout, and forget them."""
+        """Return the metrics of the rollout, and reset them."""
         metrics, self.rollout = self.rollout, {}
         return metrics
 
@@ -169,15 +170,15 @@ class Metrics:
         return self.update
 
     def log(self, values: Mapping[str, float], on_bar: Callable[[str], bool] = lambda name: False) -> None:
-        """Log numbers of an update: to callbacks and the progress bar at once, to the loggers with its row.
+        """Log numbers of an update to callbacks and the progress bar at once, and to the loggers with its row.
 
         :class:`UpdateRows` writes the row; numbers that other callbacks log in ``on_train_batch_end`` are in it.
 
         ``LightningModule.log`` takes .4 ms for each number, together a tenth of a small model's step.
 
         Args:
-            values: the numbers by name.
-            on_bar: whether the progress bar shows the number of a name.
+            values: numbers by name.
+            on_bar: function that returns whether the progress bar shows the number of that name.
         """
         row = {name: float(value) for name, value in values.items()}
         self.trainer.callback_metrics.update(_tensors(row))
@@ -205,11 +206,11 @@ class Metrics:
         """Add a batch's means, with their weights, to the metrics of an evaluation loop.
 
         Args:
-            prefix: of the names: ``val`` or ``test``.
+            prefix: prefix of the names: ``val`` or ``test``.
             means: (mean, weight) by name; a mean with the weight 0 may be NaN.
             counts: numbers whose sum is logged, by name.
-            outcomes: numbers of episodes; one without a judgement, such as a truncated one, is a failure in an
-                environment that judges any episode of the loop, and not counted in others.
+            outcomes: numbers of episodes. An episode without a judgement, such as a truncated one, counts as a failure
+                in an environment that judges any episode of the loop, and does not count in others.
         """
         pairs, numbers, judged = self._evaluated.setdefault(prefix, ([], [], []))
         pairs += ((name, (value * weight if weight else 0.0, weight)) for name, (value, weight) in means.items())
@@ -250,7 +251,7 @@ class UpdateRows(Callback):
     the checkpoint that lets a resumed run begin after the update.
 
     Args:
-        metrics: of the algorithm.
+        metrics: metrics of the algorithm.
     """
 
     def __init__(self, metrics: Metrics) -> None:
@@ -260,7 +261,7 @@ class UpdateRows(Callback):
         self._written: int | None = None  # at the last row
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Write the row of an update after which a signal has ended the run in another callback."""
+        """Write the row of an update after which a signal in another callback ended the run."""
         self._updates = self._written = trainer.global_step if self._updates is None else self._updates
         self.on_train_batch_end(trainer)
 
@@ -320,8 +321,9 @@ def check_token_losses(returned: Any, logp: Tensor, rule: Callable[..., Any]) ->
     """Return the token losses and metrics that a rule returned, the metrics as tensors.
 
     Raises:
-        ConfigurationError: they are not a loss for each token of ``logp``, with a gradient in it, and a mapping of
-            single numbers, or a number has the name of another metric of the update, with which it would be averaged.
+        ConfigurationError: the results are not a loss for each token of ``logp``, with a gradient in it, and a mapping
+            of single numbers, or a number has the name of another metric of the update, with which it would be
+            averaged.
     """
     losses, metrics = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, None)
     if not isinstance(losses, Tensor) or losses.shape != logp.shape or not isinstance(metrics, dict):
@@ -344,7 +346,7 @@ def check_token_losses(returned: Any, logp: Tensor, rule: Callable[..., Any]) ->
 
 
 def _metric_fault(name: str, value: Any) -> str:
-    """Return the fault of a rule's metric, or an empty text."""
+    """Return the fault of a rule's metric, or an empty string."""
     if name in _LOGGED or name.startswith("mismatch_"):
         return "has the name of one that is logged already"
     try:

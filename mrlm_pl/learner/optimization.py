@@ -27,8 +27,8 @@ class Optimization(Settings):
     """Settings of AdamW that hold for all policies; learning rate and weight decay are each policy's own.
 
     Args:
-        schedule: course of the learning rates over the run.
-        warmup_steps: optimizer steps over which they rise from 0.
+        schedule: schedule of the learning rates over the run.
+        warmup_steps: optimizer steps over which the learning rates rise from 0.
         betas: decay rates of AdamW's moments.
 
     Raises:
@@ -46,13 +46,13 @@ class Optimization(Settings):
             raise ConfigurationError(f"optimization.betas is {self.betas}; give two numbers of at least 0 and below 1")
 
     def configured(self, groups: Sequence[dict[str, Any]], scaled: bool, steps: Callable[[], int]) -> Any:
-        """Return the optimizer, and its schedule where there is one, as Lightning takes them.
+        """Return the optimizer, and its schedule if there is one, in the form that Lightning takes.
 
         Args:
-            groups: parameter groups.
+            groups: parameter groups of the optimizer.
             scaled: whether gradients are scaled, as under fp16: they are clipped after their scale is gone, which only
                 an optimizer that is not fused allows.
-            steps: number of optimizer steps of the run; asked for a schedule alone.
+            steps: function that returns the number of optimizer steps of the run; called only with a schedule.
         """
         # A resume compares the configured rate with that of the checkpoint.
         rates = [{**group, "constant_lr": group["lr"] if self.schedule == "constant" else None} for group in groups]
@@ -78,9 +78,9 @@ def weight_group(name: str, owner: str, model: Policy) -> dict[str, Any]:
     """Return the optimizer's group of a model's trained weights.
 
     Args:
-        name: of the group.
-        owner: the policy or critic without whose trajectories an update skips the group.
-        model: with its weights read.
+        name: name of the group.
+        owner: policy or critic; an update without its trajectories skips the group.
+        model: model whose weights have been read.
     """
     weights = [weight for weight in model.model.parameters() if weight.requires_grad]
     settings = {"lr": model.learning_rate, "weight_decay": model.weight_decay}
@@ -91,9 +91,9 @@ def value_group(owner: str, critic: Policy, value_learning_rate: float | None) -
     """Return the optimizer's group of a value head, named ``OWNER/value``.
 
     Args:
-        owner: the policy or critic without whose trajectories an update skips the group.
-        critic: with its weights read.
-        value_learning_rate: of the head; None is the critic's own.
+        owner: policy or critic; an update without its trajectories skips the group.
+        critic: critic whose weights have been read.
+        value_learning_rate: learning rate of the head; None is the critic's own.
     """
     rate = critic.learning_rate if value_learning_rate is None else value_learning_rate
     head = list(not_none(critic.value_head).parameters())
@@ -104,8 +104,8 @@ def gradient_norm(group: Mapping[str, Any], step: int, scaled: bool) -> float:
     """Return the norm of the gradient of an optimizer's group.
 
     Args:
-        group: of the optimizer.
-        step: number of the update, for the message.
+        group: parameter group of the optimizer.
+        step: index of the update, for the message.
         scaled: whether a gradient that overflows is expected, as under fp16: its scaler leaves out the step and lowers
             its factor.
 

@@ -83,31 +83,32 @@ class PolicyGradient(Algorithm):
 
     Args:
         policies, seats, optimization: see :class:`Algorithm`.
-        loss: of a token, by name or as a function; see :func:`mrlm_pl.losses.token_loss`. None is that of the
-            algorithm. ``reinforce`` has no importance ratio: a rollout then serves one update. A class whose
+        loss: token loss, by name or as a function; see :func:`mrlm_pl.losses.token_loss`. None is the algorithm's
+            default. ``reinforce`` has no importance ratio: a rollout then serves one update. A class whose
             :meth:`token_losses` replace it refuses it, ``loss_settings`` and ``clip``; see :attr:`uses_loss`.
         loss_settings: further arguments of the loss, such as the temperatures of ``sapo``.
-        clip: range in which the ratio has a gradient; see :class:`mrlm_pl.losses.Clip`.
-        reduction: how token losses become one number; see :data:`mrlm_pl.losses.Reduction`. None is that of the loss.
+        clip: clipping range of the importance ratio; see :class:`mrlm_pl.losses.Clip`.
+        reduction: reduction of the token losses to one number; see :data:`mrlm_pl.losses.Reduction`. None is that of
+            the loss.
         max_length: longest response in tokens, for ``reduction: constant_length``.
         kl: penalty for the divergence from the reference policy; see :class:`~mrlm_pl.learner.policies.reference.KL`.
         entropy: entropy bonus; see :class:`mrlm_pl.losses.Entropy`.
         top_entropy: fraction of a policy's tokens in a rollout, those with the highest entropy on all ranks, that keep
             their advantage and teachers; the others count in the reduction alone (arXiv 2506.01939). Below 1 the
             learner computes the entropies once a rollout, and ``entropy_threshold`` is logged.
-        stop_at_kl: an update whose mean ``approx_kl`` exceeds this is the last one on its rollout; None has no limit.
-        zero_variance: if an agent's returns are equal in all compared episodes of a task, they have no gradient.
-            ``keep`` counts its tokens in the reduction, ``exclude`` does not and logs ``filtered_agents``: the fraction
-            of a policy's (task group, agent) pairs that it leaves out.
+        stop_at_kl: an update whose mean ``approx_kl`` exceeds this is the last one on its rollout; None sets no limit.
+        zero_variance: treatment of an agent whose returns are equal in all compared episodes of a task, and which thus
+            has no gradient. ``keep`` counts its tokens in the reduction; ``exclude`` does not, and logs
+            ``filtered_agents``, the fraction of excluded (task group, agent) pairs of a policy.
         recompute_old_logp: take pi_old from the learner at the time of sampling rather than from the sampler. None does
             so only where the sampler's numbers are not the learner's: truncated sampling or reduced precision. That
             costs a pass over the rollout, except where the rollout serves one update and there is neither a reference
             policy nor a teacher: the update then takes pi_old from its own pass.
-        correction: weight of the policy's losses, not of the values', for the difference between the two; ``plain`` is
-            decoupled PPO (arXiv 2505.24298); see :class:`mrlm_pl.losses.Correction`.
+        correction: correction of the policy's losses, not of the value losses, for the difference between learner and
+            sampler; ``plain`` is decoupled PPO (arXiv 2505.24298); see :class:`mrlm_pl.losses.Correction`.
         off_policy_threshold: bound on the mean of ``log mu - log pi`` over a trajectory's tokens; above it, tokens with
             a negative advantage have no policy loss (DeepSeek-V3.2, arXiv 2512.02556). ``off_policy_masked`` is their
-            fraction of all tokens. None has no bound.
+            fraction of all tokens. None is no bound.
         overlong_buffer: width in tokens of the slope over which turns near ``max_tokens`` are penalized by up to 1
             (DAPO, arXiv 2503.14476); 0 has no penalty.
         task_normalization: scale of the advantages of each task type (environment) of a run with several, after the
@@ -117,19 +118,19 @@ class PolicyGradient(Algorithm):
             flip signs; ``none`` leaves them. None is ``scale_only`` with several environments and ``none`` with one. A
             type whose advantages have no spread is left as it is, with a warning. Logged with several environments:
             ``rollout/ENVIRONMENT/advantage_std``, before it, with the policy's name if there are several.
-        reference_sync: moves the reference policy after the policy; see
+        reference_sync: schedule by which the reference policy follows the policy; see
             :class:`~mrlm_pl.learner.policies.reference.ReferenceSync`.
-        reference: the pool that holds the reference policy, such as ``RayReference``; None: this process.
+        reference: pool that holds the reference policy, such as ``RayReference``; None holds it in this process.
         distillation: teachers that score the sampled tokens; see
             :class:`~mrlm_pl.learner.policies.distillation.Distillation`.
 
     Attributes:
-        loss: of a token.
+        loss: token loss.
         whiten_advantages: whiten the advantages of trajectories over each policy's tokens.
-        old_policy: the source of pi_old, learner or sampler, and the correction for the policy that sampled.
-        kl: the penalty, with the current coefficient of each policy.
-        entropy: the bonus, with the current weight of each policy.
-        warned: names of the warnings that were logged, each once.
+        old_policy: source of pi_old, learner or sampler, and the correction for the policy that sampled.
+        kl: KL penalty, with the current coefficient of each policy.
+        entropy: entropy bonus, with the current weight of each policy.
+        warned: names of the warnings already logged.
 
     Raises:
         ConfigurationError: an unknown name, a value out of range, an option that the class does not use, or a class
@@ -275,7 +276,7 @@ class PolicyGradient(Algorithm):
 
     @property
     def weights_in_credit(self) -> str | None:
-        """The part of the credit that models compute; None if advantages follow from the episodes alone."""
+        """Part of the credit that models compute; None if advantages follow from the episodes alone."""
         parts = {
             "a critic": self.critic is not None,
             "`kl.placement: reward`": self.reference.used and self.kl.settings.placement == "reward",
@@ -346,9 +347,9 @@ class PolicyGradient(Algorithm):
         """Return the returns that are compared, of agents in episodes, of turns or of decisions.
 
         Args:
-            episodes: one rollout, or a group of it.
-            bonus: added to the environment's reward of a turn; None adds nothing.
-            greedy: one greedy episode for each group, where they are played.
+            episodes: one rollout, or one group of it.
+            bonus: function that returns a bonus for a turn, added to the environment's reward; None adds nothing.
+            greedy: one greedy episode for each group, if they are played.
         """
         return self.unit.returns(episodes, bonus, greedy)
 
@@ -356,8 +357,8 @@ class PolicyGradient(Algorithm):
         """Return :meth:`with_baselines`, and the advantages [N].
 
         Raises:
-            ConfigurationError: they are not one finite number for each return, or a subclass returned something else
-                than returns with baselines.
+            ConfigurationError: the advantages are not one finite number for each return, or a subclass returned
+                something else than returns with baselines.
         """
         compared = self.with_baselines(returns)
         if not isinstance(compared, type(returns)):
@@ -372,8 +373,8 @@ class PolicyGradient(Algorithm):
     def with_baselines(self, returns: Any) -> Any:
         """Return the returns with their baselines, by default those of :attr:`advantage`; every rank calls this once.
 
-        Records of the episodes keep both. Without a known rule there are no baselines; with :meth:`advantages` of a
-        subclass the records have none.
+        Records of the episodes keep both. Without a known rule there are no baselines; if a subclass overrides
+        :meth:`advantages`, the records have none.
 
         Args:
             returns: :class:`~mrlm_pl.learner.credit.returns.Returns` of agents in episodes,
@@ -392,10 +393,10 @@ class PolicyGradient(Algorithm):
     def advantages(self, returns: Any) -> Tensor:
         """Return the advantages [N] of returns; every rank calls this.
 
-        By default that is :attr:`advantage` of them, or without one the returns minus their baselines.
+        By default these are :attr:`advantage` of the returns, or without one the returns minus their baselines.
 
         Args:
-            returns: of :meth:`with_baselines`.
+            returns: value of :meth:`with_baselines`.
         """
         if self.unit.has_rule or (self.advantage is None and returns.baseline is not None):
             return self.unit.advantages(returns)
@@ -414,7 +415,7 @@ class PolicyGradient(Algorithm):
     def _add_logprobs(self, name: str, rows: PolicyBatch, sampling: Sampling, own_pass: bool = False) -> None:
         """Set the temperature, and add the log-probabilities of the old and the reference policy that are used.
 
-        With ``own_pass`` the update has the learner's from its own pass.
+        With ``own_pass`` the update takes the learner's log-probabilities from its own pass.
         """
         policy = self.policy(name)
         rows.temperature = torch.full_like(rows.temperature, sampling.of(name).temperature or 1.0)

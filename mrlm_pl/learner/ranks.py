@@ -24,9 +24,9 @@ def data_parallel_rank(trainer: Any) -> tuple[int, int]:
 
 
 def first_error(error: BaseException) -> BaseException:
-    """Return the error that ends the run: where another rank has lost this one its connection, that rank's.
+    """Return the error that ends the run: another rank's if that failed first and this one lost its connection.
 
-    Not where that is rank 0 and holds the store of the ranks, which ends with it.
+    If rank 0 fails and holds the store of the ranks, which ends with it, its error cannot be read.
     """
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return error
@@ -52,7 +52,7 @@ def sum_over_ranks(trainer: Any, addends: Mapping[K, Any]) -> dict[K, Any]:
     """Return the sum of each key's values over all ranks; a rank may lack keys that others have.
 
     Args:
-        trainer: of the run.
+        trainer: trainer of the run.
         addends: numbers, :class:`~mrlm_pl.advantages.Moments` or other values with a sum, by key.
     """
     totals: dict[K, Any] = {}

@@ -15,7 +15,7 @@ from mrlm_pl.learner.batch import PolicyBatch, not_none
 from mrlm_pl.learner.credit.records import turn_keys
 
 DECIMALS = 3
-"""Decimals of a measure in a file."""
+"""Decimals of a measure in the file."""
 
 Span = tuple[TurnKey, int, int]
 """The key of a turn, and the start and stop of its tokens."""
@@ -28,9 +28,9 @@ class TokenMeasures:
     in nats where it has a weight in the loss, ``kl`` is ``log pi - log pi_ref`` with a reference policy.
 
     Args:
-        iteration: of the rollout.
-        spans: the turns of each row, by policy.
-        found: measures of turns from before the run was resumed.
+        iteration: index of the rollout's iteration.
+        spans: token spans of the turns of each row, by policy.
+        found: measures of turns from before the resume.
     """
 
     def __init__(
@@ -60,10 +60,10 @@ class TokenMeasures:
         """Measure the turns of a micro-batch.
 
         Args:
-            policy: its name.
-            logp: [B, T] of the current policy.
-            rows: with the log-probabilities of the old and reference policies.
-            entropy: [B, T] of the current policy, or None.
+            policy: name of the policy.
+            logp: [B, T], log-probabilities of the current policy.
+            rows: rows with the log-probabilities of the old and reference policies.
+            entropy: [B, T], entropies of the current policy, or None.
         """
         measures = {"ratio": (logp - rows.old_logp).exp()}
         if entropy is not None:
@@ -83,7 +83,7 @@ class TokenMeasures:
             yield msgspec.json.encode(record).decode()
 
     def state(self) -> dict[str, Any]:
-        """Return the arguments that restore the measures."""
+        """Return the constructor arguments that restore the measures."""
         return {"iteration": self.iteration, "spans": dict(self.spans), "found": self.found}
 
 

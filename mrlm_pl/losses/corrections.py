@@ -30,9 +30,9 @@ class Correction(Settings):
         kind: ``none``; ``plain`` multiplies with ``pi_old / mu`` (decoupled PPO, arXiv 2505.24298); ``truncated`` with
             ``min(pi_old / mu, cap)`` (TIS); ``masked`` with ``pi_old / mu`` inside ``[low, high]`` and 0 beyond it
             (MIS, IcePop, arXiv 2510.18855).
-        level: of the ratio; see ``RatioLevel``.
-        cap: of ``truncated``.
-        low, high: of ``masked``.
+        level: level of the ratio; see ``RatioLevel``.
+        cap: upper bound of the weight of ``truncated``.
+        low, high: range of the ratio in which ``masked`` keeps a token.
 
     Raises:
         ConfigurationError: an unknown name or a value out of range.

@@ -12,11 +12,11 @@ from mrlm_pl.settings import Settings, at_least, positive
 
 
 def top_entropy_threshold(entropies: Tensor, fraction: float) -> float:
-    """Return the entropy that the ``fraction`` of tokens with the highest entropy reach.
+    """Return the entropy threshold that the ``fraction`` of tokens with the highest entropy reach.
 
     Args:
-        entropies: [N] in nats, of all tokens.
-        fraction: in (0, 1].
+        entropies: [N], entropies of all tokens in nats.
+        fraction: fraction of the tokens, in (0, 1].
 
     Source: arXiv 2506.01939, which keeps .2.
 
@@ -32,7 +32,7 @@ class Entropy(Settings):
     """The entropy bonus.
 
     Args:
-        coefficient: weight of the bonus; with a target, at the start.
+        coefficient: weight of the bonus; with a target, its initial value.
         target: entropy in nats per token above which there is no bonus, and below which its weight rises; None keeps
             the weight. See :meth:`adapted`.
         delta: change of the weight per update.
@@ -58,8 +58,8 @@ class Entropy(Settings):
         target the weight is 0.
 
         Args:
-            coefficient: before the update; without a target it stays, and is the weight.
-            entropy: mean of the update's tokens, over all ranks.
+            coefficient: coefficient before the update; without a target it stays, and is the weight.
+            entropy: mean entropy of the update's tokens, over all ranks.
 
         >>> settings, coefficient, weights = Entropy(target=0.5, delta=0.01), 0.0, []
         >>> for entropy in (0.4, 0.3, 0.6):

@@ -21,9 +21,10 @@ class Clip(Settings):
     """The range ``[1 - low, 1 + high]`` in which the importance ratio has a gradient.
 
     Args:
-        low: distance of its lower end from 1; 1 is no lower end. None is the default of the loss, 0.2 for ``ppo``.
-        high: distance of its upper end from 1; None is the default of the loss, 0.2 for ``ppo``.
-        dual: bound ``c`` of the loss at negative advantages, ``-c A`` (arXiv 1912.09729); None has no bound.
+        low: distance of the lower end from 1; 1 removes the lower end. None is the default of the loss, 0.2 for
+            ``ppo``.
+        high: distance of the upper end from 1; None is the default of the loss, 0.2 for ``ppo``.
+        dual: bound ``c`` of the loss at negative advantages, ``-c A`` (arXiv 1912.09729); None is no bound.
 
     Raises:
         ConfigurationError: a value is out of range.
@@ -41,7 +42,7 @@ class Clip(Settings):
             raise ConfigurationError(f"clip.dual is {self.dual}; it must be above 1 (3 is usual), or null")
 
     def range(self, low: float, high: float, *, dual: bool = False) -> tuple[float, float]:
-        """Return ``low`` and ``high``, by default these.
+        """Return ``low`` and ``high``, by default those of the loss.
 
         Args:
             low, high: defaults of the loss.
@@ -67,9 +68,9 @@ def ppo_clip_loss(
     """Return the clipped surrogate loss [B, T]: ``-min(rho A, clip(rho, 1 - low, 1 + high) A)``.
 
     Args:
-        logp, old_logp, advantages: [B, T]; values outside ``action_mask`` are never read.
+        logp, old_logp, advantages: [B, T]; not read outside ``action_mask``.
         action_mask: [B, T] bool.
-        clip: the clipping range, by default ``[.8, 1.2]`` (unequal: "clip higher"); its ``dual`` bounds the loss at
+        clip: clipping range, by default ``[.8, 1.2]`` (unequal: "clip higher"); its ``dual`` bounds the loss at
             negative advantages.
 
     Sources: arXiv 1707.06347 (PPO), 2503.14476 (asymmetric clip), 1912.09729 (dual clip).
@@ -126,9 +127,10 @@ def gmpo_loss(logp: Tensor, old_logp: Tensor, advantages: Tensor, action_mask: T
     gradient is that of the sequence-level objective.
 
     Args:
-        logp, old_logp, advantages: [B, T]; values outside ``action_mask`` are never read.
+        logp, old_logp, advantages: [B, T]; not read outside ``action_mask``.
         action_mask: [B, T] bool.
-        clip: its ``low`` and ``high`` are the largest fall and rise of a token's log-ratio, by default .4.
+        clip: clipping range; its ``low`` and ``high`` are the largest fall and rise of a token's log-ratio, by default
+            .4.
 
     Source: arXiv 2507.20673.
 

@@ -33,9 +33,9 @@ def joint_logp(row_logp: Tensor, joint_actions: Tensor, count: int) -> Tensor:
     """Return the log-probability [count] of each joint action: the sum of its rows', as agents decide alone.
 
     Args:
-        row_logp: [B], from ``sequence_logp``; the rows of all agents, in any order.
-        joint_actions: [B] int64, number of the joint action that each row is a part of.
-        count: of joint actions; one without a row has 0.
+        row_logp: [B], log-probabilities from ``sequence_logp``; the rows of all agents, in any order.
+        joint_actions: [B] int64, index of the joint action of each row.
+        count: number of joint actions; a joint action without rows has 0.
 
     >>> joint_logp(torch.tensor([-1.0, -2.0, -4.0]), torch.tensor([1, 0, 1]), 3).tolist()
     [-2.0, -5.0, 0.0]
@@ -76,10 +76,10 @@ def dpo_sigmoid_loss(
     """Return the DPO loss [P]: ``-(1 - e) log sigmoid(z) - e log sigmoid(-z)`` with ``z = beta gap - margin``.
 
     Args:
-        gap: [P], from ``preference_gap``.
-        beta: strength of the pull to the reference.
+        gap: [P], gaps from ``preference_gap``.
+        beta: strength of the pull towards the reference.
         label_smoothing: ``e``, the assumed rate of swapped labels, in [0, 0.5).
-        margin: how far the chosen answer must win, a number or [P] (for example a difference of scores).
+        margin: gap by which the chosen answer must win, a number or [P] (for example a difference of scores).
 
     Raises:
         ConfigurationError: ``label_smoothing`` outside [0, 0.5).
@@ -121,7 +121,7 @@ def preference_metrics(gaps: Tensor, rewards: Tensor) -> dict[str, Tensor]:
     """Return means (0-dim) over pairs: both rewards, the margin between them, and the proportion of positive gaps.
 
     Args:
-        gaps: [P], from ``preference_gap``.
+        gaps: [P], gaps from ``preference_gap``.
         rewards: [P, 2], implicit rewards ``beta (log pi - log pi_ref)`` of the chosen and the rejected answer.
 
     >>> found = preference_metrics(torch.tensor([2.0, -1.0]), torch.tensor([[3.0, 1.0], [0.0, 1.0]]))
@@ -152,8 +152,8 @@ def orpo_loss(chosen_mean_logp: Tensor, rejected_mean_logp: Tensor, *, odds_weig
     """Return the odds-ratio loss [P]: ``-mean log p(chosen) - odds_weight log sigmoid(log odds ratio)``.
 
     Args:
-        chosen_mean_logp, rejected_mean_logp: [P], mean log-probability per token; ``odds = p / (1 - p)`` of their
-            exponentials.
+        chosen_mean_logp, rejected_mean_logp: [P], mean log-probabilities per token; their exponentials are the ``p`` of
+            ``odds = p / (1 - p)``.
         odds_weight: weight of the odds ratio, the paper's ``lambda`` and TRL's ``beta``.
 
     Source: arXiv 2403.07691.
@@ -177,14 +177,14 @@ def kto_loss(
 ) -> Tensor:
     """Return the Kahneman-Tversky loss [B] of single labelled answers.
 
-    ``w_d (1 - sigmoid(beta (h - z)))`` of desirable answers, ``w_u (1 - sigmoid(beta (z - h)))`` of others.
+    ``w_d (1 - sigmoid(beta (h - z)))`` for desirable answers, ``w_u (1 - sigmoid(beta (z - h)))`` for others.
 
     Args:
         log_ratio: ``h`` [B], ``log pi - log pi_ref`` of the answer.
         desirable: [B] bool, or the probability of being desirable: the loss is then the mean of both.
         baseline: ``z``, a scalar: the divergence from the reference, estimated as the mean ``h`` of answers to other
             prompts; a constant to the gradient, and at least 0.
-        beta: strength of the pull to the reference.
+        beta: strength of the pull towards the reference.
         desirable_weight, undesirable_weight: ``w_d`` and ``w_u``.
 
     Source: arXiv 2402.01306.
@@ -212,9 +212,9 @@ def preference_loss(
 
     Args:
         loss: ``sigmoid``, ``hinge`` or ``ipo``.
-        beta: strength of the pull to the reference.
+        beta: strength of the pull towards the reference.
         label_smoothing: assumed rate of swapped labels, for ``sigmoid``.
-        margin: how far the chosen answer must win; None is 0 for ``sigmoid`` and 1 for ``hinge``.
+        margin: gap by which the chosen answer must win; None is 0 for ``sigmoid`` and 1 for ``hinge``.
 
     Raises:
         ConfigurationError: an unknown name, or a value is out of range or does not belong to the loss.

@@ -33,9 +33,9 @@ class BatchTotals:
     """Size of a batch, or of a micro-batch; ``a + b`` is the size of both together.
 
     Attributes:
-        tokens: action tokens.
-        sequences: rows with at least one action token.
-        episodes: episodes; a micro-batch with a part of an episode's tokens counts that fraction of it.
+        tokens: number of action tokens.
+        sequences: number of rows with at least one action token.
+        episodes: number of episodes; a micro-batch with a part of an episode's tokens counts that fraction of it.
     """
 
     tokens: float
@@ -51,7 +51,7 @@ def batch_totals(action_mask: Tensor, episode_tokens: Tensor | None = None) -> B
 
     Args:
         action_mask: [B, T] bool; a row without action tokens counts nowhere.
-        episode_tokens: [B], summed over the rows of its episode; None says that every row is an episode of its own.
+        episode_tokens: [B], number of action tokens of the row's episode; None makes every row an episode of its own.
 
     >>> mask = torch.tensor([[True, True, False], [True, False, False], [False, False, False]])
     >>> batch_totals(mask)
@@ -80,10 +80,10 @@ def token_weights(
 
     Args:
         reduction: see ``Reduction``.
-        action_mask: [B, T] bool of the micro-batch.
-        totals: size of the *global* batch, of one policy (policies never share a denominator).
-        max_length: for ``constant_length``, the longest response a row may have; not the padded width.
-        episode_tokens: [B], for ``episode_mean``, summed over the rows of its episode.
+        action_mask: [B, T] bool, action mask of the micro-batch.
+        totals: size of the *global* batch for one policy (policies never share a denominator).
+        max_length: longest response that a row may have, for ``constant_length``; not the padded width.
+        episode_tokens: [B], number of action tokens of the row's episode, for ``episode_mean``.
 
     Raises:
         ConfigurationError: unknown ``reduction``, or its argument is missing.
@@ -126,8 +126,8 @@ def reduce_tokens(
     """Return a micro-batch's summand (0-dim) of the global batch's loss; 0 without action tokens.
 
     Args:
-        token_loss: [B, T] from a loss function; not read outside the mask.
-        totals: size of the global batch; None: the micro-batch is all of it.
+        token_loss: [B, T], losses from a loss function; not read outside the mask.
+        totals: size of the global batch; None takes the micro-batch as the whole.
         action_mask, reduction, max_length, episode_tokens: see ``token_weights``.
 
     >>> loss = torch.tensor([[1.0] * 2 + [0.0] * 6, [0.0] * 8])  # 2 tokens of loss 1, 8 tokens of loss 0

@@ -30,9 +30,9 @@ def correctness_loss(logits: Tensor, correct: Tensor, score_mask: Tensor) -> Ten
     It is NaN where ``correct`` lies outside [0, 1]: an error would wait for the device at each call.
 
     Args:
-        logits: [B, T] raw scores; ``sigmoid`` of one is the predicted probability of a correct answer.
+        logits: [B, T], raw scores; ``sigmoid`` of one is the predicted probability of a correct answer.
         correct: [B], 1 (or True) for a right answer, 0 for a wrong one; a value between is a soft label.
-        score_mask: [B, T] bool, where a score counts: ``last_token_mask(action_mask)`` scores a finished answer,
+        score_mask: [B, T] bool, True for scores that count: ``last_token_mask(action_mask)`` scores a finished answer,
             ``action_mask`` itself scores every token of the response.
 
     Raises:

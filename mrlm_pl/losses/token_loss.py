@@ -25,10 +25,10 @@ class TokenLoss:
     """A loss for each token, with its settings.
 
     Args:
-        function: returns losses [B, T] from ``logp``, ``old_logp``, ``advantages`` and ``action_mask``, each [B, T],
-            and from ``settings``.
-        reduction: the one of its paper.
-        uses_ratio: whether it uses the importance ratio ``pi / pi_old``.
+        function: function that returns losses [B, T] from ``logp``, ``old_logp``, ``advantages`` and ``action_mask``,
+            each [B, T], and from ``settings``.
+        reduction: reduction of the loss's paper.
+        uses_ratio: whether the loss uses the importance ratio ``pi / pi_old``.
         settings: further arguments of the function.
     """
 
@@ -90,7 +90,7 @@ def token_loss(
 
     Args:
         loss: a name of :data:`LOSSES`, or a function as in :class:`TokenLoss`; its reduction is ``token_mean``.
-        clip: clipping range, for a function with an argument ``clip``.
+        clip: clipping range, for a function with a ``clip`` argument.
         settings: further arguments of the function.
 
     Raises:

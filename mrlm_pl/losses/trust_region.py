@@ -29,7 +29,7 @@ def sapo_loss(
     The gradient is that of REINFORCE at ``rho = 1`` and falls smoothly as the ratio leaves 1 on either side.
 
     Args:
-        logp, old_logp, advantages: [B, T]; values outside ``action_mask`` are never read.
+        logp, old_logp, advantages: [B, T]; not read outside ``action_mask``.
         action_mask: [B, T] bool.
         positive_temperature: ``tau`` where the advantage is above 0.
         negative_temperature: ``tau`` elsewhere; a higher one falls faster.
@@ -60,7 +60,7 @@ def vespo_loss(
     which is 1 at ``W = 1`` and vanishes at both ends.
 
     Args:
-        logp, old_logp, advantages: [B, T]; values outside ``action_mask`` are never read.
+        logp, old_logp, advantages: [B, T]; not read outside ``action_mask``.
         action_mask: [B, T] bool.
         positive_shape: ``(k, l)`` where the advantage is at least 0.
         negative_shape: ``(k, l)`` where it is below 0.
@@ -96,10 +96,10 @@ def dppo_loss(
     ``clip.low`` down. Unlike a ratio, the difference of probabilities lets rare tokens change by large factors.
 
     Args:
-        logp, old_logp, advantages: [B, T]; values outside ``action_mask`` are never read.
+        logp, old_logp, advantages: [B, T]; not read outside ``action_mask``.
         action_mask: [B, T] bool.
-        clip: its ``low`` and ``high`` are the largest fall and rise of a token's probability, by default .2.
-        largest_ratio: bound of the importance weight.
+        clip: bounds; its ``low`` and ``high`` are the largest fall and rise of a token's probability, by default .2.
+        largest_ratio: upper bound of the importance weight.
 
     Source: arXiv 2602.04879 (DPPO, binary total variation).
 

@@ -15,8 +15,8 @@ def value_loss(
     """Return the value loss [B, T]: ``.5 max((V - R)^2, (clip(V, V_old - clip, V_old + clip) - R)^2)``, 0 off the mask.
 
     Args:
-        values: [B, T], carries the gradient.
-        old_values, returns: [B, T] constants, from the start of the update.
+        values: [B, T], current values, which carry the gradient.
+        old_values, returns: [B, T], constants from the start of the update.
         clip: half-width of the range around ``old_values`` in units of return; None is the plain ``.5 (V - R)^2``.
 
     Raises:

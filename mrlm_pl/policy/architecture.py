@@ -20,8 +20,8 @@ class Architecture:
     """The class, the configuration and the adapters of a model; equal where one's weights fit into the other.
 
     Args:
-        cls: class of the model, without what sharding (FSDP2) adds.
-        config: a copy of the model's configuration.
+        cls: class of the model, without the part that sharding (FSDP2) adds.
+        config: copy of the model's configuration.
         adapters: PEFT configurations by adapter name.
         tensors: shape, dtype and ``requires_grad`` of each parameter and buffer. Engines recognize trained weights by
             the last.

@@ -30,10 +30,10 @@ class LoRA(Settings):
     """Adapters of the form ``W + alpha / rank B A``.
 
     Args:
-        rank: of the product.
+        rank: rank of the product.
         alpha: weight of the product.
-        target_modules: names of the linear layers with an adapter; None is all but the output head. A head that shares
-            its weights with the embedding cannot have one.
+        target_modules: names of the linear layers with an adapter; None adapts all but the output head. A head that
+            shares its weights with the embedding cannot have one.
 
     Raises:
         ConfigurationError: a value is out of range, or the names are one text.
@@ -110,9 +110,9 @@ def _fault(model: nn.Module, parameters: Collection[str] | None, unread: Sequenc
     """Return why an adapter cannot be merged into its layer or read from a folder; None if all can.
 
     Args:
-        model: with the adapters.
-        parameters: weights of experts that PEFT takes in place of layers.
-        unread: weights that PEFT would not find in the folder, among them those of the base.
+        model: model with the adapters.
+        parameters: weights of experts that PEFT adapts in place of layers.
+        unread: weights that PEFT would not find in the folder, including those of the base.
     """
     if parameters:
         taken = f"PEFT takes some of them for {sorted(parameters)} of experts"

@@ -6,7 +6,7 @@ import hashlib
 import logging
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, final
+from typing import Any, Literal, Unpack, final
 
 import torch
 from torch import Tensor, nn
@@ -39,9 +39,6 @@ from mrlm_pl.policy.value_head import ValueHead
 from mrlm_pl.seeding import derive_seed
 from mrlm_pl.settings import as_settings, at_least, between, check_arguments, check_served_by
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
 Int8 = Literal["weights", "reference"]
 
 logger = logging.getLogger(__name__)
@@ -60,11 +57,12 @@ class Policy(nn.Module):
             that has exported one policy, or ``builtin:tiny``.
         learning_rate: step size of this policy's parameter group.
         weight_decay: decoupled weight decay of all trained weights, norms and biases too.
-        trained: False freezes the weights.
+        trained: whether the weights are trained; False freezes them.
         chat_template: Jinja template in place of the tokenizer's own.
         chat_template_kwargs: values of the template's own arguments, such as ``{enable_thinking: false}``. The exported
             template has them as defaults.
-        random_init_seed: make random weights from the model's configuration instead of reading them.
+        random_init_seed: seed of random weights for the model's configuration, in place of the stored ones; None reads
+            the stored weights.
         dropout: probability of every dropout in the updates of supervised fine-tuning, 0 to 0.99; above 0 the model's
             other training noise, such as a router's, is on too. Algorithms that compare the learner with the sampler
             or with a reference require 0: the learner is then deterministic.
@@ -189,11 +187,11 @@ class Policy(nn.Module):
         """Read the weights, once, unless a server has them; with ``reference`` also a frozen copy.
 
         Args:
-            reference: whether log-probabilities of the initial weights are needed. With adapters these are switched
-                off, and there is no copy.
-            moving: whether :meth:`move_reference` will change the reference: checkpoints then hold it, and with
-                adapters it has adapters of its own on the same base.
-            name: of the policy; seeds its adapter.
+            reference: whether log-probabilities of the initial weights are needed. With adapters these are computed
+                with the adapters switched off, and there is no copy.
+            moving: whether :meth:`move_reference` will change the reference. Checkpoints then hold it; a policy with
+                adapters has reference adapters of its own on the same base.
+            name: name of the policy; seeds its adapter.
             bases: models that policies with adapters share; this policy's is added if missing.
         """
         if self.served_by is not None:
@@ -302,11 +300,11 @@ class Policy(nn.Module):
         """Return the log-probability [B, T] of each action token given the tokens before it, 0 elsewhere.
 
         Args:
-            token_ids: [B, T] int64, rows padded on the right.
-            lengths: [B] tokens in each row.
-            action_mask: [B, T] True where the policy sampled the token.
-            dropout_key: number of the update: seeds the dropout, with the rows, where a gradient is computed; None: no
-                dropout.
+            token_ids: [B, T] int64, padded on the right.
+            lengths: [B], number of tokens in each row.
+            action_mask: [B, T] bool, True where the policy sampled the token.
+            dropout_key: index of the update; with the rows it seeds the dropout if a gradient is computed. None
+                computes without dropout.
             options: ``temperature`` and ``prefix_groups``; see :class:`~mrlm_pl.policy.forward.passes.RowOptions`.
         """
         how = self._options(token_ids, dropout_key, options)
@@ -383,8 +381,9 @@ class Policy(nn.Module):
         Adapters are merged into the weights, and also written to the folder ``adapter`` in it.
 
         Args:
-            folder: is created.
-            write: False on ranks that only take part in gathering the weights of a tensor-parallel model.
+            folder: folder to write; it is created.
+            write: whether this rank writes; False on ranks that only take part in gathering the weights of a
+                tensor-parallel model.
         """
         # A frozen policy is exported as it was read.
         weights = merged_state(self.network if self.int8 != "weights" else self.initial_model())
@@ -409,10 +408,10 @@ class Policy(nn.Module):
         """Return a new model with this policy's weights before its first update, in fp32.
 
         Args:
-            use: of the model; its linear layers are in int8 if ``int8`` says so.
+            use: purpose of the model; its linear layers are in int8 if ``int8`` names this purpose.
 
         Raises:
-            PolicyError: they cannot be read.
+            PolicyError: the weights cannot be read.
         """
         config = with_dropout(self.config, self.dropout, self.name_or_path)
         if hasattr(config, "rescale_every"):  # RWKV divides weights in place in evaluation mode, for fp16
@@ -435,7 +434,7 @@ class Policy(nn.Module):
 
 
 def _check_int8(int8: Int8 | None, owner: str, trained: bool, lora: LoRA | None, served_by: str | None) -> None:
-    """Raise a PolicyError where ``int8`` names weights that are trained, shared, or not here."""
+    """Raise a PolicyError if ``int8`` names weights that are trained, shared, or not here."""
     if int8 == "weights" and trained:
         raise PolicyError(
             f"{owner}int8 is 'weights', but the policy is trained, and updates are smaller than the steps of int8; set "

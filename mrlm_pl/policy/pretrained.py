@@ -24,7 +24,7 @@ from mrlm_pl.policy.tiny import tiny_model_path
 
 BUILTIN_TINY = "builtin:tiny"
 LONGEST_NAME = 1024
-"""Characters of a model's name; file systems take no longer paths."""
+"""Maximum number of characters in a model's name; file systems take no longer paths."""
 
 KEPT = 2
 """Versions to keep: the current one, and the one that running requests may still name."""
@@ -54,11 +54,11 @@ def read_config(model: str, source: str) -> Any:
     """Return the configuration of a model.
 
     Args:
-        model: the user's name of it, for messages.
-        source: its folder or hub id.
+        model: model as the user named it, for messages.
+        source: folder or hub id of the model.
 
     Raises:
-        PolicyError: it cannot be read.
+        PolicyError: the configuration cannot be read.
     """
     try:
         return AutoConfig.from_pretrained(source, trust_remote_code=False)
@@ -159,9 +159,9 @@ def read_weights(model: str, source: str, config: Any, needs_head: bool) -> Any:
     """Return the model of a folder or hub id, in fp32.
 
     Args:
-        model: the user's name of it, for messages.
-        source: its folder or hub id.
-        config: of the model.
+        model: model as the user named it, for messages.
+        source: folder or hub id of the model.
+        config: configuration of the model.
         needs_head: whether the files must hold the output head.
 
     Raises:
@@ -222,9 +222,9 @@ def write_model(model: PreTrainedModel, folder: str | Path, weights: Mapping[str
     """Write a folder that ``from_pretrained`` reads, without a progress bar.
 
     Args:
-        model: gives the configuration; its adapters are left out.
-        folder: is created.
-        weights: of the model, with adapters merged; see :func:`~mrlm_pl.policy.lora.merged_state`.
+        model: model with the configuration; its adapters are left out.
+        folder: folder to write; it is created.
+        weights: weights of the model, with adapters merged; see :func:`~mrlm_pl.policy.lora.merged_state`.
     """
     if any(is_adapter(name) for name, _ in model.named_parameters()):
         with torch.device("meta"):
@@ -236,17 +236,17 @@ def write_model(model: PreTrainedModel, folder: str | Path, weights: Mapping[str
 
 
 def write_policy(save: Callable[..., None], name: str, final: Path, write: bool, critic: bool = False) -> None:
-    """Write a policy's folder, which is whole or not there.
+    """Write a policy's folder, atomically.
 
     Args:
-        save: :meth:`~mrlm_pl.policy.Policy.save_pretrained` of the policy.
-        name: of the policy, for messages.
-        final: the folder.
-        write: False on the ranks that only help to put the weights together.
-        critic: whether it estimates returns and plays no agent.
+        save: method :meth:`~mrlm_pl.policy.Policy.save_pretrained` of the policy.
+        name: name of the policy, for messages.
+        final: folder to write.
+        write: whether this rank writes; False on ranks that only take part in gathering the weights.
+        critic: whether the policy estimates returns and plays no agent.
 
     Raises:
-        StorageError: it cannot be written, for example because the disk is full.
+        StorageError: the folder cannot be written, for example because the disk is full.
     """
     try:
         with replacing(final) if write else nullcontext(draft_of(final)) as draft:
@@ -264,11 +264,11 @@ def write_version(root: Path, policy: str, model: PreTrainedModel, version: int,
     """Write the folder ``ROOT/POLICY/version-N`` with a model, adapters merged, for ``from_pretrained``; return it.
 
     Args:
-        root: folder of all policies; is created.
+        root: folder of all policies; it is created.
         policy: name of the policy.
-        model: has the weights.
-        version: its number; replaces a folder of the same number.
-        also: writes further files into the folder, such as a tokenizer's.
+        model: model with the weights.
+        version: number of the version; it replaces a folder of the same number.
+        also: function that writes further files into the folder, such as a tokenizer's.
 
     Raises:
         EngineError: the folder cannot be written.

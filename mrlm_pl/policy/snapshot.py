@@ -19,7 +19,7 @@ class Snapshot:
     """A copy of a policy's network with its own weights; with LoRA it shares the policy's base.
 
     Args:
-        policy: a policy with loaded weights that are not split over processes.
+        policy: policy with loaded weights that are not split over processes.
         version: number of optimizer steps of its weights.
     """
 
@@ -45,10 +45,10 @@ class Snapshot:
 
     @torch.no_grad()
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a :meth:`state`.
+        """Restore the value of :meth:`state`.
 
         Raises:
-            ConfigurationError: it is of a model of another shape.
+            ConfigurationError: the state is of a model of another shape.
         """
         weights, saved = self._own(self.network), state["weights"]
         shapes = [

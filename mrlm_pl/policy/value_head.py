@@ -20,7 +20,7 @@ class ValueHead(nn.Module):
     Its weights start at 0, and so do its estimates.
 
     Args:
-        hidden_size: of the model.
+        hidden_size: hidden size of the model.
 
     >>> ValueHead(4)(torch.ones(3, 4)).tolist()
     [0.0, 0.0, 0.0]
@@ -51,7 +51,7 @@ class ValueHead(nn.Module):
 
         Raises:
             PolicyError: the file is damaged.
-            RuntimeError: they are those of another hidden size.
+            RuntimeError: the weights have another hidden size.
         """
         path = Path(folder) / VALUE_HEAD_FILE
         if path.is_file():

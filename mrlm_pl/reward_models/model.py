@@ -35,9 +35,9 @@ class RewardModel(TextScorer):
 
     Args:
         model: a hub id, a model folder, or the folder of a run that has exported one policy.
-        device: of the model, as torch names it; ``auto`` prefers an accelerator, and ``cuda`` is this rank's GPU.
-        max_tokens: maximal tokens of a conversation, of which the end is kept; None is the model's window.
-        batch_tokens: maximal tokens of a forward pass with padding; a longer conversation is a pass of its own.
+        device: device of the model, as torch names it; ``auto`` prefers an accelerator, ``cuda`` is this rank's GPU.
+        max_tokens: maximum tokens of a conversation, of which the end is kept; None is the model's window.
+        batch_tokens: maximum tokens of a forward pass with padding; a longer conversation is a pass of its own.
         precision: precision of the weights. The batch changes the order of sums, and so a score by about 1e-6 with
             ``32``, and hardly ever with ``64``. ``int8`` rounds the weights of the linear layers; the rest is ``32``.
 
@@ -112,7 +112,7 @@ def _rendered(chat: ChatFormat, messages: Sequence[Message]) -> list[int]:
     """Return the token ids of a conversation in a chat template.
 
     Raises:
-        DataError: the template rejects it.
+        DataError: the template rejects the conversation.
     """
     try:
         return chat.encode(chat.render([*map(chat.plain, messages)], generation_prompt=False))

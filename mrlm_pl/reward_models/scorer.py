@@ -93,7 +93,7 @@ def as_probability(score: TextScore, probability: bool) -> float:
     (0.5, 0.25)
 
     Raises:
-        NonFiniteError: it is NaN or infinite, or a probability outside of [0, 1].
+        NonFiniteError: the score is NaN or infinite, or a probability outside of [0, 1].
     """
     value = score.value
     if not math.isfinite(value) or (probability and not 0 <= value <= 1):

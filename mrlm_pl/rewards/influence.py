@@ -17,7 +17,7 @@ from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.settings import between, check_arguments
 
 RewardShare = Literal["team", "own"]
-"""Whose reward counts: the whole team's or the agent's own."""
+"""Rewards that count, the whole team's or the agent's own."""
 Horizon = Literal["discounted_sum", "last", "current"]
 ScoreTable = Sequence[Mapping[str, float]]
 
@@ -43,9 +43,9 @@ def influence_rewards(
     Args:
         scores: the score table.
         gamma: discount factor from turn to turn, in [0, 1].
-        reward: whose scores count: those of the whole ``team`` or the person's ``own``.
-        horizon: ``discounted_sum`` is the above; ``last`` gives every answer the last turn's mean score (``own``: the
-            person's last score), ``current`` its own turn's mean score (its own score).
+        reward: scores that count: those of the whole ``team`` or the person's ``own``.
+        horizon: ``discounted_sum`` is the formula above; ``last`` gives every answer the last turn's mean score
+            (``own``: the person's last score), ``current`` its own turn's mean score (its own score).
 
     Raises:
         ConfigurationError: ``gamma``, ``reward`` or ``horizon`` is none of these.
@@ -94,10 +94,10 @@ def incentives(
 
     Args:
         scores: the score table.
-        alpha0: for a change of the own answer while the others had been wrong: self-correction.
-        alpha1: for a change of the own answer while the others had been right: being persuaded.
-        beta0: for a change of the others after a wrong answer.
-        beta1: for a change of the others after a right answer.
+        alpha0: incentive for a change of one's own answer while the others had been wrong: self-correction.
+        alpha1: incentive for a change of one's own answer while the others had been right: being persuaded.
+        beta0: incentive for a change of the others after a wrong answer.
+        beta1: incentive for a change of the others after a right answer.
 
     Raises:
         ConfigurationError: an amount is NaN or infinite.

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def information_gains(answer_logp: Tensor, plays: Tensor) -> Tensor:
-    """Return by how much each turn raises the log-probability of the reference answer; [S], 0 for an agent's last turn.
+    """Return the gain [S] in log-probability of the reference answer by each turn, 0 for an agent's last turn.
 
     The gain is ``log p(answer | history before the next turn) - log p(answer | history before this turn)``.
 

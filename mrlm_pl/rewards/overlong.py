@@ -9,7 +9,7 @@ from mrlm_pl.episode import Turn
 from mrlm_pl.errors import ConfigurationError
 
 TurnBonus: TypeAlias = Callable[[Turn], float] | None
-"""The addition to the environment's reward of a turn; None adds nothing."""
+"""Function that returns the addition to the environment's reward of a turn; None adds nothing."""
 
 
 def overlong_penalty(tokens: int, max_tokens: int, buffer: int) -> float:
@@ -17,7 +17,7 @@ def overlong_penalty(tokens: int, max_tokens: int, buffer: int) -> float:
 
     Args:
         tokens: length of the answer.
-        max_tokens: where an answer is cut.
+        max_tokens: length at which an answer is truncated.
         buffer: width of the slope, between 1 and ``max_tokens``.
 
     Raises:
@@ -35,8 +35,8 @@ def overlong_penalties(limits: Mapping[str, int], limit: int, buffer: int) -> Ca
     """Return the function that gives the :func:`overlong_penalty` of a turn.
 
     Args:
-        limits: most tokens of a turn by policy; a snapshot ``POLICY@VERSION`` has its policy's.
-        limit: of other policies.
+        limits: maximum number of tokens of a turn by policy; a snapshot ``POLICY@VERSION`` has its policy's limit.
+        limit: maximum number of tokens for other policies.
         buffer: width of the slope.
 
     Raises:

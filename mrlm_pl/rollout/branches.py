@@ -27,20 +27,20 @@ class FurtherEpisodes(Settings):
         A function of its arguments alone, as it may be called in any thread, and again after a resume.
 
         Args:
-            group: the finished episodes, the ordinary ones first; failed ones have ``error`` set.
-            rounds: how many have been played.
+            group: finished episodes, the ordinary ones first; failed ones have ``error`` set.
+            rounds: number of rounds already played.
         """
 
 
 @dataclass(frozen=True)
 class Alternatives(FurtherEpisodes):
-    """Fresh samples in the place of single messages of every episode.
+    """Fresh samples in place of single messages of every episode.
 
     Args:
-        count: samples for each message.
-        messages: of an episode that are branched, drawn with equal probability; None branches all.
-        rest: the decisions after the message; see :data:`mrlm_pl.rollout.replay.Rest`.
-        policies: whose messages are branched.
+        count: number of samples for each message.
+        messages: number of messages of an episode to branch at, drawn with equal probability; None branches at all.
+        rest: decisions after the message; see :data:`mrlm_pl.rollout.replay.Rest`.
+        policies: policies whose messages are branched.
 
     Raises:
         ConfigurationError: a value out of range.
@@ -79,8 +79,8 @@ class Expansions(FurtherEpisodes):
     among the distinct states of a tree.
 
     Args:
-        rounds: of expansion.
-        nodes: states of each tree that are continued in a round.
+        rounds: number of rounds of expansion.
+        nodes: number of states of each tree that are continued in a round.
 
     Raises:
         ConfigurationError: a value out of range.

@@ -15,13 +15,13 @@ from mrlm_pl.settings import Settings, at_least, between
 class CrossPolicy(Settings):
     """The division of turns between a policy and its stale snapshots (AgentRL, arXiv 2510.04206).
 
-    Snapshots begin with the weights that the run begins with. At the beginning of every ``refresh``-th iteration the
-    oldest of them is replaced by the weights of that moment.
+    Snapshots start from the run's initial weights. At the beginning of every ``refresh``-th iteration the oldest of
+    them is replaced by the weights of that moment.
 
     Args:
-        share: probability that a turn is sampled by a snapshot; each is as likely as the others. 0 has no snapshots.
-        refresh: iterations between two replacements.
-        snapshots: how many there are; each takes the memory of a model, with LoRA of an adapter.
+        share: probability that a snapshot samples a turn; all snapshots are equally likely. 0 has no snapshots.
+        refresh: number of iterations between two replacements.
+        snapshots: number of snapshots; each takes the memory of a model, with LoRA that of an adapter.
         unit: ``turn`` draws for every decision by itself; ``trajectory`` draws once for all that an agent decides in an
             episode, so that whole trajectories are of one policy; with turn trees, once for the whole tree.
 
@@ -45,13 +45,13 @@ class CrossPolicy(Settings):
             )
 
     def drawn(self, seed: int, agent: str, step: int, *branch: int | str) -> int | None:
-        """Return the number of the snapshot that samples a decision; None: the current weights.
+        """Return the index of the snapshot that samples a decision; None for the current weights.
 
         Args:
-            seed: of the episode.
-            agent: who decides.
-            step: how many times the environment was stepped before.
-            branch: which of the decisions that are asked for in this state.
+            seed: seed of the episode.
+            agent: agent that decides.
+            step: number of environment steps before the decision.
+            branch: indices of the decision among those requested in this state.
 
         >>> CrossPolicy(share=1.0).drawn(7, "solver", 0), CrossPolicy(share=0.0).drawn(7, "solver", 0)
         (0, None)

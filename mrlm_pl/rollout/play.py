@@ -21,7 +21,7 @@ TURN_STOP, CONTEXT_STOP = "turn_limit", "context_window"
 """Stop reasons of episodes that reached a limit."""
 
 EVERY_STEP = -1
-"""In a script: at each step for which the agent has no other entry."""
+"""Step of a script entry that applies to each step without another entry for the agent."""
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,10 @@ class Seat:
     Args:
         policy: name of the weights.
         chat: the policy's chat format.
-        sampling: the distribution that turns are drawn from.
-        context_window: tokens that fit into the policy's context.
-        cross_policy: how often a snapshot of the policy decides in its place; None: never.
-        vocabulary: tokens that the model knows; None: samples are not checked.
+        sampling: distribution that turns are sampled from.
+        context_window: number of tokens that fit into the policy's context.
+        cross_policy: division of turns with snapshots of the policy; None never uses one.
+        vocabulary: number of tokens that the model knows; None does not check samples.
     """
 
     policy: str
@@ -67,12 +67,12 @@ class Decision:
     """A sampled turn.
 
     Args:
-        sample: its tokens.
+        sample: sampled tokens.
         policy: name of the weights that decided, for the record.
-        node: the state of the turn tree that it was decided in; empty outside one.
-        number: which of the decisions that the agent was asked for in this state.
+        node: state of the turn tree in which the decision was made; empty outside of turn trees.
+        number: index of the decision among those requested from the agent in this state.
         scripted: see :attr:`mrlm_pl.episode.Turn.scripted`.
-        session: under which the engine keeps its context for the next turn.
+        session: name under which the engine keeps its context for the next turn.
     """
 
     sample: Sample
@@ -88,14 +88,14 @@ class EpisodeSpec:
     """An episode to be played.
 
     Args:
-        id: unique in the run.
+        id: id that is unique in the run.
         task: the problem instance.
         group: key of the episodes that are compared with each other.
-        seed: of all its sampling.
-        iteration: the iteration that it is collected in.
-        script: decisions that are given rather than sampled, by agent and number of the environment's steps before, or
+        seed: seed of all sampling in the episode.
+        iteration: iteration in which the episode is collected.
+        script: decisions that are given rather than sampled, by agent and number of environment steps before them, or
             :data:`EVERY_STEP`.
-        origin: where it branches from another episode.
+        origin: place where the episode branches from another one.
     """
 
     id: str
@@ -115,13 +115,13 @@ class Play:
     """An unfinished episode.
 
     Args:
-        spec: which episode.
-        environment: its own instance.
-        attempt: how many times it was started, this time included.
-        retried: decisions and tokens that were sampled in the times before.
+        spec: spec of the episode.
+        environment: instance that plays only this episode.
+        attempt: number of times that the episode was started, including this one.
+        retried: numbers of decisions and tokens that were sampled in earlier attempts.
 
     Attributes:
-        order: checks the environment's observations and steps, from :meth:`begin` on.
+        order: checker of the environment's observations and steps, set by :meth:`begin`.
     """
 
     order: TurnOrder
@@ -149,19 +149,19 @@ class Play:
 
     @property
     def over(self) -> bool:
-        """True if it has ended, for any reason."""
+        """True if the episode has ended, for any reason."""
         return bool(self.stop_reason) or self.error is not None
 
     @property
     def sampled(self) -> tuple[int, int]:
-        """The decisions and tokens sampled for it, in all attempts."""
+        """Numbers of decisions and tokens sampled for the episode, in all attempts."""
         turns = [turn for turns in self.turns.values() for _, turn in turns if not turn.scripted]
         decisions, tokens = self.retried
         return decisions + len(turns), tokens + sum(turn.stop - turn.start for turn in turns)
 
     @property
     def due(self) -> list[str]:
-        """The agents that decide next, in the environment's order."""
+        """Agents that decide next, in the environment's order."""
         return [agent for agent in self.environment.agents if agent in self.observed]
 
     def length(self, agent: str) -> int:
@@ -172,8 +172,8 @@ class Play:
         """Return the stop reason if it has reached a limit, else an empty text.
 
         Args:
-            max_turns: most steps; by environment where they differ.
-            windows: how many tokens fit into each agent's context.
+            max_turns: maximum number of steps; by environment where they differ.
+            windows: number of tokens that fit into each agent's context.
         """
         if self.steps >= (max_turns if isinstance(max_turns, int) else max_turns[self.spec.task.environment]):
             return TURN_STOP

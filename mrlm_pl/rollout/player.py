@@ -46,18 +46,19 @@ class EpisodePlayer:
     """Plays episodes of any of its environments with the agents in their seats.
 
     Args:
-        environments: a template of each environment by name; episodes play on copies.
-        seats: who decides for each agent.
-        engine: where decisions are sampled.
-        max_turns: decisions of the environment after which an episode is truncated; by environment where they differ.
-        step_timeout: seconds that one ``reset`` or ``step`` may take.
-        retries: how many times a failed episode is started again.
-        workers: threads that step environments side by side.
-        processes: host processes that environments live in; 0 keeps them in this process.
-        loop: where episodes are played; None is a loop of the player's own.
+        environments: template of each environment by name; episodes play on copies.
+        seats: seat of each agent.
+        engine: engine that samples the decisions.
+        max_turns: number of decisions of the environment after which an episode is truncated; by environment where they
+            differ.
+        step_timeout: time limit of one ``reset`` or ``step`` in seconds.
+        retries: maximum number of times that a failed episode is started again.
+        workers: number of threads that step environments side by side.
+        processes: number of host processes of the environments; 0 keeps them in this process.
+        loop: event loop that plays the episodes; None is the player's own loop.
 
     Attributes:
-        call: returns the results of calls of environments; see :meth:`EnvironmentCaller.run`.
+        call: function that returns the results of environment calls; see :meth:`EnvironmentCaller.run`.
 
     Raises:
         ConfigurationError: an agent of an environment has no seat.
@@ -175,7 +176,7 @@ class EpisodePlayer:
         return idle.pop() if idle else self.copy_of(self.environments[name])
 
     def copy_of(self, environment: Environment) -> Environment:
-        """Return a copy, to be closed with the player at the latest."""
+        """Return a copy of an environment; :meth:`close` closes it at the latest."""
         copy = environment.copy()
         self._open[id(copy)] = copy
         return copy
@@ -271,7 +272,7 @@ class EpisodePlayer:
         return [play for play in plays if not play.over]
 
     def _window(self, seat: Seat) -> int:
-        """Return how many tokens fit into an agent's context; a server may allow fewer than the model."""
+        """Return the number of tokens that fit into an agent's context; a server may allow fewer than the model."""
         return min(seat.context_window, self.engine.window(seat.policy) or seat.context_window)
 
     def _warn_of_prompt(self, play: Play, windows: Mapping[str, int]) -> None:
@@ -314,7 +315,7 @@ class EpisodePlayer:
         return waiting
 
     async def step(self, plays: Sequence[Play]) -> None:
-        """Step the environments of plays whose agents have decided; what fails has its ``error`` set."""
+        """Step the environments of plays whose agents have decided; plays that fail have their ``error`` set."""
         calls = [partial(play.environment.step, dict(play.actions)) for play in plays]
         await self._call("step", plays, calls, Play.take)
 

@@ -68,16 +68,17 @@ def written(text: str, chat: ChatFormat, policy: str) -> Decision:
 def counterfactuals(
     episode: Episode, agent: str, step: int, alternatives: Sequence[Decision | None], rest: Rest = "play"
 ) -> list[EpisodeSpec]:
-    """Return one episode to play for each alternative to a decision; what came before is as recorded.
+    """Return one episode to play for each alternative to a decision; all earlier decisions are the recorded ones.
 
     Decisions of other agents at the same step are recorded ones too: they did not see this one.
 
     Args:
-        episode: the record.
-        agent: who decided.
+        episode: recorded episode.
+        agent: agent that decided.
         step: number of environment steps before the decision (:attr:`mrlm_pl.episode.Turn.index`).
-        alternatives: the decisions in its place; None is a fresh sample of the policy, another one for each None.
-        rest: see :data:`Rest`.
+        alternatives: decisions in place of the recorded one; None is a fresh sample of the policy, a different one for
+            each None.
+        rest: decisions after the replaced one; see :data:`Rest`.
 
     Raises:
         ConfigurationError: the agent did not decide at this step.
@@ -106,7 +107,7 @@ def counterfactuals(
 
 
 def differences(recorded: Episode, again: Episode) -> list[str]:
-    """Return where a replay differs from the record, as ``place: recorded, replayed``; empty for equal ones.
+    """Return the differences of a replay from the record, as ``place: recorded, replayed``; empty if they are equal.
 
     Tokens, messages, rewards, components and outcomes are compared exactly. An error comes first: it causes the rest.
     """
@@ -124,9 +125,9 @@ def continued(episode: Episode, step: int, number: int) -> EpisodeSpec:
     """Return the episode to play that repeats a recorded one up to a step, and samples all decisions from there on.
 
     Args:
-        episode: the record.
+        episode: recorded episode.
         step: number of environment steps to repeat.
-        number: distinguishes the continuations from one step.
+        number: index that distinguishes the continuations from one step.
 
     Raises:
         ConfigurationError: no agent decided at this step.
@@ -141,7 +142,7 @@ def continued(episode: Episode, step: int, number: int) -> EpisodeSpec:
 
 
 class RecordPlayer(EpisodePlayer):
-    """Plays recorded episodes again; an episode ends where a decision is due that its record does not have."""
+    """Plays recorded episodes again; an episode ends at the first decision that its record lacks."""
 
     def play_again(self, episodes: Sequence[Episode]) -> list[Episode]:
         """Return the replay of each episode, in order; nothing is sampled."""

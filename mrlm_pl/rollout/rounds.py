@@ -20,8 +20,8 @@ class RoundOptions(Settings):
     """Settings of :class:`Rounds`.
 
     Args:
-        piece: most tokens of a turn in a round.
-        answer: rounds that an answer of an environment takes; a slower one delays the end of its round.
+        piece: maximum number of tokens of a turn in a round.
+        answer: number of rounds that an answer of an environment takes; a slower one delays the end of its round.
 
     Raises:
         ConfigurationError: a value is below 1.
@@ -38,8 +38,8 @@ class _Wait(asyncio.Future[None]):
     """The end of a coroutine's wait.
 
     Args:
-        futures: of the turns, or of the environments' answers, that it waits for.
-        due: of answers, the number of the round at whose end they are handed out; 0 for turns.
+        futures: futures of the turns, or of the environments' answers, that the coroutine waits for.
+        due: for answers, the index of the round at whose end they are handed out; 0 for turns.
     """
 
     def __init__(self, futures: Sequence[asyncio.Future[Any]], due: int = 0) -> None:
@@ -58,8 +58,8 @@ class Rounds(EngineWrapper):
     Outside of :meth:`play` requests go to the engine, and calls to the environments, as they come.
 
     Args:
-        engine: generates; it must take requests with ``offset`` and ``piece``.
-        options: length of a round, and rounds of an answer.
+        engine: engine that samples; it must take requests with ``offset`` and ``piece``.
+        options: length of a round, and the number of rounds of an answer.
 
     Raises:
         ConfigurationError: the engine samples whole turns only.
@@ -104,7 +104,8 @@ class Rounds(EngineWrapper):
         """Return a function that plays each spec by a call of ``play`` of its own, all in the same rounds.
 
         Args:
-            play: returns a result for each spec; its engine and its calls of environments are those of the rounds.
+            play: coroutine function that returns a result for each spec; it samples and calls environments through the
+                rounds.
         """
 
         async def played(specs: Sequence[Any]) -> list[T]:

@@ -25,7 +25,7 @@ from mrlm_pl.rollout.player import EpisodePlayer
 from mrlm_pl.settings import Settings
 
 MOST_JOINT_ACTIONS = 65_536
-"""In one level of all trees of a collection; more would fill the memory."""
+"""Maximum number of joint actions in one level of all trees of a collection; more would fill the memory."""
 
 THRESHOLD_STOP, UNEXPANDED_STOP = "reward_threshold", "not_expanded"
 """Stop reasons of paths that the tree ended, not the environment."""
@@ -39,12 +39,12 @@ class Branching(Settings):
         joint_mode: ``align`` combines the g-th decisions of all agents, G joint actions; ``cross`` combines each with
             each, G^N of N agents; ``counterfactual`` is ``align``, and for each of its joint actions those in which one
             agent's decision is replaced by another of its own.
-        expand: continue with ``all`` joint actions of a state, or with the ``best``: of those that do not end the
-            episode, the one with the highest mean reward over the agents.
+        expand: continue with ``all`` joint actions of a state, or with the ``best``, which has the highest mean reward
+            over the agents among those that do not end the episode.
         stop_above: end all paths of a state when the mean reward of its joint actions is above this; None never does.
 
     Raises:
-        ConfigurationError: an unknown word.
+        ConfigurationError: an unknown name.
     """
 
     joint_mode: Literal["align", "cross", "counterfactual"] = "align"
@@ -105,9 +105,9 @@ class TreePlayer:
     """Plays turn trees with the environments, seats and engine of an :class:`EpisodePlayer`.
 
     Args:
-        player: whose parts are used.
-        tree: how decisions are combined.
-        branches: decisions that each agent is asked for in each state; by the task's environment where they differ.
+        player: player whose environments, seats and engine are used.
+        tree: combination of decisions and expansion of the tree.
+        branches: number of decisions of each agent in each state; by environment where they differ.
     """
 
     def __init__(self, player: EpisodePlayer, tree: Branching, branches: int | Mapping[str, int]) -> None:

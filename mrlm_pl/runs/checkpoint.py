@@ -88,13 +88,13 @@ class DurableCheckpointIO(TorchCheckpointIO):
 def continue_best(callbacks: Iterable[Callback], resumed: Path, states: dict[str, dict[str, Any]]) -> None:
     """Let each ``ModelCheckpoint`` in the folder of a resumed run keep the files that an uninterrupted run would.
 
-    Otherwise it would write ``best-v1.ckpt`` from then on, beside a ``best.ckpt`` that is the best one no more: where
-    the run was killed after its first ``best.ckpt``, or its folder has another path now.
+    Otherwise it would write ``best-v1.ckpt`` from then on, beside an outdated ``best.ckpt``, if the run was killed
+    after its first ``best.ckpt`` or its folder has another path now.
 
     Args:
-        callbacks: of the trainer.
-        resumed: the checkpoint that is resumed, beside the files.
-        states: of the callbacks, in that checkpoint; paths in them become those of the folder.
+        callbacks: callbacks of the trainer.
+        resumed: checkpoint that is resumed, beside the files.
+        states: states of the callbacks in that checkpoint; paths in them become those of the folder.
     """
     run = resumed.parent.parent.resolve()
     since = resumed.stat().st_mtime_ns
@@ -137,9 +137,9 @@ class LastCheckpoint(ModelCheckpoint):
     ``trainer.callbacks``.
 
     Args:
-        every_n_epochs: epochs between two saves; an epoch is ``data.iterations`` iterations.
-        every_n_train_steps: optimizer steps between two saves.
-        minutes: time between two saves.
+        every_n_epochs: number of epochs between two saves; an epoch is ``data.iterations`` iterations.
+        every_n_train_steps: number of optimizer steps between two saves.
+        minutes: time between two saves in minutes.
 
     Raises:
         ConfigurationError: ``minutes`` is negative or not finite.
@@ -202,5 +202,5 @@ class LastCheckpoint(ModelCheckpoint):
             self._save_checkpoint(trainer, self.format_checkpoint_name({}))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return no state: that of the base class compares several files."""
+        """Return no state: the base class would save a state that compares several files."""
         return {}

@@ -14,24 +14,24 @@ from typing import Any
 from mrlm_pl.compressed_files import packed
 from mrlm_pl.durable_files import check_writable, progress_note, write_json
 from mrlm_pl.engines import ContinuousEngine
-from mrlm_pl.engines.base import Sampling
+from mrlm_pl.engines.base import Precision, Sampling
 from mrlm_pl.environment import Environment
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError, RolloutError, StorageError, tell, writing
 from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.rollout.player import EpisodePlayer
 from mrlm_pl.runs.console import EpisodeProgress
-from mrlm_pl.runs.seated_model import Model, Precision, SeatedModel, generation_precision, sampling_from
+from mrlm_pl.runs.seated_model import Model, SeatedModel, generation_precision, sampling_from
 from mrlm_pl.settings import as_settings, at_least, check_arguments, plain
 
 CHUNK = 64
-"""Episodes of one temperature that are played together, and with those of the others written at once."""
+"""Number of episodes of one temperature that are played together, and written together with those of the others."""
 
 NOTE_FIELDS = ("fingerprint", "played", "kept", "failed", "size")
-"""Attributes of a :class:`CollectionFile` that its note holds."""
+"""Attributes of a :class:`CollectionFile` that its progress note holds."""
 
 TEMPERATURE = "temperature"
-"""Among an episode's metrics: the temperature that all of its turns were sampled at."""
+"""Metric of an episode with the temperature at which all of its turns were sampled."""
 
 
 @check_arguments
@@ -57,30 +57,30 @@ def collect(
     """Play episodes and write them to a file. Called again after a kill, it continues the file.
 
     Args:
-        model: a run folder, model folder, hub id or ``builtin:tiny``; a policy, or several by name.
-        environment: see :func:`mrlm_pl.runs.evaluate`.
-        output: the file, ``.jsonl``, ``.jsonl.zst`` or ``.jsonl.gz``.
-        num_episodes: episodes to play.
-        filter_reward: keep only episodes with this reward or more.
+        model: run folder, model folder, hub id or ``builtin:tiny``; a policy, or several by name.
+        environment: environment to play; see :func:`mrlm_pl.runs.evaluate`.
+        output: file to write, ``.jsonl``, ``.jsonl.zst`` or ``.jsonl.gz``.
+        num_episodes: number of episodes to play.
+        filter_reward: lowest reward of the episodes to keep.
         split: split of the tasks.
-        seed: of the tasks' choice and of the sampling.
-        samples_per_task: episodes of each task, at each temperature.
-        sampling: how turns are sampled; None is as the run trains, else by default.
-        temperatures: several, at each of which every task is played, in place of the sampling's.
-        max_turns: see :func:`mrlm_pl.runs.evaluate`; likewise ``seats``, ``device``, ``precision`` and
-            ``name``.
-        seats: the policy of each agent.
-        device: where policies that are read are placed.
-        precision: in which turns are generated.
-        name: of the environment in the run.
-        settings: arguments of an environment that is given as an instance; half a file continues only with the same.
+        seed: seed of the choice of tasks and of the sampling.
+        samples_per_task: number of episodes of each task, at each temperature.
+        sampling: sampling settings of the turns; None takes the run's training settings, else the defaults.
+        temperatures: temperatures at each of which every task is played, in place of that of ``sampling``.
+        max_turns: see :func:`mrlm_pl.runs.evaluate`, also for ``seats``, ``device``, ``precision`` and ``name``.
+        seats: policy of each agent.
+        device: device of policies whose weights are read.
+        precision: precision in which turns are generated.
+        name: name of the environment in the run.
+        settings: arguments of an environment that is given as an instance; an unfinished file continues only with equal
+            ones.
 
     Raises:
-        ConfigurationError: as :func:`mrlm_pl.runs.evaluate`; the file exists, or is half of another collection.
+        ConfigurationError: as :func:`mrlm_pl.runs.evaluate`; the file exists, or is the unfinished file of another
+        collection.
         RolloutError: every episode failed.
         StorageError: the file cannot be written, for example because the disk is full.
     """
-    path = _check_output_path(output)
     seated = SeatedModel(model, environment, seats, name, precision=precision)
     sampling = as_settings(Sampling, sampling or sampling_from(seated.run.sampling, {}), "sampling")
     task_temperatures = _task_temperatures(temperatures, num_episodes, samples_per_task)
@@ -89,9 +89,10 @@ def collect(
     planned = [
         (spec, task_temperatures[number % samples_each // samples_per_task]) for number, spec in enumerate(specs)
     ]
-    played = (type(seated.environment).__qualname__, settings or seated.arguments, asdict(sampling), task_temperatures)
+    arguments = settings or seated.arguments or {}
+    played = (type(seated.environment).__qualname__, arguments, asdict(sampling), task_temperatures)
     numbers = (num_episodes, samples_per_task, split, seed, filter_reward, max_turns)
-    file = _collection_file(path, seated, device, [*played, *numbers])
+    file = _collection_file(output, seated, device, [*played, *numbers])
     with seated.player(sampling, max_turns, device) as player, EpisodeProgress() as progress:
         progress(0, len(planned))
         chunk = CHUNK * len(task_temperatures)
@@ -136,13 +137,13 @@ def serve_gateway(
     """Serve policies to programs, each as an episode of its own, and write the episodes in the order of their tasks.
 
     Args:
-        model: see :func:`mrlm_pl.runs.evaluate`, as the other arguments that are not listed.
+        model: model to serve; for it and the arguments not listed here see :func:`mrlm_pl.runs.evaluate`.
         environment: a ``HarnessEnvironment`` without command and function.
-        output: a file; see :func:`collect`.
-        listening: is called with the address of the endpoint.
-        num_episodes: episodes in all; then the endpoint closes.
+        output: file to write; see :func:`collect`.
+        listening: function that is called with the address of the endpoint.
+        num_episodes: total number of episodes, after which the endpoint closes.
         at_once: maximum number of concurrent episodes.
-        settings: arguments of the environment; half a file continues only with the same.
+        settings: arguments of the environment; an unfinished file continues only with equal ones.
 
     Raises:
         ConfigurationError: as :func:`collect`, or the environment has no endpoint or starts its programs.
@@ -156,12 +157,11 @@ def serve_gateway(
         remedy = "use HarnessEnvironment with neither command nor function (`--environment.command null`)"
         raise ConfigurationError(f"{fault}; {remedy}")
     at_least(1, at_once=at_once)
-    path = _check_output_path(output)
     seated = SeatedModel(model, environment, seats, name, precision=precision)
     specs = seated.specs(num_episodes, split, seed, samples_per_task)
     sampling = as_settings(Sampling, sampling or sampling_from(seated.run.sampling, {}), "sampling")
     numbers = (num_episodes, samples_per_task, split, seed, max_turns)
-    file = _collection_file(path, seated, device, [dict(settings or {}), asdict(sampling), *numbers])
+    file = _collection_file(output, seated, device, [dict(settings or {}), asdict(sampling), *numbers])
     with gateway.kept(), seated.player(sampling, max_turns, device) as player:
         player.retries, player.caller.timeout = 0, float("inf")  # a program asks when it likes; leases bound the rest
         if player.engine.takes_pieces:
@@ -186,34 +186,30 @@ def serve_gateway(
     return file
 
 
-def _check_output_path(output: str | Path) -> Path:
-    path = Path(output)
-    if path.is_dir() or not path.name.endswith((".jsonl", ".jsonl.zst", ".jsonl.gz")):
-        raise ConfigurationError(f"output: {str(path)!r} must be a file that ends in .jsonl, .jsonl.zst or .jsonl.gz")
-    return path
-
-
 class CollectionFile:
     """A file of episodes that a killed collection continues.
 
-    ``FILE.progress`` lies beside the file while it is written: how many episodes were played, and how long the file was
-    then. The rest, which a kill has left, is cut off, so that no episode is lost or written twice.
+    ``FILE.progress`` lies beside the file while it is written: the number of played episodes and the length of the file
+    then. Text beyond that length, left by a kill, is cut off, so that no episode is lost or written twice.
 
     Args:
-        path: the file.
-        dependencies: everything that the episodes depend on.
+        path: path of the file.
+        dependencies: everything that decides the episodes.
 
     Attributes:
-        played: episodes that were played.
-        kept: those that were written.
-        failed: those that failed.
-        reason: error of the first of them in this process.
+        played: number of episodes that were played.
+        kept: number of episodes that were written.
+        failed: number of episodes that failed.
+        reason: error of the first failed episode in this process.
 
     Raises:
         ConfigurationError: the file is there already, or belongs to a collection with other options.
     """
 
     def __init__(self, path: Path, dependencies: Sequence[Any]) -> None:
+        if path.is_dir() or not path.name.endswith((".jsonl", ".jsonl.zst", ".jsonl.gz")):
+            fault = f"output: {str(path)!r} must be a file that ends in .jsonl, .jsonl.zst or .jsonl.gz"
+            raise ConfigurationError(fault)
         self.path = path
         text = json.dumps(dependencies, sort_keys=True, default=str)
         self.fingerprint = hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -273,18 +269,18 @@ class CollectionFile:
         self._note.unlink(missing_ok=True)
 
 
-def _collection_file(path: Path, seated: SeatedModel, device: str, dependencies: Sequence[Any]) -> CollectionFile:
+def _collection_file(path: str | Path, seated: SeatedModel, device: str, dependencies: Sequence[Any]) -> CollectionFile:
     """Return the file of a model's episodes, which depend on the model and the dependencies."""
     precision = generation_precision(seated.run, seated.precision, device)
     model = (seated.label, seated.run.seats, seated.name, device, precision)
-    return CollectionFile(path, [*model, *dependencies])
+    return CollectionFile(Path(path), [*model, *dependencies])
 
 
 def _task_temperatures(temperatures: Sequence[float], num_episodes: int, samples_per_task: int) -> list[float | None]:
-    """Return the temperatures that each task is played at; None alone is that of the sampling.
+    """Return the temperatures at which each task is played; a single None is the temperature of the sampling.
 
     Raises:
-        ConfigurationError: one is named twice, or the episodes do not come out even.
+        ConfigurationError: one is named twice, or the episodes cannot be divided evenly.
     """
     requested = [*map(plain, temperatures)]
     distinct: list[float | None] = list(dict.fromkeys(requested)) or [None]
@@ -300,8 +296,8 @@ def _task_temperatures(temperatures: Sequence[float], num_episodes: int, samples
 async def _play(player: EpisodePlayer, planned: Sequence[tuple[EpisodeSpec, float | None]]) -> list[Episode]:
     """Return the planned episodes, in order, with :data:`TEMPERATURE` among their metrics.
 
-    Episodes whose policies sample at several temperatures do not have it. A planned temperature of None is that of the
-    seats.
+    Episodes whose policies sample at several temperatures do not have it. A planned temperature of None takes the
+    seats' temperature.
     """
     by_id: dict[str, Episode] = {}
     for temperature in dict.fromkeys(temperature for _, temperature in planned):

@@ -63,7 +63,7 @@ _NOISE = (
 )
 _PACKAGE = Path(__file__).parents[1]
 _BUSY = 1.5
-"""Load average per core from which a machine counts as busy."""
+"""Load average per core above which a machine counts as busy."""
 
 
 def silence_noise() -> None:
@@ -116,18 +116,20 @@ def warn_of_busy_machine() -> None:
 
 
 _LINES = 50
-"""Lines that a run without collections prints at most where there is no terminal."""
+"""Maximum number of lines of a run without collections where there is no terminal."""
 
 
 class RunProgress(ProgressBar):
-    """Shows how far ``fit`` is, with the metrics that are logged with ``prog_bar=True``.
+    """Shows the progress of ``fit``, with the metrics that are logged with ``prog_bar=True``.
 
-    It counts complete iterations for a rollout data module and batches for any other; files and commands number
-    iterations from 0. A terminal gets a live display; a file, a pipe and a notebook get lines.
+    Their names are those of ``metrics.csv``, without ``rollout/``. It counts complete iterations for a rollout data
+    module and batches for any other; files and commands number iterations from 0. A terminal gets a live display; a
+    file, a pipe and a notebook get lines.
 
     Args:
         live: whether to draw the live display; None draws it on a terminal.
-        every: iterations or batches of a line; None prints each iteration, or about 50 lines for a run over batches.
+        every: number of iterations or batches per line; None prints each iteration, or about 50 lines for a run over
+            batches.
 
     Raises:
         ConfigurationError: ``every`` is below 1.
@@ -149,7 +151,7 @@ class RunProgress(ProgressBar):
         return {"metrics": self._last_metrics(self.trainer)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
+        """Restore the value of :meth:`state_dict`."""
         self._metrics = state_dict["metrics"]
 
     def disable(self) -> None:
@@ -247,7 +249,7 @@ class _Outliving:
 
 @contextmanager
 def outliving_readers() -> Iterator[None]:
-    """In this block the readers of stdout and stderr may end: a run of days must not end with its ``tee``."""
+    """In this block the readers of stdout and stderr may end: a run must not end with its ``tee``."""
     before = {name: getattr(sys, name) for name in ("stdout", "stderr")}
     for name, stream in before.items():
         if stream is not None and not stream.isatty():
@@ -260,7 +262,7 @@ def outliving_readers() -> Iterator[None]:
 
 
 class EpisodeProgress(AbstractContextManager["EpisodeProgress"]):
-    """Shows on stderr how many episodes are played: a bar on a terminal, else about 20 lines."""
+    """Shows on stderr the number of played episodes: a bar on a terminal, else about 20 lines."""
 
     def __init__(self) -> None:
         self._began, self._twentieths = time.monotonic(), 0
@@ -271,7 +273,7 @@ class EpisodeProgress(AbstractContextManager["EpisodeProgress"]):
             self._display.stop()
 
     def __call__(self, done: int, total: int) -> None:
-        """Show the number of episodes that are played, of all; the first call tells how many there are."""
+        """Show the number of played episodes out of all; the first call sets the total."""
         if done == 0:
             tell(f"playing {total:,} episode{'' if total == 1 else 's'}")
             console = Console(stderr=True)
@@ -314,7 +316,7 @@ def _done(trainer: Trainer) -> int:
 
 
 def _total(trainer: Trainer) -> int | None:
-    """Return their number in the whole run; None where the trainer has no such bound."""
+    """Return the number of iterations or batches in the whole run; None if the trainer has no such bound."""
     data = _rollout(trainer)
     total = batches_in_all(trainer) / (data.stream.batches if data else 1)
     return None if math.isinf(total) else math.ceil(total)
@@ -340,12 +342,12 @@ def _unit(trainer: Trainer) -> str:
 
 
 def _metric_texts(metrics: Mapping[str, float]) -> list[str]:
-    """Return the metrics as texts.
+    """Return the metrics as texts, those of rollouts, which are most, without the beginning of their names.
 
-    >>> _metric_texts({"rollout/reward": 0.69921, "rollout/tokens_per_second": 591.962})
-    ['rollout/reward 0.699', 'rollout/tokens_per_second 592']
+    >>> _metric_texts({"rollout/reward": 0.69921, "rollout/tokens_per_second": 591.962, "train/kl": 0.01})
+    ['reward 0.699', 'tokens_per_second 592', 'train/kl 0.010']
     """
-    return [f"{name} {_number(value)}" for name, value in metrics.items()]
+    return [f"{name.removeprefix('rollout/')} {_number(value)}" for name, value in metrics.items()]
 
 
 def _number(value: float) -> str:
@@ -356,7 +358,7 @@ def _line(unit: str, done: int, total: int | None, metrics: Mapping[str, float],
     """Return one line of progress.
 
     >>> _line("iterations", 3, 120, {"rollout/reward": 0.5}, 6.0, 3)
-    'iterations   3/120  rollout/reward 0.500  0:00:06 elapsed, 0:03:54 left'
+    'iterations   3/120  reward 0.500  0:00:06 elapsed, 0:03:54 left'
     """
     count = f"{done:>{len(str(total))}}/{total}" if total else str(done)
     left = f", {_clock(seconds / of * (total - done))} left" if total and of else ""
@@ -381,8 +383,8 @@ def run_summary(folder: str | Path, played: bool = True) -> str:
     """Return a few lines on the files of a run folder and the commands that continue from there.
 
     Args:
-        folder: the run folder.
-        played: whether the run played episodes, so that ``mrlm eval`` knows its environment.
+        folder: run folder.
+        played: whether the run played episodes, in which case ``mrlm eval`` knows its environment.
     """
     folder = Path(folder)
     files = {name: text for name, text in _FILES.items() if (folder / name).exists()}

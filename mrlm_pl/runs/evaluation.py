@@ -6,13 +6,13 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 
-from mrlm_pl.engines.base import Sampling
+from mrlm_pl.engines.base import Precision, Sampling
 from mrlm_pl.environment import Environment
 from mrlm_pl.errors import ConfigurationError, RolloutError
 from mrlm_pl.evaluation.arena import ArenaReport, arena_report
 from mrlm_pl.evaluation.report import EvaluationReport
 from mrlm_pl.policy import Policy
-from mrlm_pl.runs.seated_model import Model, Precision, SeatedModel, read_model, sampling_from
+from mrlm_pl.runs.seated_model import Model, SeatedModel, read_model, sampling_from
 from mrlm_pl.settings import as_settings, check_arguments
 
 
@@ -33,25 +33,25 @@ def evaluate(
     name: str | None = None,
     served_by: Mapping[str, str] | None = None,
 ) -> EvaluationReport:
-    """Return the report of a model's episodes on an environment.
+    """Return the report of a model's episodes in an environment.
 
     A sized split that is larger than needed is sampled without replacement; a smaller one is used whole.
 
     Args:
-        model: a run folder, model folder, hub id or ``builtin:tiny``; a policy, or several by name.
-        environment: a short name, class or instance, which is closed at the end; a name that the run has, and None for
-            its only environment, stand for the run's settings.
-        num_episodes: episodes in all.
+        model: run folder, model folder, hub id or ``builtin:tiny``; a policy, or several by name.
+        environment: short name, class or instance, which is closed at the end; a name of the run's environments, and
+            None for its only one, stand for the run's settings.
+        num_episodes: total number of episodes.
         split: split of the tasks.
-        seed: of the tasks' choice and of the sampling.
-        samples_per_task: episodes of each task, for pass@k.
-        sampling: how turns are sampled; None is as the run validates, else by default.
-        max_turns: decisions after which an episode is truncated; None is the run's limit, else 64.
-        seats: the policy of each agent; a run has its own.
-        device: where policies that are read are placed, as torch names it; ``auto`` prefers an accelerator.
-        precision: in which turns are generated; None is that of the run's training, else float32, which also replaces
-            bf16 on a CPU without instructions for it.
-        name: of the environment in the run where an instance has another one.
+        seed: seed of the choice of tasks and of the sampling.
+        samples_per_task: number of episodes of each task, for pass@k.
+        sampling: sampling settings of the turns; None takes the run's validation settings, else the defaults.
+        max_turns: number of decisions after which an episode is truncated; None is the run's limit, else 64.
+        seats: policy of each agent; a run has its own.
+        device: device of policies whose weights are read, as torch names it; ``auto`` prefers an accelerator.
+        precision: precision in which turns are generated; None is that of the run's training, else float32, which also
+            replaces bf16 on a CPU without instructions for it.
+        name: name of the environment in the run, if an instance has another one.
         served_by: servers that play policies, by name; their tokenizers are read, not their weights.
 
     Raises:
@@ -83,18 +83,18 @@ def arena(
     name: str | None = None,
     max_seatings: int = 64,
 ) -> ArenaReport:
-    """Return the results of models against each other: the same episodes in every seating of the environment's agents.
+    """Return the results of models against each other: the same episodes in every seating of the agents.
 
     A model plays an agent with the policy that its own run has for it. Sampling settings of a policy hold for the
     policies of that name of all players.
 
     Args:
         models: runs or models by the names of the players, two or more; see :func:`evaluate`.
-        environment: as in :func:`evaluate`; None is that of the first model's run.
-        num_episodes: episodes of each seating.
+        environment: environment to play, as in :func:`evaluate`; None is that of the first model's run.
+        num_episodes: number of episodes of each seating.
         split, seed, samples_per_task, sampling, max_turns, device, precision, name: see :func:`evaluate`; settings that
             are left out are those of the first model's run.
-        max_seatings: more are an error; P players and N agents have P^N.
+        max_seatings: maximum number of seatings; more are an error. P players and N agents have P^N.
 
     Raises:
         ConfigurationError: there are fewer than two models or too many seatings, one cannot be used, an agent has no

@@ -44,7 +44,7 @@ class FolderRequest:
 
     Args:
         stage: ``fit``, or the loop that runs without training.
-        root: the folder that was named; None derives one from ``stem``.
+        root: folder that the user named; None derives one from ``stem``.
         stem: name for a derived folder, ``runs/STEM``.
         checkpoint: ``last``, a path, a name that the trainer resolves, or None.
         resume: None gives a new run the next free folder. True continues at the last checkpoint if there is one, else
@@ -68,8 +68,8 @@ class RunFolder:
     """The folder of a run.
 
     Args:
-        path: the folder.
-        checkpoint: the checkpoint that the run starts from, or None.
+        path: path of the folder.
+        checkpoint: checkpoint that the run starts from, or None.
     """
 
     path: str
@@ -108,7 +108,7 @@ def discard_if_empty(folder: RunFolder, *, mistaken: bool = False) -> None:
     Such a folder is empty, or has only the files that a logger opens at once.
 
     Args:
-        folder: of the run.
+        folder: folder of the run.
         mistaken: whether a mistake in its configuration ended the run; the folder may then hold that configuration too.
     """
     if int(os.environ.get("LOCAL_RANK", "0")) == 0:
@@ -134,8 +134,8 @@ def _decide(request: FolderRequest, rank: int | None = None) -> RunFolder:
     """Return the folder, which the first rank creates.
 
     Args:
-        request: the user's options.
-        rank: of a process that cannot talk to the others; None may choose ``NAME-2`` and so on.
+        request: the user's options on the folder.
+        rank: rank of a process that cannot talk to the others; None allows ``NAME-2`` and so on.
     """
     base, checkpoint = request.base, _checkpoint(request)
     owner = run_of(checkpoint)
@@ -175,7 +175,7 @@ def _exact(request: FolderRequest, base: Path, first: bool, checkpoint: str | No
 
 
 def _set_aside(folder: Path) -> None:
-    """Move the files of a run without a checkpoint aside, for the run that starts again in its folder."""
+    """Move the files of a run without a checkpoint aside, for a new run in its folder."""
     candidates = (folder / f"without-checkpoint-{number}" for number in itertools.count(1))
     aside = next(place for place in candidates if not place.exists())
     aside.mkdir()

@@ -7,9 +7,10 @@ import signal
 import stat
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import Any
 
 _NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
 
@@ -22,14 +23,18 @@ class Interruption:
     """The signal that ends a command.
 
     Attributes:
-        received: its number; None as long as there was none.
+        received: number of the signal; None before a signal.
+        own: handler of SIGTERM that a script installed before the block, if any.
+        raised: exception of that handler while a trainer ends its run in order; the end of the block raises it.
     """
 
     received: int | None = None
+    own: Callable[[int, FrameType | None], Any]
+    raised: BaseException | None = None
 
     @property
     def name(self) -> str:
-        """Return the user's name of the signal."""
+        """Return the common name of the signal."""
         return _NAMES[signal.Signals(self.received or signal.SIGTERM)]
 
     @property
@@ -38,7 +43,7 @@ class Interruption:
         return 128 + (self.received or signal.SIGTERM)
 
     def end(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal: end what runs in this block."""
+        """Handle a signal: end the code in this block."""
         first, self.received = self.received is None, self.received or number
         has_handler = callable(handler := signal.getsignal(signal.SIGTERM)) and handler != self.end
         if number == signal.SIGTERM and has_handler:
@@ -54,6 +59,19 @@ class Interruption:
         elif first:  # schedulers send several, and a second would interrupt the end
             raise _EndError
 
+    def call_own(self, number: int, frame: FrameType | None) -> None:
+        """Call the script's handler of SIGTERM, which may raise, such as ``SystemExit``.
+
+        A trainer's handler calls this one and ends the run; an error amid its work could leave a lock held, and one in
+        a ``__del__`` is lost.
+        """
+        try:
+            self.own(number, frame)
+        except BaseException as raised:
+            if signal.getsignal(signal.SIGTERM) == self.call_own:
+                raise
+            self.raised = raised
+
 
 def in_session() -> bool:
     """Return whether this is a notebook or an interactive interpreter, whose variables outlive an interrupt."""
@@ -64,8 +82,11 @@ def in_session() -> bool:
 def ending_in_order() -> Iterator[Interruption]:
     """In this block Ctrl-C and SIGHUP act as SIGTERM does: by its handler, without one as KeyboardInterrupt.
 
-    A script's own handler of SIGTERM stays, and so does one that is installed within the block, as a trainer's. A block
-    within another one has its interruption.
+    A script's own handler of SIGTERM is called, and one that is installed within the block, as a trainer's, stays. A
+    block within another one has its interruption.
+
+    Raises:
+        BaseException: of the script's handler, while a trainer ended its run.
     """
     outer = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
     interruption = outer if isinstance(outer, Interruption) else Interruption()
@@ -75,8 +96,11 @@ def ending_in_order() -> Iterator[Interruption]:
 
     former_handlers = {number: signal.getsignal(number) for number in _NAMES}
     for number, handler in former_handlers.items():
-        stays = number == signal.SIGTERM and callable(handler)
-        if not stays and handler is not signal.SIG_IGN:  # a shell's background ignores Ctrl-C, `nohup` SIGHUP
+        if number == signal.SIGTERM and callable(handler):
+            if interruption is not outer:
+                interruption.own = handler
+                signal.signal(number, interruption.call_own)
+        elif handler is not signal.SIG_IGN:  # a shell's background ignores Ctrl-C, `nohup` SIGHUP
             signal.signal(number, interruption.end)
     try:
         yield interruption
@@ -84,6 +108,8 @@ def ending_in_order() -> Iterator[Interruption]:
         for number, handler in former_handlers.items():
             if handler is not None:  # an interrupted Lightning leaves its own
                 signal.signal(number, handler)
+        if interruption.raised is not None:
+            raise interruption.raised
 
 
 def _leave_terminal() -> None:

@@ -27,10 +27,10 @@ class MetricsFile(Logger):
     Rows of the earlier part that the resumed run repeats are dropped, so that every step is logged once.
 
     Args:
-        folder: the run folder.
+        folder: run folder.
 
     Attributes:
-        rows: number of rows in the file; before the first one of a resumed run, in its checkpoint.
+        rows: number of rows in the file; before the first row of a resumed run, the number in its checkpoint.
     """
 
     name, version = "metrics", ""
@@ -112,7 +112,7 @@ class RunTensorBoard(TensorBoardLogger):
     """Write all numbers for TensorBoard to ``RUN/tensorboard``; steps that a resumed run repeats replace the earlier.
 
     Args:
-        folder: the run folder.
+        folder: run folder.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -134,7 +134,7 @@ class RunTensorBoard(TensorBoardLogger):
 
 
 def outlive(logger: Logger) -> Logger:
-    """Return the logger, whose failures do not end a run from now on: the first of each of its methods is a warning.
+    """Return the logger with failures that do not end a run: the first failure of each of its methods is a warning.
 
     A server of curves may be away for a while, or its folder deleted; ``metrics.csv`` is the run's own. A method that
     was set on the logger itself, and not in its class, stays as it is.

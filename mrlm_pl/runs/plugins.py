@@ -12,6 +12,7 @@ import ast
 import importlib
 import importlib.util
 import inspect
+import json
 import os
 import re
 import sys
@@ -31,6 +32,9 @@ from mrlm_pl.grouping import mapped
 GROUP = "mrlm_pl.plugins"
 ENVIRONMENTS = "environments"
 """Entry points whose name begins so are imported first, so that an environment is found without what needs torch."""
+
+CALLBACKS = "callbacks"
+"""Entry points whose name begins so have no environments, and are not imported to find one."""
 
 REMOTE = "mrlm_pl.serving"
 """Our own package of environments: that of servers. It has a class name and no short name, which is the server's."""
@@ -131,7 +135,8 @@ def imported(name: str) -> Any:
     """Return the class or function at an import path.
 
     Raises:
-        ImportError: there is none; the message has the nearest, or the place where importing its module failed.
+        ImportError: there is no such object; the message has the nearest name, or the place where importing its module
+        failed.
     """
     module, _, attribute = name.rpartition(".")
     try:
@@ -209,7 +214,8 @@ def import_environment(name: str) -> None:
         load_package(package)
     if "." in name:
         return
-    for entry_point in plugin_entry_points() if name != "RemoteEnvironment" else ():
+    plugins = [item for item in plugin_entry_points() if not item.name.startswith(CALLBACKS)]
+    for entry_point in plugins if name != "RemoteEnvironment" else ():
         if name in environments_by_name() or any(cls.__name__ == name for cls in subclasses(Environment)):
             return
         with _naming_plugin(entry_point):
@@ -221,7 +227,7 @@ def find_environment(name: str) -> type[Environment]:
     """Return the environment class of a short name, a class name or a path.
 
     Raises:
-        ConfigurationError: there is none; the message has the nearest.
+        ConfigurationError: there is no such class; the message has the nearest.
     """
     import_environment(name)
     if "." in name:
@@ -258,6 +264,24 @@ def environment_from(config: Mapping[str, Any]) -> Environment:
         if isinstance(error.__cause__, MRLMError):
             raise error.__cause__ from error
         raise ConfigurationError(f"environment {config['class_path']}: {error}") from error
+
+
+@cache
+def defaults(cls: type) -> dict[str, Any]:
+    """Return the defaults of a class as a configuration file has them."""
+    from jsonargparse import ArgumentParser
+
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(cls, fail_untyped=False)
+    plain: dict[str, Any] = json.loads(json.dumps(parser.get_defaults().as_dict(), default=str))
+    return plain
+
+
+def shown_settings(cls: type[Environment], arguments: Mapping[str, Any]) -> str:
+    """Return the arguments of an environment that differ from its defaults, in one line."""
+    usual_values = defaults(cls) if arguments else {}
+    changed = {key: value for key, value in arguments.items() if key not in usual_values or value != usual_values[key]}
+    return ", ".join(f"{key} {json.dumps(value, ensure_ascii=False)}" for key, value in changed.items()) or "defaults"
 
 
 def _importable(value: Any) -> Any:

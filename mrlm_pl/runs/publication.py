@@ -41,7 +41,7 @@ def export(model: str | Path, output: str | Path) -> list[Path]:
 
     Args:
         model: ``RUN/checkpoints/NAME.ckpt``, a run folder, or a model that is copied.
-        output: folder in which each policy gets a folder of its name.
+        output: parent folder of the policies' folders, which have their names.
 
     Raises:
         ConfigurationError: there is no such model, or a folder exists or cannot be written.
@@ -67,19 +67,19 @@ def push_to_hub(
 ) -> str:
     """Upload an exported policy with its model card, and return the address of its page.
 
-    The repository is made where it does not exist. The token is that of ``hf auth login`` or ``HF_TOKEN``, the hub that
+    The repository is created if it does not exist. The token is that of ``hf auth login`` or ``HF_TOKEN``, the hub that
     of ``HF_ENDPOINT``.
 
     Args:
-        run: a run folder, or the folder of a policy.
-        repo: ``USER/NAME``.
-        policy: its name; None is the run's only one.
-        private: make a new repository private; one that exists and is public is an error.
-        license: identifier for the card, such as ``apache-2.0``; None keeps the card's, ``unknown`` by default.
+        run: run folder, or the folder of a policy.
+        repo: repository ``USER/NAME``.
+        policy: name of the policy; None is the run's only one.
+        private: make a new repository private; an existing public one is an error.
+        license: license identifier for the card, such as ``apache-2.0``; None keeps the card's, ``unknown`` by default.
 
     Raises:
-        ConfigurationError: there is no such policy, the repository's name is none, or it is public and ``private`` is
-            given, or the card cannot be written.
+        ConfigurationError: there is no such policy, the repository's name is invalid, or it is public and ``private``
+            is given, or the card cannot be written.
         RemoteError: the hub refuses or does not answer.
     """
     from huggingface_hub import HfApi, ModelCard
@@ -131,8 +131,8 @@ def model_card(folder: Path, versions: Mapping[str, str]) -> str:
     """Return the text of the card.
 
     Args:
-        folder: ``RUN/policies/NAME``.
-        versions: of the libraries that trained it; empty where they are unknown.
+        folder: folder ``RUN/policies/NAME`` of the policy.
+        versions: versions of the libraries that trained it; empty if they are unknown.
 
     Raises:
         ConfigurationError: the run's configuration cannot be read.
@@ -196,7 +196,7 @@ def without_secrets(value: Any) -> Any:
 
 
 def text_without_secrets(text: str) -> str:
-    """Return a configuration's text with ``'...'`` in place of the same; empty where it is no YAML.
+    """Return a configuration's text with ``'...'`` in place of secrets; empty if it is not YAML.
 
     >>> text_without_secrets("a: {env: {K: 1}}  # a\\ntoken:\\n  b: 2\\nurl: x://me:sesame@host\\n")
     "a: {env: '...'}  # a\\ntoken:\\n  '...'\\nurl: x://...@host\\n"
@@ -256,8 +256,8 @@ def _evaluation(run: Path) -> str:
 def unpublished(adapter: Path) -> str:
     """Return the pattern of the files of an adapter that are not uploaded.
 
-    If the base model is a folder, all of them: they hold its path, and other users lack it. The weights with the
-    adapter merged are uploaded in any case.
+    If the base model is a folder, no file is uploaded: the files hold its path, and other users lack it. The weights
+    with the adapter merged are uploaded in any case.
     """
     config = adapter / "adapter_config.json"
     base = json.loads(config.read_text(encoding="utf-8")).get("base_model_name_or_path") if config.is_file() else ""
@@ -268,7 +268,7 @@ def _folder(run: str, policy: str | None) -> Path:
     """Return the folder of a policy.
 
     Raises:
-        ConfigurationError: there is none of that name, or several and none is named.
+        ConfigurationError: there is no policy of that name, or there are several and none is named.
     """
     folder = Path(run).expanduser()
     if not folder.is_dir():

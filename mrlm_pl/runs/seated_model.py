@@ -8,13 +8,13 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from transformers.utils.logging import disable_progress_bar
 
 from mrlm_pl.engines import Engine, InProcessEngine
-from mrlm_pl.engines.base import Sampling
+from mrlm_pl.engines.base import Precision, Sampling
 from mrlm_pl.environment import DatasetTasks, Environment
 from mrlm_pl.environment.trial import run_coroutine
 from mrlm_pl.errors import ConfigurationError, did_you_mean, tell
@@ -25,7 +25,8 @@ from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward.devices import computes_bf16, usable_device
 from mrlm_pl.rollout.play import EpisodeSpec, Seat
 from mrlm_pl.rollout.player import EpisodePlayer
-from mrlm_pl.runs.plugins import environment_from, find_environment
+from mrlm_pl.runs.plugins import environment_from, find_environment, shown_settings
+from mrlm_pl.runs.records.environment_code import code_of
 from mrlm_pl.runs.records.run import SAVED, SETTINGS_OF_TOKENS, SINGLE, RecordedRun, checkpoints_of, read_run
 from mrlm_pl.settings import at_least, check_served_by
 
@@ -34,30 +35,25 @@ logger = logging.getLogger(__name__)
 Model: TypeAlias = str | Path | Policy | Mapping[str, Policy]
 """A run folder, model folder, hub id or ``builtin:tiny``; a policy, or several by name."""
 
-Precision: TypeAlias = Literal["32-true", "bf16-mixed"]
-"""The precision in which turns are generated, as Lightning names it."""
-
-MAX_TURNS = 64
-"""Decisions of an episode where neither the caller nor a run says how many."""
-
 
 class SeatedModel:
     """A model in the seats of an environment.
 
     Args:
-        model: a run folder, model folder, hub id or ``builtin:tiny``; a policy, or several by name.
-        environment: a short name, class or instance; a name that the run has, and None for its only environment, stand
+        model: run folder, model folder, hub id or ``builtin:tiny``; a policy, or several by name.
+        environment: short name, class or instance; a name of the run's environments, and None for its only one, stand
             for the run's settings.
-        seats: the policy of each agent, in place of the run's.
-        name: of the environment in the run, where an instance has another one.
+        seats: policy of each agent, in place of the run's seats.
+        name: name of the environment in the run, if an instance has another one.
         weights: whether a run must have policies or a checkpoint.
-        precision: in which it generates; None is that of the run's training, but for bf16 on a CPU that emulates it.
-        recorded: the policies and settings of the model, if they are already read; None reads them now.
+        precision: precision of generation; None is that of the run's training, except for bf16 on a CPU that emulates
+            it.
+        recorded: policies and settings of the model, if they are already read; None reads them now.
 
     Attributes:
-        run: the policies, seats and settings.
+        run: policies, seats and settings.
         label: name of the model in reports and messages.
-        arguments: of the environment, as far as they are known.
+        arguments: arguments of the environment; None if an instance is given, unless the caller sets them.
 
     Raises:
         ConfigurationError: there is no such model or environment, a seat is of no agent or names a policy that the
@@ -78,7 +74,7 @@ class SeatedModel:
         self.label, run = read_model(model, weights) if recorded is None else (str(model), recorded)
         self.run = replace(run, seats={**run.seats, **(seats or {})})
         check_seats(self.run.seats, run.policies, f"{self.label}: ")
-        self.arguments: dict[str, Any] = {}
+        self.arguments: dict[str, Any] | None = None if isinstance(environment, Environment) else {}
         recorded_environment = None
         if not isinstance(environment, Environment | type | str | None):
             remedy = "give a short name, a class or an instance"
@@ -180,7 +176,7 @@ class SeatedModel:
 
         Args:
             num_episodes, split, seed, samples_per_task, sampling, max_turns, device: see :func:`evaluate`.
-            loaded: policies of the model in memory, to which those that this environment needs are added.
+            loaded: policies of the model in memory; those that this environment needs are added.
 
         Raises:
             ConfigurationError: as :func:`evaluate`.
@@ -188,8 +184,9 @@ class SeatedModel:
         # Raises for wrong numbers before a model is loaded.
         specs = self.specs(num_episodes, split, seed, samples_per_task)
         checkpoints = checkpoints_of(self.run.policies[name] for name in sorted(set(self.policy_by_agent().values())))
+        arguments = self.arguments
         with self.player(sampling, max_turns, device, loaded=loaded) as player:
-            report = summarize(
+            return summarize(
                 player.play_blocking(specs),
                 environment=self.name,
                 model=self.label,
@@ -198,12 +195,13 @@ class SeatedModel:
                 requested=num_episodes,
                 majority=self.environment.majority if len(self.environment.agents) == 1 else None,
                 bounds=self.environment.bounds,
+                settings=arguments,
+                changed_settings="" if arguments is None else shown_settings(type(self.environment), arguments),
+                sampling=sampling,
+                code=code_of(self.environment),
+                precision=generation_precision(self.run, self.precision, device),
+                checkpoint=", ".join(checkpoint.when for checkpoint in checkpoints),
             )
-        return replace(
-            report,
-            precision=generation_precision(self.run, self.precision, device),
-            checkpoint=", ".join(checkpoint.when for checkpoint in checkpoints),
-        )
 
     @contextmanager
     def player(
@@ -218,11 +216,11 @@ class SeatedModel:
         """Yield a player of the environment with the policies in their seats; close both at the end.
 
         Args:
-            sampling: how turns are sampled.
-            max_turns: decisions after which an episode is truncated; None is the run's limit.
-            device: as torch names it; ``auto`` prefers an accelerator.
-            playing: names of the policies, where others may take the seats; None is those in the seats.
-            loaded: see :meth:`evaluate`.
+            sampling: sampling settings of the turns.
+            max_turns: number of decisions after which an episode is truncated; None is the run's limit.
+            device: device of the weights, as torch names it; ``auto`` prefers an accelerator.
+            playing: names of the policies, if others may take the seats; None takes those in the seats.
+            loaded: policies of the model in memory; see :meth:`evaluate`.
 
         Raises:
             ConfigurationError: an agent has no policy, the sampling names a policy that does not exist, or the device
@@ -253,7 +251,7 @@ class SeatedModel:
 
                 engine = with_served(engine, policies)
                 stack.callback(engine.close)
-            limit = max_turns or self.run.turn_limit(self.name) or MAX_TURNS
+            limit = max_turns or self.run.turn_limit(self.name)
             player = EpisodePlayer(
                 {self.name: self.environment}, self.seats(policies, sampling), engine, max_turns=limit
             )
@@ -261,7 +259,7 @@ class SeatedModel:
             yield player
 
     def _warn_of_idle(self, playing: Collection[str]) -> None:
-        """Warn of the run's agents and policies that the environment has no use for."""
+        """Warn of the run's agents and policies that the environment does not use."""
         agents = self.environment.agents
         idle = {"agents": {*self.run.seats}.difference(agents), "policies": {*self.run.policies}.difference(playing)}
         for kind, names in idle.items():
@@ -308,7 +306,7 @@ def read_model(model: Model, weights: bool) -> tuple[str, RecordedRun]:
 def generation_precision(run: RecordedRun, requested: Precision | None, device: str) -> Precision:
     """Return the precision of generation: the given one, else bf16 if the run trained in it and the device computes it.
 
-    All others play in float32.
+    All other runs and models play in float32.
     """
     half = requested is None and "bf16" in run.precision and computes_bf16(usable_device(device))
     return "bf16-mixed" if half else requested or "32-true"
@@ -343,10 +341,10 @@ def loaded_policy(
     """Return a policy with its weights, unless a server has them; one that is made here is ready to generate.
 
     Args:
-        given: the policy, whose weights stay where they are if it has any, or its settings in a run.
-        device: of weights that are read, as torch names it; ``auto`` prefers an accelerator.
-        name: of the policy.
-        bases: see :meth:`~mrlm_pl.policy.Policy.load`.
+        given: policy, whose weights stay where they are if it has any, or its settings in a run.
+        device: device of weights that are read, as torch names it; ``auto`` prefers an accelerator.
+        name: name of the policy.
+        bases: models that policies with adapters share; see :meth:`~mrlm_pl.policy.Policy.load`.
 
     Raises:
         ConfigurationError: the device cannot be used, or the model cannot be loaded.
@@ -369,8 +367,8 @@ def loaded_policies(given: Mapping[str, Policy | Mapping[str, Any]], device: str
     """Return policies with their weights, by name; print the checkpoint of those of a run that has not finished.
 
     Args:
-        given: see :func:`loaded_policy`.
-        device: likewise.
+        given: policies or their settings; see :func:`loaded_policy`.
+        device: device of weights that are read; see :func:`loaded_policy`.
 
     Raises:
         ConfigurationError: as :func:`loaded_policy`.

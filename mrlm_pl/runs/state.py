@@ -33,14 +33,14 @@ SILENT_SECONDS = 600.0
 class Training:
     """The training of a run by this process: a lock on its folder, then signs of life in :data:`STATE`, then its end.
 
-    Without a file system that locks files there is no lock.
+    The file system may not support locks; then there is no lock.
 
     Args:
-        folder: of the run.
+        folder: run folder.
 
     Attributes:
-        precision: of the run's updates, as Lightning names it; its owner sets it once there is one.
-        former: the state of the run before.
+        precision: precision of the run's updates, as Lightning names it; its owner sets it once there is one.
+        former: state of the run before this training.
 
     Raises:
         ConfigurationError: another process trains the run, or the folder cannot be written.

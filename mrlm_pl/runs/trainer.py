@@ -8,10 +8,10 @@ import json
 import shlex
 import shutil
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, cast
 
 import lightning.pytorch as pl
 from lightning.fabric.connector import _PRECISION_INPUT
@@ -28,7 +28,7 @@ from mrlm_pl.durable_files import write_json
 from mrlm_pl.episode import Episode
 from mrlm_pl.episode_files import write_episodes
 from mrlm_pl.errors import ROLLOUT_ERRORS, ConfigurationError, tell
-from mrlm_pl.evaluation.report import EvaluationReport, report_table
+from mrlm_pl.evaluation.report import EvaluationReport
 from mrlm_pl.evaluation.summary import summarize
 from mrlm_pl.grouping import grouped
 from mrlm_pl.learner.ranks import first_error, gather_ranks
@@ -70,9 +70,9 @@ class LoopResults(Callback):
     """Writes predicted episodes to ``RUN/episodes``, keeps reports of those of a validation or test, counts batches.
 
     Attributes:
-        batches: that this process has trained on; none where a complete run is resumed.
-        training: of the run by this process; None outside of ``fit`` and on the other ranks.
-        reports: of each environment that the last loop outside of ``fit`` played.
+        batches: number of batches that this process has trained on; 0 if a complete run is resumed.
+        training: state of the training in this process; None outside of ``fit`` and on the other ranks.
+        reports: reports of the environments that the last loop outside of ``fit`` played.
     """
 
     def __init__(self) -> None:
@@ -120,7 +120,7 @@ class LoopResults(Callback):
         policies: Any = getattr(pl_module, "policies", {})
         model = str(trainer.ckpt_path or ", ".join(str(policy.name_or_path) for policy in policies.values()))
         split = "test" if trainer.state.fn == TrainerFn.TESTING else "validation"
-        about: dict[str, Any] = {"model": model, "split": split, "seed": data.seed}
+        about = dict[str, Any](model=model, split=split, seed=data.seed, sampling=data.validation_sampling)
         by_environment = grouped((episode.task.environment, episode) for episode in played)
         self.reports = [
             summarize(by_environment.get(name, []), environment=name, bounds=settings.bounds, **about)
@@ -131,20 +131,22 @@ class LoopResults(Callback):
     on_test_epoch_end = on_validation_epoch_end
 
 
-def _in_run_folder(stage: str) -> Any:
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def _in_run_folder(method: _Method) -> _Method:
     """Return Lightning's method of a stage, run in a run folder."""
-    method = getattr(pl.Trainer, stage)
-    signature = inspect.signature(method)
+    stage, signature = method.__name__, inspect.signature(method)
 
     @functools.wraps(method, assigned=("__name__", "__qualname__", "__annotations__"))
     def run(self: Trainer, *args: Any, **options: Any) -> Any:
         """Run the stage in a run folder; the arguments are those of Lightning's method.
 
         Args:
-            ckpt_path: the checkpoint to start from: ``last`` continues the latest run of the folder; a checkpoint of
-                another run starts a new one. A run that ``resume`` continues starts from its own.
-            verbose: print the reports and metrics of a validation or test.
-            weights_only: whether the checkpoint may hold nothing but tensors and plain values.
+            ckpt_path: checkpoint to start from: ``last`` continues the latest run of the folder; a checkpoint of
+                another run starts a new one. A run that ``resume`` continues starts from its own checkpoint.
+            verbose: whether to print the reports and metrics of a validation or test.
+            weights_only: whether the checkpoint may hold only tensors and plain values.
 
         Raises:
             ConfigurationError: the folder holds a run, there is no such checkpoint, the strategy of a fit spawns its
@@ -170,7 +172,7 @@ def _in_run_folder(stage: str) -> Any:
             self._print_result(stage, result, checkpoint is not None, verbose)
             return result
 
-    return run
+    return cast(_Method, run)
 
 
 class Trainer(pl.Trainer):
@@ -184,16 +186,16 @@ class Trainer(pl.Trainer):
     folder)`` is called before a run begins, and may raise to refuse it.
 
     Args:
-        output: the run folder; it may hold a run only with ``resume`` or ``ckpt_path="last"``. None derives one from
-            ``default_root_dir``, else from the name of the algorithm, and numbers it where it holds a run.
+        output: run folder; it may hold a run only with ``resume`` or ``ckpt_path="last"``. None derives one from
+            ``default_root_dir``, else from the name of the algorithm, and numbers it if it holds a run.
         resume: continue from the last checkpoint in ``output``; start there if there is none.
         precision: one of Lightning's, or ``auto``: a measurement of under a second at the start of a run chooses
             ``bf16-mixed`` where it is at least a fifth faster than ``32-true``. A resumed run keeps the choice.
-        options: of Lightning's trainer.
+        options: further arguments of Lightning's trainer.
 
     Attributes:
-        name: names a derived folder, ``runs/NAME``; None is the algorithm's name.
-        folder: of the current run; None before the first.
+        name: name of a derived folder, ``runs/NAME``; None is the algorithm's name.
+        folder: folder of the current run; None before the first.
 
     Raises:
         ConfigurationError: ``resume`` is given without ``output``, or ``precision: auto`` to several processes.
@@ -201,7 +203,10 @@ class Trainer(pl.Trainer):
 
     name: str | None = None
     folder: RunFolder | None = None
-    fit, validate, test, predict = map(_in_run_folder, ("fit", "validate", "test", "predict"))
+    fit = _in_run_folder(pl.Trainer.fit)
+    validate = _in_run_folder(pl.Trainer.validate)
+    test = _in_run_folder(pl.Trainer.test)
+    predict = _in_run_folder(pl.Trainer.predict)
 
     def __init__(
         self,
@@ -300,7 +305,7 @@ class Trainer(pl.Trainer):
             print(f"mrlm: the episodes are in {episodes}; look at them with `{view}`")
         elif stage in ("validate", "test") and verbose:
             for report in self._loops.reports if played else ():
-                print(report_table(report, data.validation_sampling), end="\n\n")
+                print(report, end="\n\n")
             for name, value in {key: value for metrics in result for key, value in metrics.items()}.items():
                 print(f"{name} {value:.4f}")
 

@@ -21,7 +21,8 @@ class Tests:
         parts: code with ``assert`` statements, in parts that do not depend on each other; each assertion counts. A part
             may define ``check(candidate)``, which is then called.
         entry: name of the function that ``check`` receives.
-        names: that a program must define; empty is the entry, or the names that the tests use without a definition.
+        names: names that a program must define; empty is the entry, or the names that the tests use without
+            a definition.
         context: code that the tests rely on, such as imports and helpers that the task gives; the program finds it too.
     """
 
@@ -36,7 +37,7 @@ class Tests:
         """Return names that a program must define.
 
         Raises:
-            SyntaxError: the tests or the context are no Python.
+            SyntaxError: the tests or the context are not valid Python.
         """
         if self.names or self.entry:
             return sorted({*self.names, *([self.entry] if self.entry else [])})
@@ -57,7 +58,7 @@ class UnitTests:
     their name. An object equals itself only.
 
     Args:
-        code: the classes.
+        code: code of the classes.
         names: classes and functions that the program must define.
         context: code that the tests rely on, such as imports; the program finds it too.
         operators: methods such as ``__eq__`` or ``__contains__`` that the task is to write: else the tests do not ask
@@ -84,14 +85,14 @@ class Grade:
     """The result of grading a program.
 
     Args:
-        passed: assertions that held, or test methods that passed.
+        passed: number of assertions that held, or of test methods that passed.
         run: assertions that were reached, of a part that an error ended also those that are written in it, or one more;
             or all test methods.
         loaded: whether the program was parsed and executed without an error.
-        ending: why its process, or the tests, ended before their time, or None.
+        ending: reason why its process, or the tests, ended early, or None.
         fault: the first error, of the program or of a call; None without one.
-        seconds: of wall time.
-        isolation: the level it ran at.
+        seconds: wall time in seconds.
+        isolation: isolation level of the run.
     """
 
     passed: int

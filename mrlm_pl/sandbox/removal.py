@@ -9,7 +9,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
 def remove_tree(path: str) -> None:
-    """Remove a folder and all below it, whatever its depth, modes and links; links are not followed.
+    """Remove a folder and all below it, for any depth, modes and links; links are not followed.
 
     Goes down by names and up by ``..``, one folder at a time: neither recursion, nor long paths, nor many descriptors.
 
@@ -47,11 +47,11 @@ def open_folder(name: str, above: int | None = None) -> int:
     """Return a descriptor of a folder that its owner may have closed to readers, even to itself; a link is refused.
 
     Args:
-        name: in the folder ``above``, or a path.
-        above: a descriptor.
+        name: name in the folder ``above``, or a path.
+        above: descriptor of a folder.
 
     Raises:
-        OSError: it is no folder, or belongs to somebody else.
+        OSError: the path is not a folder, or belongs to another user.
     """
     with suppress(PermissionError):
         return os.open(name, _FOLDER, dir_fd=above)

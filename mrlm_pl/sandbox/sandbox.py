@@ -29,12 +29,12 @@ class Execution:
 
     Args:
         output: printed text, standard error included, at most ``output_kb`` of it.
-        cut: whether a part of the output was thrown away.
+        cut: whether a part of the output was discarded.
         error: the error that ended it, as Python prints it; None without one.
-        ending: why it was ended, or None: ``time``, ``output``, ``memory``, ``disk``, ``exit``, ``protocol``.
-        status: exit status, of shell scripts.
-        seconds: of wall time.
-        isolation: the level it ran at.
+        ending: reason why it was ended, or None: ``time``, ``output``, ``memory``, ``disk``, ``exit``, ``protocol``.
+        status: exit status of a shell script.
+        seconds: wall time in seconds.
+        isolation: isolation level of the run.
     """
 
     output: str
@@ -54,14 +54,14 @@ class Sandbox:
     ``landlock`` or ``limits``.
 
     Args:
-        minimum: the weakest level that will do; a weaker machine is an error at the start.
-        level: exactly this level, rather than the strongest one.
-        wall_seconds: from the start of a program to its end.
+        minimum: weakest acceptable level; a weaker machine is an error at the start.
+        level: required level, in place of the strongest one.
+        wall_seconds: wall time of a program, from its start to its end.
         memory_mb: memory of a program, in MiB.
         disk_mb: size of its private folder, in MiB.
-        output_kb: of its output that is kept, in KiB.
-        packages: that programs may import beyond the standard library, such as ``numpy``, by the names they are
-            imported with. Their code, native code included, then runs inside, and the folder that they are installed
+        output_kb: maximum output of a program that is kept, in KiB.
+        packages: packages that programs may import beyond the standard library, such as ``numpy``, by their import
+            names. Their code, native code included, then runs inside, and the folder that they are installed
             in can be read; see docs/environments/sandbox.md.
 
     Raises:
@@ -94,7 +94,7 @@ class Sandbox:
 
         Raises:
             ConfigurationError: the machine does not offer the minimum, or one of ``packages`` is not installed.
-            SandboxError: it does not offer the level that was asked for, or no level at all.
+            SandboxError: the machine does not offer the required level, or no level at all.
         """
         return self._server_process().level
 
@@ -115,12 +115,12 @@ class Sandbox:
         """Return a locked-down child that answers requests; close it.
 
         Args:
-            shell: it runs scripts.
-            requests: how many requests of full length its CPU time is enough for; scripts have their own.
+            shell: whether it runs scripts.
+            requests: number of requests of full length for which its CPU time suffices; scripts have their own.
 
         Raises:
             ConfigurationError: one of ``packages`` is not installed.
-            SandboxError: it cannot be made.
+            SandboxError: the child cannot be made.
         """
         server_process = self._server_process()
         settings = CellSettings(

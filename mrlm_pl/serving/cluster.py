@@ -36,7 +36,7 @@ SILENT_SECONDS = 3.0
 
 SEPARATOR = "."
 FORWARD_SECONDS = 300.0
-"""Longest that a forwarded call may take, unless the controller's ``step_seconds`` are more."""
+"""Maximum duration of a forwarded call in seconds, unless the controller's ``step_seconds`` is larger."""
 
 REJOIN_SECONDS = 10.0
 """Seconds that a call waits for the worker of its session, after the start of this controller."""
@@ -47,11 +47,11 @@ class Worker:
     """A worker that has joined.
 
     Args:
-        report: its latest report.
-        connection: to it.
-        heard: when it reported.
-        placed: sessions placed on it since.
-        opening: sessions that are being opened on it, of which a report may not know.
+        report: latest report of the worker.
+        connection: connection to the worker.
+        heard: time of the latest report.
+        placed: number of sessions placed on it since that report.
+        opening: number of sessions that are being opened on it, which a report may not include yet.
     """
 
     report: pb.WorkerReport
@@ -79,9 +79,9 @@ class ControllerService(EnvironmentService, environment_pb2_grpc.ControllerServi
     """The service of environments over workers, and the service that workers join.
 
     Args:
-        limits: of the controller.
-        token_file: file with the token that workers want.
-        identity: for TLS to workers.
+        limits: limits of the controller.
+        token_file: file with the token that workers require.
+        identity: keys for TLS to the workers.
     """
 
     def __init__(self, limits: Limits, token_file: str | None, identity: Identity) -> None:
@@ -146,7 +146,7 @@ class ControllerService(EnvironmentService, environment_pb2_grpc.ControllerServi
     ) -> AsyncIterator[pb.WorkerOrder]:
         """Answer a worker's reports; the worker is gone when they end.
 
-        Refuse one of whose id another is live: that one keeps its sessions, and this one may ask again.
+        Refuse a worker whose id another live worker has: that worker keeps its sessions, and the new one may ask again.
         """
         worker: Worker | None = None
         try:
@@ -235,9 +235,9 @@ class ControllerServer(EnvironmentServer):
     """A server with no environments of its own.
 
     Args:
-        endpoint: where it listens.
-        limits: of the controller.
-        token_file: file with the token that workers want.
+        endpoint: address to listen on.
+        limits: limits of the controller.
+        token_file: file with the token that workers require.
     """
 
     def __init__(self, endpoint: Endpoint, limits: Limits, token_file: str | None = None) -> None:
@@ -256,14 +256,12 @@ class ControllerServer(EnvironmentServer):
 
 
 class Membership:
-    """A worker's membership at a controller: it joins, reports, and joins again when the connection breaks.
-
-    All methods, the constructor too, run on the server's event loop.
+    """A worker's membership at a controller, on the server's event loop.
 
     Args:
         server: the worker's server, started.
-        controller: its address.
-        address: at which clients may reach the worker.
+        controller: address of the controller.
+        address: address at which clients can reach the worker.
     """
 
     REPORT_SECONDS = 0.5
@@ -271,31 +269,19 @@ class Membership:
     def __init__(self, server: EnvironmentServer, controller: Address, address: str) -> None:
         self.server, self.address = server, address
         self._connection = Connection(controller)
-        self._descriptions: list[pb.EnvironmentDescription] = []
-        self._task: asyncio.Task[None] | None = None
+        self._descriptions: Sequence[pb.EnvironmentDescription] = ()
 
-    async def start(self) -> None:
-        """Begin to join."""
-        self._descriptions = list((await self.server.service.describe(pb.DescribeRequest())).environments)
-        self._task = asyncio.ensure_future(self._run())
-
-    async def stop(self) -> None:
-        """Leave; may be called twice."""
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError, ConfigurationError):
-                await self._task
-            self._task = None
-        await self._connection.close()
-
-    async def refused(self) -> None:
-        """Wait until the controller rejects this worker; after a first admission it retries without end.
+    async def run(self) -> None:
+        """Join, report, and join again when the connection breaks; leave when cancelled.
 
         Raises:
-            ConfigurationError: it does not.
+            ConfigurationError: the controller rejects this worker, and has never admitted it.
         """
-        assert self._task is not None, "start makes it"
-        await asyncio.shield(self._task)
+        self._descriptions = (await self.server.service.describe(pb.DescribeRequest())).environments
+        try:
+            await self._stay()
+        finally:
+            await self._connection.close()
 
     def report(self) -> pb.WorkerReport:
         """Return the worker's current state."""
@@ -310,7 +296,7 @@ class Membership:
             draining=service.draining,
         )
 
-    async def _run(self) -> None:
+    async def _stay(self) -> None:
         backoff, reported, joined = Backoff(longest=1.0), "", False
         while True:
             try:

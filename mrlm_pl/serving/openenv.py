@@ -36,7 +36,7 @@ class OpenEnvServer:
 
     Args:
         server: the running server, whose sessions, limits and token it shares.
-        port: 0 takes a free one.
+        port: port to listen on; 0 takes a free one.
 
     Raises:
         ConfigurationError: the server has TLS, which this protocol's port does not.

@@ -40,12 +40,12 @@ class Endpoint:
 
     Args:
         host: address to listen on.
-        port: 0 takes a free one.
-        token: that calls must carry; needed beyond this machine.
-        identity: for TLS.
+        port: port to listen on; 0 takes a free one.
+        token: token that calls must carry; required beyond this machine.
+        identity: keys for TLS.
 
     Raises:
-        ConfigurationError: it is reachable from other machines and has no token, or there is no such port.
+        ConfigurationError: the server is reachable from other machines and has no token, or there is no such port.
     """
 
     host: str = "127.0.0.1"
@@ -67,11 +67,11 @@ class EnvironmentServer:
     """Environments behind gRPC. Start, serve and stop it on one event loop.
 
     Args:
-        offer: the environments.
-        endpoint: its address.
-        limits: of the server.
+        offer: environments to serve.
+        endpoint: address of the server.
+        limits: limits of the server.
         threads: number of threads that call environments.
-        queue: longest queue of calls.
+        queue: maximum length of the queue of calls.
         policies: a :class:`~mrlm_pl.serving.policies.service.PolicyService` to serve as well; None has none.
         verifier: a :class:`~mrlm_pl.serving.verifiers.service.VerifierService` to serve as well; None has none.
     """

@@ -55,7 +55,7 @@ class ActAfterValidations(Callback):
     Lightning takes this number of batches for 1.0, one epoch, at whose end they would look at the last metric only.
 
     Args:
-        callbacks: of the trainer; those whose settings say when they act keep to it.
+        callbacks: callbacks of the trainer; those whose settings say when they act keep to it.
     """
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:

@@ -33,10 +33,10 @@ class FSDP(ModelParallelStrategy):
     on CPUs and cannot clip gradients per policy.
 
     Args:
-        tensor_parallel_size: ranks that split every matrix of a layer; they play the same episodes.
-        save_distributed_checkpoint: write a checkpoint as a folder with a file per rank instead of a single file, for
-            models that do not fit on one rank.
-        timeout_minutes: time limit of a collective, after which the run ends with an error.
+        tensor_parallel_size: number of ranks that split every matrix of a layer; they play the same episodes.
+        save_distributed_checkpoint: whether to write a checkpoint as a folder with a file per rank instead of a single
+            file, for models that do not fit on one rank.
+        timeout_minutes: time limit of a collective in minutes, after which the run ends with an error.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class FSDP(ModelParallelStrategy):
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
         """Write a checkpoint; a folder of shards replaces an earlier one only when it is complete on disk.
 
-        A kill leaves the earlier one, for a moment with the suffix ``.old``.
+        After a kill the earlier one remains, for a moment with the suffix ``.old``.
         """
         if not self._save_distributed_checkpoint:
             super().save_checkpoint(checkpoint, filepath, storage_options)
@@ -142,7 +142,7 @@ def _load_whole(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
 
 
 def _as_weight(value: Any, weight: Tensor) -> Any:
-    """Return this rank's part of a whole tensor that belongs to a weight, in memory of its own; others as they are."""
+    """Return this rank's part of a whole tensor that belongs to a weight, in its own memory; else the value itself."""
     if not isinstance(value, Tensor) or value.shape != weight.shape:
         return value
     local = value.to(weight.device, copy=True)

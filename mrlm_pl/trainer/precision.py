@@ -10,11 +10,11 @@ import torch
 
 FULL, MIXED = "32-true", "bf16-mixed"
 GAIN = 0.8
-"""Share of the time of :data:`FULL` that :data:`MIXED` may take at most: noise must not decide."""
+"""Maximum fraction of the time of :data:`FULL` that :data:`MIXED` may take, so that noise does not decide."""
 
 _TOKENS, _ROWS = 512, 32
 _LARGEST = 2**28
-"""Most tokens of the learner, rows of the sampler, and multiplications of a product, on a CPU."""
+"""Maximum number of learner tokens, sampler rows, and multiplications of a product, on a CPU."""
 
 _TOKENS_ACCELERATOR, _ROWS_ACCELERATOR = 4096, 256
 _BUDGET_SECONDS = 0.4
@@ -23,13 +23,13 @@ _BUDGET_SECONDS = 0.4
 def product_seconds(inputs: int, outputs: int, device: torch.device) -> dict[str, float]:
     """Return the seconds of a model's matrix products by precision, the best of several rounds in under a second.
 
-    A product of the learner, with the casts of autocast, and as many tokens in products of the sampler, which holds
-    its weights in its own dtype.
+    The time is that of a product of the learner, with the casts of autocast, and of products of the sampler over as
+    many tokens, which holds its weights in its own dtype.
 
     Args:
-        inputs: features before the model's widest linear layer.
-        outputs: features after it.
-        device: of the run.
+        inputs: number of inputs of the model's widest linear layer.
+        outputs: number of outputs of that layer.
+        device: device of the run.
     """
     tokens, rows = _TOKENS_ACCELERATOR, _ROWS_ACCELERATOR  # fewer take as long in any precision
     if device.type == "cpu":

@@ -72,7 +72,7 @@ class ResumedLogger(Protocol):
     """A logger that replaces the rows which a resumed run repeats.
 
     Attributes:
-        rows: number of rows that it holds.
+        rows: number of rows that the logger holds.
     """
 
     rows: int
@@ -88,9 +88,10 @@ class ExactResume(Callback):
     :class:`~mrlm_pl.learner.algorithm.Algorithm` brings this callback along.
 
     Attributes:
-        validated: batches of the run when it was validated last. A checkpoint of a batch that a validation follows is
-            saved before that validation; the resumed run begins with it if it was not completed.
-        ended: epochs whose end the callbacks have met. A checkpoint of the last batch may be saved before it.
+        validated: number of the run's batches at its last validation. A checkpoint of a batch that a validation follows
+            is saved before that validation; the resumed run begins with it if it was not completed.
+        ended: number of epochs whose end the callbacks have processed. A checkpoint of the last batch may be saved
+            before it.
     """
 
     validated, ended = 0, 0.0
@@ -98,11 +99,11 @@ class ExactResume(Callback):
     _patience: Mapping[EarlyStopping, int] = {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the batches of the run when it was validated last, and the ended epochs."""
+        """Return the number of batches at the last validation, and of ended epochs."""
         return {"validated": self.validated, "ended": self.ended}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take them over."""
+        """Restore the value of :meth:`state_dict`."""
         self.validated, self.ended = state_dict["validated"], state_dict.get("ended", math.inf)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -116,7 +117,7 @@ class ExactResume(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Let a finished run that is resumed end as the first one did, with ``on_train_end``.
 
-        Warns of what Lightning's own trainer lacks.
+        Also warn of parts of a run that Lightning's own trainer lacks.
         """
         if stage == "fit" and type(trainer) is Trainer and trainer.is_global_zero:
             warnings.warn(PLAIN_TRAINER, stacklevel=2)
@@ -130,7 +131,7 @@ class ExactResume(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put the configured settings back, and begin a new epoch after the last batch of one, with its hooks.
 
-        Play the validation that the run before did not complete.
+        Also run the validation that the earlier run did not complete.
         """
         loop = trainer.fit_loop
         if loop.is_resuming:
@@ -167,7 +168,7 @@ class ExactResume(Callback):
             trainer.should_stop = trainer.should_stop or stops
 
     def _validate(self, trainer: Trainer) -> None:
-        """Play a validation that is due after the last batch."""
+        """Run a validation that is due after the last batch."""
         loop, epochs = trainer.fit_loop.epoch_loop, trainer.fit_loop.epoch_progress.current
         fetcher: Any = None  # read for loaders without a length only
         completed = epochs.completed
@@ -206,7 +207,7 @@ class ExactResume(Callback):
             warnings.warn(RISES_AGAIN.format(rate), stacklevel=2)
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Take over the last metrics, which callbacks may monitor before they are logged again."""
+        """Restore the last metrics, which callbacks may monitor before they are logged again."""
         self._metrics = checkpoint.get("callback_metrics", {})
         rows = checkpoint.get("logged_rows", {})
         for logger in _resumed_loggers(trainer) if trainer.state.fn == TrainerFn.FITTING else ():
@@ -229,7 +230,7 @@ def check_resumable(trainer: Any, checkpoint: Mapping[str, Any]) -> None:
     """Validate that a fit with this trainer can continue from a checkpoint.
 
     Raises:
-        ConfigurationError: it is of a run with another data module, or lacks the optimizer's state.
+        ConfigurationError: the checkpoint is of a run with another data module, or lacks the optimizer's state.
     """
     data_module = type(trainer.datamodule).__qualname__
     other_data_module = next((key for key in checkpoint if key.endswith("DataModule")), None)
@@ -280,9 +281,9 @@ def at_batch_end(state: dict[str, Any], epoch_batches: int, accumulation: int) -
     """Return the state of a fit loop as ``on_train_batch_end`` of the last whole batch would have saved it.
 
     Args:
-        state: of the loop, at any hook; a new dictionary is returned.
-        epoch_batches: batches in an epoch.
-        accumulation: batches in an update.
+        state: state of the loop, at any hook; a new dictionary is returned.
+        epoch_batches: number of batches in an epoch.
+        accumulation: number of batches in an update.
     """
     batches, epochs = state["epoch_loop.batch_progress"], state["epoch_progress"]
     total, current = batches["total"]["processed"], batches["current"]["processed"]

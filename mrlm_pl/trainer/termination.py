@@ -65,8 +65,9 @@ def ended_by_sigterm(trainer: Trainer, *, apart: bool = False) -> Iterator[None]
     A rollout may take longer than a cluster's grace period. Several processes end together, after the batch.
 
     Args:
-        trainer: of the run.
-        apart: whether it interrupts one of several processes too, which informs the others at their next exchange.
+        trainer: trainer of the run.
+        apart: whether SIGTERM also interrupts one of several processes, which informs the others at their next
+            exchange.
 
     Raises:
         SIGTERMException: the signal arrived in the block or shortly before, or the processes agreed to end.

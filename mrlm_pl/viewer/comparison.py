@@ -18,16 +18,16 @@ from mrlm_pl.viewer.records import Summary
 from mrlm_pl.viewer.runs import Run
 
 MOST = 500
-"""Rows of a table."""
+"""Maximum number of rows of a table."""
 
 
 def compare_runs(one: Run, other: Run, shown_ids: Sequence[Container[str]] | None = None) -> dict[str, Any]:
     """Return the settings, evaluations, tasks, and episodes of the same task and seed in which two runs differ.
 
     Args:
-        one: a run.
-        other: the run to compare it with.
-        shown_ids: ids of the episodes of each that a page can show as a pair; None for all. Tasks are compared over all
+        one: first run.
+        other: run to compare it with.
+        shown_ids: ids of each run's episodes that a page can show as a pair; None for all. Tasks are compared over all
             episodes.
     """
     tables = [run.index.table() for run in (one, other)]

@@ -33,11 +33,11 @@ class EpisodeFile:
     """A file of episodes: a summary of each and its place; follows a file that grows.
 
     Args:
-        path: the file.
+        path: path of the file.
 
     Attributes:
-        rows: the summaries.
-        faults: lines that are no episode record.
+        rows: summaries of the episodes.
+        faults: number of lines that are no episode record.
     """
 
     def __init__(self, path: Path) -> None:
@@ -74,13 +74,13 @@ class EpisodeFile:
                         yield from episode_heads(item[1])
 
     def line(self, episode: str) -> bytes | None:
-        """Return the line that holds an episode; None if the file has no such one or was removed."""
+        """Return the line that holds an episode; None if the file does not hold it or was removed."""
         with suppress(KeyError, FileNotFoundError):
             return self.lines.line(self._offsets[episode])
         return None
 
     def record(self, episode: str) -> dict[str, Any] | None:
-        """Return the whole record of an episode; None if the file has no such one.
+        """Return the whole record of an episode; None if the file does not hold it.
 
         Raises:
             DataError: its fields have other types.
@@ -94,7 +94,7 @@ class EpisodeFile:
             raise DataError(f"episode {episode!r} of {self.lines.path.name} cannot be read: {error}") from error
 
     def notes(self) -> Iterator[str]:
-        """Yield what could not be read."""
+        """Yield notes on unreadable parts."""
         name, lines = self.lines.path.name, self.lines
         if lines.fault is not None:
             yield f"{name} is damaged ({lines.fault}); the episodes before the damage are shown"
@@ -112,7 +112,7 @@ class ReportFile:
     """The transcripts in a report of ``mrlm eval --output``, with the interface of :class:`EpisodeFile`.
 
     Args:
-        path: the file.
+        path: path of the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -133,11 +133,11 @@ class ReportFile:
             self.rows, self._records = list(map(report_summary, records)), {record["id"]: record for record in records}
 
     def record(self, episode: str) -> dict[str, Any] | None:
-        """Return a transcript as a record without turns and tokens; None if there is no such one."""
+        """Return a transcript as a record without turns and tokens; None if the file does not hold it."""
         return copy.deepcopy(self._records.get(episode))
 
     def notes(self) -> Iterator[str]:
-        """Yield the reason for which there are no transcripts."""
+        """Yield the reason for missing transcripts."""
         if not self.rows:
             yield f"{self.path.name} holds no transcripts"
 
@@ -146,8 +146,9 @@ class EpisodeIndex:
     """The episodes of a run's files.
 
     Args:
-        files: returns the present files, in order.
-        collected: returns the number of iterations by the metrics of a run, 0 without any; None for a single file.
+        files: function that returns the present files, in order.
+        collected: function that returns the number of iterations by the metrics of a run, 0 without any; None for a
+            single file.
     """
 
     def __init__(self, files: Callable[[], Sequence[Path]], collected: Callable[[], int | None]) -> None:
@@ -177,10 +178,10 @@ class EpisodeIndex:
                 yield file
 
     def table(self, last: int | None = None) -> dict[str, Any]:
-        """Return the summaries of the newest episodes: columns, rows, if there are more, and what could not be read.
+        """Return the summaries of the newest episodes: columns, rows, whether there are more, and notes on faults.
 
         Args:
-            last: the newest iteration to show; None starts at the run's last one.
+            last: newest iteration to show; None starts at the run's last one.
         """
         rows: list[Summary] = []
         notes = list(self._notes())

@@ -29,8 +29,8 @@ def export_page(runs: Mapping[str, Run], iteration: int | None = None, episode: 
     """Return an HTML page with episodes of the runs, their curves, configurations and health.
 
     Args:
-        runs: by name.
-        iteration: whose episodes the page holds; None for the newest of each run.
+        runs: runs by name.
+        iteration: iteration whose episodes the page holds; None for the newest of each run.
         episode: id of the episode that the page holds with its group, in place of an iteration.
 
     Raises:

@@ -24,11 +24,11 @@ class LineFile:
     writes it, has none but its beginning, from which it is unpacked for each line.
 
     Args:
-        path: the file.
+        path: path of the file.
 
     Attributes:
-        skipped: lines above :data:`LONGEST_LINE`.
-        fault: the reason for which the rest of the file cannot be read, or None.
+        skipped: number of lines above :data:`LONGEST_LINE`.
+        fault: reason for which the rest of the file cannot be read, or None.
     """
 
     def __init__(self, path: Path) -> None:

@@ -17,10 +17,10 @@ class LoggedNumbers:
     """Reads the complete rows of a file of metrics.
 
     Args:
-        path: the file.
+        path: path of the file.
 
     Attributes:
-        not_finite: by name, how many numbers of a column are NaN or infinite, for which it has None.
+        not_finite: number of NaN or infinite values in each column, by name; the column has None in their place.
     """
 
     def __init__(self, path: Path) -> None:

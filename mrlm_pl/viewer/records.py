@@ -204,8 +204,8 @@ def add_measures(record: dict[str, Any], lines: Iterable[bytes]) -> None:
     """Add the learner's measures to the tokens of an episode's turns.
 
     Args:
-        record: of the episode, whole.
-        lines: of a file of ``RUN/tokens``; those of other episodes and broken ones are skipped.
+        record: whole record of the episode.
+        lines: lines of a file of ``RUN/tokens``; those of other episodes and broken ones are skipped.
     """
     prefixes = [b'{"of":%b,' % msgspec.json.encode(record[name]) for name in ("id", "group")]
     for line in lines:

@@ -30,17 +30,17 @@ from mrlm_pl.viewer.logged_numbers import LoggedNumbers
 from mrlm_pl.viewer.records import add_measures, token_values
 
 LARGEST_TEXT = 64 << 20
-"""Bytes of a configuration or a report that are read."""
+"""Maximum number of bytes that are read of a configuration or a report."""
 
 MOST_POINTS = 2000
-"""Points of a curve; of more every n-th and the last are shown."""
+"""Maximum number of points of a curve; of more, every n-th and the last are shown."""
 
 MOST_REPORTS = 1000
-"""Files of ``mrlm whatif`` that are read."""
+"""Maximum number of files of ``mrlm whatif`` that are read."""
 
 SETTINGS = 20_000
 DEPTH = 3
-"""Folders below a given one in which runs are looked for."""
+"""Depth of the folders below a given one in which runs are looked for."""
 
 _EPISODES = (".jsonl", ".jsonl.zst", ".jsonl.gz", ".json")
 _REPORTED = ("environment", "episodes", "mean_reward", "ci95", "accuracy", "accuracy_ci95")
@@ -82,10 +82,10 @@ class Run:
     """A run folder, or a file of episodes, that the viewer may read.
 
     Args:
-        path: the folder or file.
-        key: its name in the viewer.
-        root: the given folder; links that lead out of it are not followed.
-        named: its name in commands; None for a run of the demonstration.
+        path: path of the folder or file.
+        key: name of the run in the viewer.
+        root: folder that the user gave; links that lead out of it are not followed.
+        named: name of the run in commands; None for a run of the demonstration.
     """
 
     def __init__(self, path: Path, key: str, root: Path, named: str | None) -> None:
@@ -141,10 +141,10 @@ class Run:
         return {**table, "total": self.total(table)}
 
     def total(self, table: Mapping[str, Any]) -> str:
-        """Return how many episodes a run has.
+        """Return the number of a run's episodes in words.
 
         Args:
-            table: of its newest episodes; where it lacks older ones, the metrics count them, and without metrics its
+            table: table of the newest episodes; if it lacks older ones, the metrics count them, and without metrics its
                 length is a bound.
         """
         shown = len(table["rows"])
@@ -152,7 +152,7 @@ class Run:
         return str(shown) if not table["more"] else str(counted) if counted > shown else f"more than {shown}"
 
     def family(self) -> str:
-        """Return as JSON the settings that runs share which differ in their seed alone; without any, the key."""
+        """Return as JSON the settings that are equal in runs that differ only in their seed; without any, the key."""
         compared = sorted((name, str(value)) for name, value in self.settings() if not _NOT_COMPARED.match(name))
         return json.dumps(compared or self.key)
 
@@ -190,9 +190,9 @@ class Run:
             yield from itertools.islice(_leaves(value) if value else (), SETTINGS)
 
     def metrics(self) -> dict[str, Any]:
-        """Return the logged numbers for curves, and the marks of resumptions.
+        """Return the logged numbers for curves, and the marks of resumes.
 
-        Of a column with more than :data:`MOST_POINTS` numbers every n-th and the last are kept; all columns share rows.
+        A column with more than :data:`MOST_POINTS` numbers keeps every n-th and the last; all columns share rows.
         """
         columns = self.curves()
         kept_rows: set[int] = set()
@@ -216,8 +216,8 @@ class Run:
     def record(self, episode: str) -> dict[str, Any]:
         """Return an episode's whole record, with the text of its tokens.
 
-        ``named`` is the run in the command that prints the episode, ``played`` in those that play it again; None where
-        there is no run or no configuration of its environment.
+        ``named`` is the name of the run in the command that prints the episode, ``played`` its name in commands that
+        play it again; None without a run or without a configuration of its environment.
 
         Raises:
             DataError: there is no such episode.
@@ -245,10 +245,10 @@ class Run:
         """Return all logged numbers, and ``reward`` and ``accuracy`` of held-out evaluations.
 
         Those before and after the training are ``held_out/ENVIRONMENT/...``, those of the curve ``curve/...``. An
-        evaluation is in the row of the update before it, that before the training in the first one.
+        evaluation is in the row of the update before it; the evaluation before training is in the first row.
 
         Args:
-            from_start: begin with a row of no cost, before the first update.
+            from_start: whether to begin with a row of no cost, before the first update.
         """
         columns = self.logged()
         if from_start:

@@ -33,7 +33,7 @@ AXES = {
 """Costs at which runs may be compared, and the column of the metrics that counts each."""
 
 POINTS = 100
-"""Points of a curve."""
+"""Number of points of a curve."""
 
 LAST = POINTS // 10
 SHORT = 0.9
@@ -57,10 +57,10 @@ class Family:
     """Runs that differ in their seed alone.
 
     Args:
-        label: the settings in which it differs from the other families.
-        curves: the metric at the points of the comparison, by seed; runs without one by their name.
-        steps: the metric in the middle of the step before each point, for means over costs; by seed.
-        last: the last value that each run logged, by seed; at its own end, perhaps beyond the comparison.
+        label: settings in which the family differs from the others.
+        curves: metric at the points of the comparison, by seed; for runs without a seed by their name.
+        steps: metric in the middle of the step before each point, for means over costs, by seed.
+        last: last value that each run logged, by seed; at its own end, perhaps beyond the comparison.
     """
 
     label: str
@@ -86,11 +86,11 @@ class SeedComparison:
     """Families of runs at equal cost.
 
     Args:
-        metric: the compared column of ``metrics.csv``.
-        axis: name of the cost, of :data:`AXES`.
-        points: the costs at which all runs are compared; the last one is the largest that all have reached.
-        families: in the order of their runs.
-        notes: a warning about families with different tasks, and the runs that are left out, with the reason.
+        metric: compared column of ``metrics.csv``.
+        axis: name of the cost, a key of :data:`AXES`.
+        points: costs at which all runs are compared; the last one is the largest that all have reached.
+        families: families in the order of their runs.
+        notes: warning about families with different tasks, and the runs that are left out, with the reason.
     """
 
     metric: str
@@ -100,9 +100,9 @@ class SeedComparison:
     notes: Sequence[str]
 
     def difference(self, family: Family, steps: slice) -> tuple[Estimate, Sequence[Any]]:
-        """Return how much a family exceeds the first one, and the seeds that are paired.
+        """Return the excess of a family over the first one, and the seeds that are paired.
 
-        None are paired where the two share none, or only one of several: one pair has no interval.
+        No seeds are paired if the two share none, or only one of several: one pair has no interval.
         """
         own, first = family.means(steps), self.families[0].means(steps)
         seeds = [seed for seed in own if seed in first]
@@ -129,7 +129,7 @@ class SeedComparison:
         return "\n".join([table, "", "Means over seeds with 95 % intervals (Student's t).", *self.notes]) + "\n"
 
     def _pairs(self, family: Family, seeds: Sequence[Any]) -> str:
-        """Return how many seeds are paired, and which ones where a family has others too."""
+        """Return the number of paired seeds, and their names if a family has others too."""
         if not seeds:
             return "seeds not paired"
         whole = len(seeds) == len(family.curves) == len(self.families[0].curves)
@@ -194,10 +194,11 @@ def compare_seeds(
     seeds, such as a run and its resumed copy, the longest one counts.
 
     Args:
-        runs: by name.
-        metric: a column of ``metrics.csv``, or one of :meth:`~mrlm_pl.viewer.runs.Run.curves`.
-        axis: the cost, of :data:`AXES`; None is the first one at which a run has the metric.
-        labels: of runs by name, for the families that they begin; None names families by the settings that differ.
+        runs: runs by name.
+        metric: column of ``metrics.csv``, or one of :meth:`~mrlm_pl.viewer.runs.Run.curves`.
+        axis: cost, a key of :data:`AXES`; None is the first one at which a run has the metric.
+        labels: labels of runs by name, for the families that they begin; None names families by the settings that
+            differ.
 
     Raises:
         ConfigurationError: no run has the metric.
@@ -298,7 +299,7 @@ def _folder_names(families: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _labels(families: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Return what tells families apart: the settings in which they differ, else their names."""
+    """Return labels that distinguish families: the settings in which they differ, else their names."""
     decoded = [json.loads(family) for family in families]
     settings = [dict(values) if isinstance(values, list) else {} for values in decoded]
     differing = [
@@ -315,7 +316,7 @@ def _labels(families: Sequence[str], names: Sequence[str]) -> list[str]:
 
 
 def _value(key: str, value: str) -> str:
-    """Return a setting's value on one line; of a class its name alone.
+    """Return a setting's value on one line; for a class only its name.
 
     >>> _value("model.class_path", "mrlm_pl.GRPO"), _value("model.prompt", "Think.\\nAnswer.")
     ('GRPO', 'Think. Answer.')

@@ -18,16 +18,16 @@ from mrlm_pl.viewer.records import stored_rows
 from mrlm_pl.viewer.runs import Run
 
 ROWS = 50
-"""Episodes in a list."""
+"""Maximum number of episodes in a list."""
 
 ENDS = 5
-"""Iterations at either end of a run whose mean reward is printed."""
+"""Number of iterations at either end of a run whose mean reward is printed."""
 
 WIDEST = 1000
-"""Columns of the widest table."""
+"""Number of columns of the widest table."""
 
 LEAST = 12
-"""Widest column that a narrow terminal shows whole; of cut columns it shows that much or nothing."""
+"""Width up to which a narrow terminal shows a column whole; of a cut column it shows that much or nothing."""
 
 SHORTENED = {"stop": 60, "prompt": 24, "reply": 24}
 """Columns with long texts and their least widths; they fill the terminal."""
@@ -78,9 +78,9 @@ def print_episodes(run: Run, console: Console, iteration: int | None = None, fai
     The largest advantage in magnitude comes first; episodes without one are the last, the newest first.
 
     Args:
-        run: the run.
-        console: to print to.
-        iteration: whose episodes are printed.
+        run: run whose episodes are printed.
+        console: console to print to.
+        iteration: iteration whose episodes are printed.
         failed: print only the episodes that failed.
 
     Raises:
@@ -141,7 +141,7 @@ def _prompt_and_replies(record: Mapping[str, Any]) -> tuple[str, str]:
 def _course(run: Run) -> str:
     """Return the mean reward, else loss, of the first and of the last values, and the last main metrics.
 
-    Empty below two values.
+    The text is empty with fewer than two values.
     """
     curves = run.curves()
     column = next((name for name in ("rollout/reward", "train/loss") if name in curves), "")

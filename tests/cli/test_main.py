@@ -30,6 +30,36 @@ def test_help_lists_the_commands_without_importing_anything_heavy():
     assert "mrlm 0." in done.stdout
 
 
+def test_a_help_of_a_command_that_plays_imports_no_torch():
+    code = (
+        "import sys\n"
+        "from mrlm_pl.cli.main import PLAYING, main\n"
+        "for command in PLAYING:\n"
+        "    assert main([command, '--help']) == 0\n"
+        "assert main(['eval', 'runs/a', '--environment.help=math']) == 0\n"
+        "heavy = {'torch', 'lightning', 'transformers'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else 0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("mrlm_environments.MathEnvironment") >= 9, "each lists the environments"
+    assert "--environment.difficulty" in done.stdout
+
+
+@pytest.mark.parametrize(("words", "status"), [(["--version"], 0), (["fitt"], 2)])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_while_the_interpreter_ends_leaves_the_status(words: list[str], status: int, number: int) -> None:
+    """Schedulers send several, and the end of the interpreter takes a second once torch is imported."""
+    code = (
+        "import atexit, os, sys\n"
+        "from mrlm_pl.cli.main import main\n"
+        f"atexit.register(os.kill, os.getpid(), {int(number)})\n"
+        "sys.exit(main())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == status, done.stderr
+
+
 def test_warnings_of_the_project_have_its_name():
     texts = [
         MessageFormat().format(logging.LogRecord(name, level, "", 0, "%s rows", (3,), None))

@@ -111,7 +111,7 @@ def test_an_engine_over_engines_leaves_out_no_hook(kind: type) -> None:
 class Telling(Noting):
     """Says something of its own to every question."""
 
-    holds_weights, takes_pieces, calls_at_once, stats = False, True, 7, "counted"
+    holds_weights, takes_pieces, calls_at_once = False, True, 7
 
     def join_pool(self, place: int, places: int) -> Sequence[str]:
         return [f"{self.name}/{place}"]
@@ -145,9 +145,7 @@ def test_what_an_engine_says_is_heard_through_its_wrappers() -> None:
     inner, other = Telling("inner"), Telling("other")
     expected = (False, True, 7, 5, False, ["inner/1"])
     assert answers(inner) == answers(ContinuousEngine(inner)) == answers(RoutingEngine(inner, {})) == expected
-    assert ContinuousEngine(inner).stats == "counted"
     both = RoutingEngine(ContinuousEngine(inner), {"p": other})
     assert (both.precision("p"), both.precision("q")) == ("other", "inner")
-    assert both.stats == ["counted", "counted"]
     assert both.join_pool(0, 2) == ["inner/0", "other/0"]
     assert inner.notes.count(("met", "place")) == 3

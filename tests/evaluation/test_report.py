@@ -13,7 +13,6 @@ from mrlm_pl.episode import Episode, Message, Task, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.evaluation.comparison import compare, read_report, rewards_differ
 from mrlm_pl.evaluation.intervals import mean_interval, pass_at_k, ratio_interval, wilson_interval
-from mrlm_pl.evaluation.report import report_table
 from mrlm_pl.evaluation.summary import evaluation_specs, summarize
 
 
@@ -79,15 +78,15 @@ def test_repeated_samples_of_a_task_are_not_independent() -> None:
 def test_equal_rewards_have_no_interval_and_equal_successes_have_wilsons() -> None:
     report = summary([episode(task, 1.0, True) for task in range(20)])
     assert report.to_dict()["ci95"] == [None, None]
-    told = report_table(report, Sampling())
+    told = str(report)
     assert "\nmean reward    1.0000  no 95 % interval (equal values or one task)\n" in told
     assert "\naccuracy       1.0000  95 % [0.8389, 1.0000]\n" in told  # 20 / (20 + 1.96^2)
 
 
 def test_the_number_of_problems_is_told_where_it_is_below_that_of_the_episodes() -> None:
-    few = report_table(summary([episode(task, 0.0, False) for task in (0, 0, 1, 2, 3)]), Sampling())
+    few = str(summary([episode(task, 0.0, False) for task in (0, 0, 1, 2, 3)]))
     assert "\nepisodes       5; 4 different problems\n" in few
-    assert "problem" not in report_table(summary([episode(task, 0.0, False) for task in range(10)]), Sampling())
+    assert "problem" not in str(summary([episode(task, 0.0, False) for task in range(10)]))
 
 
 def test_failed_episodes_are_counted_and_not_scored() -> None:
@@ -246,18 +245,19 @@ def test_the_declared_bounds_are_those_of_all_tasks_for_the_mean_of_a_team() -> 
 
 
 def test_episodes_and_turns_that_a_limit_cut_are_told_apart() -> None:
-    text = report_table(summary([episode(0, 1.0, True)]), Sampling())
+    text = str(summary([episode(0, 1.0, True)]))
     assert "answered 1; 0.0000 truncated by a limit" in text
     assert "of 1.0 tokens; 0.0000 truncated at max_tokens" in text
     half = replace(summary([episode(0, 1.0, True)]), precision="bf16-mixed")
-    assert "\nprecision      bf16-mixed\n" in report_table(half, Sampling())
+    assert "\nprecision      bf16-mixed\n" in str(half)
 
 
-def test_a_printed_report_is_its_table_without_the_sampling() -> None:
-    report = summary([episode(0, 1.0, True)])
-    lines = report_table(report, Sampling()).splitlines()
-    assert str(report).splitlines() == [line for line in lines if not line.startswith("sampling ")]
-    assert any(line.startswith("mean reward    1.0000") for line in str(report).splitlines())
+def test_a_printed_report_has_the_sampling_and_the_changed_settings() -> None:
+    report = replace(summary([episode(0, 1.0, True)]), sampling=Sampling(top_k=5), changed_settings="rows 3")
+    lines = str(report).splitlines()
+    assert "settings       rows 3" in lines
+    assert "sampling       temperature 1, top_p 1, top_k 5, max_tokens 128" in lines
+    assert any(line.startswith("mean reward    1.0000") for line in lines)
     shown: list[str] = []
     report._repr_pretty_(SimpleNamespace(text=shown.append), False)
     assert shown == [str(report)], "as IPython shows it"

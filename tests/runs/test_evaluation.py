@@ -40,7 +40,9 @@ def test_a_model_and_an_environment_may_be_given_in_every_form(model_folder: Pat
     assert {report.environment for report in reports} == {"math"}
     assert policy.network.training, "its mode is restored"
     by_name = mrlm_pl.evaluate(policy, "math", **SHORT)
-    assert by_name.to_dict() == mrlm_pl.evaluate(policy, MathEnvironment(), **SHORT).to_dict()
+    instance = mrlm_pl.evaluate(policy, MathEnvironment(), **SHORT)
+    assert (by_name.settings, instance.settings) == ({}, None), "arguments of an instance are not known"
+    assert by_name.to_dict() == {**instance.to_dict(), "settings": {}, "changed_settings": "defaults"}
 
 
 def test_a_run_brings_its_environment_sampling_and_seats(model_folder: Path, tmp_path: Path) -> None:

@@ -97,8 +97,8 @@ def test_sigterm_has_one_end_whether_its_own_handler_came_before_or_later(within
             except KeyboardInterrupt:  # it would end the tests
                 pytest.fail("the handler did not decide how to end")
         assert calls == [signal.SIGTERM, signal.SIGTERM]
-        received = (signal.SIGTERM, signal.SIGTERM) if within else (signal.SIGINT, None)
-        assert (found.received, outer.received) == received
+        received = signal.SIGTERM if within else signal.SIGINT
+        assert (found.received, outer.received) == (received, received)
     finally:
         for number, handler in former.items():
             signal.signal(number, handler)

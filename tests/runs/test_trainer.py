@@ -197,6 +197,39 @@ def test_a_signal_ends_a_script_in_order(
     assert trainer.global_step == 2
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_a_script_s_own_handler_raises_ends_the_run_in_order(
+    number: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Python drops an exception in a ``__del__``, where a signal may arrive: the run did not stop."""
+
+    class Dropping:
+        def __del__(self) -> None:
+            signal.raise_signal(number)
+
+    class Signal(Callback):
+        batches = 0
+
+        def on_train_batch_start(self, *_: Any) -> None:
+            self.batches += 1
+            Dropping()
+
+    def own(*_: Any) -> None:
+        raise SystemExit(3)
+
+    before = signal.signal(signal.SIGTERM, own)
+    try:
+        sending = Signal()
+        with pytest.raises(SystemExit) as end:
+            quiet(callbacks=[sending], logger=False, max_epochs=2).fit(*parts())
+        assert signal.getsignal(signal.SIGTERM) is own
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert (end.value.code, sending.batches) == (3, 1)
+    assert "has ended fit; continue with `Trainer(output='runs/grpo', resume=True)`" in capsys.readouterr().err
+    assert Path("runs/grpo/checkpoints/last.ckpt").is_file()
+
+
 def test_an_interrupt_keeps_a_notebook_or_interpreter_alive(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

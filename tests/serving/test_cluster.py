@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock
@@ -44,7 +44,7 @@ class Cluster:
         self.controller = ControllerServer(Endpoint(), limits)
         self.run(self.controller.start())
         self.port = self.controller.port
-        self.workers: list[tuple[EnvironmentServer, Membership]] = []
+        self.workers: list[tuple[EnvironmentServer, Future[None]]] = []
 
     @property
     def target(self) -> str:
@@ -60,12 +60,10 @@ class Cluster:
         worker.service.sessions.prefix = f"worker{len(self.workers)}{SEPARATOR}"
         self.run(worker.start())
 
-        async def join() -> Membership:
-            membership = Membership(worker, Address(self.target), advertise or f"127.0.0.1:{worker.port}")
-            await membership.start()
-            return membership
+        async def join() -> None:
+            await Membership(worker, Address(self.target), advertise or f"127.0.0.1:{worker.port}").run()
 
-        self.workers.append((worker, self.run(join())))
+        self.workers.append((worker, self.loop.submit(join())))
         eventually(lambda: len(self.controller.service.live) == len(self.workers))
         return worker
 
@@ -76,8 +74,8 @@ class Cluster:
         self.run(self.controller.start())
 
     def stop(self) -> None:
-        for worker, membership in self.workers:
-            self.run(membership.stop())
+        for worker, joining in self.workers:
+            joining.cancel()
             self.run(worker.stop())
         self.run(self.controller.stop())
         self.loop.close()
@@ -230,8 +228,8 @@ def test_a_controller_that_is_started_again_finds_its_workers_and_their_sessions
 
 def test_a_worker_that_leaves_gets_no_more_sessions(cluster: Cluster) -> None:
     first, second = cluster.add(), cluster.add()
-    worker, membership = cluster.workers.pop(0)
-    cluster.run(membership.stop())
+    worker, joining = cluster.workers.pop(0)
+    joining.cancel()
     cluster.run(worker.stop())
     eventually(lambda: len(cluster.controller.service.live) == 1)
     episodes = begun(cluster, 5)
@@ -286,8 +284,8 @@ def test_a_worker_that_is_gone_is_not_asked_for_ever(cluster: Cluster, monkeypat
     monkeypatch.setattr(addresses, "_gone", {})
     cluster.add()
     (episode,) = begun(cluster, 1)
-    worker, membership = cluster.workers.pop(0)
-    cluster.run(membership.stop())
+    worker, joining = cluster.workers.pop(0)
+    joining.cancel()
     cluster.run(worker.stop())
     with pytest.raises(RemoteError):
         asyncio.run(episode.step(BOTH))

@@ -37,6 +37,7 @@ PHRASES = {
     "each with each (all pairs)": r"\beach with each\b",
     "that which ... (use the noun)": r"\b[Tt]hat which\b|\bthe like\b",
     "What ... as a first line (Return ...)": r'"""(?:What|How|Where|Who|When|Whether|Nothing)\b',
+    "an argument: of ... (write a noun phrase)": r"(?m)^ +[a-z_, ]+: of ",
     "British spelling": r"(?:normalis|centralis|optimis|initialis|synchronis|recognis|generalis|randomis|serialis)"
     r"(?:e|ing|ation)|behaviour|colour|favour|neighbour|honour|licence",
 }

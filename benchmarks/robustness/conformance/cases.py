@@ -24,11 +24,11 @@ class Case:
     """One formula.
 
     Args:
-        name: as in the peers' file.
-        symbol: the public function or option.
-        ours: its value.
-        closed: the same by the paper's equation.
-        reason: why a peer differs, where one does.
+        name: name of the case in the peers' file.
+        symbol: public function or option.
+        ours: returns this project's values.
+        closed: returns the values by the paper's equation.
+        reason: reason why a peer differs, where one does.
     """
 
     name: str

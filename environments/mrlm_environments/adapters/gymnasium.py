@@ -17,10 +17,10 @@ class GymnasiumEnvironment(SpacesEnvironment):
     limit is ``truncated``. Each task is a seed.
 
     Args:
-        id: as for ``gymnasium.make``; ``my_module:My-v0`` imports the module that registers it.
+        id: environment id as for ``gymnasium.make``; ``my_module:My-v0`` imports the module that registers it.
         settings: arguments of ``gymnasium.make``, such as ``max_episode_steps`` or ``is_slippery``.
         codec: observations and actions as text; see :class:`TextCodec`.
-        prompt: of the first message; see :class:`SpacesEnvironment`.
+        prompt: first message; see :class:`SpacesEnvironment`.
         render: show ``render()`` in place of the observation, by the render mode ``ansi``.
         retries: further replies to one observation after one without a legal action.
         penalty: reward of an episode that ends so.

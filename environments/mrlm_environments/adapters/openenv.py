@@ -34,13 +34,13 @@ class OpenEnvEnvironment(Environment):
     environment fails the episode. The reward is the server's.
 
     Args:
-        url: of the server, ``http://HOST:PORT``, as OpenEnv's ``base_url``.
+        url: URL of the server, ``http://HOST:PORT``, as OpenEnv's ``base_url``.
         data: rows of arguments of ``reset``, or a file of these; None resets with a seed that differs for each task.
         action: field of the action that holds the reply, ``json`` if the reply is the whole action; empty asks the
             server: the only required field if it is a text other than a tool's name, else ``json``.
         observation: text for the agent with fields of the observation in braces; empty is the conversation where the
             observation holds one, else the text if no other field has a value, else the observation as JSON.
-        system_prompt: a system message before the first observation; empty is none.
+        system_prompt: system message before the first observation; empty is none.
         max_turns: steps after which the episode is truncated; None leaves the end to the server.
         message_seconds: deadline of one answer, and of the wait for a session on a full server.
         message_mb: size of the largest message, in MiB.

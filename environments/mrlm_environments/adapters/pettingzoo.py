@@ -21,11 +21,11 @@ class PettingZooEnvironment(SpacesEnvironment):
     environment gives them, also to agents that did not act. Each task is a seed.
 
     Args:
-        id: as for ``pettingzoo.make``, or the import path of a module with ``env`` or ``parallel_env``.
+        id: environment id as for ``pettingzoo.make``, or the import path of a module with ``env`` or ``parallel_env``.
         settings: arguments of the environment.
-        parallel: all agents act at once.
+        parallel: whether all agents act at once.
         codec: observations and actions as text; see :class:`TextCodec`.
-        prompt: of each agent's first message; see :class:`SpacesEnvironment`.
+        prompt: first message of each agent; see :class:`SpacesEnvironment`.
         retries: further replies to one observation after one without a legal action.
         penalty: reward of an agent that ends the episode so.
         success_at: the episode succeeds if the agents' mean return is at least this.

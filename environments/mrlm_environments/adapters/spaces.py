@@ -38,9 +38,9 @@ class Moment:
     """A library's environment between two actions.
 
     Args:
-        views: of the agents that act next; empty at the end.
-        rewards: since the last moment.
-        truncated: a limit ended the episode.
+        views: view of each agent that acts next; empty at the end.
+        rewards: rewards by agent since the last moment.
+        truncated: whether a limit ended the episode.
     """
 
     views: Mapping[str, View]
@@ -60,9 +60,9 @@ class SpacesEnvironment(Environment):
 
     Args:
         id: name of the library's environment.
-        settings: arguments for it.
-        codec: its observations and actions as text; None is ``TextCodec()``.
-        prompt: of each agent's first message, before the observation, with {id}, {agent} and {instructions}.
+        settings: arguments of the library's environment.
+        codec: converts observations and actions from and to text; None is ``TextCodec()``.
+        prompt: first message of each agent, before the observation, with {id}, {agent} and {instructions}.
         retries: further replies to one observation after one without a legal action.
         penalty: reward of an agent that ends the episode so.
         success_at: the episode succeeds if the agents' mean return is at least this; None: success is not known.

@@ -71,7 +71,7 @@ class TextArenaEnvironment(Environment):
     own generator, which replaces the module ``random`` in TextArena's modules.
 
     Args:
-        id: as for ``textarena.make``, without the suffix of a wrapper.
+        id: game id as for ``textarena.make``, without the suffix of a wrapper.
         settings: arguments of the game, such as ``{piles: [1, 2]}``.
         players: two are named alpha and beta, one agent, others agent_1 and so on.
         codec: messages and replies as text.

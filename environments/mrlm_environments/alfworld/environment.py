@@ -49,19 +49,19 @@ class AlfWorldEnvironment(Environment):
     As a team, a planner writes the next steps and an actor takes actions; both earn the reward.
 
     Args:
-        data: in place of generated games, ALFWorld's: the folder of its archive, with ``train``, ``valid_seen`` and
-            ``valid_unseen``; or a mapping from splits to folders or files ``game.tw-pddl``.
+        data: ALFWorld's games, which replace the generated ones: the folder of its archive, with ``train``,
+            ``valid_seen`` and ``valid_unseen``; or a mapping from splits to folders or files ``game.tw-pddl``.
         kinds: goals of generated games: ``pick``, ``look``, ``clean``, ``heat``, ``cool``, ``pick_two``; None is all.
-        rooms: of generated games: ``kitchen``, ``living_room``, ``bedroom``, ``bathroom``; None is all.
-        steps: the fewest and the most actions in which the scripted expert wins a generated game, from 1 to 50.
+        rooms: rooms of generated games: ``kitchen``, ``living_room``, ``bedroom``, ``bathroom``; None is all.
+        steps: minimum and maximum number of actions in which the scripted expert wins a generated game, from 1 to 50.
         team: two agents, ``planner`` and ``actor``, in place of one.
         plan_every: actions after which the planner plans again.
         max_turns: actions of an episode; a plan or another reply without an action counts as one.
-        incomplete_penalty: is subtracted from the reward where the goal is not reached; AgentRL's is .2.
+        incomplete_penalty: subtracted from the reward where the goal is not reached; AgentRL's is .2.
         snap: an action that is not admissible becomes the most similar one (``bleu``, as in AgentBench) or does
             nothing (``exact``).
         list_actions: True ends every observation with the list of admissible actions.
-        instruction: a system message before the task, for the agent or the actor; the planner has one of its own.
+        instruction: system message before the task, for the agent or the actor; the planner has one of its own.
 
     Raises:
         ConfigurationError: a value is out of its range, or options exclude each other.

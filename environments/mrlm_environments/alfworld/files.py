@@ -45,8 +45,8 @@ class GameTasks(TaskSource):
     """The solvable games of a split, each read when it is first asked for.
 
     Args:
-        environment: the environment's name.
-        split: its name.
+        environment: name of the environment.
+        split: name of the split.
         data: the folder of ALFWorld's archive, with ``train``, ``valid_seen`` and ``valid_unseen``; or a folder or a
             file for each split. Folders are searched for files ``game.tw-pddl``.
 
@@ -78,7 +78,7 @@ def read_game(file: str) -> Mapping[str, Any]:
     """Return the data of a game, of which :func:`file_game` makes it.
 
     Raises:
-        DataError: the file is of another form, or its goal is not one of the six kinds.
+        DataError: the file has another form, or its goal is not one of the six kinds.
     """
     decoded = _decode(file)
     try:

@@ -42,12 +42,12 @@ class State(Shared):
     """The parts of a game that actions change. Copies share it, since nothing in it is changed in place.
 
     Args:
-        place: of the agent.
-        inside: the receptacles of each object; none for the one that is held.
-        near: the places of each object.
-        held: the object that is held.
-        opened: receptacles that are open.
-        facts: such as ``("isclean", "apple 1")``.
+        place: place of the agent.
+        inside: receptacles of each object; none for the held object.
+        near: places of each object.
+        held: object that the agent holds.
+        opened: open receptacles.
+        facts: facts such as ``("isclean", "apple 1")``.
         left: objects with receptacles that they were taken from, which ALFWorld lists on the floor as long as they
             stay at the place.
     """
@@ -66,13 +66,13 @@ class Game(Shared):
     """A house, a goal and the state at the beginning.
 
     Args:
-        house: that the agent is in.
-        kind: of the goal.
+        house: house that the agent is in.
+        kind: kind of the goal.
         target: kind of the object.
         destination: kind of the receptacle that must hold the object, or of the lamp.
-        instruction: the goal in words.
-        start: the state at the beginning.
-        wording: of some texts.
+        instruction: goal in words.
+        start: state at the beginning.
+        wording: wording of some texts.
     """
 
     house: House

@@ -45,10 +45,10 @@ def generated_game(
 
     Args:
         rng: source of all choices.
-        split: ``test`` has the plans that ALFRED keeps for its test, the others have other goals in each other plan.
-        kinds: of goals to choose from.
-        rooms: to choose from; a kind of goal takes those in which ALFRED poses it.
-        steps: the fewest and the most actions in which the expert wins.
+        split: ``test`` has the plans that ALFRED keeps for its test; the others have other goals in each other plan.
+        kinds: kinds of goals to choose from.
+        rooms: rooms to choose from; a kind of goal takes those in which ALFRED poses it.
+        steps: minimum and maximum number of actions in which the expert wins.
 
     Raises:
         ConfigurationError: no game of these settings was found.

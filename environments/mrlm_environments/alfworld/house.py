@@ -36,7 +36,7 @@ class House:
     """A house without its state.
 
     Args:
-        receptacles: by name, such as ``cabinet 1``.
+        receptacles: receptacles by name, such as ``cabinet 1``.
         holds: kinds of objects that a kind of receptacle may hold.
         traits: names or kinds of objects by trait: ``pickupable``, ``cleanable``, ``heatable``, ``coolable``,
             ``sliceable``, ``toggleable`` and ``isreceptacleobject``.

@@ -24,7 +24,7 @@ MAX_REPLY_CHARACTERS = 50_000
 class ClassCompletionEnvironment(Environment):
     """The methods of a class are divided over agents, who write them at the same time, and merged.
 
-    Every agent earns 2 times the share of methods that somebody wrote, plus 4 times the share of test methods that
+    Every agent earns 2 times the share of methods that at least one wrote, plus 4 times the share of test methods that
     pass, minus the share of methods that more than one agent defined: from -1 to 6, and 0 if the merged file does not
     compile. A program that ends its process while it is tested, or takes too long, passes no test.
 
@@ -32,11 +32,11 @@ class ClassCompletionEnvironment(Environment):
 
     Args:
         num_agents: agents ``agent_0``, ``agent_1`` and so on.
-        data: in place of generated classes, rows with ClassEval's fields: a file or a hub name, or a mapping from
+        data: rows with ClassEval's fields that replace the generated classes: a file or a hub name, or a mapping from
             splits to these; see docs/environments/collaborative_coding.md.
         methods: lowest and highest number of methods of generated classes, from 1 to 8.
-        sandbox: how programs are confined.
-        system_prompt: a system message before the task.
+        sandbox: sandbox that runs the programs.
+        system_prompt: system message before the task.
         bad_rows: ``skip`` leaves out rows of the data that cannot be used, with a warning that names them; ``stop``
             raises at the first one.
 

@@ -24,7 +24,7 @@ class Reply:
     """The code that an agent wrote.
 
     Args:
-        methods: its definitions of methods, the last one of each.
+        methods: definitions of methods, the last one of each.
         attributes: assignments and classes of the class's body.
         around: imports, functions, classes and constants outside of the class.
         heads: heads of the class.
@@ -41,8 +41,8 @@ class Merged:
     """A merged class.
 
     Args:
-        source: of the whole file.
-        written: methods that somebody wrote.
+        source: source of the whole file.
+        written: methods that at least one agent wrote.
         overlapping: methods that more than one agent defined.
     """
 

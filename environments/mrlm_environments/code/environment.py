@@ -32,15 +32,15 @@ class CodeEnvironment(SingleAgentEnvironment):
     docs/environments/sandbox.md.
 
     Args:
-        data: in place of generated tasks, rows with the fields of HumanEval, MBPP or own tasks: a file or a hub name,
-            or a mapping from splits to these; see docs/environments/code.md.
+        data: rows with the fields of HumanEval, MBPP or own tasks that replace the generated tasks: a file or a hub
+            name, or a mapping from splits to these; see docs/environments/code.md.
         difficulty: lowest and highest difficulty of generated tasks, from 1 to 3; each is equally likely.
         kinds: kinds of generated tasks; None is all of them.
         max_attempts: programs that the agent may give; after a failure it learns how many tests passed, or the error
             with which its program was loaded, but nothing of the tests.
-        sandbox: how programs are confined.
+        sandbox: sandbox that runs the programs.
         instruction: text after the task, on a line of its own.
-        system_prompt: a system message before the task.
+        system_prompt: system message before the task.
         bad_rows: ``skip`` leaves out rows of the data that cannot be used, with a warning that names them; ``stop``
             raises at the first one.
 

@@ -40,8 +40,8 @@ def generate_data(rng: Random, kinds: Sequence[CodeKind], difficulty: tuple[int,
 
     Args:
         rng: source of all choices.
-        kinds: to choose from.
-        difficulty: lowest and highest: 1 is one rule with a number below 10, 2 any number, 3 two steps.
+        kinds: kinds to choose from.
+        difficulty: lowest and highest difficulty: 1 is one rule with a number below 10, 2 any number, 3 two steps.
 
     >>> task = generate_data(Random(1), ["number"], (1, 1))
     >>> task["prompt"], task["solution"]

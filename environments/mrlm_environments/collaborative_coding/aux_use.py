@@ -20,9 +20,9 @@ class AuxUse:
     """The use of ``aux`` by a main function.
 
     Args:
-        calls: it calls it, or hands it to another call.
-        thin: it does no work of its own: it is a thin wrapper.
-        ignores: it calls it without using the value.
+        calls: whether it calls ``aux``, or hands it to another call.
+        thin: whether it is a thin wrapper, which does no work of its own.
+        ignores: whether it calls ``aux`` without using the value.
     """
 
     calls: bool

@@ -55,16 +55,17 @@ class CollaborativeCodingEnvironment(Environment):
     so that an episode's return is the score of its last programs; full marks end it after the first turn.
 
     Args:
-        data: in place of generated tasks, rows with the fields of HumanEval, CoopHumanEval, MBPP or own tasks: a file
-            or a hub name, or a mapping from splits to these; see docs/environments/collaborative_coding.md.
+        data: rows with the fields of HumanEval, CoopHumanEval, MBPP or own tasks that replace the generated tasks: a
+            file or a hub name, or a mapping from splits to these; see docs/environments/collaborative_coding.md.
         difficulty: lowest and highest difficulty of generated tasks, from 1 to 3; 3 has two steps.
         kinds: kinds of generated tasks; None is all of them.
-        turns: 1 or 2.
-        feedback: between turns: ``plain`` gives none; ``passed`` says whether all levels passed; ``level_passed`` lists
-            each level with yes or no; ``level_feedback`` with details and failed assertions, which are not graded.
+        turns: number of turns, 1 or 2.
+        feedback: feedback between turns: ``plain`` gives none; ``passed`` says whether all levels passed;
+            ``level_passed`` lists each level with yes or no; ``level_feedback`` with details and failed assertions,
+            which are not graded.
         revealed_tests: assertions that ``level_feedback`` may show; they are held out of the graded ones.
-        sandbox: how programs are confined.
-        system_prompt: a system message before the task.
+        sandbox: sandbox that runs the programs.
+        system_prompt: system message before the task.
         bad_rows: ``skip`` leaves out rows of the data that cannot be used, with a warning that names them; ``stop``
             raises at the first one.
 

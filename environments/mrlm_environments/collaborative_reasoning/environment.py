@@ -48,12 +48,12 @@ class CollaborativeReasoningEnvironment(Environment):
     team; no agent reads its answer, and it has no vote.
 
     Args:
-        solvers: how many there are.
-        max_turns: turns of each.
-        data: in place of generated problems, rows with ``question`` and ``answer`` (ending in ``#### N``) or with
+        solvers: number of solvers.
+        max_turns: maximum number of turns of each agent.
+        data: rows that replace the generated problems, with ``question`` and ``answer`` (ending in ``#### N``) or with
             ``premise``, ``hypothesis`` and ``label`` (or as ANLI, SNLI and MNLI are published): a file or a hub name,
             or a mapping from splits to these; see :func:`mrlm_pl.environment.rows.read_split`.
-        format: ``math`` or ``nli``; None tells it of each row by its fields, and generates mathematics.
+        format: ``math`` or ``nli``; None detects it for each row by its fields, and generates mathematics.
         difficulty: lowest and highest difficulty of generated mathematics, from 1 to 5.
         scorer: ``label`` gives 1 for a right answer and 0 for another one; a model reads the question and the answer.
         role: an agent in addition to the solvers.
@@ -62,7 +62,7 @@ class CollaborativeReasoningEnvironment(Environment):
             for the turns that are left, as the component ``consensus``.
         policies_by: ``agent``, or ``turn`` for an agent of its own for every turn of everybody, ``solver_1@2`` and so
             on, which acts once in a conversation that holds the earlier turns.
-        masks: which answers are masked, and what that costs.
+        masks: settings of the masks: which answers are masked, and at which penalty.
         instruction: text after the question, on a line of its own.
         bad_rows: ``skip`` leaves out rows of the data that cannot be used, with a warning that names them; ``stop``
             raises at the first one.

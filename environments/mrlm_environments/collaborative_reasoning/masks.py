@@ -20,7 +20,7 @@ class AnswerMasks:
     An answer that gives no number or label is always masked.
 
     Args:
-        penalty: taken from the reward of a masked answer, as a component of its own; whatever is wrong with it, once.
+        penalty: subtracted once from the reward of a masked answer, for any number of faults, as a separate component.
         min_characters: an answer of fewer, not counting space around it, is too short; 0 masks none.
         loop_ngram: an answer that repeats a run of this many words more than 3 times is looping; 0 masks none.
 

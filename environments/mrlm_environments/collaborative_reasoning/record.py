@@ -22,11 +22,11 @@ class Answer:
     """One member's answer in one turn.
 
     Args:
-        text: all of it.
-        answer: the answer that it gives, and that is voted for; None where it gives none or is masked.
+        text: whole text.
+        answer: answer that it gives, and that is voted for; None where it gives none or is masked.
         faults: reasons why it is masked.
         right: whether the answer is the expected one; a masked one is not.
-        score: in [0, 1]; 0 where it is masked.
+        score: score in [0, 1]; 0 where it is masked.
     """
 
     text: str
@@ -41,10 +41,10 @@ class Record:
     """The played turns.
 
     Args:
-        expected: the right answer.
-        form: of the answers.
-        planned: turns that there are at most.
-        rounds: the answers of each turn by who gave them: the solvers' in their order, then the leader's.
+        expected: right answer.
+        form: form of the answers.
+        planned: maximum number of turns.
+        rounds: answers of each turn by their author: the solvers' in their order, then the leader's.
     """
 
     expected: str

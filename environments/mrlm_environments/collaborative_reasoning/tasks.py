@@ -122,8 +122,8 @@ def task_data(row: Mapping[str, Any], form: Format | None) -> dict[str, Any] | N
     None for an inference without an agreed label (``-1`` or ``-``, as in SNLI).
 
     Args:
-        row: has GSM8K's fields or those of an inference.
-        form: of the row; None tells it by the fields.
+        row: row with GSM8K's fields or those of an inference.
+        form: form of the row; None detects it by the fields.
 
     Raises:
         DataError: the row cannot be used.

@@ -43,15 +43,15 @@ class DebateEnvironment(Environment):
     ``X should not ...``, which makes PRO argue for the other position.
 
     Args:
-        judge: of the debate; None is :class:`~mrlm_environments.debate.judge_by_rules.RuleJudge`.
-        reward: of a side: its own ``score``; the ``margin``, its score less the other's, which sums to 0 over the
-            sides; or the ``win``, 1, or -1 for the loser, 0 for both in a tie.
-        max_turns: how many times each side speaks.
+        judge: judge of the debate; None is :class:`~mrlm_environments.debate.judge_by_rules.RuleJudge`.
+        reward: reward of a side: its own ``score``; the ``margin``, its score less the other's, which sums to 0 over
+            the sides; or the ``win``, 1, or -1 for the loser, 0 for both in a tie.
+        max_turns: number of turns of each side.
         tie_margin: scores that differ by this or less are a tie.
         swap_opening: False lets PRO open every debate.
-        data: in place of the embedded topics, rows with ``topic``: a file or a hub name, or a mapping from splits to
+        data: rows with ``topic`` that replace the embedded topics: a file or a hub name, or a mapping from splits to
             these; see :func:`mrlm_pl.environment.rows.read_split`.
-        max_characters: of an argument that are read, by the opponent and by the judge; the rest is left out.
+        max_characters: number of characters of an argument that opponent and judge read; the rest is left out.
         bad_rows: ``skip`` leaves out rows of the data that cannot be used, with a warning that names them; ``stop``
             raises at the first one.
 

@@ -56,16 +56,16 @@ class ChatEndpoint(TextGenerator):
     """A server that speaks OpenAI's chat completions: OpenAI, vLLM, SGLang, llama.cpp, Ollama and many others.
 
     Args:
-        url: up to and without ``/chat/completions``, for example ``http://localhost:8000/v1``.
-        model: its name there.
-        max_tokens: of a reply.
-        temperature: of the sampling; 0 takes the most probable tokens.
-        seconds: that a reply may take.
+        url: URL up to and without ``/chat/completions``, for example ``http://localhost:8000/v1``.
+        model: name of the model on the server.
+        max_tokens: maximum number of tokens of a reply.
+        temperature: sampling temperature; 0 takes the most probable tokens.
+        seconds: deadline of a reply.
         key_variable: environment variable with the API key; where it is not set, none is sent.
         body: further fields of the request, or other values of those above; null leaves a field out.
 
     Raises:
-        ConfigurationError: the address is not of HTTP, or a value is out of its range.
+        ConfigurationError: the address is not an HTTP address, or a value is out of its range.
     """
 
     def __init__(
@@ -127,11 +127,11 @@ class ServedPolicy(TextGenerator):
 
     Args:
         address: ``HOST:PORT`` of the server.
-        policy: the policy's name there.
+        policy: name of the policy on the server.
         model: hub id or folder that the tokenizer is read from; None is the model that the server names.
-        max_tokens: of a reply.
-        temperature: of the sampling; 0 takes the most probable tokens.
-        seconds: that a reply may take.
+        max_tokens: maximum number of tokens of a reply.
+        temperature: sampling temperature; 0 takes the most probable tokens.
+        seconds: deadline of a reply.
         token_file: file with the server's token; without it, the environment variable ``MRLM_TOKEN``.
         tls_authority: PEM file of the certificates that sign the server's; with it the connection is encrypted.
 

@@ -29,9 +29,9 @@ class Debate:
     """A debate that is over.
 
     Args:
-        topic: the claim that PRO argues for and CON against.
-        arguments: all turns, in the order in which they were spoken.
-        seed: all randomness of judging it.
+        topic: claim that PRO argues for and CON against.
+        arguments: arguments of all turns, in order.
+        seed: seed of all randomness in judging it.
     """
 
     topic: str

@@ -41,13 +41,13 @@ class LanguageModelJudge(Judge):
     must be longer. Both orders are asked for at the same time.
 
     Args:
-        generator: the model: a :class:`~mrlm_environments.debate.generators.ChatEndpoint`, a
+        generator: model that judges: a :class:`~mrlm_environments.debate.generators.ChatEndpoint`, a
             :class:`~mrlm_environments.debate.generators.ServedPolicy`, or one's own.
         both_orders: False shows the side first that opened the debate, and asks once.
-        attempts: how many times each order may be asked for.
-        fallback: the verdict without a score: by the ``rule`` judge, a ``tie``, or an ``error``, which fails the
+        attempts: maximum number of requests for each order.
+        fallback: verdict without a score: by the ``rule`` judge, a ``tie``, or an ``error``, which fails the
             episode, so that it is played again within the data module's bound and never trained on.
-        criteria: of the scores.
+        criteria: criteria of the scores.
         pause: seconds before the second attempt, twice as long before each further one, 4 at most.
 
     Raises:

@@ -18,7 +18,7 @@ class RewardModelJudge(Judge):
 
     Args:
         model: a :class:`~mrlm_pl.reward_models.RewardModel`, or any other :class:`~mrlm_pl.reward_models.TextScorer`.
-        scale: of the model's values.
+        scale: scale of the model's values.
 
     Raises:
         ConfigurationError: the scale is not above 0, or not 1 for probabilities.

@@ -57,7 +57,7 @@ class RuleJudge(Judge):
     enough against it will exploit its blind spots.
 
     Args:
-        words: of an argument of full length.
+        words: number of words of an argument of full length.
 
     Raises:
         ConfigurationError: ``words`` is below 1.
@@ -139,10 +139,10 @@ def measure(text: _Text, topic: _Text, seen: set[tuple[str, ...]], full_length: 
     fifth of all. Size is the number of words over a third of a full argument's. Each is at most 1.
 
     Args:
-        text: the argument.
-        topic: of the debate.
+        text: argument to measure.
+        topic: topic of the debate.
         seen: runs of words in the topic and in the arguments before.
-        full_length: words of an argument of full length.
+        full_length: number of words of an argument of full length.
     """
     count = len(text.words)
     if not count:

@@ -22,8 +22,8 @@ class Helpers(Environment):
     whether it wants help.
 
     Args:
-        calls: most helpers that may be asked.
-        cost: of asking one.
+        calls: maximum number of helpers that may be asked.
+        cost: cost of asking one helper.
         score: a helper's reward for the right letter.
 
     Raises:

@@ -28,8 +28,8 @@ class LengthRatioGame(Environment):
 
     Args:
         target: lowest and highest ratio that earn 1.
-        rounds: how often both write.
-        minimum: fewest characters of a text.
+        rounds: number of rounds, in each of which both write.
+        minimum: minimum number of characters of a text.
 
     Raises:
         ConfigurationError: a value is out of its range.

@@ -36,11 +36,11 @@ class PlanPath(Environment):
     After Plan-Path of AT-GRPO (arXiv 2510.11062), whose first agent proposes a path with a program.
 
     Args:
-        size: rows and columns.
-        walls: their number.
+        size: number of rows and of columns.
+        walls: number of walls.
         distance: least and largest d0 of a task.
-        moves: most that a reply can make.
-        turns: of each agent.
+        moves: maximum number of moves in a reply.
+        turns: number of turns of each agent.
         planner: False lets the executor act alone.
 
     Raises:

@@ -36,21 +36,21 @@ class HarnessEnvironment(QuestionEnvironment):
 
     Args:
         data: rows; see :class:`QuestionEnvironment`.
-        command: the program and its arguments, with fields of the row in braces; the row is also on its standard input.
-        function: in place of a command: a function, which may be ``async``, of the row and an
+        command: program and its arguments, with fields of the row in braces; the row is also on its standard input.
+        function: function, plain or ``async``, that replaces the command, of the row and an
             :class:`~mrlm_pl.serving.gateway.programs.Endpoint`. Without both, programs that were started elsewhere post
             to ``/episodes``.
         rewards: functions of the output and the row; see :class:`QuestionEnvironment`.
-        agents: who may call.
-        max_calls: most calls of an episode; further ones are refused.
+        agents: agents that may call.
+        max_calls: maximum number of calls of an episode; further ones are refused.
         max_tokens: sampled tokens of an episode after which calls are refused; None has no bound.
         lease_seconds: longest time between two calls, or until the end, before the episode fails.
         ignore: parameters of calls, such as ``temperature``, that are accepted without an effect; other parameters that
             the run's sampling decides are refused.
-        gold: the reply of every agent with which the program earns the most; see :class:`QuestionEnvironment`.
+        gold: reply of every agent with which the program earns the most; see :class:`QuestionEnvironment`.
         success_at: mean over the agents, posted rewards included, from which an episode is a success.
         host: address of the endpoint.
-        port: of the endpoint; 0 is a free one.
+        port: port of the endpoint; 0 takes a free one.
         bad_rows: see :class:`QuestionEnvironment`.
 
     Raises:

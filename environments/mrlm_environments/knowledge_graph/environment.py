@@ -51,22 +51,22 @@ class KnowledgeGraphEnvironment(Environment):
     tools, and answers. All three earn the reward.
 
     Args:
-        data: in place of generated questions, rows in AgentBench's format: a file or a hub name, or a mapping from
+        data: rows in AgentBench's format that replace the generated questions: a file or a hub name, or a mapping from
             splits to these; see :func:`mrlm_pl.environment.rows.read_split`.
-        graph: of the rows: ``reconstructed`` makes a small graph for each question in which its program gives its
+        graph: graph of the rows: ``reconstructed`` makes a small graph for each question in which its program gives its
             answer; else an N-Triples file (extra ``graph``) or the URL of a SPARQL endpoint.
         ontology: folder with AgentBench's ``fb_roles`` and ``reverse_properties``; ``reconstructed`` needs it, other
             graphs take the types of variables from it.
         namespace: beginning of the IRIs of entities and relations that names leave out.
         kinds: operators of generated questions; None is all of them.
-        hops: least and most relations on the way to the answer of a generated question, from 1 to 3.
-        entities: of a generated graph, from 120 to 5000.
+        hops: minimum and maximum number of relations on the way to the answer of a generated question, from 1 to 3.
+        entities: number of entities of a generated graph, from 120 to 5000.
         reward: ``exact`` as above, or ``f1`` of the two sets; both are metrics of the last turn.
         team: three agents, ``explorer_1``, ``explorer_2`` and ``answerer``, in place of one.
         incomplete_penalty: subtracted where the episode ends without a valid final answer, from 0 to 1.
         max_turns: replies of all agents together; a team needs at least 3.
-        output_characters: an observation is cut after this many.
-        instruction: a system message before the question.
+        output_characters: number of characters after which an observation is truncated.
+        instruction: system message before the question.
         bad_rows: ``skip`` leaves out rows of the data that cannot be used, with a warning that names them; ``stop``
             raises at the first one.
 

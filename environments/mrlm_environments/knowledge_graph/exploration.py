@@ -44,7 +44,7 @@ class Exploration:
     """The variables of one episode. A failed call leaves them as they are.
 
     Args:
-        graph: to explore.
+        graph: graph to explore.
         entities: identifiers of the question's entities by name.
     """
 

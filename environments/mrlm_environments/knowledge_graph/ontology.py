@@ -18,7 +18,7 @@ class Ontology(Shared):
     """Types and inverses of relations, and the relations and attributes of each class.
 
     Args:
-        folder: with ``fb_roles`` (class, relation, type) and ``reverse_properties`` (two relations) in lines.
+        folder: folder with ``fb_roles`` (class, relation, type) and ``reverse_properties`` (two relations) in lines.
 
     Raises:
         DataError: a file is missing, or has no line of this form.

@@ -41,8 +41,8 @@ class WorldTasks(TaskSource):
         environment: the environment's name.
         split: ``train``, ``validation`` or ``test``.
         kinds: see :func:`generate_question`, as the other arguments.
-        hops: least and most relations.
-        entities: of each graph.
+        hops: minimum and maximum number of relations.
+        entities: number of entities of each graph.
 
     Raises:
         ConfigurationError: the split is unknown.
@@ -71,10 +71,10 @@ def generate_question(
 
     Args:
         rng: source of all choices.
-        split: of the graph.
+        split: split of the graph.
         kinds: operators to choose from.
-        hops: least and most relations on the longest path from an entity to the answer.
-        entities: of the graph.
+        hops: minimum and maximum number of relations on the longest path from an entity to the answer.
+        entities: number of entities of the graph.
 
     Raises:
         ConfigurationError: no such question was found; the graph is too small.

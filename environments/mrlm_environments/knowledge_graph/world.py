@@ -95,9 +95,9 @@ def world(split: str, number: int, entities: int) -> World:
     """Return a graph of a split, a function of its number and size.
 
     Args:
-        split: its schema and its entities' names occur in no other split.
-        number: below :data:`WORLDS`.
-        entities: of the graph, shared evenly by the classes.
+        split: split of the graph; its schema and its entities' names occur in no other split.
+        number: index of the graph, below :data:`WORLDS`.
+        entities: number of entities, shared evenly by the classes.
     """
     rng, plan = keyed_random("knowledge_graph", split, number, entities), schema(split)
     names: dict[str, str] = {}

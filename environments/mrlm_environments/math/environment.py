@@ -28,13 +28,13 @@ class MathEnvironment(SingleAgentEnvironment):
     Args:
         difficulty: lowest and highest difficulty of generated problems, from 1 to 5; each is equally likely.
         kinds: kinds of generated problems; None is all of them.
-        data: in place of generated problems, rows with ``question`` and ``answer`` (a number, or text that ends in
+        data: rows that replace the generated problems, with ``question`` and ``answer`` (a number, or text that ends in
             ``#### N``): a file or a hub name, or a mapping from splits to these; see
             :func:`mrlm_pl.environment.rows.read_split`.
         steps_bonus: added to the reward of a right answer whose reply shows a true equation on the question's numbers.
         max_attempts: replies that the agent may give; after a wrong one it learns only that it was wrong.
         instruction: text after the question, on a line of its own.
-        system_prompt: a system message before the question.
+        system_prompt: system message before the question.
         bad_rows: ``skip`` leaves out rows of the data that cannot be used, with a warning that names them; ``stop``
             raises at the first one.
 

@@ -33,10 +33,10 @@ class Problem:
     """One problem.
 
     Args:
-        question: the text that poses it.
-        answer: the exact answer, an integer, a decimal or a fraction such as ``7/3``.
+        question: text that poses it.
+        answer: exact answer, an integer, a decimal or a fraction such as ``7/3``.
         solution: steps such as ``7*8=56; 56-5=51``; the last number is the answer.
-        key: equal for problems that differ in wording only (names and things).
+        key: key that is equal for problems that differ in wording only (names and things).
     """
 
     question: str
@@ -50,8 +50,8 @@ def generate_problem(rng: Random, kind: Kind, difficulty: int) -> Problem:
 
     Args:
         rng: source of all choices.
-        kind: which generator.
-        difficulty: 1 (easiest) to 5.
+        kind: kind of the problem, which selects the generator.
+        difficulty: difficulty from 1 (easiest) to 5.
 
     >>> generate_problem(Random(0), "arithmetic", 1)
     Problem(question='What is 14 - 2?', answer='12', solution='14-2=12', key='14-2')

@@ -33,7 +33,7 @@ class Reward(Settings):
         call: a function of the replies and the row, in a configuration its import path, ``./my_file.py:my_function`` or
             its name in a plugin.
         weight: factor of all values that it returns.
-        name: of its component; empty is the function's name.
+        name: name of its component; empty is the function's name.
     """
 
     call: Callable[..., Any]
@@ -57,13 +57,13 @@ class QuestionEnvironment(Environment):
         data: rows, or a file (``.jsonl``, ``.json``, ``.csv``, ``.parquet``) or a hub name, or a mapping from splits to
             these; see :func:`mrlm_pl.environment.rows.read_split`.
         rewards: reward functions, or :class:`Reward` with a weight and a name.
-        prompt: the user's message, with fields of the row in braces. A field alone may also hold a list of messages
+        prompt: user message, with fields of the row in braces. A field alone may also hold a list of messages
             (``{"role": ..., "content": ...}``).
-        agents: who replies.
-        prompts: of agents whose prompt differs.
-        system_prompt: a system message before the prompt; empty is none.
-        system_prompts: of agents whose system message differs.
-        gold: the reply that earns the most, with fields of the row in braces, for ``check-env``; empty is unknown.
+        agents: agents that reply.
+        prompts: prompts of agents whose prompt differs.
+        system_prompt: system message before the prompt; empty is none.
+        system_prompts: system messages of agents whose system message differs.
+        gold: reply that earns the most, with fields of the row in braces, for ``check-env``; empty is unknown.
         success_at: the episode succeeds if the agents' mean reward is at least this; None: success is not known.
         bad_rows: ``skip`` leaves out rows of the data that cannot be used, with a warning that names them; ``stop``
             raises at the first one.

@@ -62,13 +62,13 @@ class ShellEnvironment(CellHolder, SingleAgentEnvironment):
     acts. So set-ups may be random, and the agent cannot change the expected answer.
 
     Args:
-        data: in place of generated tasks, rows in AgentBench's format: a file or a hub name, or a mapping from splits
-            to these.
+        data: rows in AgentBench's format that replace the generated tasks: a file or a hub name, or a mapping from
+            splits to these.
         max_turns: replies that the agent may give.
-        sandbox: how scripts are confined; ``wall_seconds`` is for each script, and a reply begins no further script
-            when its scripts have taken this long together. Namespaces are needed.
-        system_prompt: a system message before the task.
-        scripts: the folder that holds the files of scripts that rows name, such as ``init/words.sh``.
+        sandbox: sandbox that runs the scripts; ``wall_seconds`` is for each script, and a reply begins no further
+            script when its scripts have taken this long together. Namespaces are needed.
+        system_prompt: system message before the task.
+        scripts: folder that holds the files of scripts that rows name, such as ``init/words.sh``.
         bad_rows: ``skip`` leaves out rows of the data that cannot be used, with a warning that names them; ``stop``
             raises at the first one.
 

@@ -64,8 +64,8 @@ def task_data(row: Mapping[str, Any], scripts: str | None = None) -> dict[str, A
     """Return a task's data, of a row in AgentBench's format.
 
     Args:
-        row: of the data set.
-        scripts: the folder that holds the files of scripts that rows name.
+        row: row of the data set.
+        scripts: folder that holds the files of scripts that rows name.
 
     Raises:
         ValueError: the file of a script is missing, or outside of ``scripts``; also

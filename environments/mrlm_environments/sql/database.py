@@ -53,7 +53,7 @@ def fence_in(connection: sqlite3.Connection) -> None:
     :mod:`mrlm_environments.sql.worker` stops them.
 
     Args:
-        connection: with its tables in place; nothing but tables can be reached through it afterwards.
+        connection: connection with its tables in place; afterwards only tables can be reached through it.
     """
     connection.execute("PRAGMA temp_store = MEMORY")
     connection.execute(f"PRAGMA hard_heap_limit = {MAX_MEMORY}")

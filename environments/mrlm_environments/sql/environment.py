@@ -42,16 +42,16 @@ class SqlEnvironment(SingleAgentEnvironment):
     else, and without a commit within ``max_turns`` replies, it is 0.
 
     Args:
-        data: in place of generated tasks, rows in DBBench's format: a file or a hub name, or a mapping from splits to
-            these; see :func:`mrlm_pl.environment.rows.read_split`.
+        data: rows in DBBench's format that replace the generated tasks: a file or a hub name, or a mapping from splits
+            to these; see :func:`mrlm_pl.environment.rows.read_split`.
         kinds: kinds of generated tasks; None is all of them.
-        rows: least and most rows of a generated table, from 1 to 8.
+        rows: minimum and maximum number of rows of a generated table, from 1 to 8.
         max_turns: replies that the agent may give.
-        output_characters: a tool's answer is cut after this many.
-        statement_seconds: a statement that takes longer is stopped.
-        database_url: a server, as SQLAlchemy's URL (``mysql+pymysql://user:password@host``), in place of SQLite; each
+        output_characters: number of characters after which a tool's answer is truncated.
+        statement_seconds: deadline of a statement, which is then stopped.
+        database_url: server that replaces SQLite, as SQLAlchemy's URL (``mysql+pymysql://user:password@host``); each
             episode has a database of its own on it. Needs the extra ``sql``.
-        instruction: a system message before the question.
+        instruction: system message before the question.
         bad_rows: ``skip`` leaves out rows of the data that cannot be used, with a warning that names them; ``stop``
             raises at the first one.
 

@@ -24,10 +24,10 @@ class ServerDatabase:
     Args:
         url: SQLAlchemy's URL, such as ``mysql+pymysql://user:password@host``.
         tables: the task's tables; all columns hold text.
-        seconds: how long a statement may take.
+        seconds: deadline of a statement.
 
     Attributes:
-        collation: of the columns; None is the server's default.
+        collation: collation of the columns; None is the server's default.
 
     Raises:
         ConfigurationError: the URL is of another kind, SQLAlchemy or the driver is not installed, or the server does

@@ -1,4 +1,4 @@
-"""SQLite in processes that can be killed, so that the time limit of a statement holds whatever SQLite is doing.
+"""SQLite in processes that can be killed, so that the time limit of a statement holds in every state of SQLite.
 
 A few worker processes hold the databases of all episodes and execute one statement at a time. A worker ends itself
 with a timer when a statement outlives its limit, also within a native function. Databases that it held are filled
@@ -54,7 +54,7 @@ class SqliteDatabase:
 
     Args:
         tables: the task's tables; all columns hold text.
-        seconds: how long a statement may take.
+        seconds: deadline of a statement.
 
     Raises:
         DataError: SQLite cannot hold the tables.

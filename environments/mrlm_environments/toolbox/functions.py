@@ -17,7 +17,7 @@ class FunctionTool(Tool):
     """A function as a tool. Its name, annotations and docstring, in Google's style, are the schema.
 
     Args:
-        function: of the arguments of a call; its result is written as text.
+        function: function of the arguments of a call; its result is written as text.
 
     Raises:
         ConfigurationError: it is no function or async, or lacks an annotation or a description of an argument.

@@ -49,8 +49,8 @@ class McpTools(ToolSet):
 
     Args:
         command: program to start, which speaks over its standard input and output.
-        args: its arguments.
-        env: environment variables for it, in addition to harmless ones such as PATH.
+        args: arguments of the program.
+        env: environment variables of the program, in addition to harmless ones such as PATH.
         url: address of a server that speaks streamable HTTP, in place of a command.
         timeout: seconds that a call may take.
         start_timeout: seconds that the server may take to start and to list its tools.
@@ -186,7 +186,7 @@ class _Connection:
     Args:
         server: an address, or the process to start.
         label: the server's name, for messages.
-        seconds: in which the server must start.
+        seconds: deadline for the start of the server.
 
     Raises:
         McpError: it cannot be started or reached.

@@ -66,8 +66,8 @@ class PythonRepl(_CellTool):
     """Runs lines of Python in a session that lasts for the episode; the value of a last expression is printed.
 
     Args:
-        sandbox: how the session is confined; ``wall_seconds`` is for each call, and the whole session has the processor
-            time of eight calls of this length.
+        sandbox: sandbox that runs the session; ``wall_seconds`` is for each call, and the whole session has the
+            processor time of eight calls of this length.
     """
 
     schema = tool_schema(
@@ -93,7 +93,7 @@ class Shell(_CellTool):
     """Runs ``bash`` scripts. Files last for the episode where the sandbox has namespaces, else for the script.
 
     Args:
-        sandbox: how scripts are confined; ``wall_seconds`` is for each.
+        sandbox: sandbox that runs the scripts; ``wall_seconds`` is for each.
     """
 
     schema = tool_schema(
@@ -118,9 +118,9 @@ def told(done: Execution, consequence: str = "", limit: int = OUTPUT_CHARACTERS)
     """Describe an execution for an agent: output, error, exit status, and the reason if it was ended.
 
     Args:
-        done: what happened.
-        consequence: of the end of its process.
-        limit: characters of the output that are shown.
+        done: execution to describe.
+        consequence: consequence of the end of its process.
+        limit: maximum number of characters of the output that are shown.
     """
     lines = [clip(done.output.rstrip("\n"), limit)] if done.output.strip("\n") else []
     if done.cut:

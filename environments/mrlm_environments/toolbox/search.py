@@ -92,7 +92,7 @@ class WebSearch(Tool):
     """Finds documents for a query.
 
     Args:
-        backend: where to search; None is the local corpus.
+        backend: index to search; None is the local corpus.
         corpus: path of the local corpus; see :class:`CorpusSearch`.
         results: documents of one answer.
         max_characters: characters of a document that are shown.

@@ -54,13 +54,13 @@ class ToolEnvironment(SingleAgentEnvironment):
             :class:`mrlm_pl.environment.tools.Tool` or :class:`mrlm_pl.environment.tools.ToolSet`; None is the first
             three names.
         kinds: kinds of generated problems; None is all that the tools can solve.
-        data: in place of generated problems, rows with ``question``, ``answer`` and, optionally, ``required_tools`` (a
-            list of names) and ``files`` (contents by path): a file or a hub name, or a mapping from splits to these;
-            see :func:`mrlm_pl.environment.rows.read_split`.
+        data: rows that replace the generated problems, with ``question``, ``answer`` and, optionally,
+            ``required_tools`` (a list of names) and ``files`` (contents by path): a file or a hub name, or a mapping
+            from splits to these; see :func:`mrlm_pl.environment.rows.read_split`.
         max_turns: replies that the agent may give.
-        shaping: what all required tools together earn on the way, from 0 to .3.
+        shaping: total reward for the required tools on the way, from 0 to .3.
         max_output: characters of a tool's answer that the agent sees.
-        system_prompt: a system message before the question.
+        system_prompt: system message before the question.
         bad_rows: ``skip`` leaves out rows of the data that cannot be used, with a warning that names them; ``stop``
             raises at the first one.
 

@@ -37,9 +37,9 @@ def generate_problem(rng: Random, kinds: Sequence[Kind]) -> dict[str, Any]:
     ``gold`` are the replies that earn the most: the calls in one reply, then the answer.
 
     Args:
-        rng: where all draws come from.
-        kinds: to choose from: ``arithmetic`` is a product too long for the head, ``lookup`` needs two facts of the
-            embedded corpus, ``files`` sums the numbers of a file into another one.
+        rng: source of all draws.
+        kinds: kinds to choose from: ``arithmetic`` is a product too long for the head, ``lookup`` needs two facts of
+            the embedded corpus, ``files`` sums the numbers of a file into another one.
     """
     kind = rng.choice(kinds)
     data = {"files": {}, "expected_files": {}, **_MAKERS[kind](rng)}

@@ -26,17 +26,17 @@ class Product:
     """A product of the shop.
 
     Args:
-        asin: its number in the shop.
-        title: its name.
-        query: the search that it belongs to.
+        asin: number of the product in the shop.
+        title: title of the product.
+        query: search that it belongs to.
         categories: names from the most general one to its own.
-        price: in dollars.
-        price_text: the price that its page shows, which may be a range.
-        attributes: that it has; not shown as such.
-        options: the values to choose from, by name of the option.
+        price: price in dollars.
+        price_text: price that its page shows, which may be a range.
+        attributes: attributes of the product; pages do not show them as such.
+        options: values to choose from, by name of the option.
         description: text of its page Description.
         features: texts of its page Features.
-        rating: of its buyers.
+        rating: rating by its buyers.
         reviews: title, stars and text of each.
     """
 
@@ -66,7 +66,7 @@ class Catalog(Shared):
     stop words.
 
     Args:
-        products: of the shop; those with equal scores are found in this order.
+        products: products of the shop; those with equal scores are found in this order.
         nouns: returns the nouns of a title in lower case, which the reward compares.
         goals: data of tasks for the products; empty where they are generated.
 

@@ -55,14 +55,14 @@ class WebShopEnvironment(Environment):
     the reward.
 
     Args:
-        data: in place of the generated shop, WebShop's files: ``{products: PATH, attributes: PATH, goals: PATH}``.
+        data: WebShop's files, which replace the generated shop: ``{products: PATH, attributes: PATH, goals: PATH}``.
         products: size of the generated catalog, 300 by default, or the first products of the file, all by default.
         team: two agents, ``searcher`` and ``buyer``, in place of one.
         max_turns: replies of all agents together.
-        incomplete_penalty: is subtracted from the reward where nothing is bought; AgentRL's is .2.
+        incomplete_penalty: subtracted from the reward where nothing is bought; AgentRL's is .2.
         page_size: products of a page of results.
         list_actions: True ends every page with the list of available actions.
-        instruction: a system message before the first page.
+        instruction: system message before the first page.
         noun_model: spaCy's model that finds the nouns of titles in WebShop's files, such as ``en_core_web_lg``; None
             takes all words but function words.
         bad_rows: ``skip`` leaves out products of the file that cannot be read, with a warning that names them; ``stop``
@@ -209,7 +209,7 @@ def gold_purchase(catalog: Catalog, goal: Mapping[str, Any], page_size: int, lim
     The expert searches for words of the instruction, and for the title where these do not find the product.
 
     Args:
-        catalog: of the shop.
+        catalog: catalog of the shop.
         goal: data of a task.
         page_size: products of a page of results.
         limit: inputs that it may take; empty where more are needed, or the reward cannot be 1.

@@ -25,7 +25,7 @@ class Match:
 
     Args:
         found: numbers of ``attributes`` and ``options`` that match, and 1 for a ``price`` within the limit.
-        wanted: the most that they can sum to.
+        wanted: maximum of their sum.
         type: factor for the type of the product, 0 to 1.
     """
 
@@ -54,10 +54,10 @@ def match(
     """Compare a purchase with a goal.
 
     Args:
-        product: that was bought.
+        product: product that was bought.
         options: chosen values by name.
         target: product that the goal was made of.
-        goal: its ``attributes``, ``options`` and ``price_upper``.
+        goal: goal with its ``attributes``, ``options`` and ``price_upper``.
         nouns: returns the nouns of a title.
     """
     chosen = [color(value) for value in options.values()]

@@ -21,14 +21,14 @@ class Session(Shared):
     """A moment of a visit to the shop; a search and a click return the next one.
 
     Args:
-        catalog: of the shop.
-        instruction: that every page shows.
-        page_size: products of a page of results.
+        catalog: catalog of the shop.
+        instruction: instruction that every page shows.
+        page_size: number of products on a page of results.
         list_actions: True ends :meth:`text` with the available actions.
         page: ``search``, ``results``, ``item`` or one of :data:`SUB_PAGES`.
         results: numbers of the products that the search found.
-        number: of the page of results.
-        product: that is open; None before one is.
+        number: index of the page of results.
+        product: open product; None if none is open.
         options: chosen values by name.
         bought: whether the product was bought.
     """

@@ -43,8 +43,9 @@ class WritingEnvironment(Environment):
     Args:
         family: ``tldr``, a brief and a detailed summary of a post, by the agents ``brief`` and ``detailed``; or
             ``arxiv``, an introduction's first and second part from an abstract, by ``background`` and ``method``.
-        data: in place of made texts, rows with ``prompt`` (``tldr``) or ``abstract_text`` or ``abstract`` (``arxiv``):
-            a file or a hub name, or a mapping from splits to these; see :func:`mrlm_pl.environment.rows.read_split`.
+        data: rows that replace the generated texts, with ``prompt`` (``tldr``) or ``abstract_text`` or ``abstract``
+            (``arxiv``): a file or a hub name, or a mapping from splits to these; see
+            :func:`mrlm_pl.environment.rows.read_split`.
         turns: versions that each agent writes. Before a new one it reads its partner's last one and where the pair
             fell short, without numbers; only the last pair is rewarded.
         faithfulness: weight of a fifth component, behind the last gate: the share of content words that both parts

@@ -8,11 +8,12 @@ from pathlib import Path
 
 from mrlm_pl.cli.parsing.config_files import with_first_as
 from mrlm_pl.cli.parsing.configuration import merge_arguments
-from mrlm_pl.cli.parsing.environment_option import environment_parser, read_with_run
+from mrlm_pl.cli.parsing.environment_option import read_with_run
 from mrlm_pl.cli.parsing.output import output_file
+from mrlm_pl.cli.parsing.play_options import check_env_parser
 from mrlm_pl.durable_files import write_json
 from mrlm_pl.environment import Environment
-from mrlm_pl.environment.check import FEW_PROBLEMS, MOST_DRAWN, Level, check_data, check_environment
+from mrlm_pl.environment.check import FEW_PROBLEMS, MOST_DRAWN, check_data, check_environment
 from mrlm_pl.environment.rows import all_rows
 from mrlm_pl.environment.tasks import SPLITS
 from mrlm_pl.episode_files import write_lines
@@ -33,13 +34,7 @@ def run(arguments: Sequence[str]) -> int:
         RemoteError: it is on a server that does not answer.
         DataError: its data cannot be read.
     """
-    parser = environment_parser("check-env", "Check that an environment keeps the contract.")
-    parser.usage = "mrlm check-env ENVIRONMENT [--environment.ARGUMENT VALUE ...] [options]"
-    add = parser.add_argument
-    add("--model", type=str | None, help="Run, or a run's configuration file, whose environment is checked.")
-    add("--level", type=Level, default="contract", help="contract, or semantic: also its rewards and observations.")
-    add("--data", type=str | None, help="Rows (a file or a hub name) whose reference solutions are played.")
-    add("--output", type=str | None, help="JSON report; with --data a JSONL file of the usable rows.")
+    parser = check_env_parser()
     words = with_first_as("--environment", arguments)
     data = merge_arguments(words, ("data",))[0].get("data")
     if data is not None:
@@ -47,7 +42,7 @@ def run(arguments: Sequence[str]) -> int:
     options = parser.instantiate(read_with_run(parser, words, weights=False, files=True).config)
     if options.environment is None:
         raise ConfigurationError("environment missing: name it, as in `mrlm check-env math`; `mrlm info` lists them")
-    output = output_file(options.output)
+    output = output_file(options.output, ".json" if data is None else ".jsonl")
     environment: Environment = options.environment
     if data is not None:
         if options.level != parser.get_default("level"):

@@ -6,12 +6,11 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from jsonargparse.typing import NonNegativeFloat, PositiveInt
-
-from mrlm_pl.cli.commands.evaluate import PLAY_OPTIONS, playing_parser, sampling_of
+from mrlm_pl.cli.commands.evaluate import sampling_of
 from mrlm_pl.cli.parsing.config_files import with_first_as
-from mrlm_pl.cli.parsing.environment_option import RunOptions, read_with_run, shown_settings
+from mrlm_pl.cli.parsing.environment_option import RunOptions, read_with_run
 from mrlm_pl.cli.parsing.parser import CommandParser
+from mrlm_pl.cli.parsing.play_options import PLAY_OPTIONS, collect_parser, gateway_parser
 from mrlm_pl.errors import ConfigurationError, tell
 from mrlm_pl.runs.collection import CollectionFile, collect, serve_gateway
 
@@ -26,22 +25,12 @@ def run(arguments: Sequence[str]) -> int:
     options, run_options, shared = _read_options(collect_parser(), arguments)
     if options.temperatures and options.temperature is not None:
         raise ConfigurationError("temperatures and temperature are both given; leave one of them out")
-    tell(f"collecting in {shared['name']} ({shown_settings(run_options.played)})")
+    tell(f"collecting in {shared['name']} ({run_options.shown_settings()})")
     chosen = {key: options[key] for key in ("filter_reward", "temperatures")}
     file = collect(options.model, options.environment, **chosen, **shared)
     if not file.kept:
         tell(f"warning: no episode has a reward of {options.filter_reward:g} or more, so {file.path} is empty")
     return _print_result(file)
-
-
-def collect_parser() -> CommandParser:
-    """Return the parser of ``mrlm collect``."""
-    text = "Play episodes with a run or a model and write them to a file. Default environment: the run's own."
-    parser = _writing_parser("collect", text)
-    parser.add_argument("--filter_reward", type=float | None, help="Keep only episodes with this reward or more.")
-    text = "Several temperatures, in place of --temperature: each task is played at each of them."
-    parser.add_argument("--temperatures", type=NonNegativeFloat, nargs="+", default=[], help=text)
-    return parser
 
 
 def gateway_run(arguments: Sequence[str]) -> int:
@@ -58,20 +47,6 @@ def gateway_run(arguments: Sequence[str]) -> int:
 
     shared |= {"at_once": options.at_once, "listening": listening}
     return _print_result(serve_gateway(options.model, options.environment, **shared))
-
-
-def gateway_parser() -> CommandParser:
-    """Return the parser of ``mrlm gateway``."""
-    parser = _writing_parser("gateway", "Serve a model to programs that post to /episodes, and write their episodes.")
-    parser.add_argument("--at_once", type=PositiveInt, default=64, help="Maximum number of concurrent episodes.")
-    return parser
-
-
-def _writing_parser(command: str, text: str) -> CommandParser:
-    parser = playing_parser(command, text, episodes=100, split="train", source="the run's training")
-    parser.usage = f"mrlm {command} --model MODEL --output FILE [--environment NAME] [options]"
-    parser.add_argument("--output", type=str, required=True, help="JSON-lines file, .jsonl, .jsonl.zst or .jsonl.gz.")
-    return parser
 
 
 def _read_options(parser: CommandParser, arguments: Sequence[str]) -> tuple[Any, RunOptions, dict[str, Any]]:

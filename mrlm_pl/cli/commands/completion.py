@@ -45,7 +45,7 @@ def whole_parser(files: Mapping[str, Any]) -> argparse.ArgumentParser:
     """Return a parser of all commands with the names of their options, for completion alone.
 
     Args:
-        files: shtab's mark of an argument that is a file.
+        files: shtab's marker of an argument that is a file.
     """
     parser = argparse.ArgumentParser(prog="mrlm", allow_abbrev=False)
     parser.add_argument("--version", action="store_true")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import math
@@ -12,31 +11,24 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from jsonargparse import Namespace
-from jsonargparse.typing import NonNegativeInt, PositiveInt
 
-from mrlm_pl.cli.parsing.environment_option import RunOptions, environment_parser, read_with_run, shown_settings
+from mrlm_pl.cli.parsing.environment_option import RunOptions, read_with_run
 from mrlm_pl.cli.parsing.output import output_file
-from mrlm_pl.cli.parsing.parser import CommandParser
+from mrlm_pl.cli.parsing.play_options import PLAY_OPTIONS, TASK_OPTIONS, arena_parser, eval_parser
 from mrlm_pl.cli.parsing.run_configuration import same_settings
 from mrlm_pl.durable_files import write_json
 from mrlm_pl.engines.base import PolicySampling, Sampling
-from mrlm_pl.environment import SPLITS, Environment
+from mrlm_pl.environment import Environment
 from mrlm_pl.errors import ConfigurationError, tell
 from mrlm_pl.evaluation.arena import ArenaReport, Mean
 from mrlm_pl.evaluation.comparison import Comparison, common_tasks, compare, read_report, rewards_differ
 from mrlm_pl.evaluation.elo import Rating
-from mrlm_pl.evaluation.report import EvaluationReport, different_problems, interval_text, report_table
+from mrlm_pl.evaluation.report import EvaluationReport, different_problems, interval_text
 from mrlm_pl.evaluation.summary import evaluation_specs, task_identity
 from mrlm_pl.policy import Policy
 from mrlm_pl.runs.evaluation import arena
 from mrlm_pl.runs.records.environment_code import code_of
-from mrlm_pl.runs.seated_model import MAX_TURNS, Precision, SeatedModel, sampling_from
-
-TASK_OPTIONS = ("num_episodes", "split", "seed", "samples_per_task")
-"""Options that choose the tasks."""
-
-PLAY_OPTIONS = (*TASK_OPTIONS, "max_turns", "seats", "device", "precision")
-"""Options that are arguments of ``evaluate`` and ``collect`` alike."""
+from mrlm_pl.runs.seated_model import SeatedModel, sampling_from
 
 
 def report_run(arguments: Sequence[str]) -> int:
@@ -54,13 +46,13 @@ def report_run(arguments: Sequence[str]) -> int:
     other = read_report(options.compare, name) if options.compare else None
     sampling = sampling_of(options, run_options.run.validation_sampling)
     if other is not None:
-        code = code_of(environment)
-        warn_of_other_settings(
-            "environment", run_options.environment_settings(), other.get("settings"), options.compare
-        )
+        settings = run_options.environment_settings()
+        warn_of_other_settings("environment", settings, other.get("settings"), options.compare)
         warn_of_other_settings("sampling", asdict(sampling), other.get("sampling"), options.compare)
         other_code = other.get("code") or {}
-        if changed := [module for module, digest in code.items() if other_code.get(module, digest) != digest]:
+        if changed := [
+            module for module, digest in code_of(environment).items() if other_code.get(module, digest) != digest
+        ]:
             tell(f"warning: {options.compare} was played with other code of {', '.join(changed)}; rewards may differ")
         task_options = {key: options[key] for key in TASK_OPTIONS}
         tasks = {task_identity(spec.task) for spec in evaluation_specs(environment, **task_options, name=name)}
@@ -70,7 +62,8 @@ def report_run(arguments: Sequence[str]) -> int:
                 f"warning: {options.compare} has only {shared} of the {len(tasks)} tasks of this evaluation; the "
                 "comparison is of these alone"
             )
-    report, written = evaluate_model(options.model, run_options, environment)
+    report = evaluate_model(options.model, run_options, environment)
+    written = report.to_dict()
     other_precision = None if other is None else other.get("precision", "32-true") or report.precision
     if other is not None and other_precision != report.precision:
         tell(
@@ -85,12 +78,9 @@ def report_run(arguments: Sequence[str]) -> int:
     finally:  # a report that cannot be compared is written and shown too
         try:
             if output is not None:  # first: the reader of the output may end
-                write_json(
-                    output,
-                    {**written, **{key: asdict(paired) for key, paired in comparisons.items()}},
-                )
+                write_json(output, written | {key: asdict(paired) for key, paired in comparisons.items()})
         finally:
-            print(report_table(report, sampling, shown_settings(run_options.played)))
+            print(report)
     for paired in comparisons.values():
         source = f" (checkpoint of {other['checkpoint']})" if other and other.get("checkpoint") else ""
         print(_comparison_line(paired, len(written["tasks"]), f"{options.compare}{source}"))
@@ -101,34 +91,25 @@ def report_run(arguments: Sequence[str]) -> int:
 
 def evaluate_model(
     model: str, run_options: RunOptions, environment: Environment, policies: dict[str, Policy] | None = None
-) -> tuple[EvaluationReport, dict[str, Any]]:
-    """Return the report of a model on an environment, and its data with the settings, sampling and code.
+) -> EvaluationReport:
+    """Return the report of a model on an environment.
 
     Args:
-        model: its name.
-        run_options: the options, the model as its run records it, and the environment as a configuration file has it.
-        environment: to play; it is closed at the end.
-        policies: those of the model in memory, to which those of this environment are added.
+        model: name of the model.
+        run_options: options, the model as its run records it, and the environment as a configuration file has it.
+        environment: environment to play; it is closed at the end.
+        policies: policies of the model in memory; those of this environment are added.
 
     Raises:
         ConfigurationError: the model cannot be used, or a number is wrong.
     """
     options = run_options.config
-    sampling = sampling_of(options, run_options.run.validation_sampling)
-    code = code_of(environment)
-    seated = SeatedModel(
-        model,
-        environment,
-        options.seats,
-        run_options.name_of(environment),
-        precision=options.precision,
-        recorded=run_options.run,
-    )
+    name, recorded = run_options.name_of(environment), run_options.run
+    seated = SeatedModel(model, environment, options.seats, name, precision=options.precision, recorded=recorded)
+    seated.arguments = run_options.environment_settings()
     seated.serve(options.served_by)
     chosen = {key: options[key] for key in (*TASK_OPTIONS, "max_turns", "device")}
-    report = seated.evaluate(sampling=sampling, loaded=policies, **chosen)
-    played = {"settings": run_options.environment_settings(), "sampling": asdict(sampling), "code": code}
-    return report, {**report.to_dict(), **played}
+    return seated.evaluate(sampling=sampling_of(options, recorded.validation_sampling), loaded=policies, **chosen)
 
 
 def arena_run(arguments: Sequence[str]) -> int:
@@ -137,19 +118,15 @@ def arena_run(arguments: Sequence[str]) -> int:
     Raises:
         ConfigurationError: a mistake in the options, or a model cannot be used.
     """
-    text = "Play runs or models against each other in every seating of an environment: by default the first run's."
-    parser = playing_parser("arena", text, episodes=100, split="test", source="the first run's validation")
-    parser.usage = "mrlm arena NAME=MODEL NAME=MODEL ... [--environment NAME] [options]"
-    parser.add_argument("--output", type=str | None, help="JSON file for the report.")
-    parser.add_argument("--max_seatings", type=PositiveInt, default=64, help="More seatings than this are an error.")
+    parser = arena_parser()
     words = list(itertools.takewhile(lambda word: not word.startswith("-"), arguments))
-    if not words and not {"-h", "--help"} & {*arguments}:
+    if not words:
         raise ConfigurationError("arena: name the players before the options, as in `mrlm arena NAME=MODEL NAME=MODEL`")
     players = {name: model for name, _, model in (word.partition("=") for word in words)}
     if len(players) < len(words) or not all(map(str.strip, (*players, *players.values()))):
         fault = "must be NAME=MODEL for each player, each with its own name"
         raise ConfigurationError(f"arena: {' '.join(words)!r} {fault}")
-    models = ["--model", next(iter(players.values()))] if players else []
+    models = ["--model", next(iter(players.values()))]
     run_options = read_with_run(parser, [*models, *arguments[len(words) :]])
     options = parser.instantiate(run_options.config)
     if options.seats or options.model not in models:
@@ -179,9 +156,8 @@ def arena_table(report: ArenaReport) -> str:
         lines += [f"  {agent} {mean.value:.4f}{_interval(mean)}" for agent, mean in seating.rewards.items()]
     lines.append("")
     if report.differences and any(len(seating.players) > 1 for seating in report.seatings):
-        lines.append(
-            "All agents earn the same in every episode, as a team, so no player wins. Whole teams of one player:"
-        )
+        reason = "All agents earn the same in every episode, as a team, so no player wins."
+        lines.append(f"{reason} Whole teams of one player:")
     for pairing in report.scores:
         score = f"{pairing.score.value:.4f}{_interval(pairing.score)}"
         lines.append(f"{pairing.player} against {pairing.other} {score}  {pairing.games} games")
@@ -199,49 +175,6 @@ def arena_table(report: ArenaReport) -> str:
 
 def _interval(mean: Mean | Rating) -> str:
     return interval_text((mean.low, mean.high))
-
-
-def eval_parser() -> CommandParser:
-    """Return the parser of ``mrlm eval``."""
-    text = "Score a run or a model on an environment, by default the run's own; several of either make a table."
-    parser = playing_parser("eval", text, episodes=200, split="test", source="the run's validation")
-    parser.usage = "mrlm eval --model MODEL [MODEL ...] [--environment NAME [NAME ...]] [options]"
-    add = parser.add_argument
-    add("--output", type=str | None, help="JSON file for the report, or for a table, with its reports beside it.")
-    add("--served_by", type=dict[str, str], default={}, help="Servers that play policies: '{main: HOST:PORT}'.")
-    add("--compare", type=str | None, help="Earlier report on the same tasks, or a run's evaluation_before.json.")
-    return parser
-
-
-def playing_parser(command: str, text: str, *, episodes: int, split: str, source: str) -> CommandParser:
-    """Return a parser with the options of ``eval`` and ``collect`` alike: model, tasks, and ``source``'s sampling."""
-    parser = environment_parser(command, text)
-    hidden = argparse.SUPPRESS if command == "arena" else None  # its words name the models, it seats them in every way
-    add = parser.add_argument
-    add("--model", type=str, required=True, help=hidden or "Run folder, model folder, hub id or builtin:tiny.")
-    add("--seats", type=dict[str, str], default={}, help=hidden or "Policy of each agent; a run has its own.")
-    add("--device", type=str, default="auto", help="cpu, cuda:0, ...; auto prefers an accelerator.")
-    text = "Precision of generation; default is that of the run's training on a machine with bf16, else 32-true."
-    add("--precision", type=Precision | None, help=text)
-    total = "Episodes of each seating." if hidden else "Episodes in all."
-    add("-n", "--num_episodes", type=PositiveInt, default=episodes, help=total)
-    add("--split", choices=SPLITS, default=split, help="Split of the tasks.")
-    add("--seed", type=NonNegativeInt, default=0, help="Seed of the choice of tasks and of sampling.")
-    each = "Episodes of each task, at each temperature." if command == "collect" else "Episodes of each task."
-    add("--samples_per_task", type=PositiveInt, default=1, help=each)
-    for name, kind, meaning in (
-        ("--temperature", float | None, "0 is greedy"),
-        ("--top_p", float | None, "Probability mass to sample from"),
-        ("--top_k", int | None, "Number of tokens to sample from; 0 is all"),
-        ("--max_tokens", PositiveInt | None, "Maximum number of tokens in a turn"),
-    ):
-        meaning = f"{meaning}; default is that of {source}, else {getattr(Sampling(), name[2:])}."
-        add(name, type=kind, help=meaning)
-    text = "Sampling settings of single policies, over the others: '{NAME: {temperature: 0.7}}'."
-    add("--policy_sampling", type=dict[str, PolicySampling], default={}, help=text)
-    text = f"Decisions after which an episode is truncated; default is that of the run, else {MAX_TURNS}."
-    add("--max_turns", type=PositiveInt | None, help=text)
-    return parser
 
 
 def sampling_of(options: Any, recorded: Mapping[str, Any]) -> Sampling:
@@ -262,9 +195,9 @@ def warn_of_other_settings(kind: str, own: Mapping[str, Any], other: Mapping[str
     """Warn on stderr if an evaluation to compare with was played with other settings.
 
     Args:
-        kind: of the settings: ``environment`` or ``sampling``.
-        own: the settings of this evaluation.
-        other: those of the report at ``path``; None where it has none, as that of a run.
+        kind: kind of the settings: ``environment`` or ``sampling``.
+        own: settings of this evaluation.
+        other: settings in the report at ``path``; None if it has none, as the report of a run.
     """
     if other is None:
         return

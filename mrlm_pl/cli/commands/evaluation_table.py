@@ -18,12 +18,14 @@ from typing import Any
 from jsonargparse import get_loader
 from rich.console import Console
 
-from mrlm_pl.cli.commands.evaluate import TASK_OPTIONS, eval_parser, evaluate_model, report_run, sampling_of
+from mrlm_pl.cli.commands.evaluate import evaluate_model, report_run, sampling_of
 from mrlm_pl.cli.parsing.config_files import unknown_key, with_first_as
 from mrlm_pl.cli.parsing.configuration import ARGUMENTS, CLASS, load_value, merge_arguments
-from mrlm_pl.cli.parsing.environment_option import RunOptions, environment_config, read, read_with_run, shown_settings
+from mrlm_pl.cli.parsing.environment_option import RunOptions, environment_config, read, read_with_run
 from mrlm_pl.cli.parsing.output import output_file
+from mrlm_pl.cli.parsing.play_options import TASK_OPTIONS, eval_parser
 from mrlm_pl.durable_files import write_json
+from mrlm_pl.engines.base import Precision
 from mrlm_pl.errors import DEBUG_VARIABLE, ConfigurationError, MRLMError, did_you_mean, tell, writing
 from mrlm_pl.evaluation.comparison import read_report
 from mrlm_pl.evaluation.report import interval_text
@@ -33,7 +35,7 @@ from mrlm_pl.learner.policies.seats import check_seats
 from mrlm_pl.policy import BUILTIN_TINY, Policy
 from mrlm_pl.runs.plugins import find_environment
 from mrlm_pl.runs.records.run import RecordedRun, checkpoints_of, read_run
-from mrlm_pl.runs.seated_model import MAX_TURNS, Precision, check_served, generation_precision
+from mrlm_pl.runs.seated_model import check_served, generation_precision
 
 SCHEMA = 1
 """Version of the file of a table."""
@@ -47,10 +49,9 @@ class Column:
     """An environment of the table, with the same settings for all models.
 
     Args:
-        name: head of the column.
-        run_options: the options of the command with the environment, its name in runs and in its tasks, and the first
-            run.
-        models: those that play it.
+        name: heading of the column.
+        run_options: options of the command, with the environment, its name in runs and in its tasks, and the first run.
+        models: names of the models that play it.
     """
 
     name: str
@@ -63,11 +64,12 @@ class Cell:
     """A model on an environment of the table.
 
     Args:
-        model: its name.
+        model: name of the model.
         column: name of the environment.
-        run_options: the options with the environment, and the run or model of that name.
-        output: file of the table; None writes none, and no reports.
-        weights: returns the files of the model's weights, read once for all of its cells; see :func:`_weight_files`.
+        run_options: options with the environment, and the run or model of that name.
+        output: file of the table; None writes no files and no reports.
+        weights: function that returns the files of the model's weights, read once for all of its cells; see
+            :func:`_weight_files`.
     """
 
     model: str
@@ -92,7 +94,7 @@ class Cell:
         """Return the score: of the file if it was finished with the same options, else of episodes played now.
 
         Args:
-            policies: those of the model in memory, to which those of this cell are added.
+            policies: policies of the model in memory; those of this cell are added.
         """
         try:
             report = self._report(policies)
@@ -109,7 +111,7 @@ class Cell:
         options = self.run_options.config
         request: dict[str, Any] = {
             **{name: options[name] for name in TASK_OPTIONS},
-            "max_turns": options.max_turns or run.turn_limit(self.run_options.name or "") or MAX_TURNS,
+            "max_turns": options.max_turns or run.turn_limit(self.run_options.name or ""),
             "seats": {**run.seats, **options.seats},
             "environment": self.run_options.played,
             "served_by": options.served_by,
@@ -128,8 +130,8 @@ class Cell:
             config = options.clone()
             seats = options.seats.items()
             config.seats = {agent: own for agent, own in seats if agent in environment.agents and own in run.policies}
-            _, written = evaluate_model(self.model, replace(self.run_options, config=config), environment, policies)
-        written["asked"] = request
+            report = evaluate_model(self.model, replace(self.run_options, config=config), environment, policies)
+        written = {**report.to_dict(), "asked": request}
         if self.file is not None:
             write_json(self.file, written)
         return written
@@ -145,7 +147,7 @@ def eval_run(arguments: Sequence[str]) -> int:
     lists = [*_join_values(words)]
     config, others = merge_arguments(lists, ("model", "environment"), get_loader("yaml"))
     several = any(isinstance(config.get(name), list) for name in ("model", "environment"))
-    return table_run(config, others) if several and not {"-h", "--help"} & {*words} else report_run(words)
+    return table_run(config, others) if several else report_run(words)
 
 
 def _join_values(arguments: Sequence[str]) -> Iterator[str]:
@@ -169,8 +171,9 @@ def table_run(config: Mapping[str, Any], words: Sequence[str]) -> int:
     """Play all cells, print the table and write its files; return exit status 1 if a cell failed, else 0.
 
     Args:
-        config: of files, with the models as ``model`` and the environments as ``environment``, one or a list of each.
-        words: the other options.
+        config: configuration of the files, with the models as ``model`` and the environments as ``environment``, one or
+            a list of each.
+        words: other options.
 
     Raises:
         ConfigurationError: a mistake in the options, there is no such model, or two columns have the same name.
@@ -197,8 +200,6 @@ def table_run(config: Mapping[str, Any], words: Sequence[str]) -> int:
     if options.compare is not None:
         raise ConfigurationError("compare: it takes one model and one environment; leave out the others")
     output = output_file(options.output)
-    if output is not None and output.suffix != ".json":
-        raise ConfigurationError(f"output: {str(output)!r} must end in .json; reports and picture are named after it")
     weights = {model: functools.cache(functools.partial(_weight_files, run)) for model, run in runs.items()}
     cells = [
         Cell(model, column.name, replace(column.run_options, run=runs[model]), output, weights[model])
@@ -227,7 +228,7 @@ def table_run(config: Mapping[str, Any], words: Sequence[str]) -> int:
     console.print(table(scores))
     print(f"{options.split} split, seed {options.seed}, {options.num_episodes} episodes; 95 % intervals in brackets")
     for column in columns:
-        print(f"{column.name}: {shown_settings(column.run_options.played)}")
+        print(f"{column.name}: {column.run_options.shown_settings()}")
     precisions = {cell.model: cell.precision for cell in cells}
     if len(set(precisions.values())) > 1:
         print("generated in " + ", ".join(f"{precision} ({model})" for model, precision in precisions.items()))
@@ -247,7 +248,7 @@ def _check_agents(seats: Mapping[str, str], columns: Sequence[Column]) -> None:
     """Validate that each seat is of an agent of some environment, if all of them can be made.
 
     Raises:
-        ConfigurationError: one is of none.
+        ConfigurationError: a seat is of no agent.
     """
     agents: list[str] = []
     for column in columns if seats else ():

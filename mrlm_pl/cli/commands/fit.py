@@ -40,7 +40,7 @@ Seed = restricted_number_type("Seed", int, [(">=", 0), ("<=", 2**32 - 1)])
 """The range of numpy's seeds."""
 
 _INDENT = " " * 24
-"""Of the texts of options in a help."""
+"""Indentation of the options' texts in a help."""
 
 _CLASSES = re.compile(r",\s+known\s+subclasses:([^)]*)")
 _LINKED = re.compile(r"^Linked arguments:\n(?:  .*\n)+\n", re.MULTILINE)
@@ -89,8 +89,8 @@ class RunCommand(LightningCLI):
     """Parses, builds and runs one stage of a :class:`~mrlm_pl.runs.Trainer`.
 
     Args:
-        stage: the trainer's method.
-        arguments: its options.
+        stage: name of the trainer's method.
+        arguments: options of the stage.
 
     Raises:
         ConfigurationError: a mistake in the options or files; nothing has been loaded or written then.

@@ -43,8 +43,8 @@ def write_package(name: str, folder: Path) -> list[Path]:
     """Write a plug-in package and return its files.
 
     Args:
-        name: of the distribution: lower-case words with dashes or underscores between them.
-        folder: to make.
+        name: name of the distribution: lower-case words with dashes or underscores between them.
+        folder: folder to create.
 
     Raises:
         ConfigurationError: the name cannot be a package's, or the folder exists or cannot be written.

@@ -22,7 +22,7 @@ from mrlm_pl.runs.records.credit_report import AgentChange
 from mrlm_pl.runs.records.run import recorded_configuration
 
 SHOWN = 10
-"""Changes that are listed."""
+"""Number of changes that are listed."""
 
 LOSS_ARGUMENTS = (*LOSS, "reduction", "max_length")
 """Arguments of an algorithm without which its credit is the same, and which another algorithm may refuse."""

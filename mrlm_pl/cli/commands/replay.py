@@ -8,12 +8,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
-from jsonargparse.typing import NonNegativeInt, PositiveInt
-
 from mrlm_pl.cli.parsing.config_files import with_first_as
-from mrlm_pl.cli.parsing.environment_option import RunOptions, environment_parser, read_with_run, shown_settings
+from mrlm_pl.cli.parsing.environment_option import RunOptions, read_with_run
 from mrlm_pl.cli.parsing.output import output_file
 from mrlm_pl.cli.parsing.parser import CommandParser
+from mrlm_pl.cli.parsing.play_options import replay_parser, rescore_parser, whatif_parser
 from mrlm_pl.durable_files import write_json
 from mrlm_pl.errors import ConfigurationError, tell
 from mrlm_pl.evaluation.report import interval_text
@@ -25,7 +24,7 @@ from mrlm_pl.runs.records.run import recorded_iterations
 from mrlm_pl.runs.records.whatif import whatif
 
 SHOWN = 10
-"""Episodes or decisions that are listed."""
+"""Number of episodes or decisions that are listed."""
 
 WHATIF = ("agent", "turn", "message", "samples", "rest", "own_reward", "served_by", "device")
 """Options that are arguments of ``whatif``."""
@@ -40,8 +39,7 @@ def replay_run(arguments: Sequence[str]) -> int:
         ConfigurationError: a mistake in the options, or there is no such run or episode.
         DataError: the episodes cannot be read.
     """
-    text = "Play the episodes of a run again, and compare them with their record."
-    report = _play_again(replay, record_parser("replay", text), arguments)
+    report = _play_again(replay, replay_parser(), arguments)
     for id, differences in list(report.changed.items())[:SHOWN]:
         more = f" (and {len(differences) - 1} more places)" if len(differences) > 1 else ""
         print(f"{id} (recorded, replayed): {differences[0]}{more}")
@@ -60,8 +58,7 @@ def rescore_run(arguments: Sequence[str]) -> int:
         ConfigurationError: a mistake in the options, or there is no such run or episode.
         DataError: the episodes cannot be read, or one cannot be played again.
     """
-    text = "Play the episodes of a run again in an environment with other rewards, without generation."
-    report = _play_again(rescore, record_parser("rescore", text), arguments)
+    report = _play_again(rescore, rescore_parser(), arguments)
     gain_text = f"{report.new - report.old:+.4f}{interval_text(report.ci95)}"
     episodes = f"{report.episodes} episode{'' if report.episodes == 1 else 's'}"
     print(f"reward {report.old:.4f} -> {report.new:.4f} ({gain_text}) over {episodes}")
@@ -86,19 +83,7 @@ def whatif_run(arguments: Sequence[str]) -> int:
         DataError: the episodes cannot be read.
         RolloutError: the environment fails.
     """
-    text = "Replace a decision of a recorded episode, play the rest, and compare the returns."
-    parser = record_parser("whatif", text)
-    add = parser.add_argument
-    add("--agent", type=str, required=True, help="Agent that decided.")
-    add("--turn", type=NonNegativeInt, required=True, help="Environment steps before the decision.")
-    add("--message", type=str | None, help="Text in place of the decision; default: new samples.")
-    add("--samples", type=PositiveInt, default=16, help="Continuations of either side.")
-    add("--rest", choices=("play", "replay"), default="play", help="Later decisions: sampled, or as recorded.")
-    add("--own_reward", action="store_true", help="Count the agent's own reward, not the team's mean.")
-    add("--policies", type=str | None, help="Run or model that decides; default: the run.")
-    add("--served_by", type=dict[str, str], default={}, help="Servers that play policies, as in '{POLICY: HOST:PORT}'.")
-    add("--device", type=str, default="auto", help="cpu, cuda:0, ...; auto prefers an accelerator.")
-    options, run_options = _options(parser, arguments)
+    options, run_options = _options(whatif_parser(), arguments)
     if options.episode is None:
         raise ConfigurationError("--episode is missing; `mrlm view RUN` and RUN/episodes have the ids")
     output = output_file(options.output)
@@ -126,20 +111,6 @@ def whatif_run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def record_parser(command: str, text: str) -> CommandParser:
-    """Return a parser of a command that reads the episodes of a run."""
-    parser = environment_parser(command, text)
-    parser.usage = f"mrlm {command} RUN [--environment NAME] [--environment.ARGUMENT VALUE ...] [options]"
-    add = parser.add_argument
-    add("--model", type=str, required=True, help="Run folder; may be given as the first argument.")
-    add("--episodes", type=str | None, help="File or folder of episodes; default RUN/episodes.")
-    if command != "whatif":
-        add("--iteration", type=NonNegativeInt | None, help="Only the episodes of this iteration, counted from 0.")
-    add("--episode", type=str | None, help="Id of an episode.")
-    add("--output", type=str | None, help="JSON file for the report.")
-    return parser
-
-
 def _options(parser: CommandParser, arguments: Sequence[str]) -> tuple[Any, RunOptions]:
     missing = (
         f"RUN missing: the episodes are played in a run's environment; give it first, as in `{parser.prog} RUN`, or "
@@ -148,7 +119,7 @@ def _options(parser: CommandParser, arguments: Sequence[str]) -> tuple[Any, RunO
     run_options = read_with_run(parser, with_first_as("--model", arguments), weights=False, without=missing)
     options = parser.instantiate(run_options.config)
     kind = class_path(type(options.environment))
-    tell(f"playing again in {run_options.name_of(options.environment)}, {kind} ({shown_settings(run_options.played)})")
+    tell(f"playing again in {run_options.name_of(options.environment)}, {kind} ({run_options.shown_settings()})")
     return options, run_options
 
 

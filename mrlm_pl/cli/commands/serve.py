@@ -55,7 +55,7 @@ NEEDED = {
     **dict.fromkeys(("allow_settings", "threads", "processes", "queue", "openenv_port", "join"), _ENVIRONMENTS),
     **dict.fromkeys(("max_sessions", "lease_seconds", "step_seconds"), (*_ENVIRONMENTS, "controller")),
 }
-"""Options, each with those without any of which it does nothing."""
+"""Options that need at least one of others, by name."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -243,8 +243,8 @@ def hosted_environments(
     """Return the factory of each environment, by the environment's own name.
 
     Args:
-        names: environments, as :func:`find_environment` takes them.
-        settings: arguments by name; these environments are hosted as well.
+        names: names of environments, as :func:`find_environment` takes them.
+        settings: arguments of environments by name; these environments are hosted as well.
         allow_settings: whether clients may set arguments.
 
     Raises:
@@ -268,8 +268,8 @@ class HostedClass:
     """Makes an environment of a class; its arguments are checked like those of a configuration file.
 
     Args:
-        cls: the class.
-        settings: its arguments.
+        cls: class of the environment.
+        settings: arguments of the class.
         allow_settings: whether clients may set arguments.
     """
 
@@ -333,9 +333,9 @@ async def _serve(server: EnvironmentServer, options: Any, identity: Identity) ->
             server.service.sessions.prefix = f"{secrets.token_hex(6)}{SEPARATOR}"
             controller = Address(options.join, options.token_file, identity, options.message_mb)
             membership = Membership(server, controller, options.advertise or f"{host}:{server.port}")
-            await membership.start()
-            stack.push_async_callback(membership.stop)
-            ends.append(asyncio.ensure_future(membership.refused()))
+            joining = asyncio.ensure_future(membership.run())
+            stack.callback(joining.cancel)
+            ends.append(asyncio.shield(joining))  # it reports until the sessions have ended
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, stopping.set)  # Ctrl-C and SIGHUP act as it does
         gc.collect()

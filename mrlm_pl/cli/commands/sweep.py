@@ -43,9 +43,9 @@ MOST_SEEDS = 10_000
 FINISHED = "finished"
 POLL_SECONDS = 0.2
 GRACE_SECONDS = 300.0
-"""Time of the runs to end after a signal: for an update, a checkpoint and the export."""
+"""Seconds for the runs to end after a signal, with an update, a checkpoint and the export."""
 LONGEST_NAME = 120
-"""Letters of a folder's name before its hash."""
+"""Maximum number of letters of a folder's name before its hash."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class Cell:
     """A combination of the grid's values.
 
     Args:
-        label: ``NAME=VALUE,...``; empty without a grid.
-        settings: the keys and their values.
+        label: settings as ``NAME=VALUE,...``; empty without a grid.
+        settings: keys and values of the combination.
     """
 
     label: str
@@ -78,10 +78,10 @@ class Member:
     """A run of a sweep.
 
     Args:
-        folder: its run folder.
-        cell: its values of the grid.
-        words: its options of ``mrlm fit``.
-        own: those that the sweep sets.
+        folder: run folder.
+        cell: values of the grid.
+        words: options of ``mrlm fit``.
+        own: options that the sweep sets.
     """
 
     folder: Path
@@ -142,13 +142,13 @@ def plan_members(output: Path, words: Sequence[str], seeds: int, grid: Sequence[
     """Yield the runs: all seeds of each combination of the grid's values.
 
     Args:
-        output: folder of their folders.
-        words: options of ``mrlm fit`` that all have.
-        seeds: their number.
-        grid: ``KEY=VALUE,VALUE`` for each key.
+        output: parent folder of the run folders.
+        words: options of ``mrlm fit`` that all runs have.
+        seeds: number of seeds.
+        grid: values of each key, as ``KEY=VALUE,VALUE``.
 
     Raises:
-        ConfigurationError: an item of the grid has another form or is there twice, or an option is the sweep's own.
+        ConfigurationError: an item of the grid has another form or occurs twice, or an option is the sweep's own.
 
     >>> [str(member.folder) for member in plan_members(Path("s"), [], 1, ["data.groups=2,4"])]
     ['s/groups=2/seed-0', 's/groups=4/seed-0']
@@ -167,10 +167,10 @@ def cells(items: Sequence[str]) -> Iterator[Cell]:
     """Yield all combinations of the grid's values.
 
     Args:
-        items: ``KEY=VALUE,VALUE`` for each key.
+        items: values of each key, as ``KEY=VALUE,VALUE``.
 
     Raises:
-        ConfigurationError: an item has another form, or a key or value is there twice.
+        ConfigurationError: an item has another form, or a key or value occurs twice.
 
     >>> [cell.label for cell in cells(["data.groups=2,4", "model.a.rate=1", "model.b.rate=2"])]
     ['groups=2,model.a.rate=1,model.b.rate=2', 'groups=4,model.a.rate=1,model.b.rate=2']
@@ -232,9 +232,9 @@ def train_members(members: Sequence[Member], jobs: int, logs: Path) -> Mapping[M
     Ctrl-C and SIGTERM end all runs in order: they save their checkpoints.
 
     Args:
-        members: the runs.
-        jobs: processes at once.
-        logs: folder of their output.
+        members: runs of the sweep.
+        jobs: number of processes at once.
+        logs: folder of the runs' output.
     """
     logs.mkdir(parents=True, exist_ok=True)
     waiting = [member for member in members if _state(member.folder) != FINISHED]
@@ -314,7 +314,7 @@ def _record(output: Path, words: Sequence[str], members: Sequence[Member]) -> No
     A sweep without a finished run or a checkpoint is replaced.
 
     Raises:
-        ConfigurationError: they differ, so that the report would mix runs, or the record is broken.
+        ConfigurationError: the options or settings differ, so that the report would mix runs, or the record is broken.
     """
     files = {str(path): path for member in members for path in config_files(member.words)}
     current: dict[str, Any] = {

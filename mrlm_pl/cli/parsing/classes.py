@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any, Literal, get_origin, get_type_hints
 
 from jsonargparse import ArgumentError, ArgumentParser
-from jsonargparse._parameter_resolvers import get_signature_parameters
 
 from mrlm_pl.cli.parsing.config_files import MistakeError, unknown_key
 from mrlm_pl.cli.parsing.configuration import ARGUMENTS, CLASS, DROPPED, EARLIER, leaves
@@ -31,6 +29,7 @@ from mrlm_pl.environment import Environment
 from mrlm_pl.errors import MRLMError, nearest, nearest_path, source_line_of_class, tell
 from mrlm_pl.runs.plugins import (
     class_path,
+    defaults,
     dotted_path,
     environments_by_name,
     import_exports,
@@ -57,9 +56,9 @@ def resolve(value: Any, annotation: Any, key: str) -> Any:
     """Return a value with the import paths of its classes, after a check of the names in it.
 
     Args:
-        value: as :func:`~mrlm_pl.cli.parsing.configuration.merge_arguments` gives it.
-        annotation: the type of the parameter.
-        key: of the value, for messages.
+        value: value in the form that :func:`~mrlm_pl.cli.parsing.configuration.merge_arguments` returns.
+        annotation: type of the parameter.
+        key: key of the value, for messages.
 
     Raises:
         MistakeError: a class or a setting does not exist.
@@ -106,7 +105,7 @@ def _check_beside(value: Mapping[str, Any], key: str) -> None:
     """Refuse arguments of a class beside its ``class_path``.
 
     Raises:
-        MistakeError: of the first one.
+        MistakeError: there is such an argument; the error is that of the first.
     """
     misplaced = next((name for name in value if name not in (CLASS, ARGUMENTS, "dict_kwargs", EARLIER, DROPPED)), None)
     if misplaced is not None and isinstance(value[misplaced], Mapping) and nearest(misplaced, [ARGUMENTS]):
@@ -277,7 +276,8 @@ def parameters(cls: type) -> dict[str, Any]:
             hints |= {
                 name: hints[name] | None for name in typed if name in signature and signature[name].default is None
             }
-    return {item.name: hints.get(item.name, Any) for item in get_signature_parameters(cls)}
+    names = ArgumentParser(exit_on_error=False).add_class_arguments(cls, fail_untyped=False)
+    return {name: hints.get(name, Any) for name in names}
 
 
 def accepted_arguments(cls: type) -> list[str]:
@@ -324,10 +324,11 @@ def help_class_path(key: str, name: str, base: type, config: dict[str, Any]) -> 
     """Return the import path of the class whose help is asked for.
 
     Args:
-        key: a group, or a parameter of its class, as ``data.environment``.
-        name: of the class.
-        base: of the group.
-        config: resolved; where it names no class of the group, the first with such a parameter is named there.
+        key: a group, or a parameter of its class, such as ``data.environment``.
+        name: name of the class.
+        base: base class of the group.
+        config: resolved configuration; if it names no class of the group, it receives the first class with such a
+            parameter.
 
     Raises:
         MistakeError: there is no such class, or no class is named there.
@@ -404,14 +405,6 @@ def _fits(value: Any, argument: str, cls: type, key: str) -> bool:
         return find_mistake(resolve_arguments({argument: value}, cls, key)[argument], type_hints[argument], key) is None
     except MistakeError:
         return False
-
-
-@cache
-def defaults(cls: type) -> dict[str, Any]:
-    """Return the defaults of a class as a configuration file has them."""
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(cls, fail_untyped=False)
-    return json.loads(json.dumps(parser.get_defaults().as_dict(), default=str))
 
 
 def _unaccepted_message(argument: str, setting: Any, old: type, new: type, key: str) -> str:

@@ -20,13 +20,13 @@ from mrlm_pl.runs.records.configuration_file import read_yaml
 
 CLASS, ARGUMENTS = "class_path", "init_args"
 EARLIER = "<earlier>"
-"""Key of a class's mapping: the earlier class of each argument that was given for one, None before any was named."""
+"""Key of the mapping with the class that each earlier argument was given for; None if no class was named yet."""
 
 DROPPED = "<dropped>"
 """Key of a class's mapping: the ``init_args`` that it was named with; they, also ``{}``, drop unfit ones of another."""
 
 SWITCHES = ("true", "false", "null")
-"""Plain values in place of settings, which an option for one of the settings replaces; see :func:`merge_arguments`."""
+"""Plain values in place of settings that an option for one of the settings replaces; see :func:`merge_arguments`."""
 
 
 def merge_arguments(
@@ -41,8 +41,8 @@ def merge_arguments(
 
     Args:
         arguments: words of the command line.
-        groups: first words of the dotted names of options.
-        load: reads YAML.
+        groups: first parts of the dotted names of options.
+        load: function that reads YAML.
 
     Raises:
         ConfigurationError: an option has no value, or a file holds a mistake; see :func:`check_files`.

@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from mrlm_pl.cli.parsing.classes import defaults
 from mrlm_pl.cli.parsing.config_files import option_values
 from mrlm_pl.cli.parsing.configuration import CLASS, merge_arguments
 from mrlm_pl.cli.parsing.parser import CommandParser, command_parser
 from mrlm_pl.environment import Environment
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.runs.plugins import import_environment, imported
+from mrlm_pl.runs.plugins import import_environment, imported, shown_settings
 from mrlm_pl.runs.records.run import RecordedRun, read_run
 
 _OPTION = "--environment"
@@ -25,9 +24,9 @@ class RunOptions:
     """The options of a command that plays with a run or a model.
 
     Args:
-        config: all options, with the environment's class and arguments.
-        run: what ``--model`` names.
-        name: of the environment in the run, if ``data.names`` gives one.
+        config: all options, with the class and arguments of the environment.
+        run: run or model that ``--model`` names.
+        name: name of the environment in the run, if ``data.names`` gives one.
         played: class and arguments of the environment, as a configuration file has them.
     """
 
@@ -43,6 +42,10 @@ class RunOptions:
     def environment_settings(self) -> dict[str, Any]:
         """Return the environment's arguments."""
         return dict(self.played.get("init_args") or {})
+
+    def shown_settings(self) -> str:
+        """Return those that differ from their defaults, in one line."""
+        return shown_settings(imported(self.played[CLASS]), self.environment_settings())
 
 
 def environment_parser(command: str, description: str) -> CommandParser:
@@ -82,11 +85,11 @@ def read_with_run(
     Options for the environment come on top of the run's arguments, also where they name the same environment again.
 
     Args:
-        parser: of the command.
-        arguments: the command line.
+        parser: parser of the command.
+        arguments: words of the command line.
         weights: whether the run must have exported its policies.
         files: whether ``--model`` may name a run's configuration file.
-        without: the message where no run and no model is named; None is the parser's own.
+        without: message if no run and no model is named; None is the parser's own.
 
     Raises:
         ConfigurationError: as :func:`read`; there is no environment, the run has several and none is chosen, or the
@@ -104,10 +107,9 @@ def read_with_run(
             shown = json.dumps(value)
             raise ConfigurationError(f"{key}: expected one name, but the value is {shown}; give one{hint}")
     named = named.get(CLASS) if isinstance(named, dict) else named
-    asks_help = any(word == "-h" or word.partition("=")[0].endswith("help") for word in words)
-    if model is None and without is not None and not asks_help:
+    if model is None and without is not None:
         raise ConfigurationError(without)
-    if model is None or "--help" in words or "-h" in words:
+    if model is None:
         return RunOptions(read(parser, words), RecordedRun({}))
     run = read_run(model, weights=weights, files=files)
     recorded = run.environment_to_play(named, model)
@@ -124,15 +126,3 @@ def environment_config(parser: CommandParser, options: Any) -> dict[str, Any]:
     """Return the class and arguments of the environment as a configuration file has them, functions by their paths."""
     config: dict[str, Any] = json.loads(parser.dump(options, format="json", skip_validation=True))["environment"]
     return config
-
-
-def shown_settings(config: Mapping[str, Any]) -> str:
-    """Return the arguments of an environment that differ from its defaults, in one line.
-
-    Args:
-        config: the class and its arguments, as a configuration file has them.
-    """
-    usual_values = defaults(imported(config["class_path"]))
-    arguments = config.get("init_args") or {}
-    changed = {key: value for key, value in arguments.items() if key not in usual_values or value != usual_values[key]}
-    return ", ".join(f"{key} {json.dumps(value, ensure_ascii=False)}" for key, value in changed.items()) or "defaults"

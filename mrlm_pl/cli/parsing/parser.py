@@ -60,7 +60,7 @@ def _load(text: str) -> Any:
 set_loader("yaml", _load, exceptions=(YAMLError,))
 
 _PARSED: ContextVar[tuple[Sequence[str], Mapping[str, Any], Mapping[str, type], str]] = ContextVar("parsed")
-"""The words, the configuration and the bases of the groups that are parsed, and the command."""
+"""The words, configuration, base classes of the groups, and command that are being parsed."""
 
 
 class ShortErrors:
@@ -70,9 +70,9 @@ class ShortErrors:
         """Return the namespace of options and configuration files.
 
         Args:
-            words: the options; those of a group are given as ``--GROUP.NAME VALUE``.
+            words: words of the command line; options of a group are given as ``--GROUP.NAME VALUE``.
             bases: class of each group: a base whose subclasses may be named, or that of ``trainer`` or ``checkpoint``.
-            env: whether environment variables may hold options; None is as the library is set.
+            env: whether environment variables may hold options; None keeps the library's setting.
 
         Raises:
             ConfigurationError: the options or a configuration file hold a mistake.
@@ -261,9 +261,9 @@ def check_needed(options: Any, parser: CommandParser | PlainParser, needed: Mapp
     """Validate that no option was given that does nothing without others.
 
     Args:
-        options: all of them.
-        parser: of the options.
-        needed: for an option's name those of others, one of which must be given.
+        options: all options of the command.
+        parser: parser of the options.
+        needed: for the name of an option, names of others, one of which must be given.
 
     Raises:
         ConfigurationError: an option differs from its default, and none of those others was given.
@@ -279,8 +279,8 @@ def explain(message: str, parser: Any) -> str:
     """Return a short form of the parser library's message.
 
     Args:
-        message: of the library; a tree where a value may have several types.
-        parser: whose options are compared with an unknown one.
+        message: message of the library; a tree if a value may have several types.
+        parser: parser whose options are compared with an unknown one.
     """
     if short := _explain_unrecognized(message, parser) or _explain_unaccepted(message, parser):
         return short

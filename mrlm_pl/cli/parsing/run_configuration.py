@@ -153,7 +153,7 @@ def check_resumable(changed: Mapping[str, tuple[Any, Any]], *, adaptive_kl: bool
 
     Args:
         changed: old and new values by name.
-        adaptive_kl: whether the KL coefficient follows a target, so that only its first value is configured.
+        adaptive_kl: whether the KL coefficient follows a target, in which case only its first value is configured.
 
     Raises:
         ConfigurationError: such a setting differs; the message has its old value.

@@ -42,10 +42,12 @@ class AnswerDataModule(ReferencedDataModule):
 
     Args:
         train: file (JSONL, JSON, CSV, Parquet, also with .zst or .gz), folder of episodes, or hub name.
-        validation: the same for the validation loop; None has none. No question should be in both.
-        test: the same for ``mrlm test``; None has none.
-        batch_size: answers in a batch, on each rank.
-        max_tokens: longer conversations are left out and counted; None is the model's context window.
+        validation: source for the validation loop, in the same forms; None skips validation. No question should be in
+            both.
+        test: source for ``mrlm test``, in the same forms; optional.
+        batch_size: number of answers in a batch, on each rank.
+        max_tokens: longest conversation in tokens; longer ones are left out and counted. None is the model's context
+            window.
         seed: seed of the shuffling; None is that of ``lightning.seed_everything`` or of the command's
             ``--seed_everything``, else 0.
 
@@ -99,7 +101,7 @@ class AnswerDataModule(ReferencedDataModule):
 
 
 def unrelated(answers: Sequence[Answer], seed: int, source: str) -> list[tuple[Answer, Answer]]:
-    """Return each answer and one to another question, the next in a random order.
+    """Return each answer with an answer to another question, the next in a random order.
 
     Raises:
         DataError: all answers are to one question.
@@ -123,7 +125,7 @@ def _check_kinds(answers: Sequence[Answer], source: str) -> None:
     """Validate that there are right and wrong answers.
 
     Raises:
-        DataError: there is one kind only: there is nothing to separate and no curve to measure.
+        DataError: all answers are right, or all are wrong: there is nothing to separate and no curve to measure.
     """
     right = sum(answer.correct > 0.5 for answer in answers)
     wrong = sum(answer.correct < 0.5 for answer in answers)

@@ -33,21 +33,22 @@ DataSplit = Literal["train", "validation", "test"]
 
 
 class FixedDataModule(ChecksArguments, LightningDataModule, ABC):
-    """Base of the data modules over files: a subclass reads examples, tokenizes them and makes tensors of them.
+    """Base of the data modules over files: subclasses read, tokenize and collate the examples.
 
     The position in an epoch counts examples, so a run may continue with another batch size or number of ranks.
 
     Args:
         train: file (JSONL, JSON, CSV, Parquet, also with .zst or .gz), a run's folder of episodes, or hub name.
-        validation: the same for the validation loop; None has none.
-        test: the same for ``mrlm test``; None has none.
-        batch_size: examples in a batch, on each rank.
-        max_tokens: examples with a longer row are left out and counted; None is the context window of the row's policy.
+        validation: source for the validation loop, in the same forms; None skips validation.
+        test: source for ``mrlm test``, in the same forms; optional.
+        batch_size: number of examples in a batch, on each rank.
+        max_tokens: longest row in tokens; examples with a longer one are left out and counted. None is the context
+            window of the row's policy.
         seed: seed of the shuffling; None is that of ``lightning.seed_everything`` or of the command's
             ``--seed_everything``, else 0.
 
     Attributes:
-        examples: tokenized, by split.
+        examples: tokenized examples by split.
 
     Raises:
         ConfigurationError: a number is below 1.
@@ -55,7 +56,7 @@ class FixedDataModule(ChecksArguments, LightningDataModule, ABC):
     """
 
     algorithms: ClassVar[tuple[type[Algorithm], ...]]
-    """Those that train on the examples."""
+    """Algorithms that train on the examples."""
 
     unit: ClassVar[str]
     """Name of an example, for messages."""
@@ -122,20 +123,20 @@ class FixedDataModule(ChecksArguments, LightningDataModule, ABC):
         """Return the examples in episodes.
 
         Raises:
-            DataError: there are none.
+            DataError: the episodes contain no examples.
         """
         return list(episodes)
 
     @abstractmethod
     def tokenized(self, example: Any) -> list[Any]:
-        """Return the tokenized examples of one that :meth:`read` returned.
+        """Return the tokenized examples made from one that :meth:`read` returned.
 
         Raises:
-            ValueError: the chat template refuses it.
+            ValueError: the chat template rejects the example.
         """
 
     def rows_of(self, example: Any) -> Sequence[Trajectory]:
-        """Return the rows of a tokenized example that are trained on; it is left out if it has none."""
+        """Return the trained rows of a tokenized example; an example without rows is left out."""
         rows: Sequence[Trajectory] = example.rows
         return rows
 
@@ -189,7 +190,7 @@ class FixedDataModule(ChecksArguments, LightningDataModule, ABC):
             self.examples[split] = fitting
 
     def count(self, split: DataSplit) -> int:
-        """Return the number of examples in a split; 0 for one that has no source."""
+        """Return the number of examples in a split; 0 for a split without a source."""
         return len(self.examples.get(split, ()))
 
     @abstractmethod
@@ -207,7 +208,7 @@ class FixedDataModule(ChecksArguments, LightningDataModule, ABC):
         return sizes
 
     def before_first_batch(self) -> None:
-        """Called when the model is on its device and a checkpoint has been read, before a batch is made."""
+        """Prepare for the first batch; called after the model is on its device and a checkpoint has been read."""
 
     def train_dataloader(self) -> EpochStream:
         return EpochStream(self, "train")
@@ -237,7 +238,7 @@ class FixedDataModule(ChecksArguments, LightningDataModule, ABC):
         return module
 
     def learner(self) -> tuple[str, Policy]:
-        """Return name and policy that are trained on the examples."""
+        """Return the name and the policy that the examples train."""
         algorithm = self.algorithm()
         name = next(iter(algorithm.policies))
         return name, algorithm.policy(name)
@@ -261,8 +262,8 @@ class FixedDataModule(ChecksArguments, LightningDataModule, ABC):
 class EpochStream:
     """Sized stream over one split; for training, the position lives in the data module.
 
-    The ranks divide each batch. A rank that gets none of an epoch's last examples has an empty batch, so that it joins
-    the update.
+    The ranks divide each batch. A rank without any of an epoch's last examples has an empty batch, so that it joins the
+    update.
     """
 
     def __init__(self, data: FixedDataModule, split: DataSplit) -> None:

@@ -23,8 +23,8 @@ def read_examples(source: str, split: str) -> tuple[list[tuple[str, dict[str, An
     """Return the data rows of a source with their places, or its episodes; failed episodes are left out.
 
     Args:
-        source: what :func:`mrlm_pl.environment.rows.read_rows` reads, or a run's folder of episodes.
-        split: of a hub data set.
+        source: data file or hub name (see :func:`mrlm_pl.environment.rows.read_rows`), or a run's folder of episodes.
+        split: split of a hub data set.
 
     Raises:
         DataError: the source is missing or unreadable, only some of its rows are episodes, or all episodes failed.
@@ -58,8 +58,8 @@ class Demonstration(NamedTuple):
     """A chat, or plain text without a chat template, of a data row.
 
     Attributes:
-        given: the first messages, which are no actions. The tool calls of replies are in ``tool_calls`` alone.
-        shown: the messages after them; those of the assistant are actions.
+        given: first messages, which are no actions. The tool calls of replies are in ``tool_calls`` alone.
+        shown: messages after them; those of the assistant are actions.
         plain: whether both are the text of a single message, which no chat template renders.
         tools: schemas of the agent's tools, as :meth:`ToolSchema.to_chat` returns them.
     """
@@ -103,7 +103,7 @@ def messages_of(messages: Any) -> list[Message]:
     """Return the messages of a data row.
 
     Raises:
-        ValueError: they have a fault.
+        ValueError: the messages have a fault.
     """
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise ValueError("messages must be a list of {role, content}")
@@ -127,7 +127,7 @@ def _calls_of(message: dict[str, Any]) -> tuple[ToolCall, ...]:
     """Return the tool calls of a message in OpenAI's form.
 
     Raises:
-        ValueError: they have a fault.
+        ValueError: the tool calls have a fault.
     """
     if message.get("function_call"):  # of an earlier form, which would be left out
         raise ValueError(f"{message!r:.80} has a function_call; write it as tool_calls")
@@ -150,7 +150,7 @@ def tools_of(tools: Any) -> list[dict[str, Any]]:
     """Return the tools of a data row.
 
     Raises:
-        ValueError: they have a fault.
+        ValueError: the tools have a fault.
     """
     if tools is None:
         return []
@@ -186,11 +186,11 @@ def chat_rows(
     """Return the token rows of a chat, several where the chat template rewrites history.
 
     Args:
-        given: the first messages, which are no actions.
-        shown: the messages after them; those of the assistant are actions.
-        chat: format of the learner.
+        given: first messages, which are no actions.
+        shown: messages after them; those of the assistant are actions.
+        chat: chat format of the learner.
         policy: name of the learner.
-        unended: numbers in ``shown`` of truncated messages, which have no end token.
+        unended: indices in ``shown`` of truncated messages, which have no end token.
         tools: schemas of the agent's tools, as :meth:`ToolSchema.to_chat` returns them.
     """
     conversation = GivenConversation(chat, tools)
@@ -223,10 +223,10 @@ def scored_row(prompt: Sequence[Message], answer: Sequence[Message], chat: ChatF
     the prompt alone.
 
     Args:
-        prompt: the first messages.
-        answer: the messages that are scored.
-        chat: format of the reward model.
-        policy: its name.
+        prompt: first messages.
+        answer: messages that are scored.
+        chat: chat format of the reward model.
+        policy: name of the reward model.
     """
     ids = chat.encode(chat.render([*map(chat.plain, [*prompt, *answer])], generation_prompt=False))
     prompt_ids = chat.encode(chat.render([*map(chat.plain, prompt)], generation_prompt=True))

@@ -37,11 +37,11 @@ class TrajectoryDataModule(FixedDataModule):
 
     Args:
         train: file (JSONL, JSON, CSV, Parquet, also with .zst or .gz), a run's folder of episodes, or hub name.
-        validation: the same for the validation loop; None has none.
-        test: the same for ``mrlm test``; None has none.
-        batch_size: rows in a batch, on each rank.
-        max_tokens: rows with more tokens are left out and counted; None is the model's context window.
-        filter_reward: of episodes, those with a lower reward are left out; None keeps all.
+        validation: source for the validation loop, in the same forms; None skips validation.
+        test: source for ``mrlm test``, in the same forms; optional.
+        batch_size: number of rows in a batch, on each rank.
+        max_tokens: longest row in tokens; longer ones are left out and counted. None is the model's context window.
+        filter_reward: lowest reward of the episodes to train on; None keeps all episodes.
         seed: seed of the shuffling; None is that of ``lightning.seed_everything`` or of the command's
             ``--seed_everything``, else 0.
 
@@ -103,7 +103,7 @@ class TrajectoryDataModule(FixedDataModule):
 
 
 def observation_mask(row: Trajectory) -> list[bool]:
-    """Return True for the tokens of the environment's answers: those after the first action that are no actions."""
+    """Return a mask that is True for the environment's answers: tokens after the first action that are no actions."""
     first = row.action_mask.index(True) if any(row.action_mask) else len(row.action_mask)
     return [index > first and not acts for index, acts in enumerate(row.action_mask)]
 

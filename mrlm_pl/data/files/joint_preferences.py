@@ -38,8 +38,9 @@ class JointPreferenceDataModule(PreferenceDataModule):
 
     Args:
         train, validation, test, reward_gap, seed: see :class:`PreferenceDataModule`.
-        batch_size: pairs of joint actions in a batch, on each rank.
-        max_tokens: pairs with a longer row are left out and counted; None is the context window of the row's policy.
+        batch_size: number of pairs of joint actions in a batch, on each rank.
+        max_tokens: longest row in tokens; pairs with a longer one are left out and counted. None is the context window
+            of the row's policy.
 
     Raises:
         DataError: a file is missing, a row lacks its fields, or episodes give no pair.

@@ -32,7 +32,7 @@ class AnswerPair(NamedTuple):
         """Return the prompt and the messages of both answers; of played rows the common beginning is the prompt.
 
         Args:
-            chat: whose template writes the calls of replies in data rows, which are not in their text.
+            chat: chat format that writes the tool calls of replies in data rows, whose text lacks them.
         """
         chosen, rejected = self
         if isinstance(chosen, Trajectory) or isinstance(rejected, Trajectory):
@@ -60,11 +60,12 @@ class PreferenceDataModule(ReferencedDataModule):
 
     Args:
         train: file (JSONL, JSON, CSV, Parquet, also with .zst or .gz), a run's folder of episodes, or hub name.
-        validation: the same for the validation loop; None has none.
-        test: the same for ``mrlm test``; None has none.
-        batch_size: pairs in a batch, on each rank.
-        max_tokens: pairs with a longer row are left out and counted; None is the model's context window.
-        reward_gap: see above.
+        validation: source for the validation loop, in the same forms; None skips validation.
+        test: source for ``mrlm test``, in the same forms; optional.
+        batch_size: number of pairs in a batch, on each rank.
+        max_tokens: longest row in tokens; pairs with a longer one are left out and counted. None is the model's context
+            window.
+        reward_gap: difference of the rewards that a pair from episodes must exceed.
         seed: seed of the shuffling; None is that of ``lightning.seed_everything`` or of the command's
             ``--seed_everything``, else 0.
 
@@ -120,13 +121,13 @@ class PreferenceDataModule(ReferencedDataModule):
 
 
 def preference_pairs(episodes: Sequence[Episode], reward_gap: float = 0.0) -> list[dict[str, Any]]:
-    """Rows ``{prompt, chosen, rejected}`` of messages: the best against the worst episode of each group.
+    """Return rows ``{prompt, chosen, rejected}`` of messages: the best against the worst episode of each group.
 
     See :func:`played_pairs` for the groups that are left out. Rows lack ``tools`` that a chat template described.
 
     Args:
-        episodes: of any number of groups.
-        reward_gap: least difference of the rewards, exclusive.
+        episodes: episodes of any number of groups.
+        reward_gap: difference of the rewards that a pair must exceed.
 
     Raises:
         DataError: a reply has calls that its text lacks.
@@ -155,13 +156,13 @@ def _as_text(message: Message) -> Message:
 def played_pairs(episodes: Sequence[Episode], reward_gap: float = 0.0) -> list[AnswerPair]:
     """Return the best against the worst episode of each group.
 
-    Of equal rewards the first counts. Left out are failed episodes, groups whose rewards differ by ``reward_gap`` or
-    less, agents whose history was rewritten by the chat template, and pairs that begin differently or act alike. With
-    several agents each one's conversation makes a pair, by its own reward.
+    The first of several equal rewards counts. Left out are failed episodes, groups whose rewards differ by
+    ``reward_gap`` or less, agents whose history was rewritten by the chat template, and pairs that begin differently or
+    act alike. With several agents each one's conversation makes a pair, by its own reward.
 
     Args:
-        episodes: of any number of groups.
-        reward_gap: least difference of the rewards, exclusive.
+        episodes: episodes of any number of groups.
+        reward_gap: difference of the rewards that a pair must exceed.
     """
     rows = [
         ((episode.task.key, episode.group, agent), rows[0])
@@ -194,13 +195,13 @@ def pair_rows(pair: AnswerPair, chat: ChatFormat, policy: str) -> tuple[Trajecto
 
 
 def split_prompt(chosen: Sequence[Any], rejected: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
-    """Return what both conversations begin with, and the rest of each."""
+    """Return the common beginning of both conversations, and the rest of each."""
     shared = common_prefix(chosen, rejected)
     return chosen[:shared], chosen[shared:], rejected[shared:]
 
 
 def pair_of(row: Mapping[str, Any]) -> AnswerPair:
-    """Return the pair in a data row; without a prompt of its own, what both answers begin with is the prompt.
+    """Return the pair in a data row; without a prompt of its own, the common beginning of both answers is the prompt.
 
     Raises:
         ValueError: the row has a fault.

@@ -29,7 +29,7 @@ class ReferencedDataModule(FixedDataModule):
     :meth:`batches`.
 
     Attributes:
-        references: log-probabilities [rows] of each split, example after example; empty for algorithms that do not read
+        references: log-probabilities [rows] of each split, example after example; empty if the algorithm does not read
             them.
     """
 
@@ -47,7 +47,7 @@ class ReferencedDataModule(FixedDataModule):
 
     @abstractmethod
     def batches(self, examples: Sequence[Any]) -> dict[str, tuple[PolicyBatch, Tensor]]:
-        """Return the rows of each policy, and the place [B] of each row among :meth:`rows_of` of all examples."""
+        """Return the rows of each policy, and the index [B] of each row among :meth:`rows_of` of all examples."""
 
     def collate(self, split: DataSplit, chosen: Sequence[int]) -> dict[str, PolicyBatch]:
         batches = self.batches([self.examples[split][index] for index in chosen])
@@ -74,7 +74,7 @@ class ReferencedDataModule(FixedDataModule):
                 self._referenced[split] = self._digests[split]
 
     def _check_initial(self, split: DataSplit) -> None:
-        """Validate that the initial weights are the reference of examples which a checkpoint lacks.
+        """Validate that the initial weights are the reference of examples that a checkpoint lacks.
 
         Raises:
             ConfigurationError: no checkpoint has been read, or the run was trained on others.
@@ -110,7 +110,7 @@ class ReferencedDataModule(FixedDataModule):
 
     @contextmanager
     def _scoring(self, *, initial: bool) -> Iterator[list[Policy]]:
-        """Turn dropout off, and read the initial weights if wanted; yield the policies with a copy of these.
+        """Turn dropout off, and read the initial weights if ``initial``; yield the policies with a copy of these.
 
         With adapters there is no copy. A copy is whole on each rank, also where the policy itself is sharded.
         """
@@ -133,8 +133,8 @@ class ReferencedDataModule(FixedDataModule):
         """Return the log-probability of the answer in each row; each rank computes a part.
 
         Args:
-            split: of the rows.
-            initial: under the initial weights, which are then read, in place of the current ones.
+            split: split of the rows.
+            initial: whether to read and use the initial weights in place of the current ones.
         """
         algorithm, examples = self.algorithm(), self.examples[split]
         trainer = algorithm.trainer

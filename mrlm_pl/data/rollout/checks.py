@@ -27,8 +27,8 @@ def check_groups(learner: RolloutLearner, plan: GroupPlan, settings: Mapping[str
 
     Args:
         learner: the algorithm.
-        plan: of the groups.
-        settings: of the environments, which may name a size.
+        plan: plan of the groups.
+        settings: settings of the environments, which may override the group size.
 
     Raises:
         ConfigurationError: the groups are too small for the algorithm, or it compares no episodes.
@@ -56,11 +56,11 @@ def check_updates(
 
     Args:
         learner: the algorithm.
-        passes: passes over a rollout.
-        minibatches: updates in a pass.
-        groups: of a rollout, over all ranks.
-        ranks: that divide them.
-        accumulation: micro-batches of an update on each rank.
+        passes: number of passes over a rollout.
+        minibatches: number of updates in a pass.
+        groups: number of groups in a rollout, over all ranks.
+        ranks: number of ranks that divide the groups.
+        accumulation: number of micro-batches in an update, on each rank.
 
     Raises:
         ConfigurationError: an algorithm without an importance ratio uses every token more than once, or the groups
@@ -130,7 +130,7 @@ def check_sampling(learner: RolloutLearner, sampling: Sampling) -> None:
 def check_lag(
     learner: RolloutLearner, mode: Literal["sync", "async"], max_lag: int, options: AsyncOptions, sampling: Sampling
 ) -> None:
-    """Validate the options of playing while the learner updates; one without an effect is a warning.
+    """Validate the options of playing while the learner updates; warn of one without an effect.
 
     Raises:
         ConfigurationError: the algorithm does not reweight stale data.
@@ -163,7 +163,7 @@ def check_learns(algorithm: Algorithm) -> None:
     """Validate that the algorithm learns from rollouts.
 
     Raises:
-        ConfigurationError: it does not prepare them; the message has its data module.
+        ConfigurationError: the algorithm does not learn from rollouts; the message names its data module.
     """
     if type(algorithm).prepare is RolloutLearner.prepare:
         raise ConfigurationError(
@@ -175,11 +175,11 @@ def check_logprobs(learner: RolloutLearner, engine: Engine) -> None:
     """Validate that the engine returns the tokens that it sampled, with their log-probabilities.
 
     Args:
-        learner: the algorithm, attached to its trainer.
-        engine: of the run.
+        learner: algorithm, attached to its trainer.
+        engine: engine of the run.
 
     Raises:
-        ConfigurationError: the engine of a trained policy does not.
+        ConfigurationError: the engine of a trained policy does not return them.
     """
     for name in learner.policies:
         if learner.policy(name).trained and not engine.reports_logprobs(name):

@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 class CollectionObserver(ABC):
-    """A Lightning callback of this class is called with every rollout of the data module."""
+    """Base of Lightning callbacks that are called with every rollout of the data module."""
 
     @abstractmethod
     def on_collection(self, trainer: Any, episodes: Sequence[Episode]) -> None:
@@ -72,20 +72,20 @@ class RolloutCollection:
     :class:`~mrlm_pl.data.rollout.history.RunTotals`.
 
     Args:
-        tasks: the environments of the run.
-        players: play episodes and give the engine its weights.
-        plan: the groups of each iteration; :meth:`begin` adds the rules of the algorithm.
-        sampling: how turns are sampled.
-        rounds: of synchronous playing; None plays in lockstep.
+        tasks: environments of the run.
+        players: players of the episodes, which also give the engine its weights.
+        plan: plan of each iteration's groups; :meth:`begin` adds the rules of the algorithm.
+        sampling: sampling settings of the turns.
+        rounds: options of synchronous playing in rounds; None plays in lockstep.
         max_lag: greatest age of the weights that sample, in iterations; with 0 the learner waits for the episodes.
-        options: of playing while the learner updates.
-        saved: the iterations whose episodes are kept in ``RUN/episodes``; None writes none.
+        options: options of playing while the learner updates.
+        saved: iterations whose episodes are kept in ``RUN/episodes``; None saves no episodes.
 
     Attributes:
-        on_policy: True if the weights that sample are those that train first.
-        trainer, learner: of the fit, from :meth:`begin` on.
-        components: names of the metrics of the last rollout that are the parts of its reward, where there are several;
-            empty with several environments.
+        on_policy: True if the weights that sample equal those of the first update.
+        trainer, learner: trainer and algorithm of the fit, set by :meth:`begin`.
+        components: names of the logged reward components of the last rollout if it has several; empty with several
+            environments.
     """
 
     trainer: Trainer
@@ -136,7 +136,7 @@ class RolloutCollection:
         self.totals.start()
 
     def restart(self) -> None:
-        """Forget the rollouts of an algorithm, for another one."""
+        """Reset the state of an algorithm's rollouts, before another algorithm uses the collection."""
         for name, part in self._parts().items():
             part.load(copy.deepcopy(self._unused[name]))
 
@@ -151,8 +151,8 @@ class RolloutCollection:
         """Return the rows of an iteration by policy, and the numbers to log.
 
         Args:
-            iteration: from 0.
-            last: the last iteration whose groups may begin now.
+            iteration: index of the iteration, from 0.
+            last: last iteration whose groups may begin now.
 
         Raises:
             RolloutError: all episodes failed.
@@ -188,7 +188,7 @@ class RolloutCollection:
         return rows, metrics
 
     def write_tokens(self) -> None:
-        """Write the measures of tokens that the learner has made, if any."""
+        """Write the learner's token measures, if there are any."""
         if (measures := self.learner.metrics.tokens) is not None:
             self.learner.metrics.tokens = None
             if self._writes:
@@ -197,7 +197,7 @@ class RolloutCollection:
                 self._writer.write_lines(iteration_file(folder, measures.iteration, rank, "tokens"), measures.lines())
 
     def _prepare(self, iteration: int, training: Sequence[Episode], collected: Collected) -> dict[str, PolicyBatch]:
-        """Return the rows that are trained on, and give the episodes that are saved the credit of their turns."""
+        """Return the rows that are trained on, and assign the credit of turns to the saved episodes."""
         learner = self.learner
         episodes, greedy = self.tasks.with_reward_scale(training), self.tasks.with_reward_scale(collected.greedy)
         context = self.trainer.precision_plugin.forward_context()
@@ -280,7 +280,7 @@ class RolloutCollection:
         return state if measures is None else {**state, "tokens": gather_at_first_rank(measures.state())}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state` returned."""
+        """Restore the value of :meth:`state`."""
         for name, part in self._parts().items():
             part.load(state.get(name))
         measured = state.get("tokens", ())
@@ -313,7 +313,7 @@ class RolloutCollection:
 
 
 def first_failure(episodes: Sequence[Episode], folder: Path) -> str:
-    """Return the error of the first failed episode, and what checks its environment: a command on the run's folder."""
+    """Return the error of the first failed episode, and a command on the run's folder that checks its environment."""
     failed = next(episode for episode in episodes if episode.failed)
     recorded = (folder / "config.yaml").is_file()  # a script's environment is not
     check = (
@@ -326,9 +326,9 @@ def warn_of_failures(episodes: Sequence[Episode], what: str, folder: Path) -> No
     """Warn of failed episodes.
 
     Args:
-        episodes: that were played.
+        episodes: episodes that were played.
         what: kind of the episodes, for the message.
-        folder: of the run.
+        folder: run folder.
     """
     failed = sum(episode.failed for episode in episodes)
     if failed:
@@ -340,7 +340,7 @@ def check_played(episodes: Sequence[Episode], iteration: int, trainer: Any) -> s
     """Warn of failed episodes, and return the environments that judged any on any rank; every rank must call it.
 
     Raises:
-        RolloutError: all of one rank failed; all ranks raise it, so that each of them tells the cause.
+        RolloutError: all episodes of one rank failed; all ranks raise it, so that each of them reports the cause.
     """
     folder, fault = Path(trainer.default_root_dir), None
     judging_here = {episode.task.environment for episode in episodes if episode.success is not None}

@@ -26,14 +26,14 @@ class EvaluationStream:
     """Serves the episodes of a validation, test or prediction loop.
 
     Args:
-        players: play them.
-        split: of the tasks.
-        episodes: of each environment.
-        sampling: how turns are sampled.
-        seed: of tasks and sampling.
+        players: players of the episodes.
+        split: split of the tasks.
+        episodes: number of episodes of each environment.
+        sampling: sampling settings of the turns.
+        seed: seed of tasks and sampling.
 
     Attributes:
-        few: how many tasks the split has, of each environment where they are fewer than the episodes.
+        few: number of tasks in the split, for each environment that has fewer tasks than episodes.
     """
 
     BATCH = 64
@@ -55,7 +55,7 @@ class EvaluationStream:
         return self.batches
 
     def warn_of_few_tasks(self, option: str) -> None:
-        """Warn of environments whose split has fewer tasks than episodes that an option asks for, on the first rank."""
+        """Warn on the first rank of environments whose split has fewer tasks than the option requests episodes."""
         if self.few and data_parallel_rank(self.trainer)[0] == 0:
             counts = ", ".join(f"{name!r} has {count}" for name, count in self.few.items())
             message = "the %s split has fewer tasks than %s, %d: %s; each is played once"
@@ -76,7 +76,7 @@ class EpisodeBatch:
     """Finished episodes on their way through a validation, test or prediction step.
 
     Args:
-        episodes: of any environments.
+        episodes: finished episodes of any environments.
         by_task: whether the numbers are also logged for each environment.
     """
 
@@ -90,8 +90,8 @@ class EpisodeBatch:
     def means(self) -> dict[str, tuple[float, float]]:
         """Return mean and number of observations by metric: ``reward``; for ``accuracy`` see :meth:`outcomes`.
 
-        Failed episodes have neither. Where all failed, both are NaN of 0 observations: nothing is known. Episodes of
-        several agents also have ``agent/NAME/...``; see :func:`mrlm_pl.evaluation.agents.means_by_agent`.
+        Failed episodes have neither. If all failed, both are NaN with 0 observations. Episodes of several agents also
+        have ``agent/NAME/...``; see :func:`mrlm_pl.evaluation.agents.means_by_agent`.
         """
         means = dict(_means(self.episodes))
         played = [episode for episode in self.episodes if not episode.failed and episode.team_size > 1]

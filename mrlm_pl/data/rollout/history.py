@@ -22,8 +22,8 @@ class RunTotals:
     """Totals of a run over its iterations, continued from a checkpoint.
 
     Logged as ``progress/iteration``, ``progress/episodes``, ``progress/failed_episodes``, ``progress/decisions``,
-    ``progress/generated_tokens`` and ``progress/seconds``: what runs are compared at. Episodes that failed or were
-    replaced count, as they were played.
+    ``progress/generated_tokens`` and ``progress/seconds``: the costs at which runs are compared. Episodes that failed
+    or were replaced count, as they were played.
     """
 
     def __init__(self) -> None:
@@ -42,8 +42,8 @@ class RunTotals:
         """Return the totals after an iteration.
 
         Args:
-            iteration: how many are collected.
-            played: episodes, failed ones, decisions and generated tokens of this one.
+            iteration: number of collected iterations.
+            played: numbers of episodes, failed episodes, decisions and generated tokens in this iteration.
         """
         self._totals = summed([*self._totals.items(), *played.items()])
         totals = {"iteration": float(iteration), **self.state()}
@@ -75,19 +75,19 @@ STANDARD_ERRORS = 2.0
 LEAST_CHANGE = 0.05
 
 Measured = Sequence[float]
-"""Of one iteration or several: sum of scores, number of scores, sum of successes, number of episodes."""
+"""Sum of scores, number of scores, sum of successes and number of episodes, of one or several iterations."""
 
 
 class SignalCheck:
-    """Warns, with a likely cause, of iterations in a row without a signal, or in which every turn is truncated.
+    """Warns, with a likely cause, of consecutive iterations without a signal, or in which every turn is truncated.
 
     Each warning is logged once. Turns of a single token are meant to end at their limit.
 
     Args:
-        sampling: how training episodes are sampled.
+        sampling: sampling settings of the training episodes.
         compares: whether the algorithm compares the episodes of a task, so that equal returns in each group carry no
-            signal; otherwise equal returns, agent by agent, in all episodes of these iterations carry none.
-        no_signal: text for groups without a signal; see :attr:`~mrlm_pl.learner.algorithm.Algorithm.no_signal`.
+            signal; otherwise only equal returns, agent by agent, in all episodes of these iterations carry none.
+        no_signal: explanation of groups without a signal; see :attr:`~mrlm_pl.learner.algorithm.Algorithm.no_signal`.
     """
 
     def __init__(self, sampling: Sampling, compares: bool, no_signal: str = EQUAL_RETURNS) -> None:
@@ -105,8 +105,8 @@ class SignalCheck:
         """Add an iteration.
 
         Args:
-            metrics: its logged numbers.
-            returns: of the agents in its episodes, on all ranks.
+            metrics: logged numbers of the iteration.
+            returns: returns of the agents in its episodes, on all ranks.
         """
         before, self._returns = self._returns, returns
         if self.compares:
@@ -221,7 +221,7 @@ class VerifierWatch:
         return {"first": self._first, "latest": self._latest, "warned": self._warned}
 
     def load(self, state: Mapping[str, Any] | None) -> None:
-        """Restore what :meth:`state` returned; None is a checkpoint without it."""
+        """Restore the value of :meth:`state`; None is a checkpoint without it."""
         if state is not None:
             self._first, self._latest, self._warned = state["first"], state["latest"], state["warned"]
 

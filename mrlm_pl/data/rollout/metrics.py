@@ -20,7 +20,7 @@ AgentReturns = tuple[tuple[str, float], ...]
 
 
 def distinct_turns(episodes: Sequence[Episode]) -> list[tuple[Turn, Trajectory]]:
-    """Return every sampled decision once, with a row that has it; paths of a turn tree share some."""
+    """Return every sampled decision once, with a row that contains it; paths of a turn tree share decisions."""
     plain = [episode for episode in episodes if not branches(episode)]
     decisions = [(turn, row) for episode in plain for row in episode.rows() for turn in row.turns if not turn.scripted]
     for tree in map(TurnTree.of, by_group(filter(branches, episodes)).values()):
@@ -31,8 +31,8 @@ def distinct_turns(episodes: Sequence[Episode]) -> list[tuple[Turn, Trajectory]]
 def path_weights(episodes: Sequence[Episode]) -> list[float]:
     """Return the probability of each episode when joint actions of a state are equally likely; 1 outside turn trees.
 
-    Without them a mean over the paths would count those most that branch most. Paths that the tree did not expand,
-    because another was better, have 0: their outcome is unknown.
+    Without these weights, states with more branches would dominate a mean over the paths. Paths that the tree did not
+    expand, because another was better, have 0: their outcome is unknown.
     """
     expanded = [episode for episode in episodes if episode.stop_reason != UNEXPANDED_STOP and branches(episode)]
     weights: dict[tuple[str, str], float] = {}
@@ -48,7 +48,7 @@ def path_weights(episodes: Sequence[Episode]) -> list[float]:
 
 
 def token_count(episodes: Sequence[Episode]) -> float:
-    """Return the number of tokens sampled for these episodes, retries included; paths of a turn tree share some."""
+    """Return the number of tokens sampled for these episodes, with retries; shared tokens of tree paths count once."""
     return _tokens(distinct_turns(episodes)) + _retried_tokens(episodes)
 
 
@@ -66,11 +66,11 @@ class CollectionSums:
 
     Attributes:
         means: (sum, count) of the logged means, by name.
-        sums: logged sums.
-        successes: (successes, episodes) by environment that judges.
+        sums: numbers logged as sums, by name.
+        successes: (successes, episodes) by judging environment.
         components: reward components and stop reasons, by the prefix of their names.
-        played: episodes, decisions and generated tokens, with those that are not trained on.
-        returns: each combination of the agents' returns in an episode, once.
+        played: numbers of episodes, decisions and generated tokens, including those that are not trained on.
+        returns: distinct combinations of the agents' returns in an episode.
     """
 
     means: dict[str, tuple[float, float]]
@@ -95,14 +95,14 @@ class CollectionSums:
         """Return the sums of the episodes that one rank played.
 
         Args:
-            episodes: those that train.
-            seconds: of the collection.
-            without_signal: whether a group carries no learning signal.
-            unused: others that were played in that time; they are throughput, and may have failed.
-            branches: those of ``unused`` that complete the groups of the ones that train.
+            episodes: episodes that train.
+            seconds: duration of the collection.
+            without_signal: function that returns whether a group carries no learning signal.
+            unused: other episodes that were played in that time; they count in the throughput, and may have failed.
+            branches: episodes among ``unused`` that complete the groups of the training ones.
             by_task: whether reward and success are also measured by environment.
-            earlier_tokens: that were sampled in these seconds for other collections.
-            judging: the environments that judge, on any rank; None: those that judged one of ``episodes``.
+            earlier_tokens: number of tokens that were sampled in these seconds for other collections.
+            judging: environments that judge, on any rank; None takes those that judged one of ``episodes``.
         """
         played = [episode for episode in episodes if not episode.failed]
         turns, weights = distinct_turns(played), path_weights(played)
@@ -179,9 +179,9 @@ def outcome_sums(
     """Return (weighted sum, weight) of each number of episodes whose mean is logged, by name.
 
     Args:
-        episodes: that did not fail.
-        weights: of each, by :func:`path_weights`.
-        judging: the environments that judge; others have no success.
+        episodes: episodes that did not fail.
+        weights: weight of each episode; see :func:`path_weights`.
+        judging: environments that judge; others have no success.
         by_task: whether reward and success are also measured by environment.
     """
     values: dict[str, list[tuple[float, float]]] = {}

@@ -59,46 +59,47 @@ class RolloutDataModule(ChecksArguments, LightningDataModule):
     ``collection`` collects, saves and measures (:class:`~mrlm_pl.data.rollout.collection.RolloutCollection`).
 
     Args:
-        environment: where episodes are played; several make a multi-task run.
-        weights: relative number of groups of each environment; None is equal numbers.
-        curriculum: sets the environments' fractions of an iteration's groups by the success rates in the iterations
-            trained on before its first group may begin; see :class:`SuccessRateCurriculum`.
-        names: a name for each environment, in their order, where two would share one (levels of difficulty); None is
-            their own.
+        environment: environment of the episodes; several make a multi-task run.
+        weights: relative number of groups of each environment; None weighs all equally.
+        curriculum: rule that sets the environments' fractions of an iteration's groups from their success rates in the
+            iterations that were trained on before its first group may begin; see :class:`SuccessRateCurriculum`.
+        names: name of each environment, in their order, if two would share one (levels of difficulty); None takes the
+            environments' own names.
         task_settings: settings of single environments, by name.
-        groups: tasks in an iteration, over all ranks.
-        group_size: episodes of each task; ``task_settings`` may override it for an environment.
+        groups: number of tasks in an iteration, over all ranks.
+        group_size: number of episodes of each task; ``task_settings`` may override it for an environment.
         failed_members: ``shrink`` leaves failed episodes out, and the group if fewer are left than the algorithm can
             compare; ``drop`` leaves the whole group out; ``resample`` plays other episodes of the task in their place
             (a turn tree as a whole), then shrinks. All are saved. A group that is left out is played with another task
             while ``resample_rounds`` allows.
-        member_rounds: how many times ``resample`` plays again in a group.
-        resample_rounds: how many times a group whose returns are all equal, without a learning signal, is replaced
-            by the episodes of another task of the same environment (dynamic sampling of DAPO, arXiv 2503.14476).
-            These returns leave out ``model.overlong_buffer``. All episodes are saved and count in
+        member_rounds: maximum number of rounds in which ``resample`` plays again in a group.
+        resample_rounds: maximum number of times that a group whose returns are all equal, without a learning signal, is
+            replaced by the episodes of another task of the same environment (dynamic sampling of DAPO, arXiv
+            2503.14476). These returns leave out ``model.overlong_buffer``. All episodes are saved and count in
             ``tokens_per_second`` and ``failed_episodes``; the other numbers are those of the groups that are kept, so
             ``reward`` and ``success`` are then not the policy's means over the tasks.
-        minibatches: optimizer updates in one pass over a rollout.
-        passes: passes over a rollout.
-        iterations: rollouts in an epoch of the trainer.
-        sampling: how training episodes are sampled; ``policies`` in it has settings of single policies.
-        validation_episodes: episodes of each environment that a validation or test loop plays, one of each task; a
+        minibatches: number of optimizer updates in one pass over a rollout.
+        passes: number of passes over a rollout.
+        iterations: number of rollouts in an epoch of the trainer.
+        sampling: sampling settings of training episodes; ``policies`` in it has settings of single policies.
+        validation_episodes: number of episodes of each environment in a validation or test loop, one of each task; a
             split with fewer tasks is played whole, with a warning. None is 256, or a smaller split whole.
-        validation_sampling: how these are sampled; None is like ``sampling``.
-        max_turns: decisions after which an episode is truncated.
-        step_timeout: seconds that one environment step may take.
-        retries: how many times a failed episode is started again.
-        workers: threads that step environments.
-        processes: host processes of the environments, for slow or unstable ones; 0 keeps them in this process.
-        engine: where turns are sampled; None is the in-process engine at the trainer's precision.
-        save_episodes: write every rollout to ``RUN/episodes``; or the iterations that are kept there, see
+        validation_sampling: sampling settings of validation and test episodes; None takes those of ``sampling``.
+        max_turns: number of decisions after which an episode is truncated.
+        step_timeout: time limit of one environment step in seconds.
+        retries: maximum number of times that a failed episode is started again.
+        workers: number of threads that step environments.
+        processes: number of host processes of the environments, for slow or unstable ones; 0 keeps them in this
+            process.
+        engine: engine that samples the turns; None is the in-process engine at the trainer's precision.
+        save_episodes: whether to write every rollout to ``RUN/episodes``; or the iterations that are kept there, see
             :class:`~mrlm_pl.episode_files.EpisodeRetention`.
         mode: ``sync`` plays a rollout while the learner waits; ``async`` plays the next ones while it updates.
-        rounds: lets environments answer, in ``sync`` mode, while other episodes are sampled; see
+        rounds: options that let environments answer, in ``sync`` mode, while other episodes are sampled; see
             :class:`~mrlm_pl.rollout.rounds.RoundOptions`. None plays in lockstep: all turns, then all environments.
         max_lag: maximal staleness in ``async`` mode: the age, in iterations, of the weights that sample. 0 is ``sync``.
-        async_options: see :class:`AsyncOptions`.
-        cross_policy: lets stale snapshots of the policies sample some of the turns; see
+        async_options: options of ``async`` mode; see :class:`AsyncOptions`.
+        cross_policy: division of turns between the policies and stale snapshots of them; see
             :class:`~mrlm_pl.rollout.cross_policy.CrossPolicy`. None and a ``share`` of 0 have no snapshots.
         seed: seed of tasks, sampling and shuffling; None is that of ``lightning.seed_everything`` or of the command's
             ``--seed_everything``, else 0.

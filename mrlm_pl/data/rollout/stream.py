@@ -26,12 +26,12 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class GroupPart:
-    """The rows of a micro-batch: those of whole groups, or one of several parts of a group's.
+    """Rows of a micro-batch: those of whole groups, or one part of the rows of a group.
 
     Attributes:
-        groups: group numbers [g].
-        part: number of the part, from 0.
-        parts: number of parts. Their numbers of rows differ by one at most; parts beyond the rows are empty.
+        groups: [g], indices of the groups.
+        part: index of the part, from 0.
+        parts: number of parts. Their numbers of rows differ by at most one; surplus parts are empty.
     """
 
     groups: Tensor
@@ -72,15 +72,15 @@ class TrainingStream:
     loader and would collect with weights one step old.
 
     Args:
-        collection: collects the rollouts.
-        passes: passes over a rollout.
-        minibatches: optimizer updates in one pass.
-        iterations: rollouts in an epoch of the trainer.
+        collection: source of the rollouts.
+        passes: number of passes over a rollout.
+        minibatches: number of optimizer updates in one pass.
+        iterations: number of rollouts in an epoch of the trainer.
 
     Attributes:
-        extended: whether the checkpoint was at the end of its first epoch, and this one has more iterations.
-        batches_before: micro-batches of a rollout in the checkpoint; 0 without one.
-        left_out: micro-batches of the checkpoint's rollout that are not served.
+        extended: whether the checkpoint was at the end of its first epoch and this run has more iterations.
+        batches_before: number of micro-batches of a rollout in the checkpoint; 0 without a checkpoint.
+        left_out: number of micro-batches of the checkpoint's rollout that are not served.
     """
 
     extended, batches_before, left_out = False, 0, 0
@@ -96,7 +96,7 @@ class TrainingStream:
         self._metrics: dict[str, float] = {}
 
     def restart(self) -> None:
-        """Begin again for another algorithm, which would otherwise train on the rest of the former one's rollout."""
+        """Begin again for another algorithm, which would otherwise train on the rest of the previous one's rollout."""
         self.iteration, self.position = 0, 0
         self.extended, self.batches_before, self.left_out = False, 0, 0
         self._rows, self._update, self._batches, self._metrics = None, None, [], {}
@@ -104,12 +104,12 @@ class TrainingStream:
 
     @property
     def accumulation(self) -> int:
-        """Micro-batches (Lightning batches) of an update."""
+        """Number of micro-batches (Lightning batches) of an update."""
         return int(self.collection.trainer.accumulate_grad_batches)
 
     @property
     def batches(self) -> int:
-        """Micro-batches of a rollout."""
+        """Number of micro-batches of a rollout."""
         return self.passes * self.minibatches * self.accumulation
 
     def __len__(self) -> int:
@@ -147,9 +147,9 @@ class TrainingStream:
         return batch
 
     def update_at(self, position: int) -> list[GroupPart]:
-        """Return the micro-batches of the update that a position of the rollout is in.
+        """Return the micro-batches of the update at a position in the rollout.
 
-        Where they are more than its groups, each group is divided into as many.
+        An update with more micro-batches than groups divides each group into as many parts.
         """
         pass_number, update = divmod(position // self.accumulation, self.minibatches)
         groups = self._shuffled_groups(pass_number).chunk(self.minibatches)[update]
@@ -158,7 +158,7 @@ class TrainingStream:
         return [GroupPart(chunk, part, parts) for chunk in chunks for part in range(parts)]
 
     def _shuffled_groups(self, pass_number: int) -> Tensor:
-        """Return this rank's group numbers in the order in which a pass serves them."""
+        """Return this rank's group indices in the order in which a pass serves them."""
         rank, ranks = data_parallel_rank(self.collection.trainer)
         plan = self.collection.plan
         generator = torch.Generator().manual_seed(derive_seed("shuffle", plan.seed, self.iteration, pass_number, rank))
@@ -202,7 +202,7 @@ class TrainingStream:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state` returned.
+        """Restore the value of :meth:`state`.
 
         Raises:
             ConfigurationError: the rest of the rollout, or of the epoch, cannot be served with these options.
@@ -251,10 +251,10 @@ def micro_batches(
     """Return the micro-batches of an update, with each learner's rows and the size of the whole update.
 
     Args:
-        learner: the algorithm that trains on them.
-        rows: of the rollout, by policy, on the host.
-        parts: one for each micro-batch.
-        over_ranks: the sum of a tensor over all ranks; called once.
+        learner: algorithm that trains on the micro-batches.
+        rows: rows of the rollout by policy, on the host.
+        parts: rows of each micro-batch.
+        over_ranks: function that returns the sum of a tensor over all ranks; called once.
     """
     update = torch.cat([part.groups for part in parts])
     # sorted, so that the parts of all ranks have the same policies

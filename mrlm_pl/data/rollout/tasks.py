@@ -31,9 +31,9 @@ class SuccessRateCurriculum(Settings):
     nothing. Levels of difficulty are environments with names of their own (``data.names``).
 
     Args:
-        floor: part of the tasks that is always shared out by ``data.weights``, so that nothing is forgotten.
-        rate: of the moving average, in each iteration.
-        start: success rate of an environment before it was played.
+        floor: fraction of the tasks that is always assigned by ``data.weights``, so that nothing is forgotten.
+        rate: weight of an iteration in the moving average.
+        start: success rate of an environment before its first episodes.
 
     Raises:
         ConfigurationError: a value out of range.
@@ -55,8 +55,8 @@ class SuccessRateCurriculum(Settings):
         """Return the share of each environment; they sum to 1.
 
         Args:
-            base: by ``data.weights``, summing to 1.
-            rates: success rates.
+            base: shares by ``data.weights``, which sum to 1.
+            rates: success rates of the environments.
         """
         pull = {name: share * rates[name] * (1 - rates[name]) for name, share in base.items()}
         total = sum(pull.values())
@@ -68,7 +68,7 @@ class SuccessRateCurriculum(Settings):
         """Return the success rates after an iteration.
 
         Args:
-            rates: before.
+            rates: success rates before the iteration.
             outcomes: (successes, episodes) of the environments that were played.
 
         >>> SuccessRateCurriculum(rate=0.25).updated({"a": 0.5, "b": 0.5}, {"a": (8, 8)})
@@ -93,16 +93,16 @@ class TaskStream:
 
     Args:
         sources: task source by environment name.
-        weights: share of each source, in the order of ``sources``; None is equal shares.
-        seed: of the shuffling.
-        curriculum: sets the shares; None leaves them.
+        weights: share of each source, in the order of ``sources``; None weighs all equally.
+        seed: seed of the shuffling.
+        curriculum: rule that sets the shares; None keeps them.
 
     Attributes:
-        planned: the number of positions whose source is decided.
-        rates: success rates by source, with a curriculum.
+        planned: number of positions whose source is decided.
+        rates: success rates by source, if there is a curriculum.
 
     Raises:
-        ConfigurationError: the weights do not fit the sources, or one is not positive.
+        ConfigurationError: the weights do not fit the sources, or a weight is not positive.
 
     >>> from mrlm_pl.environment import DatasetTasks
     >>> a, b = (DatasetTasks(name, "train", [{}, {}]) for name in "ab")
@@ -137,7 +137,7 @@ class TaskStream:
         self.restart()
 
     def restart(self) -> None:
-        """Decide the sources again from the first position on, which gives the same ones."""
+        """Plan the sources again from the first position on, with the same result."""
         self._picks: dict[int, tuple[str, int]] = {}
         self._counts = dict.fromkeys(self.sources, 0)
         self.planned = 0
@@ -180,9 +180,9 @@ class TaskStream:
         threads that decide would make the order depend on the time.
 
         Args:
-            iteration: the current one; the plan of earlier ones is dropped.
-            last: the furthest whose groups may begin now.
-            groups: in an iteration.
+            iteration: current iteration; the plan of earlier ones is dropped.
+            last: last iteration whose groups may begin now.
+            groups: number of groups in an iteration.
         """
         first, end = iteration * groups, (last + 1) * groups
         if self.curriculum is None:
@@ -218,8 +218,8 @@ class TaskStream:
         """Update the success rates of the curriculum after an iteration, and return the numbers to log.
 
         Args:
-            outcomes: (successes, episodes) over all ranks, by environment that was played; 0 episodes where it does not
-                judge.
+            outcomes: (successes, episodes) of each environment that was played, over all ranks; 0 episodes for one that
+                does not judge.
         """
         assert self.curriculum is not None
         for name in sorted({name for name, (_, episodes) in outcomes.items() if not episodes} - self._silent):
@@ -250,10 +250,10 @@ class TaskStream:
         }
 
     def load(self, state: Mapping[str, Any] | None) -> None:
-        """Restore what :meth:`state` returned.
+        """Restore the value of :meth:`state`.
 
         Raises:
-            ConfigurationError: it is of other sources.
+            ConfigurationError: the state belongs to other sources.
         """
         self.restart()  # the checkpoint may be of an earlier iteration than this data module has reached
         if state is None:
@@ -294,7 +294,7 @@ def apportion(targets: Mapping[str, float], seats: int) -> dict[str, int]:
 
     Args:
         targets: numbers that sum to ``seats``.
-        seats: how many there are.
+        seats: sum of the numbers.
 
     >>> apportion({"a": 2.5, "b": 1.75, "c": -0.25}, 4)
     {'a': 2, 'b': 2, 'c': 0}
@@ -314,9 +314,9 @@ class TaskSettings(Settings):
     """Settings of one environment among several; None is the value for all of them.
 
     Args:
-        group_size: episodes of each task (decisions of each agent in a state of a turn tree); None is
+        group_size: number of episodes of each task (decisions of each agent in a state of a turn tree); None is
             ``data.group_size``.
-        max_turns: decisions after which an episode is truncated, in training and validation; None is
+        max_turns: number of decisions after which an episode is truncated, in training and validation; None is
             ``data.max_turns``.
         reward_scale: factor of the rewards in training; see :meth:`RunTasks.with_reward_scale`.
 
@@ -338,10 +338,10 @@ class RunTasks:
     """The environments of a run by name, with their settings and the stream of their tasks.
 
     Args:
-        environments: at least one.
-        names: see :class:`RolloutDataModule`, like all others.
-        settings: ``task_settings``.
-        weights, curriculum, seed: what decides which task comes next.
+        environments: environments of the run, at least one.
+        names: names of the environments; for these and the other arguments see :class:`RolloutDataModule`.
+        settings: settings of single environments (``task_settings``).
+        weights, curriculum, seed: weights, curriculum and seed of the task stream.
 
     Raises:
         ConfigurationError: names or weights do not fit the environments.
@@ -371,11 +371,11 @@ class RunTasks:
         self.stream = TaskStream(sources, weights, seed, curriculum)
 
     def group_sizes(self, size: int) -> dict[str, int]:
-        """Return the episodes of each task by environment; ``size`` where it has no setting."""
+        """Return the number of episodes of each task by environment; ``size`` if the environment has no setting."""
         return {name: task_settings.group_size or size for name, task_settings in self.settings.items()}
 
     def turn_limits(self, limit: int) -> dict[str, int]:
-        """Return the limit of decisions in an episode by environment; ``limit`` where it has no setting."""
+        """Return the maximum number of decisions in an episode by environment; ``limit`` if it has no setting."""
         return {name: task_settings.max_turns or limit for name, task_settings in self.settings.items()}
 
     def with_reward_scale(self, episodes: Sequence[Episode]) -> list[Episode]:
@@ -393,8 +393,8 @@ def named_environments(environments: Sequence[Environment], names: Sequence[str]
     """Return the environments by name.
 
     Args:
-        environments: at least one.
-        names: one for each; None is their own.
+        environments: environments to name, at least one.
+        names: one name for each; None takes the environments' own names.
 
     Raises:
         ConfigurationError: the names are not as many as the environments, two share one, or one cannot be part of a

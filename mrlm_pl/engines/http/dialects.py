@@ -27,15 +27,13 @@ class Drawn:
     Args:
         token_ids: sampled tokens, including the stop token.
         logprobs: the server's log-probability of each token.
-        stopped: whether a stop token ended them, according to the server.
-        certain: False where the tokens were encoded from text and may differ from the sampled ones.
+        stopped: whether the tokens end with a stop token, according to the server.
         version: the server's label of its weights, or empty.
     """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     stopped: bool
-    certain: bool = True
     version: str = ""
 
 
@@ -48,13 +46,13 @@ class Dialect(ABC):
 
     Attributes:
         name: value of the option ``dialect``.
-        path: of requests for samples.
+        path: path of requests for samples.
         reports_logprobs: whether samples have log-probabilities.
         names_folders: whether requests name the folder of a trained policy's weights.
-        seed_bits: of the largest seed.
-        spare_tokens: of the context window that the server keeps free.
-        scaling: how to start the server so that log-probabilities are those at the temperature.
-        updating: the rest of an error's remedy: how to start the server so that it takes new weights.
+        seed_bits: number of bits of the largest seed.
+        spare_tokens: tokens of the context window that the server keeps free.
+        scaling: how to start the server so that it reports log-probabilities at the request's temperature.
+        updating: end of an error's remedy, which says how to start the server so that it takes new weights.
     """
 
     name: str
@@ -76,7 +74,7 @@ class Dialect(ABC):
         """Return the tokens of a reply.
 
         Raises:
-            ConfigurationError: it has no token ids or log-probabilities.
+            ConfigurationError: the reply has no token ids or log-probabilities.
             PassingError: the server aborted the request.
         """
 
@@ -242,7 +240,7 @@ def _drawn(token_ids: Sequence[int], logprobs: Sequence[float] | None, ended: st
             f"{logprobs[:3]}...; each of one or more token ids must have a finite one of at most 0; check the "
             "server's version and options, such as vLLM's `--logprobs-mode`"
         )
-    return Drawn(tuple(token_ids), tuple(map(float, logprobs)), ended == "stop", version=version)
+    return Drawn(tuple(token_ids), tuple(map(float, logprobs)), ended == "stop", version)
 
 
 def _short(reply: Any) -> str:
@@ -256,7 +254,7 @@ def read_reply(dialect: Dialect, reply: Any, request: SampleRequest) -> Drawn:
     """Return the tokens of any reply.
 
     Raises:
-        RemoteError: it does not follow the protocol.
+        RemoteError: the reply does not follow the protocol.
         Exception: see :meth:`Dialect.read`.
     """
     try:

@@ -7,7 +7,7 @@ import functools
 import logging
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,10 +25,10 @@ from mrlm_pl.engines.http.probes import (
     check_weights,
     checked_folder,
     common_facts,
+    is_same,
     only_model,
 )
 from mrlm_pl.engines.http.replicas import (
-    HttpStats,
     PassingError,
     RefusalError,
     Replica,
@@ -50,9 +50,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class _Served:
-    """A policy's version; of a trained one also the label and the folder of its weights.
+    """A policy's version, and for a trained policy also the label and the folder of its weights.
 
-    The checksums are those of weights that all servers were seen to have.
+    The checksums are those of weights that every server has been seen to hold.
     """
 
     version: int
@@ -75,7 +75,7 @@ class OpenAICompatible(Engine):
     training refuses it.
 
     Args:
-        url: of a server, ``http://HOST:PORT``, or of several with the same model; the least busy one is asked.
+        url: URL of a server, ``http://HOST:PORT``, or URLs of several with the same model; the least busy one is asked.
         dialect: kind of the server.
         model: the server's name of the model. None: the policy's name if the server has a model of that name, else its
             only model; for ``transformers``, the tokenizer's folder.
@@ -112,11 +112,6 @@ class OpenAICompatible(Engine):
         self._open, self._under_way = asyncio.Event(), set[asyncio.Task[Sample]]()
         self._open.set()
         self._cuts_warned = False
-
-    @property
-    def stats(self) -> HttpStats:
-        """Counters since the engine was made; a copy."""
-        return replace(self._replicas.stats)
 
     def reports_logprobs(self, policy: str) -> bool:
         """Return whether samples have token ids and log-probabilities; those of ``transformers serve`` do not."""
@@ -185,7 +180,6 @@ class OpenAICompatible(Engine):
                     f"the server sampled with weights {drawn.version!r}, not {served.label!r}; was it started again?"
                 )
             stopped = ended_by_stop(drawn, request)
-            self._replicas.stats.re_encoded += not drawn.certain
             return Sample(drawn.token_ids, drawn.logprobs, "stop" if stopped else "length", served.version, self.name)
 
         return await self._replicas.ask(self.dialect.path, body, f"policy {request.policy!r}", read)
@@ -206,16 +200,16 @@ class OpenAICompatible(Engine):
             )
 
     def load(self, policy: str, weights: Any, version: int) -> None:
-        """Hand trained weights to the servers; of frozen ones note the version. Check the servers.
+        """Send trained weights to the servers; note only the version of frozen ones. Check the servers.
 
         Args:
-            policy: its name in requests.
+            policy: name of the policy in requests.
             weights: a ``transformers`` causal LM; trained if a parameter requires a gradient.
-            version: number of the weights in samples.
+            version: version of the weights, reported in samples.
 
         Raises:
             ConfigurationError: the weights are trained and there is no ``weights_folder``; a server cannot serve.
-            EngineError: the weights cannot be written, or are no module.
+            EngineError: the weights cannot be written, or are not a module.
             RemoteError: no server answers.
         """
         if not isinstance(weights, PreTrainedModel):
@@ -243,10 +237,10 @@ class OpenAICompatible(Engine):
         served.checksums = checksums
 
     def check(self, policy: str) -> None:
-        """Check that the servers can sample for a policy; :meth:`load` does so too.
+        """Check that the servers can sample for a policy, as :meth:`load` does.
 
         Raises:
-            ConfigurationError: a server cannot.
+            ConfigurationError: a server cannot sample for the policy.
             RemoteError: no server answers.
         """
         facts = self._open_loop().submit(self._server_facts(policy)).result()
@@ -314,18 +308,20 @@ class OpenAICompatible(Engine):
         return common_facts(self._facts.values())
 
     async def _prepare(self, replica: Replica) -> None:
-        """Check the abilities of a server and give it the current weights."""
+        """Check the abilities of a server, if it may be another one than before, and give it the current weights."""
         handed = {policy: served for policy, served in self._policies.items() if served.folder}
+        ask = functools.partial(self._replicas.once, replica, whom="the check of the server")
+        if replica.checked and not replica.trained:  # it was idle
+            facts = self._facts[replica.url]
+            replica.checked = await is_same(ask, facts, self.dialect, self._model_of(facts.models))
         if not replica.checked:
             for policy in handed:  # an earlier client may have died in the middle of an update
                 await self._call(replica, policy, self.dialect.wake())
-            await self._check(replica)
+            self._note_facts(replica, await check_server(ask, replica.url, self.dialect, self._model_of))
         for policy, served in handed.items():
             await self._call(replica, policy, self.dialect.update(served.folder, served.label))
 
-    async def _check(self, replica: Replica) -> None:
-        ask = functools.partial(self._replicas.once, replica, whom="the check of the server")
-        facts = await check_server(ask, replica.url, self.dialect, self._model_of)
+    def _note_facts(self, replica: Replica, facts: ServerFacts) -> None:
         before = self._facts.get(replica.url) or next(iter(self._facts.values()), facts)
         other = facts.greedy != () and not replica.trained and not set(facts.greedy) & set(before.greedy)
         if other or (facts.models != before.models and not self._model):

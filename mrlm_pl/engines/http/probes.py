@@ -12,10 +12,10 @@ import torch
 
 from mrlm_pl.concurrency.calls import together
 from mrlm_pl.engines.base import SampleRequest, Sampling
-from mrlm_pl.engines.http.dialects import Dialect, Drawn, SglangDialect, VllmDialect
+from mrlm_pl.engines.http.dialects import Dialect, Drawn, SglangDialect, VllmDialect, read_reply
 from mrlm_pl.engines.http.replicas import RefusalError
 from mrlm_pl.engines.http.text_dialect import TransformersDialect
-from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.errors import ConfigurationError, MRLMError
 from mrlm_pl.policy.sharding import world_size
 
 logger = logging.getLogger(__name__)
@@ -27,7 +27,10 @@ PROBES = ((1, 2, 3), (3, 1), (2,), (1, 1, 2, 3))
 """Contexts of the probes; one with two equally probable best continuations says nothing about temperatures."""
 
 CLEAR = 0.02
-"""Smallest difference of these two continuations, in nats, for a context to fit."""
+"""Smallest difference of these two continuations, in nats, for a context to fit, and largest one of equal answers."""
+
+MARK = SampleRequest(PROBES[0], "", 0, Sampling(temperature=2.0, top_k=1, max_tokens=8))
+"""The request whose answer other weights change, and log-probabilities of another kind."""
 
 WEIGHT_PROBE, TOLERANCE = SampleRequest(PROBES[0], "", 0, Sampling(temperature=0.0, max_tokens=8)), 0.5
 """The request for the comparison of weights, and the largest difference of their log-probabilities, in nats."""
@@ -38,12 +41,13 @@ class ServerFacts:
     """Facts about a server.
 
     Args:
-        url: its URL.
+        url: URL of the server.
         models: names of its models.
-        window: its context window in tokens; None if it is unknown.
-        scaled: whether its log-probabilities are those at the request's temperature.
-        cut: whether they are those after top-k and top-p.
+        window: context window in tokens; None if it is unknown.
+        scaled: whether its log-probabilities are at the request's temperature.
+        cut: whether its log-probabilities are those after top-k and top-p.
         greedy: tokens of its greedy samples for :data:`PROBES`; none where it exchanges text.
+        mark: its answer to :data:`MARK`; None where it exchanges text.
     """
 
     url: str
@@ -52,6 +56,7 @@ class ServerFacts:
     scaled: bool
     cut: bool
     greedy: tuple[tuple[int, ...], ...] = ()
+    mark: Drawn | None = None
 
 
 def common_facts(servers: Collection[ServerFacts]) -> ServerFacts:
@@ -66,13 +71,13 @@ async def check_server(ask: Ask, url: str, dialect: Dialect, choose: Choose) -> 
 
     Args:
         ask: sends a path and a body to the server and returns the reply; without a body it is a GET.
-        url: of the server.
-        dialect: its expected interface.
-        choose: returns the model to ask, of the server's models.
+        url: URL of the server.
+        dialect: expected interface of the server.
+        choose: returns the model to ask, given the server's models.
 
     Raises:
         ConfigurationError: the server has another interface, or gives no token ids or log-probabilities.
-        PassingError: it does not answer.
+        PassingError: the server does not answer.
     """
     probe = _text_facts if isinstance(dialect, TransformersDialect) else _facts
     try:
@@ -86,13 +91,36 @@ async def check_server(ask: Ask, url: str, dialect: Dialect, choose: Choose) -> 
     return facts
 
 
-async def _facts(ask: Ask, url: str, dialect: VllmDialect | SglangDialect, choose: Choose) -> ServerFacts:
-    entries = (await ask("/v1/models", None))["data"]
-    models = tuple(entry["id"] for entry in entries)
-    window, model = entries[0].get("max_model_len"), choose(models)
+async def is_same(ask: Ask, facts: ServerFacts, dialect: Dialect, model: str) -> bool:
+    """Return whether a server still is as these facts say, from its models and one sample.
 
-    async def first(context: tuple[int, ...], **sampling: Any) -> Drawn:
-        request = _request(context, **sampling)
+    Raises:
+        PassingError: it does not answer.
+    """
+    if facts.mark is None:
+        return False
+    try:
+        about = await _about(ask, dialect)
+        body = dialect.body(MARK, model, MARK.sampling.max_tokens, 0)
+        mark = read_reply(dialect, await ask(dialect.path, body), MARK)
+    except (MRLMError, LookupError, AttributeError, TypeError, ValueError):
+        return False  # the whole check names the fault
+    apart = [abs(now - before) for now, before in zip(mark.logprobs, facts.mark.logprobs, strict=False)]
+    return about == (facts.models, facts.window) and mark.token_ids == facts.mark.token_ids and max(apart) <= CLEAR
+
+
+async def _about(ask: Ask, dialect: Dialect) -> tuple[tuple[str, ...], int | None]:
+    """Return the names of a server's models, and the context window of the first in tokens; None if it is unknown."""
+    entries = (await ask("/v1/models", None))["data"]
+    window = entries[0].get("max_model_len")
+    return tuple(entry["id"] for entry in entries), None if window is None else int(window) - dialect.spare_tokens
+
+
+async def _facts(ask: Ask, url: str, dialect: VllmDialect | SglangDialect, choose: Choose) -> ServerFacts:
+    models, window = await _about(ask, dialect)
+    model = choose(models)
+
+    async def first(request: SampleRequest) -> Drawn:
         body = dialect.body(request, model, request.sampling.max_tokens, 0)
         return dialect.read(await ask(dialect.path, body), request)
 
@@ -101,9 +129,8 @@ async def _facts(ask: Ask, url: str, dialect: VllmDialect | SglangDialect, choos
         first, second = sorted(dialect.likeliest(await ask(dialect.path, dialect.probe(body))), reverse=True)[:2]
         return first - second
 
-    *greedy, top = await together(
-        [*(first(context, temperature=0.0, max_tokens=8) for context in PROBES), first(PROBES[0], top_k=1)]
-    )
+    greedy = [_request(context, temperature=0.0, max_tokens=8) for context in PROBES]
+    *drawn, mark = await together(map(first, [*greedy, MARK]))
     scaled = False
     for context in PROBES:
         at_one = await spread(context, 1.0)
@@ -111,9 +138,8 @@ async def _facts(ask: Ask, url: str, dialect: VllmDialect | SglangDialect, choos
             at_two = await spread(context, 2.0)
             scaled = abs(at_two - at_one / 2) < abs(at_two - at_one)
             break
-    cut = top.logprobs[0] > -1e-4  # the only token that is left has probability 1
-    window = None if window is None else int(window) - dialect.spare_tokens
-    return ServerFacts(url, models, window, scaled, cut, tuple(drawn.token_ids for drawn in greedy))
+    cut = mark.logprobs[0] > -1e-4  # the only token that is left has probability 1
+    return ServerFacts(url, models, window, scaled, cut, tuple(one.token_ids for one in drawn), mark)
 
 
 async def _text_facts(ask: Ask, url: str, dialect: TransformersDialect, choose: Choose) -> ServerFacts:
@@ -131,7 +157,7 @@ def only_model(models: tuple[str, ...], policy: str, targets: str) -> str:
     """Return the server's model of the policy's name, else its only one.
 
     Raises:
-        ConfigurationError: it has several others, or none.
+        ConfigurationError: the server has several others, or none.
     """
     if policy in models:
         return policy
@@ -146,12 +172,12 @@ def checked_folder(policy: str, folder: Path | None, targets: str) -> Path:
     """Return the folder of the written weights of a policy, if servers can get them.
 
     Args:
-        policy: that is trained.
-        folder: of the written weights.
+        policy: name of the trained policy.
+        folder: folder of the written weights.
         targets: the servers, for messages.
 
     Raises:
-        ConfigurationError: they cannot.
+        ConfigurationError: servers cannot get the folder.
     """
     if folder is None:
         raise ConfigurationError(

@@ -48,7 +48,7 @@ class PassingError(Exception):
 
 
 class UnreachableError(PassingError):
-    """No answer of the server came: it is gone, or late, or a proxy misses it."""
+    """The server gave no answer: it is gone or late, or a proxy cannot reach it."""
 
 
 class RefusalError(EngineError):
@@ -62,8 +62,8 @@ class Terms(Settings):
     Args:
         timeout_seconds: deadline of one HTTP request.
         patience_seconds: deadline of a request over all its tries.
-        retries: most repetitions of a request; waiting for a server that is gone is none.
-        concurrency: most concurrent requests, over all servers.
+        retries: maximum repetitions of a request; waiting for a server that is gone does not count.
+        concurrency: maximum concurrent requests, over all servers.
 
     Raises:
         ConfigurationError: a number is out of its range.
@@ -80,33 +80,18 @@ class Terms(Settings):
         at_least(1, concurrency=self.concurrency)
 
 
-@dataclass
-class HttpStats:
-    """Counters of requests for samples.
-
-    Attributes:
-        requests: answered requests.
-        retries: repeated requests.
-        re_encoded: replies whose tokens may differ from the sampled ones; see the dialect ``transformers``.
-    """
-
-    requests: int = 0
-    retries: int = 0
-    re_encoded: int = 0
-
-
 @dataclass(eq=False)
 class Replica:
     """The client's view of one server.
 
     Attributes:
-        url: without a slash at the end.
+        url: URL of the server, without a slash at the end.
         checked: whether its abilities were checked since it was last unreachable.
-        ready: whether it also has the current weights.
-        trained: whether it was given weights, so that it no longer has those of its start.
+        ready: whether it has also received the current weights.
+        trained: whether it has received weights, so that it no longer has its initial ones.
         answered: loop time of its last answer.
         busy: running requests.
-        failures: since its last answer; after one it gets one request at a time.
+        failures: number of failures since its last answer; after one it gets one request at a time.
         rests_until: loop time before which it gets no requests.
     """
 
@@ -167,7 +152,6 @@ class Replicas:
                 f"api_key_env is {api_key_env!r}, and that environment variable is not set; `export {api_key_env}=...`"
             )
         self._key_env, self.terms, self._prepare = api_key_env, terms, prepare
-        self.stats = HttpStats()
         self._session: aiohttp.ClientSession | None = None
 
     @property
@@ -179,8 +163,8 @@ class Replicas:
         """Send a request to the servers in turn; return the first answer, parsed by ``read``.
 
         Args:
-            path: of the POST.
-            body: of the POST, as JSON.
+            path: path of the POST.
+            body: body of the POST, as JSON.
             whom: names the policy in errors.
             read: may raise :class:`PassingError`, or :class:`RemoteError` for a reply that cannot be used.
 
@@ -208,13 +192,12 @@ class Replicas:
                 await asyncio.sleep(pause)
                 continue
             if not (replica.busy or replica.trained) and now - replica.answered > IDLE_SECONDS:
-                replica.ready = replica.checked = False
+                replica.ready = False
             replica.busy += 1
             try:
                 if not replica.ready:
                     await self.make_ready(replica)
                 tries += 1
-                self.stats.retries += tries > 1
                 seconds = min(self.terms.timeout_seconds, max(deadline - loop.time(), 0.05))
                 with naming(replica.url):
                     answer = read(await self.once(replica, path, body, whom, seconds), replica)
@@ -231,7 +214,6 @@ class Replicas:
             finally:
                 replica.busy -= 1
             replica.note_answer(loop.time())
-            self.stats.requests += 1
             return answer
 
     async def make_ready(self, replica: Replica) -> None:
@@ -250,8 +232,8 @@ class Replicas:
 
         Raises:
             UnreachableError: the server gave no answer in time.
-            PassingError: it is overloaded.
-            RefusalError: it rejects the request, or has no TLS or an unknown certificate.
+            PassingError: the server is overloaded.
+            RefusalError: the server rejects the request, or has no TLS or an unknown certificate.
         """
         seconds = self.terms.timeout_seconds if seconds is None else seconds
         url, now = f"{replica.url}{path}", asyncio.get_running_loop().time
@@ -330,12 +312,12 @@ def share_of(urls: Sequence[str], place: int, places: int) -> list[str]:
     """Return the servers of a worker: an equal part of ``urls``, or the only one, which is on the worker's machine.
 
     Args:
-        urls: of all workers' servers.
-        place: number of the worker, from 0.
+        urls: URLs of all workers' servers.
+        place: index of the worker, from 0.
         places: number of workers.
 
     Raises:
-        ConfigurationError: they cannot be divided equally.
+        ConfigurationError: the servers cannot be divided equally.
 
     >>> share_of(["http://a:1", "http://b:1", "http://a:2", "http://b:2"], 1, 2)
     ['http://b:1', 'http://b:2']

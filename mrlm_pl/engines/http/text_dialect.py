@@ -20,10 +20,9 @@ class TransformersDialect(Dialect):
     """``transformers serve``: ``POST /v1/completions`` with text; it has no token ids and no log-probabilities.
 
     A context is sent as text only if the tokenizer reads that text as exactly the context's tokens, and their number
-    must be the server's count. The sampled text is encoded, and must decode to itself; if the number of tokens differs
-    from the server's count, they are not the sampled ones (``Drawn.certain`` is False). The first of the request's
-    stop tokens stands for any of them. The log-probability of every token is 0 and means nothing. Training refuses
-    such samples.
+    must be the server's count. The sampled text is encoded, and must decode to itself; its tokens may be others than
+    the sampled ones. The first of the request's stop tokens stands for any of them. The log-probability of every token
+    is 0 and means nothing. Training refuses such samples.
 
     Args:
         tokenizer: folder or hub id of the served model, or ``builtin:tiny``.
@@ -76,8 +75,7 @@ class TransformersDialect(Dialect):
             token_ids.append(request.stop_ids[0])
         if not token_ids:
             raise EngineError("the server sampled special tokens alone, which are not part of text")
-        certain = sampled == len(token_ids) and (ended == "stop" or not stopped)
-        return Drawn(tuple(token_ids), (0.0,) * len(token_ids), stopped, certain)
+        return Drawn(tuple(token_ids), (0.0,) * len(token_ids), stopped)
 
     def save(self, folder: Path) -> None:
         self.tokenizer.save_pretrained(folder)
@@ -103,7 +101,7 @@ class TransformersDialect(Dialect):
         """Return the token ids of ``text``, which decode to the same text.
 
         Raises:
-            EngineError: they do not.
+            EngineError: the ids decode to another text.
         """
         token_ids = list(self.tokenizer.encode(text, add_special_tokens=False))
         back = self._decode(token_ids, without_special=True)
@@ -117,7 +115,7 @@ class TransformersDialect(Dialect):
 
 
 def dialect_of(name: str, tokenizer: str | None) -> Dialect:
-    """Return the dialect of that name; that of text takes a tokenizer, a folder or hub id.
+    """Return the dialect with this name; a dialect of text takes a tokenizer, as a folder or hub id.
 
     Raises:
         ConfigurationError: the name is unknown, or the tokenizer is missing or not used.

@@ -18,9 +18,9 @@ class Adapted(NamedTuple):
     """A linear layer of each of P policies with adapters on one base, for rows in the order of the policies.
 
     Args:
-        base: of all.
-        a: ``[P, rank, in]``.
-        b: ``[P, out, rank]``.
+        base: layer that all policies share.
+        a: first low-rank factors, ``[P, rank, in]``.
+        b: second low-rank factors, ``[P, out, rank]``.
         counts: number of rows of each policy; None: there is one policy.
     """
 
@@ -77,8 +77,8 @@ class AdaptedWeights:
     """The weights of a Llama-like decoder with adapters, over those of its base; see :class:`DecoderWeights`.
 
     Args:
-        model: with adapters on the base.
-        base: the weights below the adapters, read here and by others.
+        model: model with adapters on the base.
+        base: weights below the adapters, shared with other models.
     """
 
     def __init__(self, model: PreTrainedModel, base: DecoderWeights) -> None:

@@ -29,7 +29,7 @@ class Checked(NamedTuple):
 
     Attributes:
         use: the fastest correct use of the cache.
-        reason: why no better use is possible; "" if there is none.
+        reason: why no faster use is possible; "" if there is none.
         leak: change of the logits after a token by later tokens, relative to their spread; 0 up to rounding.
     """
 

@@ -110,16 +110,16 @@ class _Layer(nn.Module):
 
         Args:
             x: residual stream ``[B, hidden size]``.
-            cos: ``[B, 1, head size]``.
-            sin: signed, ``[B, 1, head size]``.
-            table: a row of each place of each context, ``[U, W]``.
-            place: the place of each row in the table, ``[B]``.
-            mask: is added to the scores of the contexts, ``[U, 1, T]``.
-            keys: of the rows' own tokens, ``[KV heads * B, E, head size]``.
-            values: likewise.
-            context_keys: ``[KV heads * U, T, head size]``.
-            context_values: likewise.
-            weights: those of the layer.
+            cos: cosines of the positions, ``[B, 1, head size]``.
+            sin: signed sines of the positions, ``[B, 1, head size]``.
+            table: row at each place of each context, ``[U, W]``.
+            place: place of each row in the table, ``[B]``.
+            mask: added to the attention scores of the contexts, ``[U, 1, T]``.
+            keys: keys of the rows' own tokens, ``[KV heads * B, E, head size]``.
+            values: values of the rows' own tokens, of the same shape.
+            context_keys: keys of the contexts, ``[KV heads * U, T, head size]``.
+            context_values: values of the contexts, of the same shape.
+            weights: weights of the layer.
         """
         w = self._sizes
         kv_heads, group = w.kv_heads, w.heads // w.kv_heads
@@ -189,11 +189,11 @@ class CompiledRows(DecoderRows):
     """Rows whose layers are compiled.
 
     Args:
-        codes: of each layer.
+        codes: compiled code of each layer.
         decoder: the weights and the arithmetic.
         lengths: number of tokens of each context.
         rows: number of rows of each context.
-        reserve: most tokens to append.
+        reserve: maximum number of tokens to append.
     """
 
     def __init__(

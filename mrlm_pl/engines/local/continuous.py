@@ -67,8 +67,8 @@ class ContinuousEngine(EngineWrapper):
 
     Args:
         engine: generates; it must take requests with ``offset`` and ``piece``.
-        piece: most tokens until others may join or weights may change.
-        rows: most turns in a batch, earlier ones first; None: all.
+        piece: maximum number of tokens before others may join or weights may change.
+        rows: maximum number of turns in a batch, earlier ones first; None: all.
 
     Raises:
         ConfigurationError: a number is below 1, or the engine samples whole turns only.
@@ -90,7 +90,7 @@ class ContinuousEngine(EngineWrapper):
         """Return one sample per request, in order; see :meth:`Engine.sample`.
 
         Raises:
-            EngineError: of the engine, for the batch of a request.
+            EngineError: the engine failed on the batch of a request.
         """
         turns = self.begin(requests)
         if self._runner is None or self._runner.done():

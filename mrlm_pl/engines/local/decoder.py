@@ -118,12 +118,12 @@ class Sizes:
     """Sizes and precision of a layer, beside its weights.
 
     Args:
-        dtype: of the projections.
+        dtype: dtype of the projections.
         heads: number of query heads.
         kv_heads: number of key and value heads.
         head_dim: size of a head.
-        scale: of the scores of attention.
-        eps: of norms.
+        scale: scale of the attention scores.
+        eps: epsilon of the norms.
     """
 
     dtype: torch.dtype
@@ -170,7 +170,7 @@ class DecoderWeights:
 
     Attributes:
         architecture: sizes, precision and rotation that policies must share for a step together.
-        copied: the copies' number of weights.
+        copied: number of copied weights.
     """
 
     def __init__(
@@ -266,9 +266,9 @@ class DecoderWeights:
         """Return weight and bias of the modules stacked along the output, in the compute dtype.
 
         Args:
-            name: of their memory here.
+            name: name of the memory in this object.
             turned: whether the memory of the weight is ``[in, out]``; see :func:`input_major`.
-            modules: linear ones.
+            modules: linear modules.
         """
         pairs = [read_affine(module, self._adapters) for module in modules]
         lasting = len(modules) == 1 and _in_place(modules[0], self._adapters)
@@ -289,11 +289,11 @@ class DecoderWeights:
         """Return the parts stacked, in memory of this object unless they are one ``lasting`` tensor of the dtype.
 
         Args:
-            name: of the memory.
+            name: name of the memory.
             parts: the tensors to stack.
-            dtype: of the result.
+            dtype: dtype of the result.
             lasting: whether the first part stays where it is until the next :meth:`read`.
-            turned: whether the memory is that of the transpose; then it is always this object's.
+            turned: whether the memory holds the transpose; it then always belongs to this object.
             pack: whether this object's memory is packed where that is faster.
         """
         if lasting and parts[0].dtype == dtype and not self.own and not turned:
@@ -369,9 +369,9 @@ def causal_attention(states: Tensor, scale: float, positions: Tensor | None) -> 
 
     Args:
         states: keys and values, ``[layers, 2, u, KV heads, T, head size]``; receives those of the new tokens.
-        scale: of the scores.
-        positions: of the new tokens, ``[u, new]``. None: they are whole contexts, with padding on the right, which is
-            never attended to.
+        scale: scale of the attention scores.
+        positions: positions of the new tokens, ``[u, new]``. None: they are whole contexts, with padding on the right,
+            which is never attended to.
     """
     if positions is None:
 
@@ -410,12 +410,12 @@ class Decoder(Backend):
     """The arithmetic of a Llama-like decoder.
 
     Args:
-        device: of the tensors.
-        dtype: of the projections.
+        device: device of the tensors.
+        dtype: dtype of the projections.
 
     Attributes:
-        weights: of the present rows.
-        attention_dtype: of keys, values and element-wise results between two projections.
+        weights: weights of the present rows.
+        attention_dtype: dtype of keys, values and element-wise results between two projections.
         rounded: returns a number of rows or tokens, rounded up where a CPU makes a kernel for every new shape.
     """
 

@@ -126,9 +126,9 @@ class InProcessEngine(Engine):
         """Make the module's current weights those of ``policy``; return when they are in use.
 
         Args:
-            policy: its name in requests.
+            policy: name of the policy in requests.
             weights: a ``transformers`` causal LM.
-            version: number of the weights in samples. The policy's sessions are dropped.
+            version: version of the weights, reported in samples. The policy's sessions are dropped.
 
         Raises:
             EngineError: ``weights`` is not such a module, or cannot be compiled.

@@ -60,7 +60,7 @@ class States:
     """Keys and values of the first tokens of a row.
 
     Args:
-        parts: one after the other, each ``[layers, 2, KV heads, T, head size]``; other rows may hold the same ones.
+        parts: consecutive parts, each ``[layers, 2, KV heads, T, head size]``; other rows may hold the same ones.
     """
 
     parts: tuple[Tensor, ...]
@@ -89,10 +89,10 @@ class Context:
     """A distinct context of a batch.
 
     Args:
-        token_ids: all its tokens, at least one.
+        token_ids: all tokens of the context, at least one.
         rows: number of rows that continue it; they share its computation.
         states: keys and values of its first tokens from an earlier turn, fewer than all; None computes all tokens.
-        policy: whose weights continue it.
+        policy: name of the policy that continues it.
     """
 
     token_ids: Sequence[int]
@@ -178,7 +178,7 @@ class Backend(ABC):
     """The generation loop's view of a model.
 
     Attributes:
-        device: of its tensors.
+        device: device of the model's tensors.
         asynchronous: True if its steps run behind the host, as on an accelerator, and do not wait for it.
     """
 
@@ -198,7 +198,7 @@ class SessionCache:
     """Least-recently-used cache of ``(policy, session) -> token ids and their keys and values``.
 
     Args:
-        capacity: most bytes of keys and values; 0 keeps none.
+        capacity: maximum bytes of keys and values; 0 keeps none.
 
     Attributes:
         size: bytes of the held keys and values; those that several sessions hold count once.
@@ -277,9 +277,9 @@ def generate(
 
     Args:
         backend: the model of the requests' policies.
-        requests: at least one.
-        limits: most tokens of each request; at least 1.
-        sessions: gives the beginnings of contexts, and receives finished rows.
+        requests: at least one request.
+        limits: maximum number of tokens of each request; at least 1.
+        sessions: supplies the beginnings of contexts, and receives finished rows.
         stats: counters to increase.
         given_up: set if the caller was cancelled.
 
@@ -339,7 +339,7 @@ class _DrawnSteps:
     """Tokens and log-probabilities of some steps, of the rows that were present; each ``[steps, B]`` on the host.
 
     Attributes:
-        ready: event after which the numbers are there; None: they are.
+        ready: event after which the numbers are on the host; None: they are there already.
     """
 
     present: list[int]
@@ -361,7 +361,7 @@ class _StepReader:
     next ones: it never waits for a step that it has just started. So it learns late which rows are finished.
 
     Args:
-        asynchronous: False: each step is read at once.
+        asynchronous: whether the device runs behind the host; False reads each step at once.
     """
 
     def __init__(self, asynchronous: bool) -> None:
@@ -398,12 +398,12 @@ class _Batch:
     """The present rows of one batch, the unfinished ones and their tokens.
 
     Args:
-        requests: one for each row.
-        limits: most tokens of each row.
+        requests: request of each row.
+        limits: maximum number of tokens of each row.
         sessions: receives keys and values of finished rows.
 
     Attributes:
-        present: the rows of the present steps.
+        present: indices of the rows in the current steps.
     """
 
     def __init__(self, requests: Sequence[SampleRequest], limits: Sequence[int], sessions: SessionCache) -> None:

@@ -125,7 +125,7 @@ class FusedDecoder(Decoder):
         """Return logits ``[U, V]`` after each context; write its keys and values.
 
         Args:
-            contexts: of the rows.
+            contexts: contexts of the rows.
             shared: receives the keys and values, left-aligned, ``[layers, 2, U, KV heads, T, head size]``.
         """
         logits: list[Tensor] = [torch.empty(0)] * len(contexts)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -65,12 +67,8 @@ def places_in_contexts(contexts: Sequence[int], width: int) -> list[int]:
     >>> places_in_contexts([0, 0, 2], 2)
     [0, 1, 4]
     """
-    counts: dict[int, int] = {}
-    places = []
-    for context in contexts:
-        places.append(context * width + counts.get(context, 0))
-        counts[context] = counts.get(context, 0) + 1
-    return places
+    numbers: defaultdict[int, Iterator[int]] = defaultdict(itertools.count)
+    return [context * width + next(numbers[context]) for context in contexts]
 
 
 class DecoderRows(ContextRows):
@@ -86,7 +84,7 @@ class DecoderRows(ContextRows):
         decoder: the weights and the arithmetic.
         lengths: number of tokens of each context.
         rows: number of rows of each context.
-        reserve: most tokens to append.
+        reserve: maximum number of tokens to append.
     """
 
     def __init__(self, decoder: Decoder, lengths: Sequence[int], rows: Sequence[int], reserve: int) -> None:

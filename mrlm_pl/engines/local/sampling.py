@@ -192,10 +192,10 @@ class Sampler:
     """Draws the next token for each row of a batch; rows may differ in seed and :class:`Sampling`.
 
     Args:
-        seeds: one for each row.
-        samplings: one for each row.
-        count: most tokens of a row.
-        device: of the logits.
+        seeds: seed of each row.
+        samplings: sampling settings of each row.
+        count: maximum number of tokens of a row.
+        device: device of the logits.
         offsets: number of tokens drawn before, for each row; None: 0.
         asynchronous: see :func:`draw`.
     """

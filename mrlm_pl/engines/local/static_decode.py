@@ -78,14 +78,14 @@ class StaticStep:
     Args:
         decoder: the weights and the arithmetic.
         shared: keys and values of the contexts, ``[layers, 2, U, KV heads, T, head size]``.
-        own: those of the rows' own tokens, ``[layers, 2, B, KV heads, capacity, head size]``.
+        own: keys and values of the rows' own tokens, ``[layers, 2, B, KV heads, capacity, head size]``.
         logits: receives the logits, ``[B, V]``.
-        width: most rows of a context.
+        width: maximum number of rows of a context.
         capture: makes the replay of a step.
 
     Attributes:
         tokens: the last token of each row, ``[B]``.
-        width: most rows of a context.
+        width: maximum number of rows of a context.
     """
 
     def __init__(
@@ -236,7 +236,7 @@ class StaticRows(ContextRows):
         decoder: the weights and the arithmetic.
         lengths: number of tokens of each context.
         rows: number of rows of each context.
-        reserve: most tokens to append.
+        reserve: maximum number of tokens to append.
     """
 
     def __init__(

@@ -29,7 +29,7 @@ class TeamAffine:
     """A linear layer of each policy, for rows in the order of the policies.
 
     Args:
-        layers: one for each policy.
+        layers: layer of each policy.
         counts: number of rows of each policy.
     """
 
@@ -52,7 +52,7 @@ class TeamWeights:
 
     Args:
         members: the policies with rows, of one :attr:`DecoderWeights.architecture`.
-        counts: number of rows of each.
+        counts: number of rows of each policy.
     """
 
     def __init__(self, members: Sequence[FusedDecoder], counts: list[int]) -> None:
@@ -141,8 +141,8 @@ class TeamRows(DecoderRows):
 
     Args:
         decoder: the policies.
-        contexts: of the rows.
-        reserve: most tokens to append.
+        contexts: contexts of the rows.
+        reserve: maximum number of tokens to append.
     """
 
     def __init__(self, decoder: TeamDecoder, contexts: Sequence[Context], reserve: int) -> None:

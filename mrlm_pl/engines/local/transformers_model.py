@@ -63,7 +63,7 @@ class GenericModel(Backend):
 
     Attributes:
         cache_name: the argument of ``forward`` that takes the cache; None where there is none.
-        use: of the cache; none before :func:`~.cache_check.cache_use`.
+        use: how the cache is used; no use before :func:`~.cache_check.cache_use`.
         boundary: length beyond which the rotary embedding changes; infinite if it never does.
     """
 

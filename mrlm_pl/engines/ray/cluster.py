@@ -24,7 +24,7 @@ Strategy = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 def answer_of(call: Future[Any]) -> asyncio.Future[Any]:
     """Return the answer of an actor, to await.
 
-    The caller may leave before it comes: at the deadline, or cancelled.
+    The caller may stop waiting before the answer arrives: at the deadline, or when it is cancelled.
     """
     future = asyncio.wrap_future(call)
     future.add_done_callback(mark_read)
@@ -139,12 +139,12 @@ class RayCluster:
         cluster is gone, and else with the actor's own error.
 
         Args:
-            actor: whose method is called.
-            who: names the actor in errors.
-            does: names the work in errors.
+            actor: actor whose method is called.
+            who: name of the actor in errors.
+            does: name of the work in errors.
             seconds: deadline.
             method: name of the method.
-            arguments: of the method.
+            arguments: arguments of the method.
         """
         return self.loop.submit(self._answer(getattr(actor, method).remote(*arguments).future(), who, does, seconds))
 
@@ -167,7 +167,7 @@ class RayCluster:
         """Check that the head of the cluster answers.
 
         Raises:
-            EngineError: it has been silent for too long.
+            EngineError: the head has been silent for too long.
         """
         self._connection.check(self._silence)
 

@@ -52,9 +52,9 @@ class RayConnection:
 
     Attributes:
         address: ``HOST:PORT`` of its head.
-        host: address of this process for others.
-        started_here: whether this process started it.
-        gpus: GPUs of this machine that the workers of an own Ray have.
+        host: address of this process for other processes.
+        started_here: whether this process started Ray.
+        gpus: GPUs of this machine for the workers of a Ray that was started here.
 
     Raises:
         ConfigurationError: Ray is not installed, or the process has joined another one.
@@ -212,7 +212,7 @@ class RayConnection:
             silence: seconds without an answer until the cluster counts as gone.
 
         Raises:
-            EngineError: it has been silent for too long.
+            EngineError: the head has been silent for too long.
         """
         with self._looking:  # calls check from many threads
             now = time.monotonic()

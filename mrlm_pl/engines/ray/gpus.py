@@ -31,7 +31,7 @@ def room_for_workers(visible: Sequence[str], learner: LearnerPlace, share: bool 
 
     Args:
         visible: ids of all GPUs.
-        learner: its devices.
+        learner: devices of the learner.
         share: whether workers may also use the GPU of this process.
 
     >>> room_for_workers(["0", "1", "2", "3"], LearnerPlace((0,)))

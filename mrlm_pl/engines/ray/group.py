@@ -63,16 +63,16 @@ class WorkerGroup(ChecksArguments, ABC):
         workers: worker processes.
         address: ``HOST:PORT`` of a Ray cluster, ``auto`` for this machine's; None starts Ray on this machine, one for
             all pools of this process, and ends it with the last of them or the process.
-        resources: reserved for each worker and for the learner.
-        transfer: of the weights.
-        deadlines: of starting, calls and transfers.
-        replacements: most replaced workers before the run ends.
+        resources: resources reserved for each worker and for the learner.
+        transfer: transfer of the weights.
+        deadlines: deadlines of starting, calls and transfers.
+        replacements: maximum number of replaced workers before the run ends.
 
     Attributes:
         kind: the pool's name in messages.
-        workers: the current ones.
+        workers: current workers.
         replaced: number of replaced workers.
-        learner: devices of the learner; None: that of the first weights.
+        learner: devices of the learner; None: those of the first weights.
 
     Raises:
         ConfigurationError: a number is out of its range.
@@ -110,8 +110,8 @@ class WorkerGroup(ChecksArguments, ABC):
         """Return the class of a worker and the arguments of its constructor.
 
         Args:
-            place: of the worker.
-            gpus: its ``CUDA_VISIBLE_DEVICES``; None leaves them to Ray.
+            place: index of the worker.
+            gpus: the worker's ``CUDA_VISIBLE_DEVICES``; None leaves them to Ray.
         """
 
     # Weights.
@@ -120,14 +120,14 @@ class WorkerGroup(ChecksArguments, ABC):
         """Make the module's current weights those of ``model`` in all workers; returns when all serve with them.
 
         Args:
-            model: its name in the workers.
+            model: name of the model in the workers.
             weights: a ``transformers`` model.
-            version: number of the weights.
+            version: version of the weights.
             read: reads the same weights again for replaced workers; None keeps a copy of the trained weights and
                 refers to the others.
 
         Raises:
-            EngineError: too many workers were lost, or the cluster is.
+            EngineError: too many workers were lost, or the cluster is gone.
             ConfigurationError: see :func:`~mrlm_pl.engines.ray.gpus.wrong_reservation`.
         """
         with self.updating:
@@ -248,7 +248,7 @@ class WorkerGroup(ChecksArguments, ABC):
         """Return the answer of the worker at a place; a lost one is replaced and its successor is asked.
 
         Raises:
-            EngineError: the group is closed, too many workers were lost, or the cluster is.
+            EngineError: the group is closed, too many workers were lost, or the cluster is gone.
             Exception: the worker's own error.
         """
         while True:
@@ -316,7 +316,7 @@ class WorkerGroup(ChecksArguments, ABC):
         """Validate that Ray keeps free the GPUs that the learner computes on.
 
         Raises:
-            ConfigurationError: it does not.
+            ConfigurationError: Ray keeps other GPUs free.
         """
         resources = self.resources
         if self.cluster.started_here or not resources.learner_gpus:
@@ -352,7 +352,7 @@ class WorkerGroup(ChecksArguments, ABC):
         """Replace a lost worker by a new one with the current weights of all models.
 
         Raises:
-            EngineError: too many were replaced, or the cluster is gone.
+            EngineError: too many workers were replaced, or the cluster is gone.
         """
         while True:
             self.cluster.kill(lost.actor)
@@ -386,7 +386,7 @@ class WorkerGroup(ChecksArguments, ABC):
                 self._replace(lost, reason)
 
     def close(self) -> None:
-        """End the workers, and an own Ray with its last pool; may be called twice."""
+        """End the workers, and with the last pool a Ray that was started here; may be called twice."""
         self.closed = True  # first, so that no call asks for a repair any more
         self._repairing.shutdown(wait=False)
         with self.updating:
@@ -407,10 +407,10 @@ def check_claims(claims: Mapping[str, Sequence[str]]) -> None:
     """Validate that workers claim different resources.
 
     Args:
-        claims: answer to :meth:`~mrlm_pl.engines.base.Engine.join_pool` by worker.
+        claims: claims of each worker, from :meth:`~mrlm_pl.engines.base.Engine.join_pool`.
 
     Raises:
-        ConfigurationError: two workers claim the same, or other processes have pools with the same claims.
+        ConfigurationError: two workers claim the same resource, or pools of other processes have the same claims.
     """
     owners: dict[str, str] = {}
     for worker, claims_of_worker in claims.items():

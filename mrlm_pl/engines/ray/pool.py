@@ -28,11 +28,11 @@ class RayPool(WorkerGroup, Engine):
     at any time.
 
     Args:
-        workers: worker processes.
+        workers: number of worker processes.
         engine: makes the engine of a worker.
         calls: concurrent calls of a worker's engine; further ones wait. None: the engine's own number, one in process
             and ``terms.concurrency`` for a server.
-        options: of :class:`~mrlm_pl.engines.ray.group.WorkerGroup`.
+        options: options of :class:`~mrlm_pl.engines.ray.group.WorkerGroup`.
 
     Raises:
         ConfigurationError: a number is out of its range.
@@ -63,12 +63,12 @@ class RayPool(WorkerGroup, Engine):
         """Make the module's current weights those of ``policy`` in all workers; returns when all serve with them.
 
         Args:
-            policy: its name in requests.
+            policy: name of the policy in requests.
             weights: a ``transformers`` model.
-            version: number of the weights in samples.
+            version: version of the weights, reported in samples.
 
         Raises:
-            EngineError: ``weights`` is another object, too many workers were lost, or the cluster is.
+            EngineError: ``weights`` is another object, too many workers were lost, or the cluster is gone.
             ConfigurationError: the engine cannot serve in a pool of this size; see :meth:`Engine.join_pool`.
         """
         if not isinstance(weights, PreTrainedModel):
@@ -85,11 +85,11 @@ class RayPool(WorkerGroup, Engine):
         return self._said(policy).get("window")
 
     def reports_logprobs(self, policy: str) -> bool:
-        """Ask the workers' engine; True while the policy is not loaded."""
+        """Return the answer of the workers' engine; True while the policy is not loaded."""
         return bool(self._said(policy).get("reports_logprobs", True))
 
     def precision(self, policy: str) -> str | None:
-        """Ask the workers' engine; None while the policy is not loaded."""
+        """Return the answer of the workers' engine; None while the policy is not loaded."""
         return self._said(policy).get("precision")
 
     def _said(self, policy: str) -> dict[str, Any]:
@@ -102,7 +102,7 @@ class RayPool(WorkerGroup, Engine):
         """Return one sample per request, in order; see :meth:`Engine.sample`. Their engine is ``ray_pool/WORKER``.
 
         Raises:
-            EngineError: of a worker's engine; or too many workers were lost, or the cluster is.
+            EngineError: a worker's engine failed, too many workers were lost, or the cluster is gone.
         """
         if not self.workers:
             raise EngineError("the pool has no weights; call load() first" if not self.closed else "the pool is closed")
@@ -113,16 +113,6 @@ class RayPool(WorkerGroup, Engine):
             )
         finally:
             self._spreading.done(places)
-
-    @property
-    def stats(self) -> list[Any]:
-        """Counters of each worker's engine since the worker was started; see :attr:`Engine.stats`.
-
-        Raises:
-            WorkerLostError: a worker does not answer.
-        """
-        calls = [self.call(worker, "answer", "stats") for worker in self.workers]
-        return [future.result() for future in calls]
 
     def release(self, session_prefix: str) -> None:
         """Drop caches, in the background; see :meth:`Engine.release`."""

@@ -29,8 +29,9 @@ class RayReference(WorkerGroup, Reference):
     repeated.
 
     Args:
-        workers: worker processes.
-        options: of :class:`~mrlm_pl.engines.ray.group.WorkerGroup`; the deadline ``sample`` is that of a forward pass.
+        workers: number of worker processes.
+        options: options of :class:`~mrlm_pl.engines.ray.group.WorkerGroup`; the deadline ``sample`` is for a forward
+            pass.
 
     Raises:
         ConfigurationError: a number is out of its range.
@@ -53,7 +54,7 @@ class RayReference(WorkerGroup, Reference):
 
         Raises:
             PolicyError: the initial weights cannot be read.
-            EngineError: too many workers were lost, or the cluster is, or the pool is closed.
+            EngineError: too many workers were lost, the cluster is gone, or the pool is closed.
         """
         from mrlm_pl.engines.ray.workers import Precision
 

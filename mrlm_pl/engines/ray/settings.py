@@ -22,8 +22,8 @@ class PoolResources(Settings):
         learner_gpus: GPUs that Ray keeps free for each process of the learner, which must be those that it computes on.
             A Ray that is started here never uses the learner's GPUs.
         share_learner_gpus: let workers use a fraction of the learner's GPU.
-        strategy: place the workers on few machines (``PACK``) or on many (``SPREAD``); a condition with
-            ``STRICT_``.
+        strategy: place the workers on few machines (``PACK``) or on many (``SPREAD``), if possible; with ``STRICT_`` it
+            is required.
 
     Raises:
         ConfigurationError: an amount is below 0, or a number of GPUs above 1 is not whole.
@@ -88,13 +88,13 @@ class PoolDeadlines(Settings):
     """Deadlines in seconds.
 
     Args:
-        start: of starting or joining Ray, and of starting the workers.
-        sample: of a worker's answer; a late worker is replaced.
-        transfer: of joining the group of receivers, and of each bucket.
-        silence: of the head of the cluster to answer again.
+        start: deadline of starting or joining Ray, and of starting the workers.
+        sample: deadline of a worker's answer; a late worker is replaced.
+        transfer: deadline of joining the group of receivers, and of each bucket.
+        silence: deadline of the cluster's head to answer again.
 
     Raises:
-        ConfigurationError: one is not above 0.
+        ConfigurationError: a deadline is not above 0.
     """
 
     start: float = 180.0

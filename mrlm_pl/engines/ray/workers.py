@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.modeling_utils import local_torch_dtype
 
 from mrlm_pl.engines.base import Engine, LearnerPlace, Sample, SampleRequest
 from mrlm_pl.engines.ray.gpus import visible_gpus
@@ -31,8 +32,8 @@ class FilledWorker:
     changes all weights, and releases them: a call uses the old weights or the new ones.
 
     Args:
-        gpus: ids of the GPUs that this process may see, for ``CUDA_VISIBLE_DEVICES``; None leaves it as it is.
-        name: of the worker.
+        gpus: ids of the GPUs that this process may see, for ``CUDA_VISIBLE_DEVICES``; None leaves it unchanged.
+        name: name of the worker.
     """
 
     _calls = 1  # at the same time
@@ -175,10 +176,6 @@ class PoolWorker(FilledWorker):
             samples = await self._engine.sample(requests)
         return [replace(sample, engine=self._name) for sample in samples]
 
-    async def stats(self) -> Any:
-        """Return the engine's counters."""
-        return self._engine.stats
-
     async def close(self) -> None:
         """Close the engine."""
         if self._engine is not None:
@@ -210,13 +207,9 @@ class Precision:
     @contextmanager
     def on(self, device: torch.device) -> Iterator[None]:
         """Compute with this precision on a device; the default dtype is that of the whole process."""
-        before = torch.get_default_dtype()
-        torch.set_default_dtype(self.default)
-        try:
-            with torch.autocast(device.type, self.autocast, enabled=self.autocast is not None):
-                yield
-        finally:
-            torch.set_default_dtype(before)
+        casts = torch.autocast(device.type, self.autocast, enabled=self.autocast is not None)
+        with local_torch_dtype(self.default), casts:
+            yield
 
 
 class ReferenceWorker(FilledWorker):

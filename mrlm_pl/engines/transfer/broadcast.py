@@ -40,11 +40,11 @@ class Invitation:
     """The terms of joining a group of processes, which is used until something in it fails.
 
     Args:
-        host: of the gate of the sender's store.
-        port: of the gate.
-        secret: opens the gate.
+        host: host of the gate of the sender's store.
+        port: port of the gate.
+        secret: secret that opens the gate.
         group: name of the group.
-        members: number of its processes; the sender is rank 0.
+        members: number of processes in the group; the sender is rank 0.
         seconds: deadline of joining and of each bucket.
         transport: ``gloo`` for CPU memory, ``nccl`` for GPU memory.
     """
@@ -135,13 +135,13 @@ class WeightSender(_Member):
         """Send tensors; each receiver's :meth:`WeightReceiver.receive` says whether they arrived.
 
         Args:
-            invitation: to the group; the receivers have the same.
-            manifest: of the tensors; the receivers have the same.
+            invitation: invitation to the group; the receivers have the same one.
+            manifest: manifest of the tensors; the receivers have the same one.
             source: returns the bytes of a tensor by name.
-            check: is called while receivers join; its errors end the wait.
+            check: called while receivers join; its errors end the wait.
 
         Raises:
-            EngineError: a receiver did not join or is gone. The group is then of no more use.
+            EngineError: a receiver did not join or is gone. The group is then unusable.
         """
         with self._group(invitation, manifest, "sent", partial(self._gather, invitation, check)) as group:
             blocks = (
@@ -208,13 +208,13 @@ class WeightReceiver(_Member):
         """Return the sender's tensors, verified, beside the serving ones; blocks until they have arrived.
 
         Args:
-            invitation: from the sender.
-            rank: of this process in the group, from 1.
-            manifest: of the tensors.
+            invitation: invitation from the sender.
+            rank: rank of this process in the group, from 1.
+            manifest: manifest of the tensors.
 
         Raises:
-            EngineError: they did not come in time, the sender or another receiver is gone, or a tensor differs from
-                the one sent; the message names the tensor.
+            EngineError: the tensors did not arrive in time, the sender or another receiver is gone, or a tensor differs
+                from the one sent; the message names the tensor.
         """
         seconds, device = timedelta(seconds=invitation.seconds), memory_of(invitation.transport)
         memory = partial(torch.empty, dtype=torch.uint8, device=device)

@@ -18,9 +18,9 @@ class TensorRecord:
     """One tensor to send.
 
     Args:
-        name: of the weight.
-        shape: of the tensor.
-        dtype: of the tensor.
+        name: name of the weight.
+        shape: shape of the tensor.
+        dtype: dtype of the tensor.
         size: number of bytes.
         checksum: XXH3 (64 bits) of the bytes.
     """
@@ -76,7 +76,7 @@ def checksum(data: Tensor) -> int:
 
 
 def weights_digest(tensors: Mapping[str, Tensor], precision: str) -> str:
-    """Return a digest of named weights that compute in a precision; any other bit gives another.
+    """Return a digest of named weights and their compute precision; it changes with any bit of either.
 
     >>> weights = {"w": torch.zeros(2)}
     >>> weights_digest(weights, "32-true") == weights_digest({"w": torch.zeros(2)}, "32-true")
@@ -110,8 +110,8 @@ class WeightSnapshot:
         """Replace the tensors.
 
         Args:
-            tensors: by name.
-            passing: copy all of them, because their memory is temporary.
+            tensors: tensors by name.
+            passing: copy all tensors, because their memory is temporary.
         """
         self._kept = {name: self._keep(name, tensor, passing) for name, tensor in tensors.items()}
 
@@ -140,7 +140,7 @@ class WeightSnapshot:
         """Return the manifest of the tensors that a receiver lacks.
 
         Args:
-            checksums: for each receiver, the checksums of its tensors.
+            checksums: checksums of the tensors of each receiver.
             bucket_bytes: size of a bucket.
         """
         records = [entry.record for entry in self._kept.values()]

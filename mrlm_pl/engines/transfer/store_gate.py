@@ -22,7 +22,7 @@ from mrlm_pl.errors import ConfigurationError
 
 HANDSHAKE_SECONDS = 10.0
 MAX_STRANGERS = 64
-"""Most concurrent connections without proof; further ones are closed."""
+"""Maximum number of concurrent connections without proof; further ones are closed."""
 
 _NONCE = 32
 _LOOPBACK = "127.0.0.1"
@@ -35,15 +35,15 @@ class StoreGate:
 
     Args:
         host: address of this machine for the receivers.
-        secret: opens the gate.
+        secret: secret that opens the gate.
         seconds: deadline of the store's operations.
 
     Raises:
         ConfigurationError: this machine has no such address.
 
     Attributes:
-        store: of this process.
-        port: of the gate.
+        store: store of this process.
+        port: port of the gate.
     """
 
     def __init__(self, host: str, secret: str, seconds: float) -> None:

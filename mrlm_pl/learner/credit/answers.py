@@ -15,12 +15,13 @@ from mrlm_pl.policy.chat import ChatFormat
 def answer_rows(rewarded: RewardedRows, indices: Tensor, chat: ChatFormat) -> tuple[PolicyBatch, Tensor]:
     """Return a row for each answer in some rows of a policy: the question, then the answer's own tokens.
 
-    Also returns the answers' tokens in these rows, [B, T] bool; the action tokens of the rows are these in their order.
+    Also return the answers' tokens in the policy's rows, [B, T] bool; the new rows have the same action tokens, in
+    order.
 
     Args:
-        rewarded: of one policy.
-        indices: of its rows, in ascending order, [b].
-        chat: the critic's chat format, with the tokens of the policy.
+        rewarded: trajectories of one policy.
+        indices: [b], indices of the rows to read, in ascending order.
+        chat: the critic's chat format, with the same tokens as the policy's.
 
     Raises:
         DataError: the record lacks the question.

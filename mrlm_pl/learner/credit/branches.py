@@ -25,7 +25,7 @@ from mrlm_pl.rewards import RewardShare, TurnBonus
 from mrlm_pl.rollout.branches import Alternatives, Expansions, roots_of
 
 WHOLE = 2**31
-"""Steps that an episode shares with itself."""
+"""Number of steps that an episode shares with itself."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class AlternativeCredit(EpisodeCredit):
     """Credit of messages that are compared with others in the same context.
 
     Args:
-        further: the others; with ``rest: play`` the recorded message is compared as well, with ``replay`` the rest of
-            its episode answers it, and not its alternatives.
+        further: alternatives to the messages; with ``rest: play`` the recorded message is compared as well, with
+            ``replay`` it is not, since the rest of its episode answers it and not its alternatives.
         reward: whether the return is the team's mean or the agent's own.
     """
 
@@ -53,9 +53,10 @@ class AlternativeCredit(EpisodeCredit):
         """Return the returns of the messages.
 
         Args:
-            episodes: ordinary ones, then those with an alternative to one of their messages; failed ones are left out.
-            bonus: added to a message's return; None adds nothing.
-            greedy: without effect.
+            episodes: ordinary episodes, then those with an alternative to one of their messages; failed ones are left
+                out.
+            bonus: function that returns a bonus for a turn, added to the return of its message; None adds nothing.
+            greedy: not used.
 
         Raises:
             NonFiniteError: a reward is NaN or infinite.
@@ -102,7 +103,7 @@ class LeafCredit(EpisodeCredit):
         baseline: ``unbiased`` compares a turn with the leaves of the task that do not contain it; ``paper`` (arXiv
             2509.21240) adds the leaf's advantage in its tree and in the task.
         normalize: divide by standard deviations.
-        further: the leaves that are added to the ordinary ones.
+        further: expansions that add leaves to the ordinary episodes.
 
     Raises:
         ConfigurationError: an unknown name.

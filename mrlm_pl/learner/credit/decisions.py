@@ -37,13 +37,13 @@ class ValuedDecision:
     """One decision of one agent, in all paths of the tree that contain it.
 
     Attributes:
-        group, node: with the agent the key of a comparison.
-        row: the trajectory that ends with it; only its own tokens are actions.
-        turn: its turn in that trajectory.
-        value: the return of the joint actions that contain it.
-        baseline: subtracted from the value, where each decision has a baseline of its own.
+        group, node: task group and state; with the agent they are the key of a comparison.
+        row: trajectory that ends with the decision; only the decision's tokens are actions.
+        turn: turn of the decision in that trajectory.
+        value: return of the joint actions that contain the decision.
+        baseline: baseline of the value, if each decision has its own.
         summed: number of joint actions that the value is the sum over; 1 where it is their mean.
-        reach: the probability of its state when joint actions of a state are equally likely.
+        reach: probability of the decision's state when the joint actions of a state are equally likely.
     """
 
     group: str
@@ -61,13 +61,14 @@ class DecisionReturns:
     """The returns of N decisions.
 
     Attributes:
-        reward: [N] fp64, the return, bonuses of turns included.
+        reward: [N] fp64, returns, with the bonuses of turns.
         comparison: [N] int64, equal for decisions of one agent in one state.
-        decisions: [N].
-        groups: number of each task group in the rollout.
-        greedy: [N] fp64, the return of the group's greedy episode from the decision's turn on, 0 where it was over,
-            multiplied by the number of joint actions that the decision's return sums over; NaN without one.
-        baseline: [N] fp64, the numbers that the returns are compared with; None where the rule has none.
+        decisions: [N] decisions.
+        groups: index of each task group in the rollout.
+        greedy: [N] fp64, return of the group's greedy episode from the decision's turn on, 0 if that episode was over,
+            multiplied by the number of joint actions that the decision's return sums over; NaN without a greedy
+            episode.
+        baseline: [N] fp64, baselines of the returns; None if the rule has none.
     """
 
     reward: Tensor
@@ -79,11 +80,11 @@ class DecisionReturns:
 
     @property
     def policies(self) -> tuple[str, ...]:
-        """The policy [N] of each decision."""
+        """Policy [N] of each decision."""
         return tuple(decision.row.policy for decision in self.decisions)
 
     def by_policy(self) -> dict[str, list[int]]:
-        """Return the places of each policy's decisions."""
+        """Return the indices of each policy's decisions."""
         return grouped((policy, index) for index, policy in enumerate(self.policies))
 
     def rows(self, advantages: Tensor) -> Batches:
@@ -113,8 +114,9 @@ class TreeCredit(EpisodeCredit):
 
     Args:
         joint_mode: ``align`` combines the g-th decisions of the agents; ``cross`` evaluates the full product of joint
-            actions: lower variance, G^N evaluations.
-        cross_reduction: ``mean``, or ``sum`` of the joint actions that contain a decision.
+            actions, with lower variance and G^N evaluations.
+        cross_reduction: with ``cross``, a decision's return is the ``mean`` or the ``sum`` over the joint actions that
+            contain it.
         gamma: discount factor, from turn to turn.
         stop_above: end all paths of a state when the mean reward of its joint actions is above this; None never does.
         reward: ``team`` is the mean over the agents, the same for all; ``own`` is each agent's own. In a game of
@@ -124,7 +126,7 @@ class TreeCredit(EpisodeCredit):
             later turns, which have more states, weigh more.
         normalize: divide by the standard deviation of the comparison.
         counterfactual: evaluate the aligned joint actions, and for each those in which one agent's decision is replaced
-            by another of its own; a decision's baseline is the mean return with the agent's decisions in its place.
+            by another of its own; a decision's baseline is the mean return over the agent's decisions in its place.
         expand: continue with ``all`` joint actions of a state, or with the ``best``.
 
     Raises:
@@ -165,9 +167,9 @@ class TreeCredit(EpisodeCredit):
         """Return the returns of a rollout's decisions.
 
         Args:
-            episodes: the paths of the trees.
-            bonus: added to a decision's return; None adds nothing.
-            greedy: one greedy episode for each group, where they are played.
+            episodes: paths of the trees.
+            bonus: function that returns a bonus for a turn, added to the return of its decision; None adds nothing.
+            greedy: one greedy episode for each group, if they are played.
         """
         trees = map(TurnTree.of, by_group(episodes).values())
         decisions = [decision for tree in trees for decision in self._value_decisions(tree, bonus)]
@@ -200,9 +202,9 @@ class TreeCredit(EpisodeCredit):
         """Return a row for each decision, with its advantage, scaled and weighted; every rank must call this.
 
         Args:
-            metrics: of the algorithm, in which the comparisons are logged.
-            returns: of the decisions.
-            advantages: [N].
+            metrics: metrics of the algorithm, to which those of the comparisons are added.
+            returns: returns of the decisions.
+            advantages: [N], advantages of the decisions.
         """
         if self.normalize:
             advantages = group_scaled_advantages(advantages, returns.reward, returns.comparison)
@@ -256,13 +258,13 @@ class TreeCredit(EpisodeCredit):
     def _worth(
         self, returns: Mapping[tuple[int, ...], float], index: int, bonus: Mapping[int, float], summed: int
     ) -> dict[int, tuple[float, float]]:
-        """Return the value and baseline of each decision of an agent in a state that has one, by number.
+        """Return the value and baseline of each valued decision of an agent in a state, by index.
 
         Args:
-            returns: of the state's joint actions that did not fail.
-            index: of the agent in the joint actions.
-            bonus: of each decision's turn, by number.
-            summed: number of joint actions that a value is the sum over; 1 for their mean.
+            returns: returns of the state's joint actions that did not fail.
+            index: position of the agent in the joint actions.
+            bonus: bonus of each decision's turn, by the decision's index.
+            summed: number of joint actions that a value sums over; 1 for their mean.
         """
         if self.counterfactual:
             advantages = counterfactual_advantages(returns, index, bonus.__getitem__)
@@ -305,11 +307,11 @@ def _has_counterfactual(joints: Sequence[tuple[int, ...]]) -> bool:
 def joint_returns(tree: TurnTree, agent: str | None, gamma: float) -> dict[str, float]:
     """Return the return of each joint action that did not fail, by name.
 
-    A joint action whose continuations all failed has none either, unless ``gamma`` is 0: its future is unknown.
+    A joint action whose continuations all failed has no return either, unless ``gamma`` is 0: its future is unknown.
 
     Args:
-        tree: of a group.
-        agent: whose rewards count; None is the mean over the agents.
+        tree: turn tree of a group.
+        agent: agent whose rewards count; None takes the mean over the agents.
         gamma: discount factor, from step to step.
     """
     children = tree.children()

@@ -39,10 +39,10 @@ def note_baselines(metrics: Metrics, episodes: Sequence[Episode], greedy: Sequen
     """Log the baselines of all ranks.
 
     Args:
-        metrics: of the algorithm.
-        episodes: of the rollout.
+        metrics: metrics of the algorithm.
+        episodes: episodes of the rollout.
         greedy: one greedy episode for each group.
-        bonus: added to the environment's reward of a turn; None adds nothing.
+        bonus: function that returns a bonus for a turn, added to the environment's reward; None adds nothing.
     """
     missing = {episode.group for episode in episodes} - {episode.group for episode in with_greedy(episodes, greedy)}
     if missing:
@@ -66,7 +66,7 @@ def whiten_rows(trainer: Any, batches: Mapping[str, PolicyBatch]) -> None:
 
 
 def exclude_zero_variance(metrics: Metrics, batches: Mapping[str, PolicyBatch]) -> None:
-    """Take the (group, agent) pairs of which no row has an advantage out of the loss, and log their proportion."""
+    """Exclude (group, agent) pairs in which every advantage is 0 from the loss, and log their fraction."""
     counts_by_policy: dict[str, Tensor] = {}
     for name, rows in batches.items():
         useful = (rows.advantages != 0).any(-1)
@@ -83,13 +83,13 @@ def exclude_zero_variance(metrics: Metrics, batches: Mapping[str, PolicyBatch]) 
 def keep_top_entropy(
     metrics: Metrics, batches: Mapping[str, PolicyBatch], entropies: Mapping[str, Tensor], fraction: float
 ) -> None:
-    """Set the advantages of tokens with low entropy to 0, take their teachers, and log the threshold.
+    """Set the advantages of tokens with low entropy to 0, remove their teachers, and log the threshold.
 
     Args:
-        metrics: of the algorithm.
-        batches: the trajectories by policy.
-        entropies: [B, T] by policy.
-        fraction: of the tokens of a policy that are kept.
+        metrics: metrics of the algorithm.
+        batches: trajectories by policy.
+        entropies: [B, T], entropies of the tokens by policy.
+        fraction: fraction of a policy's tokens to keep.
     """
     sampled_here = {name: entropy[batches[name].action_mask] for name, entropy in entropies.items()}
     by_rank = gather_ranks(metrics.trainer, sampled_here)
@@ -116,12 +116,12 @@ def normalize_tasks(
     """Bring the advantages of each task type to one scale, in place, and log the spread before it.
 
     Args:
-        metrics: of the algorithm.
-        batches: the trajectories by policy.
-        episodes: of the rollout.
-        environments: of the run: the task types, in one order on all ranks.
-        chosen: the scale.
-        warned: the (policy, environment) pairs without spread that were warned of; this adds to them.
+        metrics: metrics of the algorithm.
+        batches: trajectories by policy.
+        episodes: episodes of the rollout.
+        environments: names of the run's environments (the task types), in the same order on all ranks.
+        chosen: scale of the advantages; see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
+        warned: (policy, environment) pairs without spread that a warning has named; this adds to them.
     """
     types = {name: task_types(rows.groups, episodes, environments) for name, rows in batches.items()}
     moments_here = {

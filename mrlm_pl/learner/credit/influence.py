@@ -10,7 +10,7 @@ from mrlm_pl.errors import DataError
 from mrlm_pl.rewards import INCENTIVES, Horizon, RewardShare, incentive_signs, incentives, influence_rewards
 
 SCORE = "score"
-"""The component of a reward that is the score of an answer."""
+"""Reward component that is the score of an answer."""
 Sums = dict[str, tuple[float, float]]
 """(sum, count) of each mean that is logged, by name."""
 
@@ -26,9 +26,9 @@ def with_influence(
     question fills the context window.
 
     Args:
-        episode: one that did not fail.
+        episode: episode that did not fail.
         gamma, reward, horizon: see :func:`mrlm_pl.rewards.influence_rewards`.
-        amounts: of the incentives, by kind; see :func:`mrlm_pl.rewards.incentives`.
+        amounts: amount of each kind of incentive; see :func:`mrlm_pl.rewards.incentives`.
 
     Raises:
         DataError: no turn of an episode that ended has a score, a score is out of its range, or a person answered

@@ -33,7 +33,7 @@ class JointReader:
 
     Args:
         chat: the critic's chat format.
-        window: tokens that the critic reads at most.
+        window: maximum number of tokens that the critic reads.
     """
 
     def __init__(self, chat: ChatFormat, window: int) -> None:
@@ -41,7 +41,7 @@ class JointReader:
         self.shortened = 0
 
     def read(self, texts: Sequence[str]) -> list[Trajectory]:
-        """Rows whose action tokens are the states, in their order; ``shortened`` counts those that were cut.
+        """Return rows whose action tokens are the states, in order; ``shortened`` counts the truncated states.
 
         Raises:
             PolicyError: the window has no room for any text.
@@ -64,7 +64,7 @@ class JointReader:
         ]
 
     def _end_of(self, text: str) -> Conversation:
-        """A conversation that begins with as much of a text's end as fits."""
+        """Return a conversation that begins with as much of the text's end as fits."""
         ids = self.chat.encode(text)
         count = min(len(ids), self.window)
         while count > 0:
@@ -86,13 +86,13 @@ class JointStates:
     A truncated episode has one state more than decisions: the last one, in which no agent decided.
 
     Attributes:
-        batch: rows whose action tokens are the states, in their order.
-        decided: [M] False for the last state of a truncated episode.
-        rewards: [D] fp32, of the team, for each joint action.
-        terminated: [D] True for the last decision of an episode that the environment ended.
-        truncated: [D] True for the last decision of an episode that was truncated after it.
-        keys: (number of the episode, step) of each decision.
-        shortened: number of states that did not fit into the critic's window.
+        batch: rows whose action tokens are the states, in order.
+        decided: [M], False for the last state of a truncated episode.
+        rewards: [D] fp32, team reward of each joint action.
+        terminated: [D], True for the last decision of an episode that the environment ended.
+        truncated: [D], True for the last decision of an episode that was truncated after it.
+        keys: (index of the episode, step) of each decision.
+        shortened: number of states that exceeded the critic's window.
     """
 
     batch: PolicyBatch
@@ -109,11 +109,11 @@ class JointStates:
         States in which no agent decided are taken out of its action mask.
 
         Args:
-            values: [B, T] of the states.
-            gamma: discount from step to step.
-            lam: GAE's lambda of the advantages.
-            targets: of the critic: the ``lambda``-return, the one-step ``td`` target or the
-                ``monte_carlo`` return.
+            values: [B, T], values of the states.
+            gamma: discount factor per step.
+            lam: GAE's lambda.
+            targets: targets of the critic: the ``lambda``-return, the one-step ``td`` target or the ``monte_carlo``
+                return.
 
         Raises:
             NonFiniteError: a reward or value is NaN or infinite.
@@ -137,12 +137,12 @@ class JointStates:
 
 
 def joint_states(episodes: Sequence[Episode], reader: JointReader, turn_bonus: TurnBonus = None) -> JointStates | None:
-    """Return the joint states of a rollout, or None where no agent decided; failed episodes are left out.
+    """Return the joint states of a rollout, or None if no agent decided; failed episodes are left out.
 
     Args:
-        episodes: one rollout.
-        reader: of the critic.
-        turn_bonus: added to the environment's reward of a turn; None adds nothing.
+        episodes: episodes of one rollout.
+        reader: reader of the critic.
+        turn_bonus: function that returns a bonus for a turn, added to the environment's reward; None adds nothing.
     """
     groups = group_numbers(episodes)
     numbered: list[tuple[int, Trajectory]] = []
@@ -170,11 +170,11 @@ def joint_states(episodes: Sequence[Episode], reader: JointReader, turn_bonus: T
 
 
 def acting_batches(episodes: Sequence[Episode], credit: StepCredit) -> Batches:
-    """Return the trajectories of every policy, with the credit of its step on all tokens of each turn.
+    """Return the trajectories of every policy; all tokens of a turn have the credit of the turn's step.
 
     Args:
-        episodes: one rollout.
-        credit: of all steps of all episodes that did not fail.
+        episodes: episodes of one rollout.
+        credit: credit of all steps of all episodes that did not fail.
     """
     numbers = {id(episode): number for number, episode in enumerate(episodes)}
     acted = rewarded_rows(episodes)

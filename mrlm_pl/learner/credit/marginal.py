@@ -57,7 +57,8 @@ class Coalitions(FurtherEpisodes, EpisodeCredit):
 
     Args:
         contribution: see :data:`Contribution`.
-        orders: in which agents join, each with its reverse, to estimate Shapley values; None computes them exactly.
+        orders: number of sampled orders in which agents join, each with its reverse, to estimate Shapley values; None
+            computes them exactly.
         absent: see :data:`Absence`.
         rest: the members' decisions after the first step of an absent agent; see :data:`mrlm_pl.rollout.replay.Rest`.
 
@@ -99,11 +100,11 @@ class Coalitions(FurtherEpisodes, EpisodeCredit):
         return specs
 
     def script(self, episode: Episode, other: Episode, members: frozenset[str]) -> tuple[Script, tuple[str, ...]]:
-        """Return the given decisions of a coalition's replay, and the agents of the episode that are absent.
+        """Return the given decisions of a coalition's replay, and the absent agents of the episode.
 
         Args:
-            episode: the record.
-            other: the episode that absent agents decide as in, with ``absent: other``.
+            episode: recorded episode.
+            other: episode from which the absent agents take their decisions, with ``absent: other``.
             members: agents of the coalition.
         """
         recorded = script_of(episode)
@@ -128,8 +129,8 @@ class Coalitions(FurtherEpisodes, EpisodeCredit):
         """Return the contribution of each agent to an episode.
 
         Args:
-            episode: the record.
-            value: returns the value of a coalition.
+            episode: recorded episode.
+            value: function that returns the value of a coalition.
 
         Raises:
             ConfigurationError: there are too many agents for exact Shapley values.
@@ -153,9 +154,9 @@ class Coalitions(FurtherEpisodes, EpisodeCredit):
         Episodes are left out if they or one of their replays failed.
 
         Args:
-            episodes: one rollout, with the replays.
-            bonus: added to an agent's contribution for each of its turns.
-            greedy: without effect.
+            episodes: one rollout with its replays.
+            bonus: function that returns a bonus for a turn, added to the contribution of its agent.
+            greedy: not used.
         """
         contributions: dict[str, Mapping[str, float]] = {}
         for group in by_group(episodes).values():
@@ -193,7 +194,7 @@ class Coalitions(FurtherEpisodes, EpisodeCredit):
 
 
 def _with_other(group: Sequence[Episode]) -> list[tuple[Episode, Episode]]:
-    """Return each ordinary episode that did not fail with the one before it; with the last one for the first."""
+    """Return each ordinary episode that did not fail with the one before it; the first is paired with the last."""
     ordinary = [episode for episode in group if episode.origin is None and not episode.failed]
     return [(episode, ordinary[index - 1]) for index, episode in enumerate(ordinary)]
 

@@ -18,7 +18,7 @@ P = TypeVar("P", Episode, Trajectory)
 
 
 class RowPair(NamedTuple):
-    """The token rows of the preferred and of the rejected answer; several where several agents acted."""
+    """Token rows of the preferred and of the rejected answer; each has several if several agents acted."""
 
     chosen: tuple[Trajectory, ...]
     rejected: tuple[Trajectory, ...]
@@ -39,13 +39,14 @@ class JointPair(NamedTuple):
 def collate_pairs(
     pairs: Sequence[RowPair], numbers: Sequence[int] | None = None
 ) -> dict[str, tuple[PolicyBatch, Tensor]]:
-    """Return the rows of each policy, and the index [B] of each among the rows of all pairs, pair after pair.
+    """Return the rows of each policy, and the index [B] of each row among the rows of all pairs, pair after pair.
 
     A pair is one episode: ``episode_tokens`` counts the action tokens of all policies in both of its joint actions.
 
     Args:
         pairs: P pairs.
-        numbers: [P], the rows' ``groups``, so that both answers compute their prompt once; None counts the pairs.
+        numbers: [P], group indices of the rows: rows of one group share the computation of their prompt. None numbers
+            the pairs.
     """
     rows = [row for pair in pairs for row in pair.rows]
     numbered = zip(range(len(pairs)) if numbers is None else numbers, pairs, strict=True)
@@ -66,11 +67,12 @@ def collate_pairs(
 def joint_pairs(episodes: Sequence[Episode], reward_gap: float = 0.0) -> list[JointPair]:
     """Return the best against the worst episode of each group, by the mean return of the agents.
 
-    Of equal returns the first counts. Left out are failed episodes, and groups that differ by ``reward_gap`` or less.
+    The first of several equal returns counts. Failed episodes are left out, and so are groups whose best and worst
+    return differ by ``reward_gap`` or less.
 
     Args:
-        episodes: of any number of groups.
-        reward_gap: least difference of the mean returns, exclusive.
+        episodes: episodes of any number of groups.
+        reward_gap: difference of the mean returns that a pair must exceed.
     """
     members = [((episode.task.key, episode.group), episode) for episode in episodes if not episode.failed]
     return [JointPair(best, worst) for best, worst in best_and_worst(members, reward_gap)]
@@ -80,7 +82,7 @@ def best_and_worst(members: Iterable[tuple[Hashable, P]], gap: float) -> list[tu
     """Return the first member with the highest and the first with the lowest reward of each group.
 
     Args:
-        members: with the key of their group.
+        members: candidates with the key of their group.
         gap: groups whose rewards differ by this or less are left out.
     """
     pairs = [

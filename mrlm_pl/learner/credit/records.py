@@ -20,9 +20,9 @@ def credited(
     The advantage is the mean over the turn's tokens. All paths of a turn tree that share a decision have its credit.
 
     Args:
-        episodes: the records.
-        prepared: the same episodes, as the algorithm read them.
-        batches: the rows that the algorithm made of them, by policy.
+        episodes: records to credit.
+        prepared: the same episodes as the algorithm read them.
+        batches: rows that the algorithm made of them, by policy.
     """
     batches = {name: rows for name, rows in batches.items() if rows.trajectories}  # pairs of answers have none
     means = {name: turn_means(rows.advantages, rows.trajectories) for name, rows in batches.items()}
@@ -51,8 +51,8 @@ def turn_keys(prepared: Sequence[Episode], batches: Mapping[str, PolicyBatch]) -
     is None if both are new.
 
     Args:
-        prepared: the episodes, as the algorithm read them.
-        batches: the rows that the algorithm made of them, by policy.
+        prepared: episodes as the algorithm read them.
+        batches: rows that the algorithm made of them, by policy.
     """
     of_turns: dict[int, TurnKey] = {}
     of_spans: dict[tuple[int, int], TurnKey] = {}

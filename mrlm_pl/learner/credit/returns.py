@@ -41,25 +41,25 @@ BASELINES: dict[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor, Tensor], T
     leave_one_out_advantages: partial(group_means, others=True),
     group_max_advantages: lambda rewards, groups: rewards - group_max_advantages(rewards, groups),
 }
-"""Baselines [N] from returns [N] and group numbers [N], by the rule that compares with them."""
+"""Functions that return the baselines [N] of returns [N] and group indices [N], by the advantage rule."""
 
 
 @dataclass(frozen=True)
 class Returns:
-    """The return of each agent in each episode that did not fail: N returns, in the order of the episodes.
+    """Returns of the agents in the episodes that did not fail: N returns, in the order of the episodes.
 
     Attributes:
-        reward: [N] fp64, the return, bonuses of turns included.
-        bonus: [N] fp64, the bonuses of turns alone.
+        reward: [N] fp64, returns, with the bonuses of turns.
+        bonus: [N] fp64, bonuses of turns alone.
         comparison: [N] int64, equal for the returns of one agent in the episodes of one task group.
-        group: [N] int64, number of the task group in the rollout.
-        environment: [N] names.
-        agent: [N] names.
-        turns: [N] int64, how many turns the agent took.
-        greedy: [N] fp64, the agent's return in the greedy episode of the group, 0 where it did not act there; NaN
-            without one.
-        episode: [N] the record.
-        baseline: [N] fp64, the numbers that the returns are compared with; None where the rule has none.
+        group: [N] int64, index of the task group in the rollout.
+        environment: [N] names of the environments.
+        agent: [N] names of the agents.
+        turns: [N] int64, number of turns that the agent took.
+        greedy: [N] fp64, return of the agent in the greedy episode of the group, 0 if it did not act there; NaN without
+            a greedy episode.
+        episode: [N] records of the episodes.
+        baseline: [N] fp64, baselines of the returns; None if the rule has none.
     """
 
     reward: Tensor
@@ -75,17 +75,17 @@ class Returns:
 
     @property
     def roles(self) -> list[str]:
-        """The role of each return, ``ENVIRONMENT/AGENT``."""
+        """Role of each return, ``ENVIRONMENT/AGENT``."""
         return [f"{game}/{agent}" for game, agent in zip(self.environment, self.agent, strict=True)]
 
     @property
     def policies(self) -> tuple[str, ...]:
-        """The policy of each return, empty where the agent did not act."""
+        """Policy of each return, empty if the agent did not act."""
         plays = zip(self.episode, self.agent, strict=True)
         return tuple(next((row.policy for row in e.trajectories[agent]), "") for e, agent in plays)
 
     def components(self) -> dict[str, Tensor]:
-        """Return the reward components [N] fp64 of each agent in each episode by name, 0 where it has none."""
+        """Return the reward components [N] fp64 of each agent in each episode by name, 0 for an absent component."""
         sums: dict[str, Tensor] = {}
         for number, (episode, agent) in enumerate(zip(self.episode, self.agent, strict=True)):
             for turn in (turn for row in episode.trajectories[agent] for turn in row.turns):
@@ -94,7 +94,7 @@ class Returns:
         return dict(sorted(sums.items()))
 
     def take(self, numbers: Sequence[int]) -> Returns:
-        """Return the returns of these numbers, in their order; a number may occur several times."""
+        """Return the returns with these indices, in this order; an index may occur several times."""
         selected: dict[str, Any] = {
             name: value[[*numbers]] if isinstance(value, Tensor) else tuple(value[number] for number in numbers)
             for name, value in vars(self).items()
@@ -105,10 +105,11 @@ class Returns:
     def rows(self, advantages: Tensor) -> Batches:
         """Return the trajectories of every policy, each with its advantage on all its action tokens.
 
-        An agent with several trajectories in an episode (a template that rewrites history) has one advantage on all.
+        An agent with several trajectories in an episode (a template that rewrites history) has the same advantage on
+        all.
 
         Args:
-            advantages: [N].
+            advantages: [N], one for each return.
         """
         acting = [
             (index, trajectory)
@@ -132,9 +133,9 @@ def returns_of(episodes: Sequence[Episode], turn_bonus: TurnBonus = None, greedy
     """Return the returns of a rollout; failed episodes are left out, and their group shrinks.
 
     Args:
-        episodes: one rollout.
-        turn_bonus: added to the environment's reward of a turn; None adds nothing.
-        greedy: one greedy episode for each group, where they are played.
+        episodes: episodes of one rollout.
+        turn_bonus: function that returns a bonus for a turn, added to the environment's reward; None adds nothing.
+        greedy: one greedy episode for each group, if they are played.
     """
     plays = [(e, agent) for e in episodes if not e.failed for agent in e.trajectories]
     groups = group_numbers(episodes)
@@ -166,11 +167,11 @@ class CreditParts:
     """The parts of an algorithm from which its unit makes the credit of a rollout.
 
     Attributes:
-        metrics: its metrics.
-        rule: returns returns with their baselines, and the advantages [N] of them.
-        policies: the trained ones, in one order on all ranks.
-        penalty: returns the penalty [B, T], or 0, in the rewards of the tokens of a policy's rows.
-        critic: its :class:`~mrlm_pl.learner.critics.Critic`, if it has one.
+        metrics: metrics of the algorithm.
+        rule: function of returns that adds their baselines and computes their advantages [N].
+        policies: names of the trained policies, in the same order on all ranks.
+        penalty: function that returns the penalty [B, T], or 0, in the token rewards of a policy's rows.
+        critic: the algorithm's :class:`~mrlm_pl.learner.critics.Critic`, if it has one.
     """
 
     metrics: Metrics
@@ -185,13 +186,13 @@ class EpisodeCredit(Settings):
     """The unit of credit: each agent in whole episodes. Subclasses credit turns, decisions or contributions."""
 
     of_decisions: ClassVar[bool] = False
-    """True if its rows are single decisions."""
+    """True if each of its rows is a single decision."""
 
     branching: ClassVar[Branching | None] = None
-    """The branching of the turn trees that it credits; None for separate episodes."""
+    """Branching of the turn trees that it credits; None for separate episodes."""
 
     further: ClassVar[FurtherEpisodes | None] = None
-    """The further episodes that each group is completed with; None has none. Not with turn trees."""
+    """Further episodes that complete each group; None adds no episodes. Not with turn trees."""
 
     compares: ClassVar[bool] = True
     """False if episodes with equal returns train too, as they are not compared with each other."""
@@ -209,7 +210,7 @@ class EpisodeCredit(Settings):
         """Warn once of a rollout whose returns carry no signal.
 
         Args:
-            episodes: one rollout.
+            episodes: episodes of one rollout.
             warned: names of earlier warnings; this adds to them.
         """
 
@@ -218,19 +219,19 @@ class EpisodeCredit(Settings):
         return returns_of(episodes, bonus, greedy)
 
     def with_baselines(self, returns: Any) -> Any:
-        """Return the returns with the baselines of its own rule."""
+        """Return the returns with the baselines of the unit's own rule."""
         return returns
 
     def advantages(self, returns: Any) -> Tensor:
-        """Return the advantages [N] of returns, without a rule those minus their baselines."""
+        """Return the advantages [N] of returns; by default the returns minus their baselines."""
         return returns.reward - returns.baseline
 
     def credit(self, returns: Any, parts: CreditParts) -> Batches:
         """Return the rows of every policy with their advantages, by default those of the rule; every rank calls this.
 
         Args:
-            returns: of :meth:`returns`.
-            parts: of the algorithm.
+            returns: value of :meth:`returns`.
+            parts: parts of the algorithm.
         """
         return self.rows(parts.metrics, *parts.rule(returns))
 
@@ -238,9 +239,9 @@ class EpisodeCredit(Settings):
         """Return the rows of every policy, with their advantages [N]; every rank calls this.
 
         Args:
-            metrics: of the algorithm.
-            returns: of :meth:`returns`.
-            advantages: [N].
+            metrics: metrics of the algorithm.
+            returns: value of :meth:`returns`.
+            advantages: [N], one for each return.
         """
         return returns.rows(advantages)
 
@@ -262,7 +263,7 @@ def rows_by_policy(
     Args:
         rows: N trajectories.
         groups, comparisons, episodes: [N]; see :func:`~mrlm_pl.learner.batch.collate_rows`.
-        credit: ``advantages`` and ``baselines``, [N].
+        credit: ``advantages`` and ``baselines``, each [N].
     """
     columns = {"rows": rows, "groups": groups, "comparisons": comparisons, "episode_ids": episodes, **credit}
 
@@ -274,11 +275,11 @@ def rows_by_policy(
 
 
 def credit_turns(batch: PolicyBatch, credit: Sequence[Sequence[tuple[float | None, float | None, float]]]) -> None:
-    """Give all tokens of each turn its advantage, and each turn the return and baseline that are compared.
+    """Assign each turn's advantage to its tokens, and its return and baseline to the turn.
 
     Args:
-        batch: B rows.
-        credit: [B] return, baseline and advantage of each of the row's turns.
+        batch: batch of B rows.
+        credit: [B], return, baseline and advantage of each turn of the row.
     """
     batch.advantages = torch.zeros_like(batch.action_mask, dtype=torch.float32)
     batch.turn_baselines = tuple([turn[:2] for turn in turn_credits] for turn_credits in credit)
@@ -288,15 +289,15 @@ def credit_turns(batch: PolicyBatch, credit: Sequence[Sequence[tuple[float | Non
 
 
 def paired(returns: Tensor, baselines: Tensor | None) -> list[ReturnAndBaseline]:
-    """Return each return [N] with its baseline [N]."""
+    """Return the pairs of each return [N] and its baseline [N]."""
     return list(zip(returns.tolist(), [None] * len(returns) if baselines is None else baselines.tolist(), strict=True))
 
 
 def check_takes(rule: Callable[..., Any], *arguments: str) -> None:
-    """Validate that a rule of the user's can be called with these positional arguments.
+    """Validate that the user's rule can be called with these positional arguments.
 
     Raises:
-        ConfigurationError: it takes another number of them.
+        ConfigurationError: the rule takes another number of arguments.
     """
     try:
         signature = inspect.signature(rule)
@@ -319,7 +320,7 @@ def check_advantages(result: Any, expected: int, rule: Callable[..., Any]) -> Te
     """Return the advantages that a rule returned.
 
     Raises:
-        ConfigurationError: they are not a finite number for each of the ``expected`` returns.
+        ConfigurationError: the advantages are not a finite number for each of the ``expected`` returns.
     """
     shape = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
     if shape != (expected,) or not result.isfinite().all():
@@ -334,7 +335,7 @@ def check_advantages(result: Any, expected: int, rule: Callable[..., Any]) -> Te
 
 
 def _name_and_line(rule: Callable[..., Any]) -> tuple[str, str]:
-    """Return the name of a rule, and its place in parentheses, empty for an object that is called."""
+    """Return the name of a rule, and its place in parentheses, empty for a callable object."""
     where = f" ({source_line(rule)})" if hasattr(inspect.unwrap(rule), "__code__") else ""
     return getattr(rule, "__qualname__", type(rule).__qualname__), where
 
@@ -342,12 +343,12 @@ def _name_and_line(rule: Callable[..., Any]) -> tuple[str, str]:
 def warn_of_absent_components(
     trainer: Any, option: str, weights: Collection[str], present: Collection[str], warned: MutableSet[Any]
 ) -> None:
-    """Warn once of an option that weighs components that no rank's rollout has; every rank calls this.
+    """Warn once of an option whose weights name components that no rank's rollout has; every rank calls this.
 
     Args:
-        trainer: of the run.
-        option: its name.
-        weights: the names in it.
+        trainer: trainer of the run.
+        option: name of the option.
+        weights: names that the option gives weights.
         present: names of this rank's components.
         warned: names of earlier warnings; this adds to them.
     """
@@ -387,8 +388,8 @@ def task_types(groups: Tensor, episodes: Sequence[Episode], names: Sequence[str]
 
     Args:
         groups: [B] group numbers.
-        episodes: one rollout.
-        names: the environments of the run.
+        episodes: episodes of one rollout.
+        names: names of the run's environments.
     """
     environments = {episode.group: episode.task.environment for episode in episodes}
     return torch.tensor([names.index(name) for name in environments.values()], device=groups.device)[groups]

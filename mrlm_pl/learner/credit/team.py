@@ -27,8 +27,9 @@ def team_rewards(episode: Episode, turn_bonus: TurnBonus = None) -> list[float]:
     In a record without ``step_rewards`` these are the rewards of the turns of the step.
 
     Args:
-        episode: one that did not fail.
-        turn_bonus: added to the agent's reward at the step of each of its turns; None adds nothing.
+        episode: episode that did not fail.
+        turn_bonus: function that returns a bonus for a turn, added to the reward of its agent and step; None adds
+            nothing.
     """
     by_step: list[list[float]] = [[] for _ in range(decision_steps(episode))]
     for step, rewards in enumerate(episode.step_rewards[: len(by_step)]):
@@ -65,8 +66,8 @@ def warn_of_constant_sum(episodes: Sequence[Episode], remedy: str, warned: Mutab
     """Log once that a team's return carries no signal where the rewards have a constant sum.
 
     Args:
-        episodes: one rollout.
-        remedy: what to do instead.
+        episodes: episodes of one rollout.
+        remedy: change that the warning suggests.
         warned: names of earlier warnings; this adds to them.
     """
     if "constant sum" not in warned and has_constant_sum(episodes):

@@ -38,8 +38,8 @@ class TokenCredit(EpisodeCredit):
         gamma: discount factor.
         lam: GAE's lambda per token; 0 trusts the values, 1 the returns.
         discount_unit: ``turn`` discounts from turn to turn, ``token`` from token to token.
-        whiten: over whose action tokens on all ranks the advantages are whitened: those of each ``policy`` or of each
-            ``agent`` of a policy; None leaves them.
+        whiten: tokens over which advantages are whitened on all ranks: those of each ``policy``, or of each ``agent``
+            of a policy; None does not whiten.
 
     Raises:
         ConfigurationError: a value is out of range.
@@ -61,13 +61,13 @@ class TokenCredit(EpisodeCredit):
         return rewarded_rows(episodes, bonus)
 
     def whitened_together(self, agents: Sequence[str]) -> dict[str, Tensor]:
-        """Return the indices of the rows that are whitened together, by a name that all ranks share."""
+        """Return the indices of the rows that are whitened together, by a name that is equal on all ranks."""
         if self.whiten == "agent":
             return rows_of_agents(agents)
         return {} if self.whiten is None else {"": torch.arange(len(agents))}
 
     def credit(self, returns: Mapping[str, RewardedRows], parts: CreditParts) -> dict[str, PolicyBatch]:
-        """Return the trained policies' trajectories with the advantage of each token, and those of critics.
+        """Return the trained policies' trajectories with the advantage of each token, and the critics' trajectories.
 
         The baseline of a turn is its value, or without a critic the mean over the tokens that it is whitened with. The
         quality of the values is logged.
@@ -115,9 +115,9 @@ class RewardedRows:
     """The trajectories of one policy with their rewards.
 
     Attributes:
-        batch: B rows, with their trajectories.
+        batch: batch of B rows, with their trajectories.
         rewards: [B, T], a turn's reward on its last token, 0 elsewhere.
-        episodes: [B] the record that each row is from.
+        episodes: [B] record of each row's episode.
     """
 
     batch: PolicyBatch
@@ -126,7 +126,7 @@ class RewardedRows:
 
     @property
     def agents(self) -> list[str]:
-        """The agent of each row."""
+        """Agent of each row."""
         return [row.agent for row in self.batch.trajectories]
 
     @property
@@ -145,9 +145,9 @@ class RewardedRows:
         """Return GAE advantages and returns, both [B, T], along each chain; see :func:`mrlm_pl.advantages.token_gae`.
 
         Args:
-            values, discounts: [B, T]; not read outside the action mask.
+            values, discounts: [B, T], values and discount factors; not read outside the action mask.
             lam: GAE's lambda.
-            end_values: [B] value of the last state of a truncated episode, 0 for other rows.
+            end_values: [B], value of the last state of a truncated episode, 0 for other rows.
         """
         rewards, mask, chains = self.rewards, self.batch.action_mask, self.chains
         lengths = torch.stack([mask[chain].sum() for chain in chains])
@@ -174,8 +174,8 @@ def rewarded_rows(episodes: Sequence[Episode], turn_bonus: TurnBonus = None) -> 
     """Return the trajectories of every policy with the rewards of its turns; failed episodes are left out.
 
     Args:
-        episodes: one rollout.
-        turn_bonus: added to the environment's reward of a turn; None adds nothing.
+        episodes: episodes of one rollout.
+        turn_bonus: function that returns a bonus for a turn, added to the environment's reward; None adds nothing.
     """
     groups = group_numbers(episodes)
     acting = acting_rows(episodes)

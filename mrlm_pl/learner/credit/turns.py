@@ -39,19 +39,20 @@ class TurnReturns:
     """The turns of a rollout in which agents sampled tokens: S turns in R trajectories.
 
     Attributes:
-        reward: [S] fp64, of the turn, bonus included.
+        reward: [S] fp64, reward of the turn, with its bonus.
         comparison: [S] int64, equal for the turns of one agent in the episodes of one task group.
         play: [S] int64, equal for the turns of one agent in one episode.
-        number: [S] int64, 0, 1, 2, ... within a play.
+        number: [S] int64, index of the turn within its play, from 0.
         state: [S] text of the messages since the agent's last turn.
-        row: [S] int64, the turn's trajectory.
-        turn: [S] the record.
-        trajectory: [R] the record.
-        group: [R] int64, number of the task group in the rollout.
-        episode: [R] the record that the trajectory is from.
-        returns: [S] fp64, the return of each turn as it is compared; at first the play's rewards from the turn on.
-        rollout: all episodes that the turns are from, those that failed included.
-        baseline: [S] fp64, the numbers that the returns are compared with; None where there are several comparisons.
+        row: [S] int64, index of the turn's trajectory.
+        turn: [S] records of the turns.
+        trajectory: [R] records of the trajectories.
+        group: [R] int64, index of the task group in the rollout.
+        episode: [R] record of the trajectory's episode.
+        returns: [S] fp64, return of each turn as it is compared; initially the sum of the play's rewards from the turn
+            on.
+        rollout: all episodes of the rollout, failed ones included.
+        baseline: [S] fp64, baselines of the returns; None if a turn takes part in several comparisons.
     """
 
     reward: Tensor
@@ -70,14 +71,14 @@ class TurnReturns:
 
     @property
     def policies(self) -> tuple[str, ...]:
-        """The policy [S] of each turn."""
+        """Policy [S] of each turn."""
         return tuple(self.trajectory[row].policy for row in self.row.tolist())
 
     def rows(self, advantages: Tensor) -> Batches:
         """Return the trajectories of every policy, each turn's tokens with its advantage.
 
         Args:
-            advantages: [S].
+            advantages: [S], one for each turn.
         """
         comparisons = torch.zeros(len(self.trajectory), dtype=torch.int64).index_copy(0, self.row, self.comparison)
         row_columns = (self.group.tolist(), comparisons.tolist(), labels(map(id, self.episode)))
@@ -93,8 +94,8 @@ def turn_returns_of(episodes: Sequence[Episode], turn_bonus: TurnBonus = None) -
     """Return the turns of a rollout; failed episodes are left out, and their group shrinks.
 
     Args:
-        episodes: one rollout.
-        turn_bonus: added to the environment's reward of a turn; None adds nothing.
+        episodes: episodes of one rollout.
+        turn_bonus: function that returns a bonus for a turn, added to the environment's reward; None adds nothing.
 
     Raises:
         NonFiniteError: a reward is NaN or infinite.
@@ -148,7 +149,7 @@ class TurnCredit(EpisodeCredit):
 
     Args:
         gamma: discount factor from turn to turn.
-        baseline: see :data:`mrlm_pl.advantages.TurnBaseline`.
+        baseline: baseline of a turn's return; see :data:`mrlm_pl.advantages.TurnBaseline`.
         normalize: divide by standard deviations.
         state_weight: weight of the comparison within states, beside which whole episodes are compared (GiGPO, arXiv
             2505.10978); None compares turns of the same number.
@@ -173,7 +174,7 @@ class TurnCredit(EpisodeCredit):
         return turn_returns_of(episodes, bonus)
 
     def with_baselines(self, turns: TurnReturns) -> TurnReturns:
-        """Return the turns with their discounted returns, and with the baselines where one comparison alone counts."""
+        """Return the turns with their discounted returns, and with the baselines if they have a single comparison."""
         returns = returns_to_go(turns.reward, turns.play, turns.number, self.gamma)
         single = self.state_weight is None
         baseline = returns - replace(self, normalize=False).advantages(turns) if single else None

@@ -31,19 +31,20 @@ Form = Literal["sampled", "top_k", "full"]
 
 @dataclass(frozen=True)
 class Teacher(Settings):
-    """A teacher of some of the trajectories.
+    """A teacher that scores some of the trajectories.
 
     Args:
         policy: name of a policy with `trained: false`; None is the student itself, or the policy of ``partner``.
-        weight: factor of its divergence.
-        environments: environments that it teaches; None is all.
-        agents: agents that it teaches; None is all that a trained policy plays.
-        reprompt: the conversation in which it reads the student's answer; None is the student's own. ``sibling`` adds
-            the answer of a successful episode of the same task (SDPO), ``demonstration`` the task's solution (SDFT),
-            ``feedback`` the environment's later messages, ``team`` the last answers of the other agents, ``majority``
-            their most frequent one in all episodes of the task; or a function, in a configuration its import path or
-            its name in a plugin, from an :class:`~mrlm_pl.learner.policies.reprompts.Attempt` to messages or None.
-        partner: an agent of the same episode: the teacher reads its conversation up to its last turn.
+        weight: factor of the teacher's divergence.
+        environments: environments whose episodes the teacher scores; None is all.
+        agents: agents whose tokens the teacher scores; None is all agents that a trained policy plays.
+        reprompt: conversation in which the teacher reads the student's answer; None is the student's own. ``sibling``
+            adds the answer of a successful episode of the same task (SDPO), ``demonstration`` the task's solution
+            (SDFT), ``feedback`` the environment's later messages, ``team`` the last answers of the other agents,
+            ``majority`` their most frequent one in all episodes of the task; or a function, in a configuration its
+            import path or its name in a plugin, from an :class:`~mrlm_pl.learner.policies.reprompts.Attempt` to
+            messages or None.
+        partner: agent of the same episode whose conversation, up to its last turn, the teacher reads.
 
     Raises:
         ConfigurationError: a value is out of range, or the teacher would be the student with the same information.
@@ -93,9 +94,9 @@ class Distillation(Settings):
 
     Args:
         teachers: one or more; the terms of several teachers of a token are summed.
-        form: ``sampled``, ``full`` or ``top_k``.
+        form: ``sampled``, ``full`` or ``top_k`` divergence.
         coefficient: factor of the term.
-        beta: from the forward divergence (0) to the reverse one (1), in ``full`` and ``top_k``.
+        beta: interpolation from the forward divergence (0) to the reverse one (1), in ``full`` and ``top_k``.
         top_k: number of the teacher's tokens in ``top_k``.
 
     Raises:
@@ -129,8 +130,8 @@ class Distiller:
     """Adds the terms of a :class:`Distillation` to the rows and losses of an algorithm.
 
     Args:
-        settings: of the loss.
-        learner: the algorithm, with its policies and seats.
+        settings: settings of the loss.
+        learner: algorithm with the policies and seats.
 
     Raises:
         ConfigurationError: a teacher does not exist, is trained, is on a server, or reads other tokens than a student,
@@ -221,7 +222,7 @@ class Distiller:
         self._first = False
 
     def _without_teacher(self, episodes: Sequence[Episode]) -> str:
-        """Return the likely cause."""
+        """Return the likely reason for a rollout without taught rows."""
         siblings = any(teacher.reprompt == "sibling" for teacher in self.settings.teachers)
         if siblings and all(episode.success is None for episode in episodes):
             return UNKNOWN_SUCCESS
@@ -284,9 +285,9 @@ class Distiller:
                 )
 
     def _prompts(self, student: Policy, rows: PolicyBatch, attempts: Mapping[int, Attempt]) -> Tensor:
-        """Return the tokens [B, K, 1 + P] with which K teachers begin each row, after their number.
+        """Return the prompts [B, K, 1 + P] of K teachers for each row, each behind the teacher's index.
 
-        The number is 0 where a teacher reads the student's own prompt, and -1 where it does not teach, as where the
+        The index is 0 if a teacher reads the student's own prompt, and -1 if it does not teach, for example because the
         row exceeds its context window.
         """
         prompts: list[Tensor] = []
@@ -372,10 +373,10 @@ class Distiller:
         """Return the teachers' part of a policy's forward pass over rows; None without one.
 
         Args:
-            name: of the policy.
-            rows: of a micro-batch.
-            totals: of the update; see :func:`mrlm_pl.losses.token_weights`.
-            alone: whether nothing else has a gradient.
+            name: name of the policy.
+            rows: rows of a micro-batch.
+            totals: size of the update; see :func:`mrlm_pl.losses.token_weights`.
+            alone: whether no other part of the loss has a gradient.
         """
         if rows.teacher_prompts is None:
             return None
@@ -404,16 +405,16 @@ class Distiller:
 
 
 def _difference(teacher: Policy, other: Policy) -> str | None:
-    """Return the first difference of a teacher's tokens from another policy's; None without one."""
+    """Return the first difference between the tokens of a teacher and of another policy; None if there is none."""
     if teacher.vocabulary_digest != other.vocabulary_digest:
         return "vocabulary"
     return None if teacher.chat.template == other.chat.template else "chat template"
 
 
 def _attempts(episodes: Sequence[Episode]) -> dict[int, Attempt]:
-    """Return the attempt of each turn by the ``id`` of its record, which rows of trajectories and of turns hold.
+    """Return the attempt of each turn by the ``id`` of its record, which the rows of trajectories and of turns share.
 
-    Siblings are ordinary episodes: others repeat turns of theirs.
+    Siblings are ordinary episodes only: further episodes repeat some of their turns.
     """
     groups = by_group(episode for episode in episodes if not episode.failed and episode.origin is None)
     attempts: dict[int, Attempt] = {}

@@ -16,11 +16,11 @@ class OldPolicy:
     """The source of pi_old, learner or sampler, and the correction of the losses for the policy that sampled.
 
     Args:
-        recompute: take its log-probabilities from the learner at the time of sampling rather than from the sampler;
-            None: only where they differ, see :meth:`recomputes`.
-        correction: weight of the losses.
+        recompute: take the log-probabilities of pi_old from the learner at the time of sampling rather than from the
+            sampler; None does so only where they differ, see :meth:`recomputes`.
+        correction: correction of the losses for the behavior policy.
         threshold: bound on the mean of ``log mu - log pi`` over a trajectory, above which tokens with a negative
-            advantage have no loss; None has no bound.
+            advantage have no loss; None is no bound.
 
     Attributes:
         corrects: True if losses are corrected.
@@ -46,9 +46,9 @@ class OldPolicy:
         the learner or does not tell.
 
         Args:
-            samplings: of the trained policies, by name.
-            precision: of the trainer.
-            engine: that sampled; None is in process, with the learner's precision.
+            samplings: sampling settings of the trained policies, by name.
+            precision: precision of the trainer.
+            engine: engine that sampled; None is the in-process engine, with the learner's precision.
         """
         if self.recompute is not None:
             return self.recompute
@@ -64,9 +64,9 @@ class OldPolicy:
         """Return the losses [B, T] with the correction, and metrics: means over the action tokens.
 
         Args:
-            losses: [B, T], of the tokens.
-            logp: [B, T], of the current policy.
-            rows: the trajectories of these tokens.
+            losses: [B, T], losses of the tokens.
+            logp: [B, T], log-probabilities of the current policy.
+            rows: trajectories of these tokens.
         """
         mask, metrics = rows.action_mask, {}
         if self.correction.kind != "none":

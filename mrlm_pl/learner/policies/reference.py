@@ -31,7 +31,7 @@ class KL(Settings):
 
     Args:
         coefficient: weight ``beta`` of the penalty; 0 needs no reference policy.
-        estimator: in the loss: ``k3``; ``k3_straight_through``, whose gradient is unbiased on-policy; or
+        estimator: estimator in the loss: ``k3``; ``k3_straight_through``, whose gradient is unbiased on-policy; or
             ``k3_importance_weighted``, whose gradient is unbiased for the tokens of any sampler (DeepSeek-V3.2, arXiv
             2512.02556); or a function (in a configuration its name, such as ``./my_file.py:my_kl``) of the policy's and
             the reference's log-probabilities and the action mask [B, T] that returns [B, T]. In the reward: k1.
@@ -87,9 +87,9 @@ class KL(Settings):
             beta <- beta (1 + clip(KL / target - 1, -.2, .2) min(n / horizon, 1))
 
         Args:
-            beta: before; without a target it stays.
-            divergence: ``KL``, the mean divergence in nats per token, over all ranks.
-            episodes: n, the number of episodes in this mean.
+            beta: coefficient before the rollout; without a target it stays.
+            divergence: mean divergence ``KL`` in nats per token, over all ranks.
+            episodes: number n of episodes in this mean.
 
         >>> kl = KL(0.1, target=0.5, horizon=100)
         >>> round(kl.adapted(0.1, 1.0, episodes=50), 6)    # twice the target: the factor is 1 + .2 * 50 / 100
@@ -109,11 +109,11 @@ class KLPenalty:
     """The penalty for the divergence of each policy from its reference, with a coefficient of its own.
 
     Args:
-        kl: its settings.
-        policies: their names.
+        kl: settings of the penalty.
+        policies: names of the policies.
 
     Attributes:
-        coefficients: the current one of each policy.
+        coefficients: current coefficient of each policy.
     """
 
     def __init__(self, kl: KL, policies: Sequence[str]) -> None:
@@ -138,10 +138,10 @@ class KLPenalty:
         """Log the divergence from the reference policies over all ranks, and update the coefficients with it.
 
         Args:
-            metrics: of the algorithm.
-            policies: the trained ones, in one order on all ranks.
-            batches: their trajectories; a policy without any on this rank is left out.
-            episodes: of the rollout.
+            metrics: metrics of the algorithm.
+            policies: names of the trained policies, in the same order on all ranks.
+            batches: trajectories by policy; a policy without any on this rank is absent.
+            episodes: episodes of the rollout.
         """
         moments_here: dict[tuple[str, str], Any] = {}
         for name, rows in batches.items():
@@ -171,7 +171,7 @@ class ReferenceSync(Settings):
     The next rollout is compared with the new reference. With adapters their factors are averaged, not their products.
 
     Args:
-        every: n; None keeps the weights before the first update.
+        every: number n of optimizer steps between two moves; None keeps the weights before the first update.
         decay: 0 copies the policy; ``every: 1`` with a decay such as 0.99 is an exponential average.
 
     Raises:
@@ -194,13 +194,13 @@ class ReferencePolicy:
     """The reference weights of the policies, in this process or elsewhere.
 
     Args:
-        used: whether the loss or the reward needs their log-probabilities.
-        remote: the pool that computes them; None: this process.
-        sync: how they move.
+        used: whether the loss or the reward needs reference log-probabilities.
+        remote: pool that computes the log-probabilities; None computes them in this process.
+        sync: schedule by which the reference moves.
 
     Attributes:
         here: True if this process holds the weights and computes the log-probabilities.
-        moves: True if they do not stay those before the first update.
+        moves: True if the reference moves during training.
 
     Raises:
         ConfigurationError: there is a pool, but nothing needs the log-probabilities; or the reference moves, but
@@ -242,9 +242,9 @@ class ReferencePolicy:
         """Return the log-probabilities [B, T] of a policy's trajectories under its reference, on the host.
 
         Args:
-            policy: the current policy, with its reference where this process holds it.
-            rows: of the policy, on the host.
-            trainer: of the run.
+            policy: current policy, with its reference if this process holds it.
+            rows: rows of the policy, on the host.
+            trainer: trainer of the run.
         """
         if self.remote is None:
             return policy.reference_logprobs(**rows.inputs()).cpu()
@@ -252,10 +252,10 @@ class ReferencePolicy:
         return self.remote.logprobs(policy, rows)
 
     def follow(self, policies: Iterable[Policy], step: int) -> None:
-        """Move the references of these policies, if they are due after an optimizer step; every rank must call this.
+        """Move the references of these policies if a move is due after an optimizer step; every rank must call this.
 
         Args:
-            policies: with their references.
+            policies: policies with their references.
             step: number of completed optimizer steps.
         """
         if self.sync.every is not None and step % self.sync.every == 0:

@@ -12,12 +12,12 @@ from mrlm_pl.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class Attempt:
-    """A student's trajectory and all that was known once its group had been played.
+    """A student's trajectory and everything known after its group was played.
 
     Attributes:
-        episode: of the trajectory.
-        trajectory: the student's conversation.
-        siblings: the other episodes of the same task, without failures and those that branch from another one.
+        episode: episode of the trajectory.
+        trajectory: conversation of the student.
+        siblings: other episodes of the same task, without failed ones and those that branch from another episode.
     """
 
     episode: Episode
@@ -26,12 +26,12 @@ class Attempt:
 
     @property
     def opening(self) -> tuple[Message, ...]:
-        """The messages before the first turn of the trajectory."""
+        """Messages before the first turn of the trajectory."""
         replies = self.trajectory.replies
         return self.trajectory.messages[: replies[0]] if replies else ()
 
     def reprompted(self, hint: str | None) -> tuple[Message, ...] | None:
-        """Return the opening with a hint at the end of its last message; None for no hint."""
+        """Return the opening with a hint at the end of its last message; None without a hint."""
         if not hint or not self.opening:
             return None
         *before, last = self.opening
@@ -72,7 +72,7 @@ def demonstration(attempt: Attempt) -> Sequence[Message] | None:
 
 
 def feedback(attempt: Attempt) -> Sequence[Message] | None:
-    """Return the reprompt with all that the environment said after the student's first turn; None for nothing."""
+    """Return the reprompt with all environment messages after the student's first turn; None if there are none."""
     rest = attempt.trajectory.messages[len(attempt.opening) :]
     observations = "\n".join(message.content for message in rest if message.role != "assistant")
     return attempt.reprompted(observations and f"Feedback on an earlier attempt: {observations}")

@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 def seated_policy(agent: str, seats: Mapping[str, str], policies: Collection[str]) -> str | None:
     """Return the policy that acts for an agent: its seat's, else the only policy, else the policy of the agent's name.
 
-    None if there is none.
+    Return None if no policy qualifies.
 
     >>> seated_policy("critic", {}, ["main"]), seated_policy("critic", {}, ["solver", "main"])
     ('main', None)
@@ -50,7 +50,7 @@ def check_seats(seats: Mapping[str, str], policies: Collection[str], owner: str 
     """Validate that each seat names a policy.
 
     Raises:
-        ConfigurationError: one does not, or they are no mapping.
+        ConfigurationError: a seat names no policy, or the seats are no mapping.
     """
     if not isinstance(seats, Mapping):
         raise ConfigurationError(f"{owner}seats is {seats!r}; name the policy of each agent, as in {{'agent': 'main'}}")
@@ -63,13 +63,13 @@ def check_seats(seats: Mapping[str, str], policies: Collection[str], owner: str 
 def seats_of_run(
     agents: Collection[str], seats: Mapping[str, str], trained: Mapping[str, bool], teachers: Collection[str]
 ) -> dict[str, str]:
-    """Return the policy of each agent of a run; a frozen policy without an agent is a warning.
+    """Return the policy of each agent of a run; warn of a frozen policy without an agent.
 
     Args:
-        agents: of the run.
-        seats: policies by agent, as they are given.
+        agents: agents of the run.
+        seats: policies by agent, as the user gives them.
         trained: whether each policy is trained, by name.
-        teachers: policies that need no agent.
+        teachers: policies that need no seat.
 
     Raises:
         ConfigurationError: an agent has no seat (see :func:`seat_of`), a seat is for none of the agents, or a trained

@@ -25,10 +25,10 @@ from mrlm_pl.policy.chat.template import PLAIN_TEMPLATE
 from mrlm_pl.policy.chat.tool_calls import PROBE_CALL, PROBE_TOOL, QUESTION, SENTINEL, CallForm, Tools, find_call_form
 
 MAX_REMEMBERED = 256
-"""Most texts of its template that a chat format remembers, about three for each set of tools."""
+"""Maximum number of rendered texts that a chat format remembers, about three for each set of tools."""
 
 MAX_PROMPTS = 32
-"""Most texts whose tokens a chat format remembers: the episodes of a group begin with the same prompt."""
+"""Maximum number of texts whose tokens a chat format remembers, as the episodes of a group share their prompt."""
 
 logger = logging.getLogger(__name__)
 
@@ -37,8 +37,8 @@ class ChatFormat:
     """Renders messages for one tokenizer.
 
     Args:
-        tokenizer: a ``transformers`` tokenizer.
-        template: a Jinja chat template that replaces the tokenizer's own; without either, ``PLAIN_TEMPLATE``.
+        tokenizer: tokenizer of ``transformers``.
+        template: Jinja chat template that replaces the tokenizer's own; without either, ``PLAIN_TEMPLATE``.
         extra_stop_ids: further tokens that end a turn, such as those of the model's generation config.
 
     Raises:
@@ -126,9 +126,9 @@ class ChatFormat:
 
     @cached_property
     def call_form(self) -> CallForm | None:
-        """The template's form of tool calls; None if it has none, or one that cannot be parsed.
+        """Form of the template's tool calls; None if it has none, or one that cannot be parsed.
 
-        A template that names tools all the same is warned of: the prompt then has the tools twice.
+        A template that mentions tools without such a form is logged as a warning: the prompt then has the tools twice.
         """
         form = find_call_form(lambda messages, prompt: self.remembered(messages, [PROBE_TOOL], prompt))
         if form is None and PROBE_TOOL["function"]["name"] in self._probe_prompt(QUESTION):
@@ -206,7 +206,7 @@ class ChatFormat:
         return re.compile("|".join(map(re.escape, tokens)) or r"(?!)")
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of ``text`` without additional special tokens; a lone surrogate reads ``?``."""
+        """Return the token ids of ``text`` without additional special tokens; a lone surrogate is read as ``?``."""
         ids = self._encoded.get(text)
         if ids is None:
             # Programs of policies can write half of a character into an observation, and tokenizers refuse it.
@@ -221,7 +221,7 @@ class ChatFormat:
         return self.tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
     def tokens_until(self, token_ids: Sequence[int], stops: Sequence[str]) -> int | None:
-        """Return how many tokens it takes until one of the texts is complete, or None if none occurs."""
+        """Return the number of tokens until one of the texts is complete, or None if none occurs."""
 
         def complete(count: int) -> bool:
             text = self.decode(token_ids[:count])
@@ -260,8 +260,8 @@ class Mark:
     """A place in a row at which a conversation can continue: after a prompt, or after a sampled turn.
 
     Args:
-        messages: number of the row's messages up to there.
-        tokens: number of its tokens.
+        messages: number of the row's messages before the mark.
+        tokens: number of the row's tokens before the mark.
         sampled: True after a sampled turn.
     """
 
@@ -280,9 +280,9 @@ class Row:
     """A token row under construction: T ids, True at sampled ones, and their log-probabilities.
 
     Attributes:
-        tools: schemas that its prompts describe.
+        tools: schemas that the row's prompts describe.
         prompt: text of the last prompt.
-        marks: where a conversation can continue.
+        marks: places where a conversation can continue.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -321,7 +321,7 @@ class Conversation:
 
     Attributes:
         rows: token rows; several only if the template rewrote history, or whole prompts did not extend one row.
-        place: number of the current row.
+        place: index of the current row.
     """
 
     def __init__(self, chat: ChatFormat, tools: Tools = ()) -> None:
@@ -331,7 +331,7 @@ class Conversation:
 
     @property
     def row(self) -> Row:
-        """The current row."""
+        """Current row."""
         return self.rows[self.row_index]
 
     def fork(self) -> Conversation:
@@ -350,8 +350,8 @@ class Conversation:
         """Continue the row that a whole prompt extends, else begin one; no sampled token is encoded again.
 
         Args:
-            messages: the prompt.
-            tools: that it describes; a row has the same ones throughout.
+            messages: messages of the prompt.
+            tools: tools that the prompt describes; a row has the same ones throughout.
         """
         self.tools = tuple(tools)
         history = self._with_tools(messages)

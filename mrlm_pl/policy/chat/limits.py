@@ -21,7 +21,7 @@ import jinja2
 from mrlm_pl.errors import PolicyError
 
 RENDER_SECONDS = 10.0
-"""Most CPU time of one conversation, which usually takes less than a millisecond."""
+"""Maximum CPU time in seconds to render one conversation, which usually takes less than a millisecond."""
 
 _WATCH_SECONDS = 0.1
 _UNINTERRUPTED = {"urlize": "the filter `urlize`", "**": "the operator `**`"}
@@ -39,11 +39,11 @@ def check_template(template: str, name: str) -> None:
     """Reject a power and the filter ``urlize``, which can compute for ever in a single step of the interpreter.
 
     Args:
-        template: in Jinja; the rendering reports other text.
-        name: of the model, for the message.
+        template: template in Jinja; other text fails when it is rendered.
+        name: name of the model, for the message.
 
     Raises:
-        EndlessTemplateError: the template has one.
+        EndlessTemplateError: the template has one of them.
 
     >>> check_template("{{ 10 ** 10 ** 10 }}", "m")
     Traceback (most recent call last):
@@ -69,10 +69,10 @@ def deadline(name: str) -> Iterator[None]:
     Where the system does not tell the time of a thread (macOS), it is the time that passes.
 
     Args:
-        name: of the model, for the message.
+        name: name of the model, for the message.
 
     Raises:
-        EndlessTemplateError: it was interrupted.
+        EndlessTemplateError: the thread was interrupted.
     """
     thread, watch = threading.get_ident(), _watch()
     try:

@@ -82,11 +82,11 @@ def _left_out(reply: Message, header: str | None, text: str, chat: ChatFormat, t
     """Return the name of a part of a reply that is not in its text; empty if none.
 
     Args:
-        reply: the assistant's message.
-        header: text before it, which may open the reasoning; None if a generation prompt ends otherwise.
-        text: of the reply.
-        chat: format with its template.
-        tools: schemas.
+        reply: message of the assistant.
+        header: text before the reply, which may open the reasoning; None if a generation prompt ends otherwise.
+        text: text of the reply.
+        chat: chat format with its template.
+        tools: schemas of the tools.
     """
     words = "".join(f"{header or ''}{text}".split())
     calls = " with calls" * bool(reply.tool_calls)

@@ -58,12 +58,12 @@ def template_variables(template: str) -> list[str]:
 
 
 def with_arguments(template: str, arguments: Mapping[str, Any], model: str) -> str:
-    r"""Return a template with these values for its arguments, for all that render it.
+    r"""Return a template with these values for its arguments, for all callers that render it.
 
     Args:
-        template: in Jinja.
+        template: template in Jinja.
         arguments: values by name, such as ``{"enable_thinking": False}``.
-        model: for messages.
+        model: name of the model, for messages.
 
     Raises:
         ConfigurationError: the template does not read an argument.

@@ -37,7 +37,7 @@ class CallForm(ABC):
         """Return the calls in a reply; none if one is malformed, which an environment sees in the text.
 
         Args:
-            text: the reply with its special tokens.
+            text: reply with its special tokens.
             tools: schemas with the types of values.
         """
         if len(text) > MAX_CALL_CHARACTERS:
@@ -55,7 +55,7 @@ class CallForm(ABC):
         """Return the calls as objects with ``name`` and ``arguments``.
 
         Raises:
-            ValueError: one is malformed.
+            ValueError: a call is malformed.
         """
 
 
@@ -109,11 +109,11 @@ class TaggedForm(CallForm):
     """Calls with a tag for each argument: those of Qwen 3.5 and later, Qwen Coder, GLM, Nemotron and others.
 
     Args:
-        opening: before the name.
-        after_name: after it.
-        before_key: before the name of an argument.
-        after_key: between that and its value.
-        after_value: after the value.
+        opening: text before the name.
+        after_name: text after the name.
+        before_key: text before the name of an argument.
+        after_key: text between the name of an argument and its value.
+        after_value: text after the value.
 
     >>> form = TaggedForm("<function=", ">", "<parameter=", ">", "</parameter>")
     >>> form.read("<function=add>\\n<parameter=a>\\n1\\n</parameter>\\n</function>", [])[0].arguments
@@ -147,7 +147,7 @@ def find_call_form(render: Callable[[list[Message], bool], str]) -> CallForm | N
     """Return the form of a template's calls, or None if it has none that can be read back.
 
     Args:
-        render: returns the text of messages, with or without the generation prompt; may raise any error.
+        render: function that returns the text of messages, with or without the generation prompt; may raise any error.
     """
     try:
         *_, written = written_reply(render, Message("assistant", "", (PROBE_CALL,)))
@@ -161,8 +161,8 @@ def written_reply(render: Callable[[list[Message], bool], str], reply: Message) 
     """Return a template's text of a question, of the assistant's header, and of a reply up to the end of its turn.
 
     Args:
-        render: see :func:`find_call_form`.
-        reply: the assistant's message.
+        render: function that renders messages; see :func:`find_call_form`.
+        reply: message of the assistant.
     """
     question, prompted, answered = render([QUESTION], False), render([QUESTION], True), render([QUESTION, reply], False)
     _, _, closing = render([QUESTION, Message("assistant", "probe")], False).rpartition("probe")

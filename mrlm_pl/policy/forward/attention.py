@@ -72,8 +72,6 @@ class _Level:
         masks = []
         for earlier in range(level):
             parents = [chain[earlier] for chain in chains]
-            if max(parents) < 0:
-                continue
             lengths = segments.lengths[earlier]
             repeats = len(parents) // len(lengths)
             in_order = parents == [number // repeats for number in range(len(parents))] if repeats else False
@@ -96,7 +94,7 @@ class _Level:
         """Return segments and queries whose masks are held at once: lists, by segments, of parts of their queries.
 
         Args:
-            rows: number of masks: one for each segment, or one for all of them.
+            rows: number of masks, one for each segment or one for all of them.
             before: number of keys of a chain.
         """
         segments, width = len(self.block.lengths), self.block.width
@@ -117,8 +115,8 @@ class _Level:
         the backward pass.
 
         Args:
-            query: [S, W, heads, dim].
-            keys, values: by level, [S, W, heads, dim]; the last are those of these segments.
+            query: [S, W, heads, dim], queries of these segments.
+            keys, values: [S, W, heads, dim] by level; the last are those of these segments.
         """
         key, value = self.with_chains(keys), self.with_chains(values)
         if self._chain is None:
@@ -164,7 +162,7 @@ class _Level:
         """Return states of these segments after those of their chains, [S, keys, heads, dim].
 
         Args:
-            states: by level, [S, W, heads, dim].
+            states: [S, W, heads, dim] by level.
         """
         own_states = states[-1]
         if not self.before:
@@ -176,10 +174,10 @@ class _CausalLayout:
     """Queries at the places of their tokens in whole rows, so that a causal kernel needs no mask.
 
     Args:
-        chain: [S, keys before] bool, the keys of each segment's chain; None: all of them.
+        chain: [S, keys before] bool, True for the keys of each segment's chain; None is all of them.
         before: number of keys before the segments.
-        width: number of their queries.
-        device: of the states.
+        width: number of queries of a segment.
+        device: device of the states.
     """
 
     def __init__(self, chain: Tensor | None, before: int, width: int, device: torch.device) -> None:
@@ -216,10 +214,10 @@ class PackedLayout:
     """The segments of a packed row, prepared for all layers of a forward pass.
 
     Args:
-        segments: of the row.
-        device: of the model.
+        segments: segments of the packed row.
+        device: device of the model.
         in_one: whether one kernel computes the attention, without dropout, and reads shared keys and values in place;
-            see `has_kernel`. Else it is computed segment by segment.
+            see `has_kernel`. Otherwise it is computed segment by segment.
     """
 
     def __init__(self, segments: Segments, device: torch.device, in_one: bool = False) -> None:
@@ -355,7 +353,7 @@ def _with_switches(module: Any, implementation: _Values, noise: bool) -> Callabl
 
 
 _Values = list[tuple[Any, str, Any]]
-"""Objects, names of their attributes, and values of these."""
+"""Objects, names of their attributes, and values for these."""
 
 
 @contextmanager

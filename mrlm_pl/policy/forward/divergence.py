@@ -47,11 +47,12 @@ def weighted_divergence(
     Differentiable once in ``hidden``, ``weight`` and ``bias``.
 
     Args:
-        hidden: [n, hidden size] of the student.
+        hidden: [n, hidden size] states of the student.
         weight: [V, hidden size] weight of the student's output head.
-        teacher_hidden, teacher_weight: the teacher's; its hidden size may differ, its vocabulary may not.
-        token_weights: [n] weight of each token in the sum; a constant.
-        beta: in [0, 1].
+        teacher_hidden, teacher_weight: states and head of the teacher; its hidden size may differ, its vocabulary may
+            not.
+        token_weights: [n], weight of each token in the sum; a constant.
+        beta: interpolation in [0, 1].
         temperature: [n] divisors of both models' logits; None divides by nothing.
         top_k: compare the teacher's k most probable tokens, and all others as one; None compares every token.
         targets: [n] token ids.
@@ -168,11 +169,11 @@ class Lesson(NamedTuple):
     """A teacher's view of the action tokens of a batch [B, T].
 
     Attributes:
-        states: [n, hidden size] its last hidden states before the tokens that it teaches, in their order.
-        head: its output head.
-        places: [B * T] place of each token in ``states``, on the host; -1 where it does not teach.
-        weights: [B * T] weight of each token's divergence in the loss; a constant.
-        factor: of its divergences.
+        states: [n, hidden size], the teacher's last hidden states before the tokens that it teaches, in their order.
+        head: output head of the teacher.
+        places: [B * T], index of each token in ``states``, on the host; -1 for tokens that it does not teach.
+        weights: [B * T], weight of each token's divergence in the loss; a constant.
+        factor: factor of the teacher's divergences.
     """
 
     states: Tensor
@@ -186,9 +187,9 @@ class Teaching(NamedTuple):
     """Divergences from teachers, beside the other numbers of a forward pass.
 
     Attributes:
-        lessons: of each teacher.
+        lessons: lesson of each teacher.
         beta, top_k: see :func:`weighted_divergence`.
-        alone: True if the loss is that of the divergences alone: the log-probabilities have no gradient.
+        alone: True if the loss consists of the divergences alone, so that the log-probabilities have no gradient.
     """
 
     lessons: tuple[Lesson, ...]

@@ -40,7 +40,7 @@ def forward_path(model: nn.Module) -> ForwardPath:
     """Return the path that `token_logprobs.token_logprobs` takes for this model, with the reason.
 
     Args:
-        model: of transformers, or its PEFT wrapper with an adapter that puts no virtual tokens before the prompt.
+        model: model of transformers, or its PEFT wrapper with an adapter that puts no virtual tokens before the prompt.
     """
     base = base_model(model)
     config = base.config

@@ -159,8 +159,8 @@ class HeadGradients:
     """Gradients of hidden states, weight and bias of a head, added up chunk by chunk; None: not needed.
 
     Args:
-        needed: whether each is.
-        hidden, weight, bias: the head's inputs.
+        needed: whether each gradient is needed.
+        hidden, weight, bias: inputs of the head.
         wide: dtype of the sums over tokens.
     """
 

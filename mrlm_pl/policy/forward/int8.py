@@ -19,11 +19,11 @@ class Int8Linear(nn.Module):
     the dtype of the input, or of autocast.
 
     Args:
-        linear: the layer; it does not change.
+        linear: layer to quantize; it does not change.
 
     Attributes:
-        rounded: Q, int8 [outputs, inputs].
-        scale: s [outputs], in the dtype of the layer.
+        rounded: [outputs, inputs] int8, the weights Q.
+        scale: [outputs], the scales s, in the dtype of the layer.
     """
 
     def __init__(self, linear: nn.Linear) -> None:
@@ -68,11 +68,11 @@ def to_int8(model: nn.Module, names: Collection[str]) -> None:
     """Replace linear layers of a model by :class:`Int8Linear`, in place.
 
     Args:
-        model: frozen.
-        names: of the layers.
+        model: frozen model.
+        names: names of the layers.
 
     Raises:
-        PolicyError: there are none.
+        PolicyError: there are no such layers.
     """
     if not names:
         raise PolicyError(f"int8: {type(model).__name__} has no linear layers to quantize; leave `int8` out")

@@ -9,7 +9,7 @@ import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -32,9 +32,6 @@ from mrlm_pl.policy.forward.passes import (
 from mrlm_pl.policy.forward.rematerialization import rematerialized
 from mrlm_pl.policy.sharding import is_sharded, passes_on_all_ranks
 from mrlm_pl.seeding import derive_seed
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 class TokenOutputs(NamedTuple):
@@ -59,10 +56,10 @@ def token_logprobs(
     training, such as that of a router. While it runs, no other thread may call the same module.
 
     Args:
-        model: a causal language model of transformers, or its PEFT wrapper.
-        token_ids: [B, T] int64, padded on the right. The result is on the model's device; these and the other rows
-            belong on the host, where the layout of the forward pass is decided.
-        lengths: [B] number of real tokens of each row.
+        model: causal language model of transformers, or its PEFT wrapper.
+        token_ids: [B, T] int64, padded on the right. The result is on the model's device; all row tensors belong on the
+            host, where the layout of the forward pass is decided.
+        lengths: [B], number of real tokens of each row.
         action_mask: [B, T] bool, True where the policy sampled the token.
         options: see :class:`~mrlm_pl.policy.forward.passes.NoisyRowOptions`.
 
@@ -92,8 +89,8 @@ def token_outputs(
 
     Args:
         with_entropy: whether to compute the entropies.
-        value_head: maps hidden states [n, hidden size] to values [n]; None: no values.
-        teaching: divergences from teachers; None: none.
+        value_head: module that maps hidden states [n, hidden size] to values [n]; None computes no values.
+        teaching: divergences from teachers; None computes none.
     """
     wanted = Wanted(True, with_entropy, value_head, teaching)
     values = list(_evaluate(model, wanted, token_ids, lengths, action_mask, **options).unbind())

@@ -23,8 +23,8 @@ class Segments:
     """The segments of a packed row, level by level; each continues a chain of segments of earlier levels.
 
     Attributes:
-        lengths: by level, the length of each segment. The last level holds the rows' own tokens.
-        ancestors: by level, for each segment and each earlier level the number of the segment in its chain, or -1.
+        lengths: length of each segment, by level. The last level holds the rows' own tokens.
+        ancestors: index of the ancestor of each segment at each earlier level of its chain, or -1, by level.
     """
 
     lengths: tuple[tuple[int, ...], ...]
@@ -91,7 +91,7 @@ class RowPlan:
     Args:
         token_ids: [B, T] int64, rows padded on the right.
         action_mask: [B, T] bool; column 0 is False.
-        prefix_groups: [B] labels, or None if no row shares its prefix.
+        prefix_groups: [B] group labels, or None if no row shares its prefix.
     """
 
     def __init__(self, token_ids: Tensor, action_mask: Tensor, prefix_groups: Tensor | None) -> None:
@@ -176,9 +176,9 @@ def _places(segments: Segments, stop: Tensor, shift: Tensor, leaf: Tensor, posit
     """Return the places in the packed row [n] of the tokens at these positions [n] of the n-th leaves.
 
     Args:
-        segments: of the packed row; the last level is that of the leaves.
-        stop: [segments] end of each.
-        shift: [segments] offset from a position in it to the packed row.
+        segments: segments of the packed row; the last level holds the leaves.
+        stop: [segments], end of each segment.
+        shift: [segments], offset from a position in the segment to the packed row.
     """
     first = [0, *itertools.accumulate(map(len, segments.lengths))]
     numbers = torch.tensor(

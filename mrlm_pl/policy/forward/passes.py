@@ -25,15 +25,15 @@ from mrlm_pl.policy.forward.tree_attention import has_kernel
 
 
 class RowOptions(TypedDict, total=False):
-    """The computation of rows' log-probabilities.
+    """Options of the computation of rows' log-probabilities.
 
     Attributes:
-        temperature: the sampler's temperature: a number, one per row [B], or one per token [B, T]; 1 by default.
-        prefix_groups: [B] labels; rows with the same label compute common beginnings once. They change the work, never
-            the values.
-        max_tokens: most tokens of one forward pass; its rows, with shared tokens counted for each, have at most
-            ``row_tree.MOST_READ`` times as many. Several passes run one after the other and, for gradients, each is
-            recomputed in the backward pass, so that memory is that of one pass. So is a pass that exceeds the bound
+        temperature: temperature of the sampler: a number, one per row [B], or one per token [B, T]; 1 by default.
+        prefix_groups: [B] group labels; rows with the same label compute common beginnings once. They change the work,
+            never the values.
+        max_tokens: maximum number of tokens in one forward pass; its rows, with shared tokens counted for each, have at
+            most ``row_tree.MOST_READ`` times as many. Several passes run one after the other and, for gradients, each
+            is recomputed in the backward pass, so that memory is that of one pass. So is a pass that exceeds the bound
             beside others of the same backward pass (`bounded_together`). The ranks of a sharded model make equally many
             passes, some of them idle.
     """
@@ -47,8 +47,8 @@ class NoisyRowOptions(RowOptions, total=False):
     """:class:`RowOptions` of a forward pass that may have noise.
 
     Attributes:
-        noise_seed: keep the model's mode, with the dropout and the other noise of training, which depend on this seed
-            and the pass; None: no noise.
+        noise_seed: seed of the dropout and other training noise, which also depend on the pass; the model then keeps
+            its mode. None computes without noise.
     """
 
     noise_seed: int | None
@@ -67,8 +67,8 @@ def forward_passes(
     """Return the passes of `token_logprobs` for these rows without gradient, for `pass_logprobs` in any process.
 
     Args:
-        model: of the architecture that runs the passes; its weights are not read. The other arguments and the errors
-            are those of `token_logprobs`.
+        model: model with the architecture that runs the passes; its weights are not read. The other arguments and the
+            errors are those of `token_logprobs`.
     """
     check_arguments(token_ids, lengths, action_mask, prefix_groups, max_tokens)
     temperatures = flat_temperature(temperature, *token_ids.shape)

@@ -33,7 +33,7 @@ def onednn_is_faster(processor: str) -> bool:
     time (torch 2.13). The same processor always takes the same library, as bit for bit equal runs need.
 
     Args:
-        processor: its description, with the vendor.
+        processor: description of the processor, with the vendor.
     """
     libraries = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
     return libraries and "AuthenticAMD" in processor and torch.backends.cpu.get_cpu_capability() == "AVX512"
@@ -103,7 +103,7 @@ def packed(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor | None:
     rows .8 to .95 (AMD's processors of the fifth generation, torch 2.13). PyTorch hides the memory of such a tensor.
 
     Returns:
-        None where it would not be faster.
+        Return None if it would not be faster.
     """
     fast = ONEDNN_IS_FASTER and dtype in (torch.float32, torch.bfloat16) and parts[0].device.type == "cpu"
     if not fast or sum(part.numel() for part in parts) < PACKED:
@@ -181,7 +181,7 @@ _library.define("product(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
 
 @torch.library.impl(_library, "product", "CPU")
 def _from_compiled_code(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """`_product` as TorchInductor takes it, whose own operator needs weights that never change."""
+    """Compute `_product` in the form that TorchInductor takes, whose own operator needs weights that never change."""
     return _product(x, _stood_for[int(weight[0])] if weight.dtype == torch.int64 else weight, bias)
 
 

@@ -42,8 +42,8 @@ class _Result:
     """The result of a node of the autograd graph, recomputed when it is first needed.
 
     Args:
-        node: of one of the operations.
-        arguments: those of its arguments that are recomputed themselves.
+        node: node of one of the operations.
+        arguments: arguments of the node that are recomputed themselves.
     """
 
     def __init__(self, node: Any, arguments: list[_Result]) -> None:

@@ -7,12 +7,15 @@ its leaves, and for each leaf the number of tokens that it shares with the leaf 
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from mrlm_pl.grouping import grouped
 
 LEAST_SAVING = 32
 """Fewest tokens that a shared segment saves: each makes the attention's batches smaller and more ragged."""
@@ -42,9 +45,9 @@ class RowTree:
     """The rows to feed, as the leaves of trees of shared tokens.
 
     Attributes:
-        rows: of each leaf, its own row and the rows that are its beginnings.
+        rows: row of each leaf, followed by the rows that are its beginnings.
         fed: number of tokens of each leaf.
-        shared: number of tokens of each leaf that are computed with the leaf before.
+        shared: number of tokens that each leaf shares with the leaf before.
     """
 
     rows: list[list[int]]
@@ -109,16 +112,13 @@ class RowTree:
         if max_tokens is None or (ends[-1] <= max_tokens and read[-1] <= MOST_READ * max_tokens):
             return [range(leaves)] if leaves else []
         most_read = MOST_READ * max_tokens
-        cost, cheapest = self._cheapest(ends, read, max_tokens, most_read)
-        too_small, enough = 0, max_tokens
-        while enough - too_small > 1:
-            bound = (too_small + enough) // 2
-            smaller_cost, smaller = self._cheapest(ends, read, bound, most_read)
-            if smaller_cost == cost:
-                enough, cheapest = bound, smaller
-            else:
-                too_small = bound
-        return cheapest
+
+        def within(bound: int) -> tuple[int, list[range]]:
+            return self._cheapest(ends, read, bound, most_read)
+
+        cost, _ = within(max_tokens)
+        least = bisect_left(range(max_tokens), True, lo=1, key=lambda bound: within(bound)[0] == cost)
+        return within(least)[1]
 
     def _cheapest(
         self, ends: Sequence[int], read: Sequence[int], max_tokens: int, most_read: int
@@ -127,9 +127,9 @@ class RowTree:
 
         Args:
             ends: for each leaf, and the end, the number of tokens that the leaves before it compute in one chunk.
-            read: likewise, the number of tokens of their rows.
-            max_tokens: most tokens that a chunk computes.
-            most_read: most tokens of its rows.
+            read: for each leaf, and the end, the number of tokens in the rows of the leaves before it.
+            max_tokens: maximum number of tokens that a chunk computes.
+            most_read: maximum number of tokens in the rows of a chunk.
         """
         leaves = len(self.fed)
         best, begin = [0], [0]
@@ -182,17 +182,13 @@ def _sort_rows(
 
     A row that is the beginning of others follows them.
     """
-    longest: dict[int, int] = {}
-    for row in rows:
-        longest[labels[row]] = max(longest.get(labels[row], 0), fed_lengths[row])
+    longest = {label: max(fed) for label, fed in grouped((labels[row], fed_lengths[row]) for row in rows).items()}
     fed = torch.tensor(fed_lengths)
     end = torch.iinfo(torch.int32).max
     ids = token_ids.where(torch.arange(token_ids.shape[1]) < fed[:, None], end)
     keys = ids.numpy().astype(">u4")
     rank = {label: index for index, label in enumerate(sorted(longest, key=lambda label: -longest[label]))}
     order = sorted(rows, key=lambda row: (rank[labels[row]], keys[row].tobytes()))
-    if not order:
-        return [], []
     sorted_ids = ids[order]
     differs = sorted_ids[1:] != sorted_ids[:-1]
     same = torch.where(differs.any(1), differs.int().argmax(1), token_ids.shape[1]).tolist()

@@ -35,8 +35,8 @@ def read_yaml(text: str, source: str = "configuration") -> Any:
     """Return the value of a text in YAML.
 
     Args:
-        text: in YAML.
-        source: name of its file, for messages.
+        text: YAML text.
+        source: name of the file, for messages.
 
     Raises:
         ConfigurationError: a key is twice in a mapping, of which YAML would keep the last.

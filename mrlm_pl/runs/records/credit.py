@@ -58,15 +58,15 @@ def recredit(
     advantages are the recorded ones. The algorithm's trainer and progress stay as they are.
 
     Args:
-        run: a run folder.
-        algorithm: whose credit is computed; its policies and seats are those of the run.
-        iteration: only the episodes of this iteration.
-        output: folder for the episodes with their new advantages and ``recredit.json``; None writes none.
+        run: run folder.
+        algorithm: algorithm whose credit is computed; its policies and seats are those of the run.
+        iteration: iteration whose episodes are credited; None credits all.
+        output: folder for the episodes with their new advantages and ``recredit.json``; None writes no files.
         policies: run folder, model folder or hub id with weights, to compare the gradients under both credits; None
             compares the advantages alone. See :class:`~mrlm_pl.runs.records.gradients.Gradients`.
-        device: of the weights, as torch names it; ``auto`` prefers an accelerator.
-        sampling: of the run, for ``overlong_buffer``; None is as its configuration says.
-        task_settings: of the run, by environment, for ``reward_scale``; None is as its configuration says.
+        device: device of the weights, as torch names it; ``auto`` prefers an accelerator.
+        sampling: sampling settings of the run, for ``overlong_buffer``; None takes those of its configuration.
+        task_settings: settings of the run's environments, for ``reward_scale``; None takes those of its configuration.
 
     Raises:
         ConfigurationError: the credit needs weights, other episodes or settings that the run does not record, or the
@@ -145,10 +145,10 @@ def _one_process() -> Trainer:
 
 
 def _check_algorithm(algorithm: Algorithm) -> PolicyGradient:
-    """Return an algorithm whose credit needs no weights.
+    """Return the algorithm, if its credit needs no weights.
 
     Raises:
-        ConfigurationError: it does, or it has no advantages.
+        ConfigurationError: the credit needs weights, or the algorithm has no advantages.
     """
     name, advice = type(algorithm).__name__, "choose an algorithm without it, such as GRPO or RLOO"
     if not isinstance(algorithm, PolicyGradient):
@@ -194,7 +194,7 @@ class _Crediting:
         """Yield the number of each iteration, its episodes and these with new credit, in the order of the files.
 
         Raises:
-            ConfigurationError: there is none, or the credit needs other episodes.
+            ConfigurationError: there is no iteration, or the credit needs other episodes.
         """
         has_episodes = False
         folder = self.folder / "episodes"

@@ -11,7 +11,7 @@ from mrlm_pl.episode import Episode, TurnKey, person_of
 from mrlm_pl.grouping import grouped
 
 LARGEST = 20
-"""Changes in a report."""
+"""Number of changes in a report."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,12 @@ class AgentChange:
     """The advantages of an agent's turns, or of one of them in all episodes, under two credits.
 
     Args:
-        turns: turns with both advantages; a decision that paths of a turn tree share counts once.
-        one_sided: turns with one of them alone.
-        correlation: Pearson's; None where one side is constant.
-        sign_changes: turns whose advantages have opposite signs.
-        zero_groups: share of the groups in which all advantages are 0, as recorded and new.
-        gradient_cosine: between an agent's gradients under both credits; None without weights, or where one is 0.
+        turns: number of turns with both advantages; a decision that paths of a turn tree share counts once.
+        one_sided: number of turns with only one of the advantages.
+        correlation: Pearson's correlation of the advantages; None if one side is constant.
+        sign_changes: number of turns whose advantages have opposite signs.
+        zero_groups: fraction of the groups in which all advantages are 0, in the record and now.
+        gradient_cosine: cosine between an agent's gradients under both credits; None without weights, or if one is 0.
     """
 
     turns: int
@@ -56,12 +56,12 @@ class RecreditReport:
     """Recorded episodes under another credit.
 
     Args:
-        algorithm: name of its class.
+        algorithm: class name of the algorithm.
         episodes: number of episodes that were credited.
-        agents: the change of each agent; calls of one sub-agent count together.
-        turns: the change of each agent's turns by the number of environment steps before them.
-        largest: the largest changes.
-        gradient_cosines: between each policy's gradients under both credits, with weights; None where one is 0.
+        agents: change of each agent; calls of one sub-agent count together.
+        turns: change of each agent's turns by the number of environment steps before them.
+        largest: turns with the largest changes.
+        gradient_cosines: cosine between each policy's gradients under both credits, with weights; None if one is 0.
     """
 
     algorithm: str

@@ -29,8 +29,8 @@ class Gradients:
     those of the given weights, without ratio and clip. Memory holds two for each policy and agent.
 
     Args:
-        policies: by name, with their weights.
-        temperature: of the sampling, by policy.
+        policies: policies by name, with their weights.
+        temperature: sampling temperature of each policy.
     """
 
     def __init__(self, policies: Mapping[str, Policy], temperature: Mapping[str, float]) -> None:

@@ -24,7 +24,7 @@ from mrlm_pl.runs.records.run import recorded_iterations
 from mrlm_pl.runs.seated_model import SeatedModel
 
 CHUNK = 256
-"""Episodes that are played together."""
+"""Number of episodes that are played together."""
 
 NEAREST = 20_000
 """Last ids among which the one that is meant is sought."""
@@ -37,8 +37,8 @@ class ReplayReport:
     """The result of a replay.
 
     Args:
-        equal: number of episodes that are equal to their record, byte by byte.
-        changed: by the id of each other episode, where it differs, as ``place: recorded, replayed``.
+        equal: number of episodes that equal their record, byte by byte.
+        changed: differences of each other episode, by its id, as ``place: recorded, replayed``.
         failed: number of recorded failures, which are not played.
     """
 
@@ -53,13 +53,13 @@ class RescoreReport:
 
     Args:
         episodes: number of episodes.
-        cut: number of those that ended where the environment asked for a decision that the record does not have.
+        cut: number of episodes that ended because the environment asked for a decision that the record lacks.
         failed: number of recorded failures, which are not played.
         old: mean recorded reward.
-        new: mean reward now.
+        new: mean reward in the replay.
         ci95: paired 95 % interval of ``new - old``; episodes of one task are a cluster.
-        gained: ids of the episodes that are a success now and were not.
-        lost: ids of those that were one and are not.
+        gained: ids of episodes that succeed now and did not before.
+        lost: ids of episodes that succeeded before and do not now.
         rewards: recorded and new reward of each episode, by id.
     """
 
@@ -91,13 +91,14 @@ def replay(
     the metrics is not compared: no environment computed it.
 
     Args:
-        run: a run folder; its policies need not be exported.
-        environment: see :func:`mrlm_pl.runs.evaluate`; the run's other environments are left out.
-        episodes: a file of episodes, or a folder of files; None is ``RUN/episodes``.
-        iteration: play only the episodes of this iteration.
-        episode: play only the episode with this id.
-        name: of the environment in the run where an instance has another one.
-        progress: called with the number of episodes that are played and of all, first with 0; they are counted for it.
+        run: run folder; its policies need not be exported.
+        environment: environment to play; see :func:`mrlm_pl.runs.evaluate`. The run's other environments are left out.
+        episodes: file of episodes, or folder of files; None is ``RUN/episodes``.
+        iteration: iteration whose episodes are played; None plays all.
+        episode: id of the only episode to play; None plays all.
+        name: name of the environment in the run, if an instance has another one.
+        progress: function that is called with the numbers of played and of all episodes, first with 0; it causes them
+            to be counted.
 
     Raises:
         ConfigurationError: as :func:`mrlm_pl.runs.evaluate`, or there is no such episode.
@@ -130,8 +131,8 @@ def rescore(
     Branches of other episodes, which an algorithm such as C3 plays, and greedy baselines are left out.
 
     Args:
-        run: see :func:`replay`, as the other arguments; ``environment`` has the new settings.
-        environment: with other rewards, another judge or another verifier.
+        run: run folder; for it and the other arguments see :func:`replay`. ``environment`` has the new settings.
+        environment: environment with other rewards, another judge or another verifier.
         episodes, iteration, episode, name, progress: see :func:`replay`.
 
     Raises:
@@ -170,11 +171,11 @@ def chosen_episodes(
     """Yield the recorded episodes of an environment.
 
     Args:
-        run: a run folder.
-        source: a file of episodes, or a folder of files; None is ``RUN/episodes``.
-        environment: the name of the environment in the run.
-        iteration: only the episodes of this iteration.
-        id: only the episode of this id.
+        run: run folder.
+        source: file of episodes, or folder of files; None is ``RUN/episodes``.
+        environment: name of the environment in the run.
+        iteration: iteration whose episodes are chosen; None chooses all.
+        id: id of the only episode to choose; None chooses all.
 
     Raises:
         DataError: the episodes cannot be read.

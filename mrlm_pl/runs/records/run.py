@@ -34,6 +34,9 @@ from mrlm_pl.runs.state import precision_in, state_in
 if TYPE_CHECKING:
     from mrlm_pl.runs.records.saved_weights import SavedWeights
 
+MAX_TURNS = 64
+"""Decisions of an episode where neither the caller nor a run says how many."""
+
 SINGLE = "main"
 """Name of the policy when a model, rather than a run, is evaluated."""
 
@@ -41,7 +44,7 @@ SETTINGS_OF_TOKENS = ("model", "chat_template", "chat_template_kwargs")
 """The settings of a policy that decide its tokens."""
 
 SAVED = "saved"
-"""Beside a policy's constructor arguments: the checkpoint with its weights, and its name there."""
+"""Key beside a policy's constructor arguments, of the checkpoint with its weights and the policy's name there."""
 
 _CONFIGURATION_FILE = re.compile(r"config(?:-(\d+))?\.yaml")
 
@@ -51,8 +54,8 @@ class RecordedEnvironment:
     """An environment of a run.
 
     Args:
-        config: its class and arguments, as ``{"class_path": ..., "init_args": {...}}``.
-        name: its name in the run where ``data.names`` gives one; None is the environment's own.
+        config: class and arguments of the environment, as ``{"class_path": ..., "init_args": {...}}``.
+        name: name in the run, if ``data.names`` gives one; None is the environment's own.
     """
 
     config: Mapping[str, Any]
@@ -66,11 +69,11 @@ class RecordedEnvironment:
     def risk(self, folder: Path) -> str | None:
         """Return the way its configuration would run a program on this machine, or None.
 
-        Found are commands, programs in the run folder, functions of Python and of installed packages, and a sandbox
-        without confinement. Others are not: a class may do with its arguments as it likes.
+        This finds commands, programs in the run folder, functions of Python and of installed packages, and a sandbox
+        without confinement. It does not find everything: a class may use its arguments in any way.
 
         Args:
-            folder: of the run.
+            folder: run folder.
         """
         for value in _values(self.config):
             if isinstance(value, str) and _is_inside(value, folder):
@@ -90,7 +93,7 @@ class RecordedEnvironment:
         """Validate that it may be played without being named.
 
         Args:
-            model: folder of the run, or a file in it.
+            model: run folder, or a file in it.
 
         Raises:
             ConfigurationError: its configuration would run a program.
@@ -106,15 +109,15 @@ class RecordedRun:
     """A run, or a plain model, which has a policy and nothing else.
 
     Args:
-        policies: each policy, or its constructor arguments, and as ``saved`` where its weights are:
-            the checkpoint, the same one for all, and the policy's name there.
-        seats: the policy of each agent.
-        sampling: how the run sampled in training, as arguments of :class:`~mrlm_pl.engines.Sampling`.
-        validation_sampling: how it sampled in validation, likewise.
+        policies: each policy, or its constructor arguments, in which ``saved`` is the place of its weights: the
+            checkpoint, shared by all, and the policy's name there.
+        seats: policy of each agent.
+        sampling: sampling settings of the run in training, as arguments of :class:`~mrlm_pl.engines.Sampling`.
+        validation_sampling: sampling settings in validation, in the same form.
         environments: the run's environments, in their order.
-        max_turns: decisions after which its episodes were truncated; None of a model.
-        task_settings: ``data.task_settings``.
-        precision: in which it was trained, as Lightning names it.
+        max_turns: number of decisions after which its episodes were truncated; None for a model.
+        task_settings: settings of single environments (``data.task_settings``).
+        precision: precision of the training, as Lightning names it.
     """
 
     policies: Mapping[str, Any]
@@ -130,8 +133,8 @@ class RecordedRun:
         """Return the name of the policy that decides for an agent.
 
         Args:
-            agent: of the environment.
-            player: the run's name in an arena, which has no other seats.
+            agent: agent of the environment.
+            player: name of the run in an arena, which has no other seats.
 
         Raises:
             ConfigurationError: several policies could.
@@ -148,8 +151,8 @@ class RecordedRun:
         """Return the run's environment to play; None, with a warning if this is a run, for an environment of another.
 
         Args:
-            named: a name in the run, a short name, a class name or a path; None stands for the run's only environment.
-            model: the run's name, for messages.
+            named: name in the run, short name, class name or path; None stands for the run's only environment.
+            model: name of the run, for messages.
 
         Raises:
             ConfigurationError: there is none to choose or there are several, or the run's environment would run a
@@ -186,7 +189,8 @@ class RecordedRun:
     def eval_options(self, folder: Path) -> list[str]:
         """Return the options of ``mrlm eval`` that the run needs: its environment, a split of the data.
 
-        The environment is one of several, or one that would run a program; the split is one of data without ``test``.
+        The environment is named if there are several, or if it would run a program; the split is named for data without
+        ``test``.
         """
         options: list[str] = []
         for environment in self.environments[:1]:
@@ -197,9 +201,9 @@ class RecordedRun:
                 options += ["--split", "validation" if "validation" in data else "train"]
         return options
 
-    def turn_limit(self, environment: str) -> int | None:
+    def turn_limit(self, environment: str) -> int:
         """Return the decisions after which the run truncated episodes of an environment, by its name in the run."""
-        return (self.task_settings.get(environment) or {}).get("max_turns") or self.max_turns
+        return (self.task_settings.get(environment) or {}).get("max_turns") or self.max_turns or MAX_TURNS
 
 
 def read_run(name: str, *, weights: bool = True, files: bool = False) -> RecordedRun:
@@ -208,8 +212,9 @@ def read_run(name: str, *, weights: bool = True, files: bool = False) -> Recorde
     The policies of a run that has not finished are those of its last checkpoint.
 
     Args:
-        name: of the folder or model, or of a checkpoint in ``RUN/checkpoints``, of a run of the command line.
-        weights: False is enough with a run that has no weights yet; its policies are then the untrained ones.
+        name: run folder, model folder or hub id, or a checkpoint in ``RUN/checkpoints`` of a run with a configuration.
+        weights: whether the run must have weights; without this, the policies of a run that has none yet are the
+            untrained ones.
         files: whether the name may be that of a run's configuration file, without weights.
 
     Raises:
@@ -269,10 +274,10 @@ def _checkpoint(
     """Return the last checkpoint of a run that was not exported since, or not whole; None of one that has ended.
 
     Args:
-        folder: of the run.
-        exported: folders of its policies.
-        configured: settings of its policies.
-        named: the checkpoint that the user named in its place.
+        folder: run folder.
+        exported: exported folders of its policies.
+        configured: configured settings of its policies.
+        named: checkpoint that the user named instead; None takes the last one.
     """
     from mrlm_pl.runs.folder import last_checkpoint  # torch
     from mrlm_pl.runs.records.saved_weights import SavedWeights
@@ -291,7 +296,7 @@ def _checkpoint(
 
 
 def checkpoints_of(policies: Iterable[Any]) -> list[SavedWeights]:
-    """Return the different checkpoints that weights of policies are in; the policies as in :class:`RecordedRun`."""
+    """Return the different checkpoints with the weights of policies, given as in :class:`RecordedRun`."""
     return list(dict.fromkeys(item[SAVED][0] for item in policies if isinstance(item, Mapping) and SAVED in item))
 
 
@@ -410,7 +415,7 @@ def _is_inside(name: str, folder: Path) -> bool:
 
 
 def _is_installed_function(name: str) -> bool:
-    """Return True if a name is that of what could be called: of Python or an installed package, or a plugin's function.
+    """Return True if a name could be called: a function of Python or an installed package, or a plugin's function.
 
     Classes of our packages and of plugins, and environments of any package, may be named. Modules of the user's own are
     not imported: a data file ``train.csv`` may lie beside a program ``train.py``.

@@ -34,7 +34,7 @@ class SavedWeights:
     """A checkpoint of a run, opened at most once: all that is read is of one iteration, though the run trains.
 
     Args:
-        path: of the checkpoint in the run folder; sharded ones are folders.
+        path: path of the checkpoint in the run folder; sharded ones are folders.
     """
 
     path: Path
@@ -57,8 +57,8 @@ class SavedWeights:
         """Read the trained weights of a policy.
 
         Args:
-            policy: with the weights from before the training.
-            name: of the policy in the run.
+            policy: policy with the weights from before the training.
+            name: name of the policy in the run.
 
         Raises:
             PolicyError: the checkpoint cannot be read, has no weights of this shape, or is sharded and was replaced.
@@ -83,7 +83,7 @@ class SavedWeights:
             weights[key].copy_(opened.weights[key])
 
     def tell(self) -> None:
-        """Print which checkpoint the policies are from, once in a process."""
+        """Print the checkpoint of the policies, once in a process."""
         _tell_once(f"the policies have the weights of {self}, of {self.when}", self.written)
 
     @functools.cached_property

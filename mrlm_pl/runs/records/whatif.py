@@ -25,10 +25,10 @@ class Outcomes:
     """Episodes with one decision, or with samples of it.
 
     Args:
-        texts: the decision in each episode.
-        returns: the return of each, from the decision's step on.
-        mean: of the returns.
-        ci95: its 95 % interval; infinite where the returns of both sides are all equal, which show no spread.
+        texts: text of the decision in each episode.
+        returns: return of each episode, from the decision's step on.
+        mean: mean of the returns.
+        ci95: 95 % interval of the mean; infinite if the returns of both sides are all equal, which shows no spread.
     """
 
     texts: tuple[str, ...]
@@ -39,16 +39,16 @@ class Outcomes:
 
 @dataclass(frozen=True)
 class WhatIfReport:
-    """A recorded decision and what could have been in its place.
+    """A recorded decision and its alternatives.
 
     Args:
         episode: id of the episode.
-        agent: who decided.
+        agent: agent that decided.
         turn: number of environment steps before the decision.
         recorded: continuations of the recorded decision.
         other: continuations of the other decisions.
-        advantage: of the recorded decision: difference of the means.
-        ci95: its 95 % interval; infinite likewise.
+        advantage: advantage of the recorded decision: the difference of the means.
+        ci95: 95 % interval of the advantage; infinite if the returns of both sides are all equal.
     """
 
     episode: str
@@ -85,21 +85,22 @@ def whatif(
     Decisions of other agents at the same step are the recorded ones: they did not see this one.
 
     Args:
-        run: a run folder.
-        environment: see :func:`mrlm_pl.runs.evaluate`.
+        run: run folder.
+        environment: environment to play; see :func:`mrlm_pl.runs.evaluate`.
         episode: id of the episode.
-        agent: who decided.
+        agent: agent that decided.
         turn: number of environment steps before the decision.
-        message: text in the decision's place; None samples other decisions.
-        samples: continuations of the recorded decision, and of the message or the sampled ones.
-        rest: the later decisions: sampled (``play``), or the recorded ones (``replay``), where the record has them.
-        own_reward: count the agent's own reward; by default the mean over the agents.
-        model: whose policies and seats replace the run's; its other settings stay. None: the run's.
+        message: text in place of the decision; None samples other decisions.
+        samples: number of continuations of the recorded decision, and of the message or the sampled decisions.
+        rest: whether later decisions are sampled (``play``) or, where the record has them, the recorded ones
+            (``replay``).
+        own_reward: count the agent's own reward instead of the mean over the agents.
+        model: model whose policies and seats replace the run's; its other settings stay. None takes the run's.
         served_by: servers that play policies, by name; their tokenizers are read, not their weights.
-        episodes: a file of episodes, or a folder of files; None is ``RUN/episodes``.
-        sampling: how decisions are sampled; None is as the run trains.
-        device: see :func:`mrlm_pl.runs.evaluate`; likewise ``name``.
-        name: of the environment in the run where an instance has another one.
+        episodes: file of episodes, or folder of files; None is ``RUN/episodes``.
+        sampling: sampling settings of decisions; None takes the run's training settings.
+        device: see :func:`mrlm_pl.runs.evaluate`, also for ``name``.
+        name: name of the environment in the run, if an instance has another one.
 
     Raises:
         ConfigurationError: as :func:`mrlm_pl.runs.evaluate`; there is no such episode, the agent did not decide there,

@@ -37,12 +37,12 @@ class Cell(AbstractContextManager["Cell"]):
     """A child that answers requests until it is closed. Use it in one thread at a time, as a context manager.
 
     Args:
-        server: where it is forked.
-        settings: its limits.
-        max_output: bytes of its output that are kept.
+        server: server that forks the child.
+        settings: limits of the child.
+        max_output: bytes of the output that are kept.
 
     Raises:
-        SandboxError: it could not be locked down.
+        SandboxError: the child could not be locked down.
     """
 
     def __init__(self, server: ServerProcess, settings: CellSettings, max_output: int) -> None:
@@ -107,7 +107,7 @@ class Cell(AbstractContextManager["Cell"]):
         """End the child and all that it started, and remove its files; may be called twice.
 
         Raises:
-            SandboxError: it does not end.
+            SandboxError: the child does not end.
         """
         if self._finalizer.detach() is None:
             return  # it is closed
@@ -190,7 +190,7 @@ class Cell(AbstractContextManager["Cell"]):
         return True
 
     def _watch(self) -> None:
-        """End a cell that uses too much where no limit of the kernel says so: memory of all its processes, its disk."""
+        """End a cell that uses too much of a resource without a limit of the kernel: memory of all processes, disk."""
         now = time.monotonic()
         if now < self._next_watch:
             return

@@ -48,15 +48,15 @@ class ServerProcess:
     """A running server of one isolation level. Its methods may be called from any thread.
 
     Args:
-        level: how its children are locked down.
-        packages: that programs may import beyond the standard library; the server loads them at its start.
+        level: isolation level of its children.
+        packages: packages that programs may import beyond the standard library; the server loads them at its start.
 
     Raises:
-        LevelError: the machine does not offer the level, or a package cannot be loaded; says why.
+        LevelError: the machine does not offer the level, or a package cannot be loaded; the message says why.
         SandboxError: the server does not start in time.
 
     Attributes:
-        numbers: of its next cells.
+        numbers: numbers of its next cells.
     """
 
     def __init__(self, level: IsolationName, packages: tuple[str, ...] = ()) -> None:
@@ -126,7 +126,7 @@ class ServerProcess:
         """End a cell and remove its files; do nothing in a copy by fork, as the cell belongs to the parent.
 
         Raises:
-            SandboxError: it does not end.
+            SandboxError: the cell does not end.
         """
         if self.owner != os.getpid():
             return
@@ -231,7 +231,7 @@ def _package_folder(package: str) -> str:
     """Return the folder that a package of this interpreter is installed in.
 
     Raises:
-        ConfigurationError: it is not installed, or is no package of a file system.
+        ConfigurationError: the package is not installed, or is not in a file system.
     """
     spec = importlib.util.find_spec(package) if package.isidentifier() else None
     if spec is None or spec.origin is None or not os.path.isfile(spec.origin):

@@ -48,7 +48,7 @@ class DiskUse:
     """Disk that a cell uses: files in its folder, and files without a name that its processes keep.
 
     Args:
-        folder: of the cell.
+        folder: folder of the cell.
         unknown_bytes: bytes that are counted for a file of unknown size.
     """
 
@@ -60,7 +60,7 @@ class DiskUse:
         """Return bytes on disk, and number of files in the folder.
 
         Args:
-            processes: those of the cell.
+            processes: processes of the cell.
         """
         size, files = tree_size(self._folder)
         unnamed_sizes: dict[tuple[int, int], int] = {}
@@ -131,7 +131,7 @@ def tree_size(path: str) -> tuple[int, int]:
 
 
 def _size(folder: int, depth: int) -> tuple[int, int]:
-    """Return the same of an open folder, which is closed."""
+    """Return bytes on disk and number of files below an open folder, and close it."""
     size = count = 0
     try:
         with os.scandir(folder) as entries:

@@ -65,7 +65,7 @@ class Channel:
 
         Args:
             reply: JSON-like data.
-            within_limit: whether to refuse a reply that is too large to be read, rather than be ended for it.
+            within_limit: whether to refuse a reply that is too large to be read; else such a reply ends the process.
 
         Raises:
             ValueError: the reply is refused.

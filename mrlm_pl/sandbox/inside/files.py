@@ -12,17 +12,17 @@ from typing import Any
 
 MAX_FILES, MAX_BYTES, MAX_DEPTH = 64, 1 << 20, 8
 MAX_PACKED_BYTES = 32 << 20
-"""Of the files of a system that are packed."""
+"""Maximum number of bytes of the files of a system that are packed."""
 
 _PRIVATE = ("-journal", "-wal", "-shm")
 """Endings of what SQLite keeps beside a data base for one process."""
 
 
 class Files:
-    """Changes in a folder since the last look, and the same for changes that come from elsewhere.
+    """Changes in a folder since the last look, and the application of changes from elsewhere.
 
     Args:
-        root: the folder; the present working folder by default.
+        root: folder to watch; by default the current working folder.
     """
 
     def __init__(self, root: str | None = None) -> None:
@@ -43,10 +43,10 @@ class Files:
         return changes
 
     def apply(self, changes: Any) -> None:
-        """Make the same changes here.
+        """Apply such changes to this folder.
 
         Raises:
-            ValueError, TypeError, AttributeError, OSError: they are not what :meth:`changed` returns, or too much.
+            ValueError, TypeError, AttributeError, OSError: the changes are too many, or not as from :meth:`changed`.
         """
         for path, content in changes.items():
             parts = path.split("/")
@@ -127,7 +127,7 @@ def pack(root: str) -> str:
 
 
 def unpack(root: str, text: str) -> None:
-    """Make a folder hold what :func:`pack` found in the same one, and nothing else."""
+    """Make a folder hold exactly what :func:`pack` found in it."""
     _clear(root, os.lstat(root).st_dev)
     entries = json.loads(zlib.decompress(base64.b64decode(text)))
     for path, kind, _, _, _, content in entries:

@@ -32,7 +32,7 @@ def grade(channel: Channel, request: dict[str, Any]) -> dict[str, Any]:
     """Return the number of tests that passed and that were run, and the first fault.
 
     Args:
-        channel: on which calls of the candidate are asked for and answered.
+        channel: channel on which calls of the candidate are requested and answered.
         request: ``context`` (trusted code that the tests rely on, such as helpers given in the prompt), ``names`` (what
             the candidate defines), ``tests`` (code, in parts that are independent of each other) and ``entry`` (name
             of the function that a ``check`` function receives, or None).
@@ -160,9 +160,9 @@ def make_error(text: str, kind: Any, arguments: Sequence[Any] | None = None) -> 
     """Return the error of a call, as the built-in class that tests may expect, else as :class:`CandidateError`.
 
     Args:
-        text: its message.
-        kind: name of its class.
-        arguments: of its constructor; the text alone by default.
+        text: message of the error.
+        kind: name of the error's class.
+        arguments: arguments of the class's constructor; by default the text alone.
     """
     error_class = getattr(builtins, kind, None) if isinstance(kind, str) else None
     if not (isinstance(error_class, type) and issubclass(error_class, Exception)):

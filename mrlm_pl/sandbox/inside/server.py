@@ -43,10 +43,10 @@ def main(descriptor: int, level: str, temporary: str, packages: str) -> NoReturn
     """Serve until the other end of the socket is closed.
 
     Args:
-        descriptor: of the socket to the trainer.
+        descriptor: descriptor of the socket to the trainer.
         level: ``namespaces``, ``landlock`` or ``limits``.
-        temporary: folder in which private folders are made, where there are no namespaces.
-        packages: JSON object: packages that programs may import beyond the standard library, each with its folder.
+        temporary: folder for private folders, where there are no namespaces.
+        packages: JSON object with packages that programs may import beyond the standard library, each with its folder.
     """
     link = socket.socket(fileno=descriptor)
     try:
@@ -92,7 +92,7 @@ class _Server:
         gc.freeze()  # children do not copy the pages of these objects by counting references on collection
 
     def _become_first_process(self) -> None:
-        """Go on as the first process of the new process namespace; the former one waits and ends with it."""
+        """Continue as the first process of the new process namespace; the former one waits and ends with it."""
         child = os.fork()
         if child:
             self.link.close()

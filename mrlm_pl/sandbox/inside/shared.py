@@ -14,8 +14,8 @@ class Shared:
     """Copies of the latest ``MAX_CONTAINERS`` containers, each of ``MAX_VALUES`` values at most.
 
     Args:
-        encode: makes data of a container.
-        decode: makes a container of data.
+        encode: returns a container as data.
+        decode: returns the container that data stand for.
     """
 
     def __init__(self, encode: Callable[[Any], Any], decode: Callable[[Any], Any]) -> None:
@@ -34,7 +34,7 @@ class Shared:
         return copied
 
     def number_of(self, value: Any) -> int | None:
-        """Return the number under which a container is held; None of anything else."""
+        """Return the number under which a container is held; None for any other value."""
         return next((number for number, (container, _) in self._copies.items() if container is value), None)
 
     def changed(self) -> list[Any]:

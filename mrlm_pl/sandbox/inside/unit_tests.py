@@ -60,15 +60,15 @@ def _forward(action: str) -> Callable[..., Any]:
 
 _SAFE = ("__bool__", "__len__", "__iter__", "__next__", "__getitem__", "__setitem__", "__delitem__", "__enter__",
          "__exit__")  # fmt: skip
-"""Operators that are asked of every object, as they tell it nothing of an expected value."""
+"""Operators that are requested from every object, as they reveal no expected value."""
 
 
 class _Program:
     """The program's process, as the tests see it.
 
     Args:
-        channel: on which actions are asked for and answered.
-        operators: methods of operators that the task is to write, and which are therefore asked for.
+        channel: channel on which actions are requested and answered.
+        operators: methods of operators that the task asks for, and which are therefore requested from the program.
     """
 
     def __init__(self, channel: Channel, operators: list[str]) -> None:
@@ -169,7 +169,7 @@ def grade_unit_tests(channel: Channel, request: dict[str, Any]) -> dict[str, Any
     """Return the number of tests that passed and of all tests, and the first fault.
 
     Args:
-        channel: on which actions of the program are asked for and answered.
+        channel: channel on which actions of the program are requested and answered.
         request: ``context`` (trusted code that the tests rely on, such as imports), ``names`` (that the program
             defines), ``operators`` (methods of operators that are the task's) and ``tests`` (code with ``unittest``
             classes).

@@ -33,9 +33,9 @@ def encode(value: Any, keep: Callable[[Any], Opaque], depth: int = 0) -> Any:
     """Return JSON-like data for a value.
 
     Args:
-        value: to pass.
+        value: value to pass.
         keep: remembers a value that cannot be passed, and returns its mention.
-        depth: of the containers around it.
+        depth: number of containers around the value.
 
     Raises:
         ValueError: containers are nested more than ``MAX_DEPTH`` deep.
@@ -77,8 +77,8 @@ def decode(data: Any, recall: Callable[[Opaque], Any], depth: int = 0) -> Any:
 
     Args:
         data: JSON-like data.
-        recall: what stands for a mention of something that was not passed.
-        depth: of the containers around it.
+        recall: returns the stand-in for a mention of a value that was not passed.
+        depth: number of containers around the value.
 
     Raises:
         ValueError, TypeError, OverflowError, SyntaxError: the data is not what :func:`encode` makes.
@@ -137,7 +137,7 @@ _TEXTS: dict[type, tuple[Callable[[Any], str], Callable[[str], Any]]] = {
     time: (time.isoformat, time.fromisoformat),
     ElementTree.Element: (lambda element: ElementTree.tostring(element, "unicode"), ElementTree.fromstring),
 }
-"""Types whose values are passed as texts: how a text is made of one, and one of a text."""
+"""Types whose values are passed as texts, with the conversions to a text and from one."""
 
 _ITEMS: dict[type, tuple[Callable[[Any], Any], Callable[[list[Any]], Any]]] = {
     tuple: (iter, tuple),
@@ -146,7 +146,7 @@ _ITEMS: dict[type, tuple[Callable[[Any], Any], Callable[[list[Any]], Any]]] = {
     complex: (lambda value: (value.real, value.imag), _complex),
     timedelta: (lambda value: (value.days, value.seconds, value.microseconds), lambda items: timedelta(*items)),
 }
-"""The same for those that are passed as lists of values."""
+"""Types whose values are passed as lists of values, with both conversions."""
 
 _FROM_TEXT = {kind.__name__: read for kind, (_, read) in _TEXTS.items()} | {"type": _type}
 _FROM_ITEMS = {kind.__name__: read for kind, (_, read) in _ITEMS.items()}

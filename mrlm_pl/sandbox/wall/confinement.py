@@ -24,7 +24,7 @@ INNER_USER = 1000
 
 FIRST_CELL_USER = 60_000
 OPEN_FILES, SHELL_OPEN_FILES = 64, 128
-"""Of each process. Scripts of published tasks redirect descriptors up to 123."""
+"""Maximum open files of each process. Scripts of published tasks redirect descriptors up to 123."""
 
 BOX = "/box"
 HOME = "/home/student"
@@ -70,10 +70,10 @@ _SAFE = syscalls.MS_NOSUID | syscalls.MS_NODEV
 _READ_ONLY = syscalls.MS_RDONLY | _SAFE
 MEBIBYTE = 1 << 20
 MAX_FILES = 4096
-"""Files of a cell's private folder."""
+"""Maximum number of files in a cell's private folder."""
 
 PYTHON_TASKS, SHELL_TASKS = 32, 64
-"""Threads of a Python program, and processes and threads of a shell script."""
+"""Maximum threads of a Python program, and maximum processes and threads of a shell script."""
 
 
 @dataclass(frozen=True)
@@ -81,12 +81,12 @@ class CellSettings:
     """The resources that one child may use.
 
     Args:
-        number: of the child, unique in its server.
+        number: number of the child, unique in its server.
         memory_mb: address space of each process, in MiB.
         cpu_seconds: CPU time of each process.
-        disk_mb: what its private folder may hold, in MiB.
-        shell: it runs scripts: programs may be started, and all but the machine's folders is writable.
-        folders: further ones that it may read, of packages.
+        disk_mb: size of its private folder, in MiB.
+        shell: whether it runs scripts: it may then start programs, and all but the machine's folders is writable.
+        folders: further folders that it may read, of packages.
     """
 
     number: int
@@ -136,7 +136,7 @@ def enter_namespaces(folders: Iterable[str]) -> None:
     """Put this process, and the next child as first process, in namespaces with a root that holds programs only.
 
     Args:
-        folders: further ones that are shown in it, read-only.
+        folders: further folders that are shown in it, read-only.
 
     Raises:
         OSError: the machine does not allow it.
@@ -289,9 +289,10 @@ def confine_in_folder(cell: CellSettings, folder: str, *, landlocked: bool) -> N
     """Lock this child down without namespaces: a private folder and limits.
 
     Args:
-        cell: its settings.
-        folder: the private folder.
-        landlocked: also Landlock, seccomp, and signals to itself only; else it can reach what its user can.
+        cell: settings of the child.
+        folder: private folder of the child.
+        landlocked: apply Landlock and seccomp too, and allow signals to itself only; else it can reach all that its
+            user can.
 
     Raises:
         OSError: a step failed; the child must end.

@@ -32,7 +32,7 @@ def check_result(result: int, what: str) -> int:
     """Return the result of a call of libc.
 
     Raises:
-        OSError: it is negative; with the error number and the name of the call.
+        OSError: the result is negative; the error has the error number and the name of the call.
     """
     if result < 0:
         number = ctypes.get_errno()

@@ -32,8 +32,8 @@ def restrict(read: Iterable[str], write: Iterable[str], execute: Iterable[str]) 
 
     Args:
         read: files and folders that may be read.
-        write: those that may be read, written, made and removed in, but not executed.
-        execute: those that may be read and executed; one in ``write`` as well has the rights of both.
+        write: files and folders that may be read, written, made and removed in, but not executed.
+        execute: files and folders that may be read and executed; one in ``write`` as well has the rights of both.
 
     Raises:
         OSError: the kernel refuses.

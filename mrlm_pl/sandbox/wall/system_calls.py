@@ -107,9 +107,9 @@ class Check:
     """A test of a word of an argument.
 
     Args:
-        argument: its place, from 0.
-        values: that are allowed.
-        mask: the bits that are compared.
+        argument: index of the argument, from 0.
+        values: allowed values.
+        mask: bits that are compared.
         word: 0 for the lower 32 bits, 1 for the upper ones.
     """
 
@@ -125,7 +125,7 @@ class Outcome:
 
     Args:
         error: error number of a refusal; 0 reports success and does nothing. None allows the call.
-        checks: all must hold, else the call is refused with ``error``; without checks it always is.
+        checks: checks that must all hold, else the call is refused with ``error``; without checks it always is.
     """
 
     error: int | None
@@ -142,13 +142,13 @@ class Filter:
     """Permissions of a candidate beyond plain computing and files.
 
     Args:
-        processes: start processes and programs.
+        processes: whether it may start processes and programs.
         private: whether processes, users and disk are its own, as in namespaces. Else it may not leave its process
             group, by which it is ended; pass descriptors, in which files escape being counted; reserve disk faster than
             it is watched; or touch what Landlock does not govern, times and extended attributes.
         modes: error number for changing modes and owners, 0 to report success and do nothing, None to allow it.
-        truncate: truncate by path, which Landlock governs since its version 3.
-        only_itself: it may signal itself alone; else whatever namespaces and Landlock allow.
+        truncate: whether it may truncate by path, which Landlock governs since its version 3.
+        only_itself: whether it may signal itself alone; else it may signal whatever namespaces and Landlock allow.
     """
 
     processes: bool

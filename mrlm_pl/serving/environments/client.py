@@ -23,7 +23,7 @@ from mrlm_pl.environment import Environment, Observations, Step, TaskSource, Too
 from mrlm_pl.episode import Message, Task
 from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, RemoteError, RemoteTimeoutError
 from mrlm_pl.serving.transport import environment_pb2 as pb
-from mrlm_pl.serving.transport.addresses import Servers, addresses_of, note_gone, warn_of_difference
+from mrlm_pl.serving.transport.addresses import Servers, addresses_of, warn_of_difference
 from mrlm_pl.serving.transport.codec import from_json, step_from, to_json
 from mrlm_pl.serving.transport.connection import CONTROLLER_SECONDS, Address, StatusError, connection, submit
 from mrlm_pl.serving.transport.security import Identity
@@ -51,15 +51,15 @@ class RemoteEnvironment(Environment, proxy=True):
 
     Args:
         address: ``HOST:PORT`` of a server, or of several.
-        name: the environment's name there.
-        settings: its arguments, over those that the server gives it.
+        name: the environment's name on the server.
+        settings: arguments of the environment, which override those of the server.
         token_file: file with the token; without it, the environment variable ``MRLM_TOKEN``.
         tls_authority: PEM file of the certificates that sign the servers'; with it the connection is encrypted.
-        tls_certificate: PEM file of this client's certificate, where servers want one.
-        tls_key: PEM file of its key.
+        tls_certificate: PEM file of this client's certificate, where servers require one.
+        tls_key: PEM file of the key of this certificate.
         open_seconds: deadline for opening a session on some server.
         step_seconds: deadline of a step.
-        message_mb: size of the largest message, in MiB; the server's counts where it is smaller.
+        message_mb: maximum size of a message, in MiB; the server's limit counts where it is smaller.
 
     Raises:
         ConfigurationError: no address is given, or one is not ``HOST:PORT``; a number is out of range; a file cannot be
@@ -131,7 +131,7 @@ class RemoteEnvironment(Environment, proxy=True):
 
         Raises:
             RemoteTimeoutError: no server opens one in time.
-            RemoteError: one refuses.
+            RemoteError: a server refuses.
         """
         self.close()
         opening = submit(self._open(task))
@@ -154,7 +154,7 @@ class RemoteEnvironment(Environment, proxy=True):
 
         Raises:
             RemoteTimeoutError: the server is silent.
-            RemoteError: it is gone, or refuses.
+            RemoteError: the server is gone, or refuses.
         """
         if self._finalizer is None:
             raise EnvironmentContractError(f"environment {self.name!r}: step was called before reset; call reset first")
@@ -210,7 +210,7 @@ class RemoteEnvironment(Environment, proxy=True):
         # whether it can be reached, rather than a step find out.
         def note_lost(problem: Exception) -> None:
             if address in self.addresses:
-                note_gone(address, self._who, problem, self.open_seconds)
+                self._servers.note_gone(address, problem, self.open_seconds)
             else:
                 _reached.pop(address, None)
 
@@ -260,8 +260,8 @@ class RemoteTasks(TaskSource):
     """The tasks of a split of a remote environment, read in parts.
 
     Args:
-        environment: the remote environment.
-        split: the split.
+        environment: remote environment.
+        split: name of the split.
 
     Raises:
         ConfigurationError: the split is unknown, or its data cannot be read.

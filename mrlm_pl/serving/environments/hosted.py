@@ -36,10 +36,10 @@ class Offer:
     """Environments by name.
 
     Args:
-        factories: of the environments.
-        processes: host processes for their instances; 0 keeps them in the server's.
+        factories: factory of each environment.
+        processes: number of host processes for the instances; 0 keeps them in the server's process.
         step_seconds: deadline of a call in a host process.
-        settings: of each environment hashes of its class and settings, by which clients tell servers that differ.
+        settings: hashes of each environment's class and settings, by which clients detect servers that differ.
     """
 
     MAX_VARIANTS = 64
@@ -61,7 +61,7 @@ class Offer:
         """Return the environment of a name with a client's settings, made once; blocks while it is made.
 
         Raises:
-            RefusalError: there is none of that name.
+            RefusalError: there is no environment of that name.
         """
         return self._variant(name, settings).environment
 

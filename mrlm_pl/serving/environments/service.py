@@ -37,8 +37,8 @@ class Limits:
     Args:
         lease_seconds: idle time after which a session ends; clients may request less.
         step_seconds: deadline of one call of an environment.
-        sessions: live sessions.
-        message_mb: size of one message, in MiB.
+        sessions: maximum number of live sessions.
+        message_mb: maximum size of a message, in MiB.
     """
 
     lease_seconds: float = 120.0
@@ -66,9 +66,9 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
     """The gRPC service over an offer of environments.
 
     Args:
-        offer: the environments.
-        workers: threads that call them.
-        limits: of the server.
+        offer: environments to serve.
+        workers: threads that call the environments.
+        limits: limits of the server.
     """
 
     def __init__(self, offer: Offer, workers: Workers, limits: Limits) -> None:

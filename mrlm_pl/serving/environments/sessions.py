@@ -26,16 +26,16 @@ class Session:
     """An episode under way.
 
     Args:
-        id: unique, and cannot be guessed; see :meth:`SessionTable.id_of`.
-        environment: the instance.
-        name: the environment's name.
-        client: name of its client.
-        lease_seconds: idle time after which it ends.
-        quick: its steps run on the event loop.
-        turn: the next turn.
-        reply: to the last step.
+        id: unique id that cannot be guessed; see :meth:`SessionTable.id_of`.
+        environment: instance that plays the episode.
+        name: name of the environment.
+        client: name of the client.
+        lease_seconds: idle time after which the session ends.
+        quick: whether its steps run on the event loop.
+        turn: number of the next turn.
+        reply: reply to the last step.
         failure: the environment's error in the next turn, which is not executed again.
-        busy: the running step.
+        busy: running step, if there is one.
     """
 
     id: str
@@ -76,7 +76,7 @@ class SessionTable(dict[str, Session]):
     """The live sessions by their id.
 
     Args:
-        prefix: with which ids begin.
+        prefix: prefix of all ids.
     """
 
     def __init__(self, prefix: str = "") -> None:
@@ -87,7 +87,7 @@ class SessionTable(dict[str, Session]):
     def id_of(self, key: str) -> str:
         """Return the id of the session that a key opens, a new one for an empty key.
 
-        It begins with the worker's id, if there is one. Who knows the key cannot guess it.
+        It begins with the worker's id, if there is one. Knowing the key does not suffice to guess it.
         """
         digest = hmac.digest(self._secret, (key or secrets.token_urlsafe()).encode(), "sha256")
         return f"{self.prefix}{digest.hex()[:ID_DIGITS]}"
@@ -105,7 +105,7 @@ class SessionTable(dict[str, Session]):
         """Return the session, its lease renewed.
 
         Raises:
-            RefusalError: there is none.
+            RefusalError: there is no such session.
         """
         session = self.get(identifier)
         if session is None:

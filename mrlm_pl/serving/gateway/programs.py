@@ -11,13 +11,13 @@ import shutil
 import signal
 import tempfile
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from mrlm_pl.concurrency.calls import as_error, in_daemon
+from mrlm_pl.concurrency.calls import in_daemon
 from mrlm_pl.concurrency.event_loop import EventLoopThread
 from mrlm_pl.errors import ProgramError
 from mrlm_pl.sandbox.wall.kernel import ending_with_parent
@@ -28,7 +28,7 @@ OUTPUT_BYTES, ERROR_BYTES = 1 << 20, 2000
 """Ends of the output and of the error output of a program that are kept."""
 
 LEFT_BEHIND_SECONDS = 1.0
-"""Time for the rest of an output whose pipe a process outside of the program's group holds."""
+"""Seconds to wait for the rest of an output while a process outside of the program's group holds the pipe."""
 
 PRINTED_MB = 64
 """Largest output, and largest error output, of a program; one that prints more is stopped."""
@@ -39,9 +39,9 @@ class Endpoint:
     """The addresses and the key with which a program makes the calls of an episode.
 
     Args:
-        base_url: of the OpenAI client.
-        key: of the whole episode: the name of the model chooses the agent.
-        url: of the episode, to which ``/reward`` is posted.
+        base_url: base URL for the OpenAI client.
+        key: key of the whole episode; with it the model's name selects the agent.
+        url: URL of the episode, to which ``/reward`` is posted.
     """
 
     base_url: str
@@ -73,12 +73,13 @@ async def run_command(command: Sequence[str], row: Mapping[str, Any], endpoint: 
     It begins a process group, which is killed at the end and when this coroutine is cancelled.
 
     Args:
-        command: with fields of the row in braces.
-        row: of the data, which the program also receives as JSON on its standard input.
-        endpoint: of its calls.
+        command: words of the command, with fields of the row in braces.
+        row: row of the data, which the program also receives as JSON on its standard input.
+        endpoint: endpoint for the program's calls.
 
     Raises:
-        ProgramError: it does not exist, fails (the message has the end of its error output), or prints without end.
+        ProgramError: the program does not exist, fails (the message has the end of its error output), or prints without
+            end.
     """
     words = [word.format_map(row) for word in command]
     if shutil.which(words[0]) is None:
@@ -117,8 +118,8 @@ class _Program(asyncio.SubprocessProtocol):
     """A program that runs, and the ends of its output and error output; one that prints without end is killed.
 
     Attributes:
-        exited: done when it has ended.
-        closed: done when the processes that it started have closed its pipes as well.
+        exited: future that is done when the program has ended.
+        closed: future that is done when the processes that it started have closed its pipes as well.
     """
 
     def __init__(self) -> None:
@@ -161,14 +162,14 @@ async def run_function(function: Callable[..., Any], row: Mapping[str, Any], end
     """Return the value of a function of the row and the endpoint, plain or ``async``, which runs in a daemon thread.
 
     Raises:
-        ProgramError: it raises.
+        ProgramError: the function raises.
     """
     call = partial(function, dict(row), endpoint)
     name = getattr(function, "__name__", repr(function))
     try:
         value = call() if inspect.iscoroutinefunction(function) else await _in_thread(call, name)
-        return await _run_coroutine(value) if inspect.isawaitable(value) else value
-    except Exception as error:  # of the user's
+        return await _run_coroutine(value) if inspect.iscoroutine(value) else value
+    except (Exception, SystemExit, KeyboardInterrupt) as error:  # of the user's; no signal comes to this thread
         raise ProgramError(f"the function {name!r} raised {type(error).__name__}: {error}") from error
 
 
@@ -181,17 +182,10 @@ async def _in_thread(call: Callable[[], Any], name: str) -> Any:
         raise
 
 
-async def _run_coroutine(coroutine: Awaitable[Any]) -> Any:
+async def _run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
     """Return the value of a coroutine, which has an event loop of its own, since it may block."""
     loop = EventLoopThread()
     try:
-        return await asyncio.wrap_future(loop.submit(_without_exits(coroutine)))
+        return await asyncio.wrap_future(loop.submit(coroutine))
     finally:
         in_daemon(loop.close)
-
-
-async def _without_exits(coroutine: Awaitable[Any]) -> Any:
-    try:
-        return await coroutine
-    except (SystemExit, KeyboardInterrupt) as raised:  # would end the event loop
-        raise as_error(raised) from raised

@@ -59,10 +59,10 @@ class ProtocolError(Exception):
     """A refused call, answered in the protocol's form.
 
     Args:
-        status: of HTTP.
+        status: HTTP status.
         code: short word for programs.
         message: the fault and the remedy.
-        param: the parameter at fault.
+        param: name of the parameter at fault.
     """
 
     def __init__(self, status: int, code: str, message: str, param: str | None = None) -> None:
@@ -80,11 +80,11 @@ class Call:
     """A request for one reply or several.
 
     Args:
-        model: as the request names it.
-        prompt: the conversation.
+        model: model's name in the request.
+        prompt: conversation to continue.
         count: number of replies.
-        stream: answer with events.
-        usage: end a stream with the number of tokens.
+        stream: whether to answer with events.
+        usage: whether a stream ends with the number of tokens.
     """
 
     model: str
@@ -99,12 +99,12 @@ def read_call(form: Literal["chat", "responses", "messages"], body: Any, ignore:
     """Return the call that a request's JSON makes.
 
     Args:
-        form: of the request.
-        body: the JSON.
+        form: form of the request.
+        body: JSON of the request.
         ignore: parameters that are accepted without an effect.
 
     Raises:
-        ProtocolError: it is malformed, or has a parameter that cannot be served.
+        ProtocolError: the request is malformed, or has a parameter that cannot be served.
     """
     if not isinstance(body, Mapping):
         raise ProtocolError(400, "invalid_request", f"the body is a {type(body).__name__}; send a JSON object")
@@ -149,9 +149,9 @@ def served_form(reply: Reply, prompt: Prompt, number: int) -> Served:
     """Return the text, the tool calls and the finish reason with which a reply is served.
 
     Args:
-        reply: as it was sampled.
-        prompt: that it answers: its stop texts are cut off, and without tools there are no calls.
-        number: of the reply in its episode, which makes the ids of calls unique.
+        reply: reply as it was sampled.
+        prompt: prompt of the reply: its stop texts are removed, and without tools there are no calls.
+        number: index of the reply in its episode, which makes the ids of calls unique.
     """
     stops = [offset for stop in prompt.stop if (offset := reply.content.find(stop)) >= 0]
     text = reply.content[: min(stops)] if stops else reply.content

@@ -39,7 +39,7 @@ T = TypeVar("T")
 KEY = "ep-"
 BODY_MB = 16
 REMEMBERED = 10_000
-"""Most ended episodes whose keys are distinguished from wrong ones."""
+"""Maximum number of ended episodes whose keys are distinguished from wrong ones."""
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _FORMS: dict[str, tuple[Callable[..., Call], Callable[..., dict[str, Any]], Callable[..., Iterator[str]]]] = {
@@ -58,13 +58,13 @@ class Gateway(Shared):
     It listens from the first episode on, until :meth:`rest` finds none.
 
     Args:
-        host: address that it listens at.
-        port: 0 is a free one.
-        programs: whether the programs are started here; others ask for their episodes.
+        host: address to listen on.
+        port: port to listen on; 0 takes a free one.
+        programs: whether the programs are started here; programs started elsewhere ask for their episodes.
 
     Attributes:
-        counts: refused calls that belong to no episode, by the error's code.
-        patient: wait for programs that ask for episodes without a bound, and listen also between episodes.
+        counts: number of refused calls that belong to no episode, by the error's code.
+        patient: wait without a bound for programs that ask for episodes, and listen also between episodes.
     """
 
     def __init__(self, host: str = "127.0.0.1", port: int = 0, programs: bool = True) -> None:
@@ -164,7 +164,7 @@ class Gateway(Shared):
         """Give an episode to the program that has asked first, or to the next one that asks; on the event loop.
 
         Raises:
-            ProgramError: none asks within the episode's lease.
+            ProgramError: no program asks within the episode's lease.
         """
         seconds = None if self.patient else session.limits.lease_seconds
         try:
@@ -230,7 +230,7 @@ class Gateway(Shared):
         )
 
     def _agent(self, key: str, session: Session, model: str) -> str:
-        """Return the agent of a call: of its key, else of its model's name, else the only one."""
+        """Return the agent of a call: the one in its key, else the one that its model names, else the only one."""
         agent = key.partition(".")[2] or model
         if agent in session.agents:
             return agent
@@ -312,7 +312,7 @@ class Gateway(Shared):
 
 
 def _not_served(request: web.Request, status: int) -> ProtocolError:
-    """Return the refusal of an address or a method that there is not."""
+    """Return the refusal of an address or a method that is not served."""
     served = ", ".join(f"POST {path}" for path in (*_FORMS, "/episodes"))
     text = f"{request.method} {request.path[:60]} is not served; there are {served} and GET /v1/models"
     return ProtocolError(status, "not_found", text)
@@ -325,7 +325,7 @@ def _refusal(request: web.Request, error: ProtocolError) -> web.Response:
 
 
 def _key(request: web.Request) -> str:
-    """Return the key of a request; on pages of an episode that in its path."""
+    """Return the key of a request; on pages of an episode the key in its path."""
     if "id" in request.match_info:
         return request.match_info["id"]
     header = request.headers.get("x-api-key", "") or request.headers.get("Authorization", "")

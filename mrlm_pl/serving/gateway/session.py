@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mrlm_pl.concurrency.calls import wait_awake
+from mrlm_pl.concurrency.calls import mark_read, wait_awake
 from mrlm_pl.concurrency.event_loop import END_SECONDS
 from mrlm_pl.environment.prompts import Prompt, Reply
 from mrlm_pl.environment.tools import requested_calls, with_written_calls
@@ -26,7 +26,7 @@ MOST_REWARD = 1e30
 """Largest number that may be posted; the sum of many must stay finite."""
 
 LEFT, TOO_LONG = "episode_left", "context_length_exceeded"
-"""Codes of the refusals of calls that wait when their episode is left: of all, and of a prompt beyond the context."""
+"""Codes of the refusals of calls that wait when their episode is left: all of them, and prompts beyond the context."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class Limits:
     """Bounds of an episode.
 
     Args:
-        calls: most calls; a call for several replies counts as many.
-        tokens: most sampled tokens, after which calls are refused; None has no bound.
-        lease_seconds: longest time without a call of a program that runs; then the episode fails.
+        calls: maximum number of calls; a call for several replies counts once per reply.
+        tokens: maximum number of sampled tokens, after which calls are refused; None has no bound.
+        lease_seconds: longest time without a call of a running program; then the episode fails.
     """
 
     calls: int = 64
@@ -48,17 +48,17 @@ class Session:
     """An episode of a program. All methods run on the gateway's event loop.
 
     Args:
-        agents: that calls can be made as.
+        agents: agents that calls can be made as.
         limits: see :class:`Limits`.
-        row: of the data.
+        row: row of the data.
         ignore: parameters of calls that are accepted without an effect.
 
     Attributes:
-        id: secret, part of the key.
+        id: secret id, part of the key.
         counts: see :data:`COUNTS`.
-        rewards: by agent and component, since they were last taken.
-        posted: their sums by agent.
-        program: ends with the program's output.
+        rewards: rewards by agent and component since they were last taken.
+        posted: sum of the posted rewards by agent.
+        program: future of the program's output.
         started: whether the program was started here.
         rewarded: whether a reward has been posted.
         refusal: reason of the last refusal; empty if none.
@@ -186,12 +186,12 @@ class Session:
                     for reason in call.prompt.refusals:
                         refusal = ProtocolError(400, TOO_LONG, f"{reason}; send a shorter conversation")
                     served.set_exception(refusal)
-                    served.exception()  # marks it as read: the program may be gone
+                    mark_read(served)  # the program may be gone
             queue.clear()
         self.program.cancel()
         await asyncio.wait((self.program,), timeout=END_SECONDS)
-        if self.program.done() and not self.program.cancelled():
-            self.program.exception()  # likewise
+        if self.program.done():
+            mark_read(self.program)
 
     def _restore(self, agent: str, prompt: Prompt) -> Prompt:
         """Return a prompt in which replies and calls that were served are as they were sampled; count its kind."""

@@ -22,16 +22,16 @@ from mrlm_pl.serving.transport.security import Identity
 _STUB = environment_pb2_grpc.PolicyServiceStub
 Code = grpc.StatusCode
 MAX_TOKENS = 1 << 20
-"""Most tokens of a call, contexts and replies: a message of 16 MiB holds them at the 11 bytes of a sampled token."""
+"""Maximum tokens of a call, contexts and replies: a message of 16 MiB holds them at 11 bytes per sampled token."""
 
 
 class RemoteEngine(Engine):
     """An engine whose policies are on a server (``mrlm serve --policies NAME=MODEL``); their weights stay as they are.
 
     Args:
-        address: ``HOST:PORT``.
+        address: ``HOST:PORT`` of the server.
         token_file: file with the token; without it, the environment variable ``MRLM_TOKEN``.
-        identity: for TLS.
+        identity: keys for TLS.
         seconds: deadline of one call, retries included.
     """
 
@@ -48,7 +48,7 @@ class RemoteEngine(Engine):
         Raises:
             EngineError: the server refuses the requests.
             RemoteTimeoutError: the server does not answer.
-            RemoteError: its answer is not of the protocol.
+            RemoteError: the server's answer does not follow the protocol.
         """
         samples: list[Sample] = []
         for chunk in split_by_size(requests, _tokens, MAX_REQUESTS, MAX_TOKENS):
@@ -60,7 +60,7 @@ class RemoteEngine(Engine):
         return samples
 
     def load(self, policy: str, weights: Any, version: int) -> None:
-        """Raise: the weights are the server's.
+        """Raise an error: the server keeps its weights.
 
         Raises:
             EngineError: always.

@@ -12,6 +12,7 @@ from mrlm_pl.engines.http.engine import OpenAICompatible
 from mrlm_pl.engines.http.replicas import Terms
 from mrlm_pl.engines.routing import RoutingEngine
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.grouping import grouped
 from mrlm_pl.serving.policies.engine import RemoteEngine
 from mrlm_pl.serving.transport.security import identity_of_environment
 
@@ -31,42 +32,36 @@ def with_served(engine: Engine, policies: Mapping[str, Policy]) -> Engine:
     """Return the engine, or one that routes policies with ``served_by`` to their servers.
 
     Args:
-        engine: of all other policies.
-        policies: those of a run, by name; a server has a policy under the same name.
+        engine: engine of all other policies.
+        policies: policies of the run, by name; the server has each served one under the same name.
 
     Raises:
         ConfigurationError: a server has no policy of that name, or it has another vocabulary; or a file for TLS
             is missing or wrong.
         RemoteError: a server does not answer.
     """
-    served = {name: policy.served_by for name, policy in policies.items() if policy.served_by is not None}
-    if not served:
-        return engine
-    over_http: dict[str, Engine] = {
-        name: _over_http(name, address, policies[name]) for name, address in served.items() if "://" in address
-    }
-    addresses = {name: address for name, address in served.items() if name not in over_http}
-    identity = identity_of_environment()
-    by_address = {
-        address: RemoteEngine(address, identity=identity, seconds=ANSWER_SECONDS)
-        for address in sorted(set(addresses.values()))
-    }
-    descriptions = {address: remote.described() for address, remote in by_address.items()}
-    for name, address in addresses.items():
-        description = descriptions[address].get(name)
-        if description is None:
-            names = ", ".join(descriptions[address]) or "none"
-            raise ConfigurationError(
-                f"policies.{name}.served_by: {address} has no policy {name!r}; there are: {names}; "
-                f"start it with `mrlm serve --policies '{{{name}: MODEL}}'`"
-            )
-        if description.vocabulary != policies[name].vocabulary_digest:
-            raise ConfigurationError(
-                f"policies.{name}.model: {policies[name].name_or_path!r} has another vocabulary than "
-                f"{description.model!r}, which {address} serves as {name!r}: the same number would be another token; "
-                "name the served model here"
-            )
-    return RoutingEngine(engine, over_http | {name: by_address[address] for name, address in addresses.items()})
+    served = grouped((policy.served_by, name) for name, policy in policies.items() if policy.served_by is not None)
+    elsewhere: dict[str, Engine] = {}
+    for address, names in served.items():
+        if "://" in address:
+            elsewhere |= {name: _over_http(name, address, policies[name]) for name in names}
+            continue
+        remote = RemoteEngine(address, identity=identity_of_environment(), seconds=ANSWER_SECONDS)
+        descriptions = remote.described()
+        for name in names:
+            if name not in descriptions:
+                raise ConfigurationError(
+                    f"policies.{name}.served_by: {address} has no policy {name!r}; there are: "
+                    f"{', '.join(descriptions) or 'none'}; start it with `mrlm serve --policies '{{{name}: MODEL}}'`"
+                )
+            if descriptions[name].vocabulary != policies[name].vocabulary_digest:
+                raise ConfigurationError(
+                    f"policies.{name}.model: {policies[name].name_or_path!r} has another vocabulary than "
+                    f"{descriptions[name].model!r}, which {address} serves as {name!r}: the same number would be "
+                    "another token; name the served model here"
+                )
+            elsewhere[name] = remote
+    return RoutingEngine(engine, elsewhere) if elsewhere else engine
 
 
 def _over_http(name: str, address: str, policy: Policy) -> OpenAICompatible:

@@ -27,7 +27,7 @@ class PolicyService(environment_pb2_grpc.PolicyServiceServicer):
     Requests have seeds, so a repeated request gives the same tokens.
 
     Args:
-        engine: with the policies loaded.
+        engine: engine with the policies loaded.
         policies: descriptions of the policies.
     """
 

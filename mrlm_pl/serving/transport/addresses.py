@@ -76,9 +76,9 @@ class Servers:
     """Servers that can stand in for each other.
 
     Args:
-        addresses: of all of them.
-        who: their name in messages.
-        refusal: the exception for an error of one of them that no repetition changes.
+        addresses: addresses of all servers.
+        who: name of the servers in messages.
+        refusal: returns the exception for an error of a server that no repetition changes.
     """
 
     addresses: Sequence[Address]
@@ -105,14 +105,14 @@ class Servers:
 
         Args:
             ask: sends one request to a server; receives the seconds left.
-            seconds: after which no other round over all servers begins.
+            seconds: time after which no other round over all servers begins.
             again: refusals that a repetition may change; for faults of the network see :attr:`StatusError.transient`.
-            late: the message when the time is over, with the remedy; the last problem is added.
-            rotate: begin with another server than the last call, rather than with the first one.
+            late: message when the time is over, with the remedy; the last problem is added.
+            rotate: begin with the next server after the last call's, rather than with the first one.
 
         Raises:
             RemoteTimeoutError: the time is over.
-            Exception: what ``refusal`` returned.
+            Exception: the exception that ``refusal`` returned.
         """
         backoff = Backoff(seconds)
         while True:
@@ -124,7 +124,7 @@ class Servers:
                     if not (error.transient or (isinstance(error, RefusalError) and error.code in again)):
                         raise self.refusal(error, address) from error
                     if error.code is not grpc.StatusCode.RESOURCE_EXHAUSTED:
-                        note_gone(address, self.who, error, seconds)
+                        self.note_gone(address, error, seconds)
                     continue
                 note_back(address)
                 if _silent_since.pop((self.who, address), None):
@@ -137,20 +137,41 @@ class Servers:
             if not await backoff.pause():
                 raise RemoteTimeoutError(f"{late} ({problem})") from problem
 
+    def note_gone(self, address: Address, problem: Exception, seconds: float) -> None:
+        """Skip a server until it answers, and warn of it; call this on the loop of all connections.
+
+        Args:
+            address: address of the server.
+            problem: answer of the server, if any.
+            seconds: time for which requests are repeated if no other server answers.
+        """
+        if not is_gone(address):
+            _gone[address] = asyncio.ensure_future(_until_back(address))
+        now = time.monotonic()
+        since, warned = _silent_since.get((self.who, address), (now, -math.inf))
+        if now - warned < WARNING_SECONDS:
+            return
+        fault = f"has not answered for {now - since:.0f} s" if now > since else "does not answer"
+        others = ", ".join(other.target for other in self.addresses if not is_gone(other))
+        meanwhile = f"asking {others}" if others else f"retrying for {seconds:g} s"
+        text = "%s at %s %s (%s); %s: start it if it is not running"
+        logger.warning(text, self.who, address.target, fault, problem, meanwhile)
+        _silent_since[self.who, address] = since, now
+
 
 _facts: dict[Hashable, dict[str, str]] = {}
 """The first server that reported each value of a fact."""
 
 
 def warn_of_difference(what: Hashable, server: str, value: str, fault: str) -> None:
-    """Warn of the first server of another value than before; an empty one is unknown.
+    """Warn of the first server whose value differs from the others'; an empty value is unknown.
 
     Args:
-        what: is the same for servers that should have the same value.
-        server: its address.
-        value: such as the name of a model, or words NAME=DIGEST.
-        fault: the message between the addresses of this and of the other server; ``{changed}`` in it are the names of
-            the words that differ.
+        what: key of the fact, equal for servers that should have the same value.
+        server: address of the server.
+        value: value of the fact, such as the name of a model, or words NAME=DIGEST.
+        fault: text of the message between the addresses of this and of the other server; ``{changed}`` in it stands
+            for the names of the words that differ.
     """
     servers = _facts.setdefault(what, {})
     if value and value not in servers:
@@ -166,27 +187,6 @@ def is_gone(address: Address) -> bool:
     """Return whether a server was gone when it was last asked."""
     probe = _gone.get(address)
     return probe is not None and not probe.done()
-
-
-def note_gone(address: Address, who: str, problem: Exception, seconds: float) -> None:
-    """Skip the server until it answers, and warn of it; call this on the loop of all connections.
-
-    Args:
-        address: of the server.
-        who: its name in messages.
-        problem: its answer, if any.
-        seconds: for which requests are repeated.
-    """
-    if not is_gone(address):
-        _gone[address] = asyncio.ensure_future(_until_back(address))
-    now = time.monotonic()
-    since, warned = _silent_since.get((who, address), (now, -math.inf))
-    if now - warned < WARNING_SECONDS:
-        return
-    fault = f"has not answered for {now - since:.0f} s" if now > since else "does not answer"
-    text = "%s at %s %s (%s); retrying for %g s: start it if it is not running"
-    logger.warning(text, who, address.target, fault, problem, seconds)
-    _silent_since[who, address] = since, now
 
 
 def note_back(address: Address) -> None:

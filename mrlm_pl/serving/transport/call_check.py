@@ -25,7 +25,7 @@ class CallCheck(grpc.aio.ServerInterceptor):
     gRPC would report the latter as INTERNAL.
 
     Args:
-        token: of valid calls; None accepts all.
+        token: token of valid calls; None accepts all calls.
     """
 
     def __init__(self, token: str | None) -> None:

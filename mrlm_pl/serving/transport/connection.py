@@ -122,10 +122,10 @@ class Address:
     """A server's address and the terms of a connection to it.
 
     Args:
-        target: ``HOST:PORT``.
+        target: ``HOST:PORT`` of the server.
         token_file: file with the token; None takes ``MRLM_TOKEN``.
-        identity: for TLS.
-        message_mb: size of the largest message, in MiB.
+        identity: keys for TLS.
+        message_mb: maximum size of a message, in MiB.
 
     Raises:
         ConfigurationError: the target is not ``HOST:PORT``, or the size is out of range.
@@ -145,7 +145,7 @@ class Connection:
     """A connection; all methods run on its event loop.
 
     Args:
-        address: of the server.
+        address: address of the server.
     """
 
     def __init__(self, address: Address) -> None:
@@ -183,8 +183,8 @@ class Connection:
         """Return the reply to a request.
 
         Args:
-            method: of the service.
-            request: its message.
+            method: method of the service.
+            request: message of the request.
             timeout: seconds for the reply, repetitions included.
             service: class of the service's stubs.
             patience: seconds for which a request is repeated while the server cannot be reached; None: those of this
@@ -313,7 +313,7 @@ class _Process:
 
 _lock = threading.Lock()
 _process: _Process | None = None
-"""In a forked process that of its parent: freeing it would end this process."""
+"""In a forked process it is that of the parent: freeing it would end this process."""
 
 
 def _shared_process() -> _Process:

@@ -24,9 +24,10 @@ class Identity:
     """Keys of one end of a connection, as PEM files.
 
     Args:
-        certificate: of this end.
-        key: of the certificate.
-        authority: certificates that sign the other end's; a server with one requires a certificate of every client.
+        certificate: certificate of this end.
+        key: private key of the certificate.
+        authority: certificates that sign the other end's; a server with an authority requires a certificate of every
+            client.
     """
 
     certificate: str | None = None

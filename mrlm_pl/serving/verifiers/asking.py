@@ -23,13 +23,13 @@ from mrlm_pl.serving.verifiers import verifier_pb2_grpc
 Code = grpc.StatusCode
 MAX_BATCH = 1024
 MAX_CHARACTERS = 1 << 20
-"""Longest conversation."""
+"""Maximum number of characters of a conversation."""
 
 REQUEST_CHARACTERS = 1 << 20
 """A request is closed at this size, so that it fits into a message whatever the alphabet."""
 
 AT_ONCE = 4
-"""Requests of one call in flight."""
+"""Maximum number of concurrent requests of one call."""
 
 _AGAIN = (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.RESOURCE_EXHAUSTED, Code.CANCELLED)
 """Refusals that a repetition may change."""
@@ -42,10 +42,10 @@ class Terms:
     """Servers and deadlines of a client.
 
     Args:
-        addresses: of servers with the same model.
-        timeout_seconds: deadline of one attempt, doubled after each one that was late.
+        addresses: addresses of servers with the same model.
+        timeout_seconds: deadline of one attempt, doubled after each late one.
         patience_seconds: deadline of a request, retries included.
-        batch_size: conversations of one request.
+        batch_size: maximum number of conversations in one request.
     """
 
     addresses: tuple[Address, ...]
@@ -59,7 +59,7 @@ async def request_scores(terms: Terms, conversations: Sequence[Conversation]) ->
 
     Raises:
         RemoteTimeoutError: no server answered in time.
-        RemoteError: one refused, or gave no proper answer.
+        RemoteError: a server refused, or its answer is invalid.
         DataError: a conversation is empty or too long.
     """
     slots = asyncio.Semaphore(AT_ONCE)
@@ -117,7 +117,7 @@ def _check_scores(reply: pb.ScoreReply, request: pb.ScoreRequest, target: str) -
     """Return the scores of a reply that has one in [0, 1] for each conversation, in order.
 
     Raises:
-        RemoteError: it has not.
+        RemoteError: the reply has other scores.
     """
     if len(reply.scores) != len(request.conversations):
         raise RemoteError(

@@ -18,11 +18,11 @@ class VerifierClient(TextScorer):
         address: ``HOST:PORT`` of a server, or of several with the same model.
         token_file: file with the token; without it, the environment variable ``MRLM_TOKEN``.
         tls_authority: PEM file of the certificates that sign the servers'; with it the connection is encrypted.
-        tls_certificate: PEM file of this client's certificate, where servers want one.
-        tls_key: PEM file of its key.
+        tls_certificate: PEM file of this client's certificate, where servers require one.
+        tls_key: PEM file of the key of this certificate.
         timeout_seconds: deadline of one attempt; the next one has twice the time.
         patience_seconds: deadline of a score; set the data module's ``step_timeout`` above it.
-        batch_size: conversations in one request.
+        batch_size: maximum number of conversations in one request.
 
     Raises:
         ConfigurationError: no address is given, or one is not ``HOST:PORT``; a number is out of range; a file cannot be
@@ -61,7 +61,7 @@ class VerifierClient(TextScorer):
         """Return the probabilities, in order, each in [0, 1].
 
         Raises:
-            RemoteError: no server answered in time, one refused, or its answer is not one to these conversations; the
+            RemoteError: no server answered in time, one refused, or its answer does not fit the conversations; the
                 message names the server.
             DataError: a conversation is empty or longer than servers take.
         """

@@ -38,10 +38,10 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
     Requests that are cancelled or late are not scored any further. All methods run on one event loop.
 
     Args:
-        scorer: is called on a thread, never twice at the same time.
-        model: its name.
-        batch: conversations in one call of the model.
-        queue: longest queue of conversations.
+        scorer: scorer, called on a thread, never twice at the same time.
+        model: name of the model.
+        batch: maximum number of conversations in one call of the model.
+        queue: maximum number of waiting conversations.
 
     Raises:
         ConfigurationError: ``batch`` or ``queue`` is below 1.

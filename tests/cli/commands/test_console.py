@@ -91,9 +91,7 @@ def test_a_run_of_two_agents_shows_and_logs_each_of_them(mrlm) -> None:
     assert lines[0] == "policies.first: builtin:tiny (llama), 166,848 weights, trained at learning rate 0.001"
     progress = [line for line in lines if line.startswith("iterations ")]
     assert [line.split()[1] for line in progress] == ["1/2", "2/2"], "one line for each iteration"
-    assert all(
-        " rollout/reward " in line and " rollout/agent/row/reward " in line and "…" not in line for line in progress
-    )
+    assert all(" reward " in line and " agent/row/reward " in line and "…" not in line for line in progress)
     for noise in ("FLOPs", "TPU", "GPU available: False", "Writing model shards", "Trainer already configured"):
         assert noise not in out + err
     assert "mrlm eval --model runs/team" in out, "the next command"
@@ -146,12 +144,12 @@ def test_a_line_has_the_components_of_the_reward(mrlm) -> None:
     lines = [line.split() for line in out.splitlines() if line.startswith("iterations ")]
     assert len(lines) == 2
     columns = Path("runs/parts/metrics.csv").read_text().splitlines()[0].split(",")
-    components = {name for name in columns if name.startswith("rollout/writing/")}
+    components = {name.removeprefix("rollout/") for name in columns if name.startswith("rollout/writing/")}
     for words in lines:
         shown = dict(pairwise(words))
         parts = [float(value) for name, value in shown.items() if name in components]
         assert len(parts) > 1
-        assert sum(parts) == pytest.approx(float(shown["rollout/reward"]), abs=5e-4 * (len(parts) + 1))
+        assert sum(parts) == pytest.approx(float(shown["reward"]), abs=5e-4 * (len(parts) + 1))
 
 
 def test_the_loggers_have_the_hyper_parameters(mrlm) -> None:

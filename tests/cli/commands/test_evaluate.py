@@ -64,6 +64,21 @@ def test_the_representation_of_a_report_holds_no_transcripts(model_folder):
     assert "messages" not in repr(report)
 
 
+def test_a_report_of_python_reads_as_that_of_the_command(mrlm, model_folder):
+    model = str(model_folder)
+    options = ("--environment", "math", "-n", "2", "--max-tokens", "2", "--output", "r.json")
+    _, printed, _ = mrlm("eval", model, *options, "--environment.kinds", '["algebra"]')
+    assert '\nsettings       kinds ["algebra"]\n' in printed
+    _, printed, _ = mrlm("eval", model, *options)
+    report = mrlm_pl.evaluate(model, "math", num_episodes=2, sampling=Sampling(max_tokens=2))
+    assert f"{report}\n" in printed
+    assert "\nsettings       defaults\n" in printed
+    assert "\nsampling       temperature 1, top_p 1, top_k 0, max_tokens 2\n" in printed
+    assert json.loads(Path("r.json").read_text())["sampling"]["max_tokens"] == 2
+    instance = mrlm_pl.evaluate(model, MathEnvironment(), num_episodes=2, sampling=Sampling(max_tokens=2))
+    assert str(instance) == str(report).replace("settings       defaults\n", ""), "the settings are not known"
+
+
 def test_seed_and_sampling_reach_the_episodes(evaluate):
     def texts(*options):
         evaluate("--num-episodes", "4", "--output", "r.json", *options)
@@ -241,6 +256,7 @@ def test_agents_find_their_policy():
         (("--seats", "{agnt: main}"), "seats: environment 'parrot' has no agent 'agnt'; did you mean 'agent'?"),
         (("--output", "."), "output: '.' is a folder; name a file, as in `--output F.json`"),
         (("--output", ""), "output: '' is a folder; name a file, as in `--output F.json`"),
+        (("--output", "run.yaml"), "output: 'run.yaml' must end in .json; name it `run.json`"),
         (("--output", f"{__file__}/a.json"), "test_evaluate.py/a.json' cannot be written: "),
         (("--device", "warp"), "device: 'warp' cannot be used"),
     ],
@@ -249,6 +265,10 @@ def test_mistakes(evaluate, options, words):
     error = evaluate(*options, status=2)
     assert words in error
     assert "Traceback" not in error
+
+
+def test_a_report_may_go_to_a_device(evaluate):
+    assert "report in /dev/null" in evaluate("-n", "1", "--output", "/dev/null")
 
 
 def test_an_output_that_cannot_be_written_is_named_before_anything_is_played(evaluate, monkeypatch):

@@ -540,7 +540,7 @@ def test_the_help_of_an_algorithm_describes_what_its_docstring_leaves_to_another
     words = " ".join(mrlm("fit", "--model.help", "MAGRPO")[1].split())
     assert "--model.joint_mode {align,cross} `align` combines the g-th decisions of the agents; `cross`" in words
     assert "--model.normalize {true,false} divide by the standard deviation of the comparison." in words
-    assert "--model.seats SEATS which policy decides for each agent" in words
+    assert "--model.seats SEATS policy of each agent" in words
 
 
 @pytest.mark.parametrize(

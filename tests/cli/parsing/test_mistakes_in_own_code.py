@@ -235,5 +235,5 @@ def test_the_help_of_an_algorithm_has_the_settings_of_policies(mrlm) -> None:
     status, out, _ = mrlm("fit", "--model.help", "GRPO")
     assert status == 0
     assert "--model.policies.NAME.learning_rate" in out
-    assert re.search(r"--model\.policies\.NAME\.model MODEL\n\s+a hub id, a model folder", out)
+    assert re.search(r"--model\.policies\.NAME\.model MODEL\n\s+a hub id, `ID@REVISION` with a branch", out)
     assert "``" not in out

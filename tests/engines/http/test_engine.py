@@ -272,12 +272,11 @@ def test_what_may_pass_is_tried_again_and_counted(
     server = serve()
     remote = engine(server)
     run(remote, request((5,)))
-    server.faults = [fault]
-    before = remote.stats
+    server.faults, before = [fault], len(server.asked("/v1/completions"))
     [sample] = run(remote, request((5,), seed=1, max_tokens=2))
     assert len(sample.token_ids) == 2
-    assert remote.stats.retries - before.retries == 1
-    assert remote.stats.requests - before.requests == 1
+    asked = server.asked("/v1/completions")[before:]
+    assert [body for body in asked if body["seed"] == 1 and body["max_tokens"] == 2] == 2 * [asked[-1]]
 
 
 def test_tries_are_bounded_and_the_error_names_all(
@@ -297,10 +296,10 @@ def test_a_refusal_is_not_tried_again(serve: Callable[..., Any], engine: Callabl
     server = serve()
     remote = engine(server)
     run(remote, request((5,)))
-    server.faults = [(400, {"error": {"message": "bad top_p"}})]
+    server.faults, before = [(400, {"error": {"message": "bad top_p"}})], len(server.asked("/v1/completions"))
     with pytest.raises(EngineError, match=rf"policy 'p': POST {server.url}/v1/completions: status 400: bad top_p"):
         run(remote, request((5,)))
-    assert remote.stats.retries == 0
+    assert len(server.asked("/v1/completions")) == before + 1
 
 
 def test_a_server_that_hangs_is_given_up_in_time(
@@ -350,7 +349,6 @@ def test_a_server_that_is_gone_is_waited_for_whatever_the_retries(
         assert "start the server if it is not running" in caplog.messages[0]
         assert "answers again" in caplog.messages[1]
         assert len(caplog.messages) == 2
-    assert remote.stats.retries <= 1
 
 
 def test_a_server_that_a_proxy_misses_is_waited_for_whatever_the_retries(
@@ -390,7 +388,7 @@ def test_a_server_that_names_its_pause_gets_it(
 def test_the_probes_of_a_check_are_asked_at_once(
     serve: Callable[..., Any], engine: Callable[..., OpenAICompatible]
 ) -> None:
-    """A server of a frozen policy is checked in every rollout that follows a longer update."""
+    """A server is checked before its first sample, and again after each failure."""
     server = serve()
     server.awake.clear()
     with ThreadPoolExecutor() as threads:
@@ -418,6 +416,39 @@ def test_a_server_that_comes_back_with_other_weights_is_refused(
         ConfigurationError, match=rf"{server.url} has other weights \(no greedy sample is the same\) than before"
     ):
         run(remote, request((5,)))
+
+
+def test_a_server_that_was_idle_is_recognized_by_one_sample(
+    serve: Callable[..., Any], engine: Callable[..., OpenAICompatible], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve()
+    remote = engine(server)
+    before = run(remote, request((5,)))
+    monkeypatch.setattr("mrlm_pl.engines.http.replicas.IDLE_SECONDS", 0.0)
+    server.log.clear()
+    assert run(remote, request((5,))) == before
+    paths = [path for _, path, _, _ in server.log]
+    assert paths == ["/v1/models", "/v1/completions", "/v1/completions"], "the last is the request itself"
+
+
+@pytest.mark.parametrize("change", [{"scaled": True}, {"window": 32}])
+def test_a_server_that_has_changed_while_it_was_idle_is_checked_again(
+    change: dict[str, Any],
+    serve: Callable[..., Any],
+    engine: Callable[..., OpenAICompatible],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = serve()
+    remote = engine(server)
+    with pytest.raises(ConfigurationError, match="log-probabilities of temperature 1"):
+        run(remote, request((5,), temperature=0.7))
+    assert remote.window("p") == 64
+    monkeypatch.setattr("mrlm_pl.engines.http.replicas.IDLE_SECONDS", 0.0)
+    vars(server).update(change)
+    run(remote, request((5,)))
+    assert remote.window("p") == server.window
+    if server.scaled:
+        assert len(run(remote, request((5,), temperature=0.7))) == 1
 
 
 def test_the_least_busy_is_asked_and_no_more_at_once_than_allowed(

@@ -195,10 +195,10 @@ def test_arguments_out_of_range_are_refused() -> None:
             run(inner.engine, request([1], 0, max_tokens=8, offset=offset))
 
 
-def test_what_the_engine_counts_is_counted() -> None:
-    engine = ContinuousEngine(loaded(build("qwen2")), piece=4)
-    together(engine, [request([1, 2], 0, max_tokens=8)])
-    assert engine.stats.sampled_tokens == 8
+def test_a_turn_in_pieces_is_counted_once() -> None:
+    inner = loaded(build("qwen2"))
+    together(ContinuousEngine(inner, piece=4), [request([1, 2], 0, max_tokens=8)])
+    assert inner.engine.stats.sampled_tokens == 8
 
 
 def test_the_waiting_thread_computes() -> None:

@@ -461,12 +461,12 @@ def test_errors_of_the_engine_are_told_as_they_are(make_pool: MakePool) -> None:
         run(pool, request([1]))
 
 
-@pytest.mark.parametrize("method", ["stats", "sample"])
+@pytest.mark.parametrize("method", ["release", "sample"])
 def test_a_closed_group_answers_with_an_error(make_pool: MakePool, method: str) -> None:
     pool, cluster = make_pool(1)
     pool.load("p", build("llama"), 1)
     group, asked = pool, threading.Event()
-    cluster.actors[0].worker.stats = cluster.actors[0].worker.sample = lambda *arguments: never(asked)
+    cluster.actors[0].worker.release = cluster.actors[0].worker.sample = lambda *arguments: never(asked)
     waiting = CALLS.submit(group.ask(0, "answer", method))
     assert asked.wait(60)
     pool.close()

@@ -330,7 +330,7 @@ def test_an_async_function_may_block_and_may_exit() -> None:
         return float(status == 200)
 
     left, fine = played(harness(program, 2), [{"agent": ["a"]}] * 2)
-    assert "raised RuntimeError: SystemExit: no such option" in str(left.error)
+    assert "raised SystemExit: no such option" in str(left.error)
     assert (fine.error, fine.reward) == (None, 1.0)
 
 

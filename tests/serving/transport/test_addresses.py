@@ -116,7 +116,11 @@ def test_it_is_asked_ever_more_rarely_and_in_the_background(serve: Server, monke
 
 async def _noted(address: Any) -> None:
     for _ in range(2):
-        addresses.note_gone(address, "the server", OSError("away"), 1.0)
+        addresses.Servers([address], "the server", refused).note_gone(address, OSError("away"), 1.0)
+
+
+def refused(error: Exception, address: Any) -> Exception:
+    return error
 
 
 async def _forgotten(address: Any) -> None:
@@ -152,8 +156,8 @@ def test_a_server_whose_death_a_step_noticed_is_named_and_passed_over(
     more = [opened(environment) for _ in range(20)]
     assert openings == {servers[1].target: 20}, "ten of them would wait 1.5 s each"
     name = f"environment 'scripted' at {servers[0].target}"
-    told = [message.partition(" (")[0] for message in caplog.messages]
-    assert told == [f"{name} does not answer"]
+    assert [message.partition(" (")[0] for message in caplog.messages] == [f"{name} does not answer"]
+    assert caplog.messages[0].endswith(f"; asking {servers[1].target}: start it if it is not running")
     serve(port=int(servers[0].target.rpartition(":")[2]))
     eventually(lambda: not is_gone(environment.addresses[0]))
     more += [opened(environment) for _ in range(2)]

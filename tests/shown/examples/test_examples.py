@@ -64,7 +64,7 @@ def test_a_script_begins_with_its_command_and_is_short(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", [path for path in EXAMPLES if "\ndef main(" in path.read_text()], ids=lambda path: path.stem
+    "path", [path for path in EXAMPLES if "description=" in path.read_text()], ids=lambda path: path.stem
 )
 def test_help_is_the_beginning_of_the_docstring(
     path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -74,8 +74,10 @@ def test_help_is_the_beginning_of_the_docstring(
     with pytest.raises(SystemExit, match="0"):
         runpy.run_path(str(path), run_name="__main__")
     told = " ".join(capsys.readouterr().out.split())
-    begin = ast.get_docstring(ast.parse(path.read_text())) or ""
-    assert " ".join(begin.partition("\n\n")[0].split()) in told
+    docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
+    begin = " ".join(docstring.partition("\n\n")[0].split())
+    assert begin in told
+    assert f"{begin} python " not in told, "the command is no sentence of it"
 
 
 def marked(name: str) -> Any:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 import runpy
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,9 @@ LINES = {
 
 
 def code(name: str) -> str:
-    return (FOLDER / f"{name}.py").read_text().split('"""', 2)[2].strip()
+    """Return an example's code, without its two lines for ``--help``."""
+    text = (FOLDER / f"{name}.py").read_text().split('"""', 2)[2]
+    return re.sub(r".*ArgumentParser.*\n\n?", "", text).strip()
 
 
 def reward(name: str) -> str:
@@ -59,7 +63,8 @@ def test_the_ratio_of_lengths_earns_nothing_with_an_empty_text(first: int, secon
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "gain"), [("different_letters", 5.0), ("length_ratio", 0.3)])
-def test_it_learns(name: str, gain: float, outside_the_repository: None) -> None:
+def test_it_learns(name: str, gain: float, outside_the_repository: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", [name])
     script = runpy.run_path(str(FOLDER / f"{name}.py"))
     check_environment(script["data"].environments["question"]).raise_on_failure()
     rewards = logged(next(Path("runs").iterdir()))

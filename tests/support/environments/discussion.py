@@ -18,8 +18,8 @@ class Discussion(Environment):
 
     Args:
         turns: number of turns.
-        by_turn: one agent ``NAME@K`` per turn, in its own conversation.
-        labels: scores are 1 for a reply of digits only, else 0.
+        by_turn: use one agent ``NAME@K`` per turn, in its own conversation.
+        labels: score 1 for a reply of digits only, else 0.
     """
 
     name = "discussion"

@@ -59,8 +59,8 @@ class Bits(Environment):
     """The agents say a bit one after the other; each is shown all bits before, and all earn the worth of the bits.
 
     Args:
-        agents: in their order; one that stands there twice acts twice.
-        worth: of the bits as text; bits that it holds end the game.
+        agents: agents in their order; an agent that occurs twice acts twice.
+        worth: worth by the bits as text; bits that have a worth end the game.
         shares: factor of the worth that each agent earns, in order of the agents; () is 1 for all.
     """
 
@@ -114,7 +114,7 @@ class Game:
 
     Args:
         agents, worth, shares: see :class:`Bits`.
-        logits: of saying 1, by the bits before.
+        logits: logit of saying 1, by the bits before.
     """
 
     def __init__(

@@ -33,12 +33,12 @@ def episode(
     """Return an episode of two agents that act one after the other, with three prompt tokens and two sampled ones each.
 
     Args:
-        name: its id; the group is the part before the dash.
-        text: what both agents say.
-        iteration: of the rollout.
+        name: id of the episode; its group is the part before the dash.
+        text: reply of both agents.
+        iteration: iteration of the rollout.
         task: index of the task.
-        rewards: of the two agents.
-        other: other fields.
+        rewards: rewards of the two agents.
+        other: other fields of the episode.
     """
     rows = {
         agent: (
@@ -67,9 +67,9 @@ def write_run(
     """Write a run folder and return it.
 
     Args:
-        folder: to make.
-        iterations: the episodes of each.
-        configuration: for ``config.yaml``.
+        folder: folder to make.
+        iterations: episodes of each iteration.
+        configuration: content of ``config.yaml``.
         rewards: ``rollout/reward`` of each row of ``metrics.csv``; empty writes none.
     """
     folder.mkdir(parents=True)

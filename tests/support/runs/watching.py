@@ -13,7 +13,7 @@ class Watch(Callback):
 
     Attributes:
         steps: the metrics of each update, by name.
-        gradients: of the first update, by the name of the weight.
+        gradients: gradients of the first update, by the name of the weight.
     """
 
     def __init__(self) -> None:

@@ -328,9 +328,11 @@ async def _serve(port: int, lease_seconds: float, controller: str) -> None:
     if controller:
         server.service.sessions.prefix = f"worker{server.port}{SEPARATOR}"
         membership = Membership(server, Address(controller), f"127.0.0.1:{server.port}")
-        await membership.start()
+        joining = asyncio.ensure_future(membership.run())
     print(f"serving on 127.0.0.1:{server.port}", flush=True)
     await server.serve()
+    if controller:
+        joining.cancel()
 
 
 if __name__ == "__main__":

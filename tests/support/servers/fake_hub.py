@@ -21,7 +21,7 @@ class Hub:
     """The repositories and requests that the hub has received.
 
     Args:
-        url: its address.
+        url: URL of the hub.
         created: bodies of the requests that made repositories.
         private: whether each repository is private, by name.
         files: content by repository and path.

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 1.0
 _TOLD = 5
-"""Episodes that a message about waiting names at most."""
+"""Maximum number of episodes that a message about waiting names."""
 
 _ADVICE = "an async environment must await its I/O; or raise data.async_options.patience"
 
@@ -37,13 +37,14 @@ class AsyncOptions(Settings):
     """Settings of playing while the learner updates.
 
     Args:
-        episodes: played at the same time at most; a turn tree counts as one. None: as many as ``max_lag`` lets begin.
-        piece: tokens of a turn that are sampled before other turns may join and new weights may be used.
-        rows: turns that are sampled together at most.
-        over_age: what becomes of groups in a checkpoint that are older than ``max_lag`` allows now: ``drop`` plays
-            them again, ``reweight`` learns from them, which takes a ``correction`` in the algorithm. Both are counted.
-        patience: seconds in which no episode moves and no piece is sampled before the run ends; the error says what
-            each one waits for.
+        episodes: maximum number of concurrent episodes; a turn tree counts as one. None plays as many as ``max_lag``
+            lets begin.
+        piece: number of tokens of a turn that are sampled before other turns may join and new weights may be used.
+        rows: maximum number of turns that are sampled together.
+        over_age: treatment of groups in a checkpoint that are older than ``max_lag`` allows now: ``drop`` plays them
+            again, ``reweight`` learns from them, which requires a ``correction`` in the algorithm. Both are counted.
+        patience: seconds without a step of an episode or a sampled piece after which the run ends; the error says what
+            each episode waits for.
 
     Raises:
         ConfigurationError: a value out of range.
@@ -62,13 +63,13 @@ class AsyncOptions(Settings):
 
 
 class Lags:
-    """Counts tokens by the number of iterations between the weights that sampled them and those that learn from them.
+    """Counts tokens by their lag: the number of iterations between the weights that sampled and those that train.
 
     Weights are published at the beginning of each iteration; turns record their version, the number of optimizer steps.
 
     Args:
-        bound: that no lag should exceed.
-        policies: whose tokens count: those that are trained here.
+        bound: largest intended lag.
+        policies: names of the policies whose tokens count: those that are trained here.
 
     >>> lags = Lags(2, ["main"])
     >>> for iteration, step in enumerate((0, 4, 8)):
@@ -82,18 +83,18 @@ class Lags:
         self._versions: dict[int, int] = {}  # by iteration
 
     def published(self, iteration: int, version: int) -> None:
-        """Note that the weights an iteration begins with are those of this optimizer step."""
+        """Record the optimizer step of the weights that an iteration begins with."""
         self._versions.setdefault(iteration, version)  # a run may be resumed in the iteration
         self._versions = dict([*self._versions.items()][-2 * self.bound - 2 :])
 
     def of(self, iteration: int, version: int) -> int:
-        """Return the lag, in an iteration, of a token that weights of an optimizer step sampled."""
+        """Return the lag, in an iteration, of a token that weights of this version sampled."""
         # A version before the oldest one remembered is at least one older.
         before = min(self._versions) - 1
         return iteration - max((begun for begun, at in self._versions.items() if at <= version), default=before)
 
     def over_age(self, iteration: int, episodes: Sequence[Episode]) -> float:
-        """Return the number of tokens of these episodes whose lag exceeds the bound."""
+        """Return the number of tokens in these episodes whose lag exceeds the bound."""
         return float(sum(n for lag, n in self._counts(iteration, episodes).items() if lag > self.bound))
 
     def metrics(self, iteration: int, episodes: Sequence[Episode]) -> dict[str, tuple[float, float]]:
@@ -234,7 +235,7 @@ class AsyncCollector(Collector):
     def state(self) -> dict[str, Any]:
         """Return the complete groups that have not trained yet, as plain values for the checkpoint.
 
-        Those without an episode that succeeded are played again: what failed them may have ended the run.
+        Groups in which no episode succeeded are played again: the cause of their failure may have ended the run.
         """
         # Not on the loop, which an environment may block: a run that is ended could not be saved.
         admitted = list(self._admitted.items())
@@ -246,9 +247,9 @@ class AsyncCollector(Collector):
         return {"published": self.lags.state(), "complete": plain_groups, "made_with": self._made_with()}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`state` returned; unfinished groups start again.
+        """Restore the value of :meth:`state`; unfinished groups start again.
 
-        All start again, with a warning, when they were played with other options.
+        All groups start again, with a warning, if they were played with other options.
         """
         self.lags.load(state["published"])
         now = self._made_with()
@@ -276,7 +277,7 @@ class AsyncCollector(Collector):
             )
 
     def _made_with(self) -> dict[str, str]:
-        """Return what decides which episodes a group has, and how they train, as text."""
+        """Return the options that decide which episodes a group has, and how they train, as text."""
         agents = {agent for environment in self.players.environments.values() for agent in environment.agents}
         learner = self.players.learner
         return self.plan.made_with() | {
@@ -377,13 +378,13 @@ class AsyncCollector(Collector):
 def groups_ahead(
     states: Sequence[dict[str, Any] | None], groups: int, here: range, overlaps: bool
 ) -> dict[str, Any] | None:
-    """Return the state of this rank's collector, of the states of all ranks that saved a checkpoint; None without any.
+    """Return the state of this rank's collector from the states of all ranks that saved a checkpoint; None without any.
 
     Args:
-        states: what :meth:`AsyncCollector.state` returned on each rank; None where nothing was played ahead.
-        groups: in an iteration, over all ranks.
-        here: numbers of this rank's groups, which may have been another rank's.
-        overlaps: whether this run plays ahead; otherwise a warning says that these groups are played again.
+        states: value of :meth:`AsyncCollector.state` on each rank; None if nothing was played ahead.
+        groups: number of groups in an iteration, over all ranks.
+        here: indices of this rank's groups, which may have been another rank's.
+        overlaps: whether this run plays ahead; otherwise a warning says that the groups are played again.
     """
     saved = [state for state in states if state is not None]
     by_key = {(group[0], group[1]): group for state in saved for group in state["complete"]}

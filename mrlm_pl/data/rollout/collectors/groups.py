@@ -28,7 +28,7 @@ from mrlm_pl.trainer.termination import ended_by_sigterm
 
 T = TypeVar("T")
 _Requests = Generator[list[EpisodeSpec], Sequence[Episode], T]
-"""Yields the specs to be played next, and is sent their episodes."""
+"""Yields the specs to be played next, and receives their episodes."""
 
 PlaySpecs = Callable[[Sequence[EpisodeSpec]], Awaitable[Sequence[Any]]]
 """Returns an episode for each spec, or the paths of its turn tree."""
@@ -38,22 +38,22 @@ FailedMembers = Literal["shrink", "drop", "resample"]
 
 @dataclass(frozen=True)
 class GroupPlan:
-    """The episodes of every group of every iteration, as a function of the position alone, and the rules for failures.
+    """Plan of the episodes of every group, as a function of the position alone, and the rules for failures.
 
     Args:
-        tasks: where tasks are drawn.
-        groups: in an iteration, over all ranks.
-        group_sizes: episodes of each, by environment.
-        seed: of all sampling.
-        resample_rounds: how many other tasks may replace that of a group without a signal.
+        tasks: stream of the tasks.
+        groups: number of groups in an iteration, over all ranks.
+        group_sizes: number of episodes in a group, by environment.
+        seed: seed of all sampling.
+        resample_rounds: maximum number of other tasks that replace the task of a group without a signal.
         failed_members: ``shrink`` leaves failed episodes out, and the group if fewer than ``smallest_group`` remain;
             ``drop`` leaves the whole group out; ``resample`` plays other episodes in their place, then shrinks.
-        member_rounds: how many times ``resample`` does so.
-        smallest_group: fewest episodes that the algorithm can compare.
-        without_signal: whether a group carries no learning signal.
+        member_rounds: maximum number of rounds in which ``resample`` replaces episodes.
+        smallest_group: smallest number of episodes that the algorithm can compare.
+        without_signal: function that returns whether a group carries no learning signal.
         trees: whether the episodes are the paths of a turn tree. Paths share decisions, so ``resample`` plays the whole
             tree again.
-        further: the further episodes of each group.
+        further: further episodes of each group.
     """
 
     tasks: TaskStream
@@ -106,16 +106,16 @@ class GroupPlan:
 
 
 class UnfinishedGroup:
-    """One group of an iteration while it is played: again with another task as long as it carries no signal.
+    """One group of an iteration during play; it is played again with another task as long as it carries no signal.
 
     Args:
-        plan: which episodes there are, with the rules for those that fail.
-        iteration: of the group.
-        group: its number in the iteration.
+        plan: plan of the episodes, with the rules for failed ones.
+        iteration: index of the group's iteration.
+        group: index of the group in the iteration.
 
     Attributes:
-        due: the episodes to play next, or the root of a turn tree; empty when the group is complete.
-        collected: the played episodes; the whole group when it is complete.
+        due: episodes to play next, or the root of a turn tree; empty when the group is complete.
+        collected: played episodes; the whole group when it is complete.
     """
 
     def __init__(self, plan: GroupPlan, iteration: int, group: int) -> None:
@@ -200,15 +200,15 @@ class Collected:
     """The episodes of one group or of several.
 
     Args:
-        episodes: the ordinary ones that train, group after group.
-        replaced: others that were played.
-        greedy: one greedy episode of the task of each group, where the algorithm compares with them.
+        episodes: ordinary episodes that train, group after group.
+        replaced: played episodes that others replaced or that are left out.
+        greedy: one greedy episode for each group, if the algorithm compares with them.
         branches: further episodes of the groups, and of replaced ones.
-        counts: ``resampled_groups``, ``resampled_members`` and ``dropped_groups``.
-        metrics: (sum, count) of means to be logged, by name.
-        sums: to be logged, of all ranks together, by name.
-        seconds: in which the episodes were played; None is the time that collecting them took.
-        earlier_tokens: tokens of earlier collections that were sampled in these seconds.
+        counts: numbers of ``resampled_groups``, ``resampled_members`` and ``dropped_groups``.
+        metrics: (sum, count) of the means to log, by name.
+        sums: numbers to log as sums over all ranks, by name.
+        seconds: duration of playing the episodes; None is the time that collecting them took.
+        earlier_tokens: number of tokens that were sampled in these seconds for earlier collections.
     """
 
     episodes: list[Episode] = field(default_factory=list)
@@ -231,7 +231,7 @@ class Collected:
 
     @property
     def played(self) -> list[Episode]:
-        """All episodes, in the order in which files hold them, with the reason for which one is not trained on."""
+        """Return all episodes in the order of the files; those that are not trained on have the reason."""
         groups = {episode.group for episode in self.episodes}
         branches = [
             branch if branch.group in groups else replace(branch, excluded="replaced") for branch in self.branches
@@ -240,12 +240,12 @@ class Collected:
 
     @property
     def training(self) -> list[Episode]:
-        """The episodes that train: the ordinary ones, then the further ones of their groups."""
+        """Episodes that train: the ordinary ones, then the further ones of their groups."""
         groups = {episode.group for episode in self.episodes}
         return [*self.episodes, *(branch for branch in self.branches if branch.group in groups)]
 
     def put_training(self, episodes: Sequence[Episode]) -> None:
-        """Put other records in the place of :attr:`training`, in its order."""
+        """Replace the records of :attr:`training`, in its order."""
         by_id = {episode.id: episode for episode in episodes}
         self.episodes = [by_id[episode.id] for episode in self.episodes]
         self.branches = [by_id.get(episode.id, episode) for episode in self.branches]
@@ -257,13 +257,13 @@ class Collected:
 
     @classmethod
     def from_plain(cls, counts: Mapping[str, float], *episode_texts: Sequence[str]) -> Collected:
-        """Restore what :meth:`to_plain` returned."""
+        """Restore the value of :meth:`to_plain`."""
         episodes, replaced, greedy, branches = ([Episode.from_json(text) for text in texts] for texts in episode_texts)
         return cls(episodes, replaced, greedy, branches, dict(counts))
 
 
 def excluded(episodes: Sequence[Episode], reason: str) -> list[Episode]:
-    """Return the episodes with the reason for which they are not trained on."""
+    """Return the episodes marked with the reason for their exclusion from training."""
     return [replace(episode, excluded=reason) for episode in episodes]
 
 
@@ -272,15 +272,16 @@ class Collector:
     """Plays the episodes that are due in groups, in lockstep: all decisions of a wave in one engine call.
 
     Args:
-        players: of the run.
-        plan: which episodes there are.
-        sampling: how turns are sampled.
+        players: players of the run.
+        plan: plan of the episodes.
+        sampling: sampling settings of the turns.
 
     Attributes:
-        episode_players: the players, once they are made.
-        training: plays the episodes that train.
-        play_specs: plays the due specs of a group, or the turn trees of their roots where the algorithm trains on them.
-        play_greedy_specs: plays the greedy episode of each group, where the algorithm compares with it.
+        episode_players: players that have been made.
+        training: player of the episodes that train.
+        play_specs: function that plays the due specs of a group, or the turn trees of their roots if the algorithm
+            trains on them.
+        play_greedy_specs: function that plays the greedy episode of each group, if the algorithm compares with it.
     """
 
     players: Players
@@ -335,7 +336,7 @@ class SyncCollector(Collector):
 
     Args:
         players, plan, sampling: see :class:`Collector`.
-        rounds: see :class:`~mrlm_pl.rollout.rounds.RoundOptions`; None plays in lockstep.
+        rounds: options of playing in rounds; see :class:`~mrlm_pl.rollout.rounds.RoundOptions`. None plays in lockstep.
     """
 
     rounds: RoundOptions | None = None
@@ -344,7 +345,7 @@ class SyncCollector(Collector):
         """Return the episodes of these groups of an iteration; every rank calls it, with its own groups.
 
         Raises:
-            SIGTERMException: on all ranks, when SIGTERM has interrupted one of them.
+            SIGTERMException: SIGTERM interrupted a rank; all ranks raise it.
         """
         trainer = self.players.learner.trainer
         if not self.episode_players:

@@ -31,7 +31,7 @@ class StaleSnapshots:
     They are made in the first iteration, and are the same on all ranks.
 
     Args:
-        options: see :class:`CrossPolicy`.
+        options: division of turns between the policy and its snapshots; see :class:`CrossPolicy`.
     """
 
     def __init__(self, options: CrossPolicy) -> None:
@@ -45,7 +45,7 @@ class StaleSnapshots:
         """Validate that a run can train on stale turns.
 
         Raises:
-            ConfigurationError: it cannot; the message has the reason and the remedy.
+            ConfigurationError: the run cannot train on them; the message has the reason and the remedy.
         """
         if not isinstance(trainer.strategy, (SingleDeviceStrategy, DDPStrategy)):
             raise ConfigurationError(
@@ -76,7 +76,7 @@ class StaleSnapshots:
                 min(slots, key=lambda slot: slot.version).take(learner.policy(name), version)
 
     def load_into(self, engine: Engine) -> None:
-        """Give an engine the snapshots that have changed since it was given them."""
+        """Load the snapshots that changed since the last call into an engine."""
         for policy, slots in self._slots.items():
             for number, slot in enumerate(slots):
                 name = slot_name(policy, number)
@@ -88,8 +88,8 @@ class StaleSnapshots:
         """Return (sum, count) of the share of stale turns, and of the age of their snapshots in optimizer steps.
 
         Args:
-            episodes: of a collection.
-            version: of the weights that learn from it.
+            episodes: episodes of a collection.
+            version: version of the weights that learn from it.
         """
         played = [episode for episode in episodes if not episode.failed]
         turns = [(turn, row) for turn, row in distinct_turns(played) if row.policy in self._slots]
@@ -134,19 +134,20 @@ class Players:
     """Makes and keeps a player for each way of sampling, and gives the engine its weights.
 
     Args:
-        environments: by name.
-        engine: where turns are sampled; None is an in-process engine at the trainer's precision.
+        environments: environments by name.
+        engine: engine that samples the turns; None is an in-process engine at the trainer's precision.
         own_weights: whether the weights may change while turns are sampled.
-        options: of every :class:`~mrlm_pl.rollout.player.EpisodePlayer`.
+        options: arguments of every :class:`~mrlm_pl.rollout.player.EpisodePlayer`.
         stale: snapshots that sample some turns of players made with ``crossed``; None turns this off.
 
     Attributes:
-        configured_engine: the ``engine``.
-        learner: whose policies decide; set before anything is played.
-        check_engine: receives the engine once it has its first weights, before it samples; may raise.
+        configured_engine: the ``engine`` argument.
+        learner: algorithm whose policies decide; set before anything is played.
+        check_engine: function that is called with the engine once it has its first weights, before it samples; may
+            raise.
 
     Raises:
-        ConfigurationError: the weights may change meanwhile, but the engine uses them where they are.
+        ConfigurationError: the weights may change while turns are sampled, but the engine has no weights of its own.
     """
 
     learner: RolloutLearner
@@ -225,10 +226,10 @@ class Players:
         """Return the player for a way of sampling.
 
         Args:
-            sampling: how turns are sampled.
+            sampling: sampling settings of the turns.
             crossed: whether snapshots sample some turns.
-            engine: where turns are sampled; None is :attr:`engine`.
-            loop: where episodes are played, closed by the caller; None is a loop of the player's own.
+            engine: engine that samples the turns; None is :attr:`engine`.
+            loop: event loop that plays the episodes, closed by the caller; None is the player's own loop.
         """
         key = (sampling, crossed and self.stale is not None, loop)
         if key not in self._players:

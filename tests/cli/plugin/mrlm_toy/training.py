@@ -96,7 +96,7 @@ class ToyData(LightningDataModule):
     Args:
         environment: not played.
         file: a file that must exist.
-        seed: of the run.
+        seed: seed of the run.
         sampling: not used.
     """
 

@@ -30,6 +30,7 @@ from mrlm_pl.episode_files import read_episodes
 from mrlm_pl.errors import ConfigurationError, NonFiniteError, RolloutError
 from mrlm_pl.losses import Correction
 from mrlm_pl.policy import LoRA, Policy
+from mrlm_pl.rollout.tree_player import Branching
 from tests.conftest import EchoEnvironment
 from tests.support.runs.short_fits import fingerprint, make
 from tests.support.runs.watching import Watch
@@ -505,6 +506,42 @@ def test_groups_are_played_again_when_what_they_were_played_with_has_changed(
             assert metrics.steps[0]["async/dropped_groups"] == 4
             again = list(read_episodes(folder))
             assert len(again) == 2 * 4 * 2, "none of the larger groups of the checkpoint"
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({}, None),
+        ({"unit": SimpleNamespace(branching=Branching("cross"), further=0)}, "the turn tree changed"),
+        ({"unit": SimpleNamespace(branching=None, further=0)}, "the turn tree changed"),
+        ({"uses_greedy_baseline": True}, "the greedy baseline changed"),
+        (
+            {"unit": SimpleNamespace(branching=Branching("align"), further=2), "seat": "critic".join},
+            "model.seats, the further episodes changed",
+        ),
+    ],
+)
+def test_what_decides_the_episodes_of_a_group_is_compared_with_the_checkpoint(
+    change: dict[str, Any], told: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    def collector(**changed: Any) -> AsyncCollector:
+        unit = SimpleNamespace(branching=Branching("align"), further=0)
+        own = {"unit": unit, "uses_greedy_baseline": False}
+        made = object.__new__(AsyncCollector)
+        made.plan = SimpleNamespace(made_with=lambda: {"data.groups": "4"})  # type: ignore[assignment]
+        made.sampling, made.max_lag, made.options, made._admitted = Sampling(), 1, AsyncOptions(), {}
+        learner = SimpleNamespace(**{"seat": str, **own, **changed})
+        environments = {"echo": SimpleNamespace(agents=("agent",))}
+        made.players = SimpleNamespace(environments=environments, learner=learner)  # type: ignore[assignment]
+        made.lags = SimpleNamespace(load=lambda _: None, state=list, over_age=lambda *_: 0.0)  # type: ignore[assignment]
+        return made
+
+    before, after = collector(), collector(**change)
+    played = Episode("0", Task("echo", "train", 0, 0, {}), "g", 0, 0, {}, "done")
+    before._admitted[4, 0] = _Group(collected=Collected([played]))
+    after.load(before.state())
+    assert [*after._admitted] == ([] if told else [(4, 0)])
+    assert (f"1 groups of the checkpoint are played again: {told}" in caplog.text) == (told is not None)
 
 
 def test_nobody_finds_the_environment_closed_when_another_episode_ends_the_run(
