@@ -98,7 +98,7 @@ def check_validation_interval(trainer: Trainer, batches: int) -> None:
     """Validate that an epoch is long enough for a validation after a number of micro-batches.
 
     Args:
-        trainer: of the run.
+        trainer: trainer of the run.
         batches: micro-batches in an epoch.
 
     Raises:

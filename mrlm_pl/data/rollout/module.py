@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Literal
 
 from lightning.pytorch import LightningDataModule, Trainer
@@ -108,7 +109,9 @@ class RolloutDataModule(ChecksArguments, LightningDataModule):
         ConfigurationError: a number is out of range, or two environments share a name.
     """
 
-    environments: dict[str, Environment] = _fixed("environments", lambda data: data.tasks.environments)
+    environments: Mapping[str, Environment] = _fixed(
+        "environments", lambda data: MappingProxyType(data.tasks.environments)
+    )
     sampling: Sampling = _fixed("sampling", lambda data: data.collection.sampling)
 
     def __init__(
@@ -306,16 +309,17 @@ class RolloutDataModule(ChecksArguments, LightningDataModule):
 
         The ranks divide the episodes, so every rank must call it; all get the report on all of them.
         """
-        trainer, evaluated = self.algorithm().trainer, self.environments[environment]
+        evaluated = self.environments[environment]
         specs = evaluation_specs(evaluated, episodes, split, self.seed, name=environment)
-        rank, ranks = data_parallel_rank(trainer)
-        episodes_here = self.play(specs[rank::ranks], sampling or self.validation_sampling)
-        played: list[Any] = [None] * len(specs)
-        for number, rank_episodes in enumerate(gather_ranks(trainer, episodes_here)):
-            played[number::ranks] = rank_episodes
+        played = self.play(specs, sampling or self.validation_sampling)
         chosen: dict[str, Any] = {"environment": environment, "model": "", "split": split, "seed": self.seed}
         return summarize(played, **chosen, requested=episodes, bounds=evaluated.bounds)
 
     def play(self, specs: Sequence[EpisodeSpec], sampling: Sampling) -> list[Episode]:
-        """Return episodes that the current weights played; every rank must call it."""
-        return self.players.play(specs, sampling)
+        """Return episodes that the current weights played, in order; every rank must call it, and plays some."""
+        trainer = self.algorithm().trainer
+        rank, ranks = data_parallel_rank(trainer)
+        played: list[Any] = [None] * len(specs)
+        for number, rank_episodes in enumerate(gather_ranks(trainer, self.players.play(specs[rank::ranks], sampling))):
+            played[number::ranks] = rank_episodes
+        return played

@@ -165,9 +165,8 @@ class Players:
                 f"data.mode async samples while the weights change, but {type(engine).__name__} reads them where they "
                 "are; set `own_weights: true` of InProcessEngine, or leave data.engine out"
             )
-        self.environments, self._options = environments, dict(options)
-        self._configured = dict(environments)
-        self._attributes: dict[str, dict[str, list[Any]]] = {}  # of each environment, when episodes last began
+        self.environments, self._options = dict(environments), dict(options)
+        self._parts: dict[str, list[Any]] = {}  # of each environment, when episodes last began
         self.configured_engine, self._own_weights = engine, own_weights
         self.check_engine: Callable[[Engine], None] | None = None
         self._own: InProcessEngine | None = None
@@ -196,7 +195,7 @@ class Players:
         """Load the current weights into the engine; within the context they are whole. All ranks enter together.
 
         Raises:
-            ConfigurationError: an environment was replaced, or has changed while episodes are playing.
+            ConfigurationError: an environment has changed while episodes are playing.
         """
         self._renew_environments()
         learner = self.learner
@@ -249,23 +248,18 @@ class Players:
 
     def _renew_environments(self) -> None:
         """Let the episodes that begin now play in the environments as they are now."""
-        if self.environments != self._configured:
-            raise ConfigurationError(
-                f"datamodule.environments is {self.environments}, but the run began with {self._configured}, whose "
-                "tasks it plays; do not replace an environment, but assign its attributes"
-            )
-        for name, environment in self._configured.items():
-            now = attributes_of(environment)
-            before = self._attributes.get(name, now)
-            changed = [key for key in {**before, **now} if not _alike(before.get(key, ()), now.get(key, ()))]
-            if changed and self._own_weights:
+        for name, environment in self.environments.items():
+            now = parts_of(environment)
+            before, self._parts[name] = self._parts.get(name, now), now
+            if len(before) == len(now) and all(map(_alike, before, now)):
+                continue
+            if self._own_weights:
                 raise ConfigurationError(
-                    f"environment {name!r}: its attribute {changed[0]!r} has changed while data.mode async plays "
-                    "episodes, some of which began before; use `--data.mode sync`, or change it in `on_train_start`"
+                    f"environment {name!r} has changed while data.mode async plays episodes in it, some of which began "
+                    "before; use `--data.mode sync`, or change it in `on_train_start` alone"
                 )
-            for player in self._players.values() if changed else ():
+            for player in self._players.values():
                 player.renew(name, environment)
-            self._attributes[name] = now
 
     def _seat(self, agent: str, sampling: Sampling, crossed: bool) -> Seat:
         name = self.learner.seat(agent)
@@ -276,7 +270,7 @@ class Players:
     def close(self) -> None:
         """Close the players and the engines that were made here; may be called twice."""
         players, engine, routed = self._players, self._own, self._routed
-        self._players, self._own, self._routed, self._attributes = {}, None, None, {}
+        self._players, self._own, self._routed, self._parts = {}, None, None, {}
         with ExitStack() as stack:
             if engine is not None:
                 stack.callback(engine.close)
@@ -288,32 +282,30 @@ class Players:
                 stack.callback(player.close)
 
 
-def attributes_of(environment: Environment, above: Sequence[Environment] = ()) -> dict[str, list[Any]]:
-    """Return each attribute of an environment, and of those that it wraps, with the values in it if it is a collection.
+def parts_of(environment: Environment, above: Sequence[Environment] = ()) -> list[Any]:
+    """Return the public attributes of an environment, and of those that it wraps, each with its name and its members.
 
     Args:
-        environment: whose attributes.
-        above: the environments that wrap it.
+        environment: environment with the attributes.
+        above: environments that wrap it.
 
     >>> from mrlm_pl.environment import QuestionEnvironment
-    >>> attributes = attributes_of(QuestionEnvironment([{"q": "1+1"}], "{q}", rewards=[len], max_attempts=2))
-    >>> attributes["max_attempts"]
-    [2]
+    >>> parts = parts_of(QuestionEnvironment([{"q": "1+1"}], "{q}", rewards=[len], success_at=2.0))
+    >>> parts[parts.index("success_at") + 1]
+    2.0
     """
-    attributes: dict[str, list[Any]] = {}
+    parts: list[Any] = []
     for name, value in vars(environment).items():
-        held = [*value, *value.values()] if isinstance(value, dict) else value
-        attributes[name] = [value, *(held if isinstance(held, (list, tuple, set)) else ())]
+        if name.startswith("_"):  # such as data that are read when they are first needed
+            continue
+        members = [*value, *value.values()] if isinstance(value, dict) else value
+        parts += [name, value, *(members if isinstance(members, (list, tuple, set)) else ())]
         if isinstance(value, Environment) and value not in above:
-            wrapped = attributes_of(value, [*above, environment])
-            attributes |= {f"{name}.{inner}": values for inner, values in wrapped.items()}
-    return attributes
+            parts += parts_of(value, [*above, environment])
+    return parts
 
 
-def _alike(before: Sequence[Any], now: Sequence[Any]) -> bool:
-    """Return whether these are the same objects, or equal numbers and texts."""
-    pairs = zip(before, now, strict=False)
-    plain = (bool, int, float, str)
-    return len(before) == len(now) and all(
-        one is other or (type(one) is type(other) and isinstance(one, plain) and one == other) for one, other in pairs
-    )
+def _alike(before: Any, now: Any) -> bool:
+    """Return whether two parts are the same object, or equal numbers or texts."""
+    plain = type(before) is type(now) and isinstance(now, (bool, int, float, str))
+    return before is now or (plain and bool(before == now))
