@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from torch import Tensor
 
@@ -15,7 +15,6 @@ from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError, RolloutError
 from mrlm_pl.evaluation.intervals import share_interval
 from mrlm_pl.evaluation.summary import evaluation_specs
-from mrlm_pl.learner.ranks import data_parallel_rank, gather_ranks
 from mrlm_pl.policy import Policy
 from mrlm_pl.settings import at_least, between, positive
 
@@ -64,11 +63,10 @@ class AnchorGames:
             check_fit(opponent, weights[name], f"the anchor {name!r}")
         return weights
 
-    def play(self, trainer: Any, data: RolloutDataModule, sides: Sides) -> dict[str, float]:
+    def play(self, data: RolloutDataModule, sides: Sides) -> dict[str, float]:
         """Return the learner's results against the policy in the opponent's seat; every rank must call it.
 
         Args:
-            trainer: trainer of the run.
             data: data module with the environments.
             sides: agents of the learner and of the opponent, by environment.
 
@@ -82,10 +80,8 @@ class AnchorGames:
         scores: list[float] = []
         for name in sides:
             specs = evaluation_specs(data.environments[name], self.games, self.split, data.seed, name=name)
-            rank, ranks = data_parallel_rank(trainer)
-            episodes = data.play(specs[rank::ranks], self.sampling or data.validation_sampling)
-            local_scores = [game_score(episode, sides) for episode in episodes if not episode.failed]
-            scores += [value for rank_scores in gather_ranks(trainer, local_scores) for value in rank_scores]
+            episodes = data.play(specs, self.sampling or data.validation_sampling)
+            scores += [game_score(episode, sides) for episode in episodes if not episode.failed]
         if not scores:
             raise RolloutError(f"all games against an anchor failed; try `mrlm check-env {next(iter(sides))}`")
         low, high = share_interval([(value, 1) for value in scores])

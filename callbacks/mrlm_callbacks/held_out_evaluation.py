@@ -29,15 +29,17 @@ class HeldOutEvaluation(Callback):
 
     Prints mean reward and accuracy with their 95 % intervals, and writes both reports, transcripts included, to
     ``RUN/evaluation_before.json`` and ``RUN/evaluation_after.json``. A resumed run keeps the report it began with.
-    All evaluations play the same tasks with the same seeds, and do not change the training. TensorBoard and other
-    loggers get ``held_out/ENVIRONMENT/reward`` and ``accuracy``, which the readers of a run take from its reports.
+    All evaluations of a split play the same tasks with the same seeds, and do not change the training. TensorBoard and
+    other loggers get ``held_out/ENVIRONMENT/reward`` and ``accuracy``, and those of the curve as ``curve/...``; the
+    readers of a run take both from its reports.
 
     Args:
         episodes: number of episodes of each environment.
-        split: split of the tasks.
+        split: split of the tasks before and after the training.
         sampling: sampling settings; None is the data module's ``validation_sampling``, for files the default.
-        every: optimizer steps from one evaluation to the next; ``RUN/evaluation_curve.json`` then has the means and
-            intervals of all evaluations by step, the first and the last included. None evaluates at both ends alone.
+        every: optimizer steps between two points of a curve on the split ``validation``, by which a run may be stopped
+            or a checkpoint chosen; ``RUN/evaluation_curve.json`` then has means and intervals by step, from before the
+            first step to after the last. None has no curve.
         environment: environment to play for a policy that is trained on files, which have none.
 
     Raises:
@@ -58,21 +60,22 @@ class HeldOutEvaluation(Callback):
         self.episodes, self.split, self.sampling, self.every = episodes, split, sampling, every
         self.environment = environment
         self._data: RolloutDataModule | None = None  # of the environment
-        self._reports: dict[str, EvaluationReport] | None = None  # the latest; none yet after a resume
-        self._evaluated = -1  # step of the latest evaluation, also before a resume
+        self._reports: dict[tuple[int, str], dict[str, EvaluationReport]] = {}  # by step and split; of the latest step
+        self._evaluated = -1  # step of the latest point, also before a resume
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         due = not self._file(trainer, "before").is_file() or trainer.global_step == 0
         if trainer.strategy.broadcast(due):  # all ranks play, or none: not all of them may see the file
             self._write_report(trainer, "before")
-        self.on_train_batch_end(trainer)  # of an evaluation in which a signal has ended the run
+        self.on_train_batch_end(trainer)  # the first, or one of an evaluation in which a signal has ended the run
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        step = trainer.global_step
-        if self.every and step and step % self.every == 0 and step != self._evaluated:
-            self._evaluate(trainer)
+        if self.every and trainer.global_step % self.every == 0:
+            self._add_point(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.every:
+            self._add_point(trainer)
         self._write_report(trainer, "after")
 
     def state_dict(self) -> dict[str, Any]:
@@ -90,7 +93,7 @@ class HeldOutEvaluation(Callback):
     def _close(self) -> None:
         if self._data is not None:
             self._data.teardown("validate")
-        self._data = self._reports = None
+        self._data, self._reports = None, {}
 
     def _rollouts(self, trainer: Trainer) -> RolloutDataModule:
         """Return the data module that plays: the run's, or one of the environment beside files."""
@@ -113,33 +116,39 @@ class HeldOutEvaluation(Callback):
             self._data.setup("validate")
         return self._data
 
-    def _evaluate(self, trainer: Trainer) -> dict[str, EvaluationReport]:
-        """Return the reports of the current weights by environment; those of a step are played once."""
-        if self._reports is None or self._evaluated != trainer.global_step:
+    def _evaluate(self, trainer: Trainer, split: str) -> dict[str, EvaluationReport]:
+        """Return the reports of the current weights on a split by environment; those of a step are played once."""
+        key = trainer.global_step, split
+        if key not in self._reports:
             data = self._rollouts(trainer)
-            self._reports = {
-                name: data.evaluate(name, split=self.split, episodes=self.episodes, sampling=self.sampling)
+            reports = {
+                name: data.evaluate(name, split=split, episodes=self.episodes, sampling=self.sampling)
                 for name in data.environments
             }
-            self._evaluated = trainer.global_step
-            if trainer.is_global_zero:
-                self._log(trainer, self._reports)
-                if self.every:
-                    self._write_point(trainer, self._reports)
-        return self._reports
+            self._reports = {known: value for known, value in self._reports.items() if known[0] == key[0]}
+            self._reports[key] = reports
+        return self._reports[key]
 
-    def _log(self, trainer: Trainer, reports: dict[str, EvaluationReport]) -> None:
+    def _log(self, trainer: Trainer, prefix: str, reports: dict[str, EvaluationReport]) -> None:
         """Log means at the step of the update before them, whose other metrics a resumed run keeps."""
         played = {name: report for name, report in reports.items() if report.episodes}
-        means = {f"held_out/{name}/reward": report.mean_reward for name, report in played.items()}
-        accuracies = {f"held_out/{name}/accuracy": report.accuracy for name, report in played.items()}
+        means = {f"{prefix}/{name}/reward": report.mean_reward for name, report in played.items()}
+        accuracies = {f"{prefix}/{name}/accuracy": report.accuracy for name, report in played.items()}
         means |= {name: accuracy for name, accuracy in accuracies.items() if accuracy is not None}
         for logger in trainer.loggers:
             if not isinstance(logger, MetricsFile):  # which has one row for each update
                 logger.log_metrics(means, max(trainer.global_step - 1, 0))
 
-    def _write_point(self, trainer: Trainer, reports: dict[str, EvaluationReport]) -> None:
+    def _add_point(self, trainer: Trainer) -> None:
+        """Evaluate on the validation split, and add the means to the curve, once a step."""
         file, step = self._file(trainer, "curve"), trainer.global_step
+        if step == self._evaluated:
+            return
+        reports = self._evaluate(trainer, "validation")
+        self._evaluated = step
+        if not trainer.is_global_zero:
+            return
+        self._log(trainer, "curve", reports)
         points = json.loads(file.read_text(encoding="utf-8"))["points"] if file.is_file() else []
         numbers = ("episodes", "mean_reward", "ci95", "accuracy", "accuracy_ci95")
         by_environment = {name: {key: report.to_dict()[key] for key in numbers} for name, report in reports.items()}
@@ -148,9 +157,11 @@ class HeldOutEvaluation(Callback):
         write_json(file, {"points": [*earlier, {"step": step, "environments": by_environment}]})
 
     def _write_report(self, trainer: Trainer, moment: str) -> None:
-        reports = {name: replace(report, model=moment) for name, report in self._evaluate(trainer).items()}
+        evaluated = self._evaluate(trainer, self.split)
+        reports = {name: replace(report, model=moment) for name, report in evaluated.items()}
         if not trainer.is_global_zero:
             return
+        self._log(trainer, "held_out", reports)
         settings, environments = recorded_settings(Path(trainer.default_root_dir)), self._rollouts(trainer).environments
         records = {
             name: {**report.to_dict(), "settings": settings.get(name), "code": code_of(environments[name])}

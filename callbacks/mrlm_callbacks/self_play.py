@@ -205,7 +205,7 @@ class SelfPlay(Callback, CollectionObserver):
         results = {}
         for name, weights in {"initial": self.pool.snapshots[INITIAL], **self._anchor_weights}.items():
             self._load_opponent(trainer, weights)
-            results[name] = self.anchors.play(trainer, self._data(trainer), self._sides)
+            results[name] = self.anchors.play(self._data(trainer), self._sides)
         return results
 
     def _measure(self, trainer: Trainer) -> None:
@@ -223,16 +223,12 @@ class SelfPlay(Callback, CollectionObserver):
         self._log_anchors(trainer)
 
     def _log_anchors(self, trainer: Trainer) -> None:
-        """Log the latest scores against the anchors, in the row of the update before.
-
-        Straight to the loggers: values that are logged through the module repeat in each later row.
-        """
+        """Log the latest scores against the anchors, in the row of the update before, or of the first one."""
         latest = self._latest()
         metrics = {"self_play/alarm": float(any(row["alarm"] is not None for row in latest))}
         keys = ("score", "low", "high", "wins", "draws")
         metrics |= {f"self_play/{row['anchor']}/{key}": row[key] for row in latest for key in keys}
-        for log in trainer.loggers:
-            log.log_metrics(metrics, step=max(trainer.global_step - 1, 0))
+        self._algorithm(trainer).metrics.log(metrics)
 
     def _latest(self) -> list[dict[str, Any]]:
         """Return the last results against the anchors."""

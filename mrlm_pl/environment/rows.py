@@ -149,7 +149,7 @@ def read_split(
         raise ConfigurationError(f"there is no split {split!r}; use {', '.join(SPLITS)}")
     one_of(get_args(BadRows), bad_rows=bad_rows)
     source, source_split, assigned_splits = _split_source(data, split)
-    form = form or f"{{{', '.join(fields)}}}"
+    form = form or (f"{{{', '.join(fields)}}}" if fields else "")
     rows: list[tuple[int, T, str]] = []
     faults: list[DataError] = []
     for number, row in _rows_or_faults(source, source_split, fields):
@@ -189,7 +189,7 @@ def read_split(
 
 
 def _refusal_reason(error: Exception, row: Mapping[str, Any], form: str) -> str:
-    """Return why a row cannot be used.
+    """Return why a row cannot be used; without a form of rows, by its fields alone.
 
     >>> _refusal_reason(KeyError("test"), {"prompt": "P"}, "{prompt, test}")
     "the field 'test' is missing; a row is {prompt, test}, and this one has the fields ['prompt']"
@@ -197,7 +197,7 @@ def _refusal_reason(error: Exception, row: Mapping[str, Any], form: str) -> str:
     if isinstance(error, DataError):
         return str(error)
     reason = f"the field {error} is missing" if isinstance(error, KeyError) else f"{type(error).__name__}: {error}"
-    return f"{reason}; a row is {form}, and this one has the fields {sorted(row)}"
+    return f"{reason}; {f'a row is {form}, and this one' if form else 'the row'} has the fields {sorted(row)}"
 
 
 def data_name(data: Any) -> str:

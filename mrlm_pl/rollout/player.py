@@ -90,10 +90,11 @@ class EpisodePlayer:
                     "environments that block, so set processes to 0"
                 )
         self.hosts = EnvironmentHosts(processes, step_timeout) if processes else None
-        self.environments = {
-            name: self.hosts.host(environment) if self.hosts else environment
-            for name, environment in environments.items()
-        }
+        self.environments: dict[str, Environment] = {}
+        self._idle: dict[str, list[Environment]] = {name: [] for name in environments}
+        self._unwanted: list[Environment] = []
+        for name, environment in environments.items():
+            self.renew(name, environment)
         self.seats, self.engine = dict(seats), engine
         self.max_turns, self.retries = max_turns, retries
         # A host needs a thread that waits for it, and the time in which its process starts counts as well.
@@ -102,8 +103,6 @@ class EpisodePlayer:
         self.caller = EnvironmentCaller(workers=processes or workers, timeout=deadline)
         self.call = self.caller.run
         self._open: dict[int, Environment] = {}
-        self._unwanted: list[Environment] = []
-        self._idle: dict[str, list[Environment]] = {name: [] for name in environments}
         self._loop, self._own_loop = loop, loop is None
         self.playing: dict[str, Play] = {}
         self.moves = 0
@@ -154,6 +153,12 @@ class EpisodePlayer:
                 except Exception as error:  # a run that is complete keeps its result
                     fault = str(error) or f"no answer within {deadline:g} s"
                     logger.warning("not all of %d environments were closed: %s", len(environments), fault)
+
+    def renew(self, name: str, environment: Environment) -> None:
+        """Play on copies of an environment as it is now, from the next episode on; none may be playing."""
+        self.environments[name] = self.hosts.host(environment) if self.hosts else environment
+        self._unwanted += self._idle[name]
+        self._idle[name] = []
 
     # The steps of a play, for players that combine them in another way too.
 

@@ -242,9 +242,10 @@ class Run:
         return self._numbers.columns() if self._inside(self._numbers.path) else {}
 
     def curves(self, *, from_start: bool = False) -> dict[str, list[float | None]]:
-        """Return all logged numbers, and ``held_out/ENVIRONMENT/reward`` and ``accuracy`` of held-out evaluations.
+        """Return all logged numbers, and ``reward`` and ``accuracy`` of held-out evaluations.
 
-        An evaluation is in the row of the update before it; the evaluation before training is in the first row.
+        Those before and after the training are ``held_out/ENVIRONMENT/...``, those of the curve ``curve/...``. An
+        evaluation is in the row of the update before it; the evaluation before training is in the first row.
 
         Args:
             from_start: whether to begin with a row of no cost, before the first update.
@@ -254,27 +255,27 @@ class Run:
             first = {name: 0.0 if name.startswith("progress/") else None for name in columns} | {"step": -1.0}
             columns = {name: [first[name], *values] for name, values in columns.items()}
         steps = [-1 if step is None else int(step) for step in columns.get("step", ())]
-        for step, reports in self._held_out() if steps else ():
+        for kind, step, reports in self._held_out() if steps else ():
             row = next((row for row, logged_step in enumerate(steps) if logged_step + 1 >= step), len(steps) - 1)
             for environment, report in reports.items():
                 for key, name in (("mean_reward", "reward"), ("accuracy", "accuracy")):
                     if isinstance(value := report.get(key), (int, float)):
-                        column = f"held_out/{environment}/{name}"
+                        column = f"{kind}/{environment}/{name}"
                         columns.setdefault(column, [None] * len(steps))[row] = float(value)
         return columns
 
-    def _held_out(self) -> Iterator[tuple[float, Mapping[str, Any]]]:
-        """Yield the evaluations before, during and after the training: the updates before each, and the reports."""
+    def _held_out(self) -> Iterator[tuple[str, float, Mapping[str, Any]]]:
+        """Yield the evaluations before, during and after the training: kind, updates before it, and reports."""
         for moment, step in (("before", 0.0), ("curve", 0.0), ("after", math.inf)):
             with suppress(ValueError, LookupError, TypeError, AttributeError, RecursionError):
                 content = self._content(self.path / f"evaluation_{moment}.json")
                 if moment == "curve":
                     points = msgspec.json.decode(content, type=_Curve)["points"]
-                    yield from ((point["step"], point["environments"]) for point in points)
+                    yield from (("curve", point["step"], point["environments"]) for point in points)
                     continue
                 reports = msgspec.json.decode(content, type=_Reports)
                 if moment == "before" or self.state()[0] in ("finished", "unknown"):  # else of an end it went beyond
-                    yield step, reports
+                    yield "held_out", step, reports
 
     def _collected(self) -> int | None:
         """Return the iterations that the metrics count, 0 without any; None for a file of episodes."""

@@ -32,7 +32,7 @@ LEAST = 12
 SHORTENED = {"stop": 60, "prompt": 24, "reply": 24}
 """Columns with long texts and their least widths; they fill the terminal."""
 
-SUMMARY = re.compile(r"rollout/(success|entropy|response_tokens|failed_episodes)|train/(nll|kl)|held_out/.*")
+SUMMARY = re.compile(r"rollout/(success|entropy|response_tokens|failed_episodes)|train/(nll|kl)|(held_out|curve)/.*")
 """Metrics whose last values are printed."""
 
 _HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")

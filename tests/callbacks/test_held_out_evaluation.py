@@ -19,6 +19,7 @@ from mrlm_pl.data import RolloutDataModule, TrajectoryDataModule
 from mrlm_pl.engines import Sampling
 from mrlm_pl.environment import DatasetTasks
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.grouping import grouped
 from mrlm_pl.policy import Policy
 from mrlm_pl.runs.metrics_file import MetricsFile
 from tests.support.runs.short_fits import fingerprint
@@ -90,7 +91,8 @@ def test_a_policy_that_learns_from_files_plays_every_few_steps_and_trains_the_sa
     model_folder: Path, echo: Any, quiet_trainer: Any, demonstrations: str, tmp_path: Path
 ) -> None:
     def evaluation() -> HeldOutEvaluation:
-        return HeldOutEvaluation(episodes=8, sampling=Sampling(max_tokens=4), every=2, environment=echo())
+        sampling = Sampling(max_tokens=6)
+        return HeldOutEvaluation(12, "validation", sampling=sampling, every=2, environment=echo())
 
     folder = tmp_path / "curve"
     trained = fit(quiet_trainer(callbacks=[evaluation()], default_root_dir=folder), model_folder, demonstrations)
@@ -117,12 +119,38 @@ def test_loggers_get_the_means_and_the_metrics_file_keeps_a_row_for_each_update(
     trainer = quiet_trainer(callbacks=[callback], logger=loggers, default_root_dir=tmp_path, log_every_n_steps=1)
     fit(trainer, model_folder, demonstrations)
     with (tmp_path / "csv" / "metrics.csv").open() as file:
-        rows = [row for row in csv.DictReader(file) if row["held_out/echo/reward"]]
+        table = list(csv.DictReader(file))
+    rows, end_rows = ([row for row in table if row[f"{kind}/echo/reward"]] for kind in ("curve", "held_out"))
     assert [int(row["step"]) for row in rows] == [0, 1, 3, 4], "before, after 2 and 4 updates, and after the last"
+    assert [int(row["step"]) for row in end_rows] == [0, 4]
     found = [point["environments"]["echo"] for point in points(tmp_path)]
-    assert [float(row["held_out/echo/reward"]) for row in rows] == pytest.approx([one["mean_reward"] for one in found])
-    assert [float(row["held_out/echo/accuracy"]) for row in rows] == pytest.approx([one["accuracy"] for one in found])
+    reports = [json.loads((tmp_path / f"evaluation_{moment}.json").read_text()) for moment in ("before", "after")]
+    ends = [report["echo"] for report in reports]
+    for column, measured in (("curve", (rows, found)), ("held_out", (end_rows, ends))):
+        for name, key in (("reward", "mean_reward"), ("accuracy", "accuracy")):
+            logged = [float(row[f"{column}/echo/{name}"]) for row in measured[0]]
+            assert logged == pytest.approx([one[key] for one in measured[1]])
     assert "held_out" not in (tmp_path / "metrics.csv").read_text()
+
+
+def test_the_curve_is_of_the_validation_split_and_the_reports_at_both_ends_of_the_test_split(
+    model_folder: Path, echo: Any, quiet_trainer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played = list[tuple[int, str]]()
+
+    def evaluate(data: Any, environment: str, *, split: str, **options: Any) -> Any:
+        played.append((data.trainer.global_step, split))
+        return evaluate_as_before(data, environment, split=split, **options)
+
+    evaluate_as_before = RolloutDataModule.evaluate
+    monkeypatch.setattr(RolloutDataModule, "evaluate", evaluate)
+    ends = {0: ["test", "validation"], 4: ["validation", "test"]}
+    for split, want in (("test", ends), ("validation", {0: ["validation"], 4: ["validation"]})):
+        played.clear()
+        algorithm = GRPO({"main": Policy(str(model_folder), learning_rate=1e-2)})
+        data = RolloutDataModule(echo(), groups=2, group_size=2, iterations=4, sampling=Sampling(max_tokens=4))
+        quiet_trainer(callbacks=[HeldOutEvaluation(4, split, every=2)]).fit(algorithm, data)
+        assert grouped(played) == {0: want[0], 2: ["validation"], 4: want[4]}
 
 
 def test_a_resumed_run_continues_the_curve(

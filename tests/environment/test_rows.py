@@ -164,6 +164,8 @@ def test_a_row_that_is_refused_is_named_whatever_split_is_asked_for(tmp_path: Pa
 def test_the_form_of_a_row_is_part_of_the_message(tmp_path: Path) -> None:
     path = tmp_path / "d.jsonl"
     path.write_text(lines([{"a": 1, "b": 2}, {"a": 1}]))
+    with pytest.raises(DataError, match=r"row 1: the field 'b' is missing; the row has the fields \['a'\]"):
+        read_split([{"a": 1}], "train", [], str, lambda row: row["b"])
     form = r"row 2: the field 'b' is missing; a row is \{a, b\}, and this one has the fields \['a'\]"
     with pytest.raises(DataError, match=form):
         read_split(str(path), "train", ("a",), identity, lambda row: row["b"], form="{a, b}")

@@ -485,10 +485,11 @@ def test_a_run_is_evaluated_and_replayed_with_its_functions(module: str, mrlm: A
     arguments = {"data": "rows.jsonl", "prompt": "{question}", "rewards": rewards, "success_at": 1.0}
     environment = {"class_path": "QuestionEnvironment", "init_args": arguments}
     data = {"environment": environment, "groups": 2, "group_size": 2, "iterations": 1, "sampling": {"max_tokens": 2}}
+    held_out = {"class_path": "HeldOutEvaluation", "init_args": {"episodes": 2}}
     config = {
         "model": "GRPO",
         "data": {"class_path": "RolloutDataModule", "init_args": data},
-        "trainer": {"accelerator": "cpu", "limit_val_batches": 0},
+        "trainer": {"accelerator": "cpu", "limit_val_batches": 0, "callbacks": [held_out]},
     }
     Path("own.yaml").write_text(json.dumps(config))
     status, _, err = mrlm("fit", "--config", "own.yaml", "--output", "run")
@@ -500,8 +501,12 @@ def test_a_run_is_evaluated_and_replayed_with_its_functions(module: str, mrlm: A
     assert (status, f'rewards ["{module}.exact"' in out) == (0, True), out + err
     recorded = json.loads(Path("report.json").read_text())["settings"]["rewards"]
     assert recorded == [f"{module}.exact", {"call": f"{module}.length", "weight": 0.1, "name": ""}]
-    status, _, err = mrlm("eval", "--model", "run", "-n", "2", "--compare", "report.json")
-    assert (status, "other environment settings" in err) == (0, False), err
+    for report in ("report.json", "run/evaluation_before.json"):
+        status, _, err = mrlm("eval", "--model", "run", "-n", "2", "--compare", report)
+        assert (status, "other environment settings" in err) == (0, False), err
+    others = ("--environment.rewards", json.dumps([f"{module}.length"]))
+    _, _, err = mrlm("eval", "--model", "run", *others, "-n", "2", "--compare", report)
+    assert "other environment settings: rewards is" in err
     status, _, err = mrlm("collect", "--model", "run", "-n", "2", "--output", "kept.jsonl")
     assert status == 0, err
     Path("run/theirs.py").write_text(OWN)

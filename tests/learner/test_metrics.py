@@ -260,6 +260,30 @@ def test_the_bar_shows_own_numbers(model_folder: Path, echo: Any, quiet_trainer:
     assert "train/other" not in shown
 
 
+@pytest.mark.parametrize(("every", "steps"), [(1, [0, 1, 2, 3]), (2, [1, 3])])
+def test_numbers_that_a_callback_logs_are_in_the_row_of_their_update(
+    every: int, steps: list[int], model_folder: Path, echo: Any, quiet_trainer: Any
+) -> None:
+    class Logging(Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+            pl_module.log("lab/updates", float(trainer.global_step), prog_bar=True)
+            if trainer.global_step < 2:
+                pl_module.log("lab/early", float(trainer.global_step))
+
+    sampling = Sampling(max_tokens=3)
+    data = RolloutDataModule(echo(), groups=4, group_size=2, iterations=2, minibatches=2, sampling=sampling)
+    rows = Rows()
+    options = {"log_every_n_steps": every, "accumulate_grad_batches": 2}
+    trainer = quiet_trainer(logger=rows, callbacks=[Logging()], **options)
+    trainer.fit(GRPO({"main": Policy(str(model_folder))}), data)
+    assert [step for step, _ in rows.rows] == steps
+    assert [row["lab/updates"] for _, row in rows.rows] == [step + 1 for step in steps]
+    assert [row.get("lab/early") for _, row in rows.rows] == ([1, 1, None, None] if every == 1 else [1, None])
+    assert all("train/loss" in row for _, row in rows.rows)
+    for shown in (trainer.callback_metrics, trainer.progress_bar_metrics):
+        assert float(shown["lab/updates"]) == 4
+
+
 class Own(GRPO):
     def on_train_batch_end(self, *_: Any) -> None:
         """Do nothing."""

@@ -288,9 +288,10 @@ def test_runs_on_files_are_compared_by_updates_and_their_held_out_evaluations_ar
     (folder / "evaluation_curve.json").write_text(json.dumps({"points": points}))
     found = compared(folder, metric="train/nll")
     assert (found.axis, found.points[-1], *found.families[0].last.values()) == ("updates", 4, 1)
-    held_out = compared(folder, metric="held_out/math/accuracy")
-    (curve,) = held_out.families[0].curves.values()
-    np.testing.assert_allclose(np.interp([1, 2, 3, 4], held_out.points, curve), [0.375, 0.5, 0.625, 0.75])
+    for metric, values in (("held_out", [0.375, 0.5, 0.625, 0.75]), ("curve", [0.375, 0.5, 0.5, 0.5])):
+        measured = compared(folder, metric=f"{metric}/math/accuracy")
+        (curve,) = measured.families[0].curves.values()
+        np.testing.assert_allclose(np.interp([1, 2, 3, 4], measured.points, curve), values)
     assert find_runs([str(folder)])[str(folder)].metrics()["columns"]["held_out/math/reward"] == [1, None, None, 1]
     status, _, err = mrlm("report", str(folder), "--metric", "train/nll", "--at", "episodes")
     assert (status, "no run has 'train/nll' by episodes; compare it with `--at updates`" in err) == (2, True), err

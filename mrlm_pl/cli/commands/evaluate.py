@@ -12,10 +12,10 @@ from typing import Any
 
 from jsonargparse import Namespace
 
-from mrlm_pl.cli.parsing.configuration import same_settings
 from mrlm_pl.cli.parsing.environment_option import RunOptions, read_with_run
 from mrlm_pl.cli.parsing.output import output_file
 from mrlm_pl.cli.parsing.play_options import PLAY_OPTIONS, TASK_OPTIONS, arena_parser, eval_parser
+from mrlm_pl.cli.parsing.run_configuration import same_settings
 from mrlm_pl.durable_files import write_json
 from mrlm_pl.engines.base import PolicySampling, Sampling
 from mrlm_pl.environment import Environment

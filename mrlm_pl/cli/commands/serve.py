@@ -136,7 +136,7 @@ def _environment_server(options: Any, endpoint: Endpoint, limits: Limits) -> Env
         environment = factory({})  # a mistake in its settings ends the command
         environment.close()
         logger.info("environment %s: agents %s", name, ", ".join(environment.agents))
-    hashes = {name: factory.hash for name, factory in factories.items()}
+    hashes = {name: factory.hashes for name, factory in factories.items()}
     offer = Offer(factories, options.processes, options.step_seconds, hashes)
     policies = _policy_service(options) if options.policies else None
     verifier = _verifier_service(options) if options.verifier else None
@@ -278,10 +278,12 @@ class HostedClass:
     allow_settings: bool
 
     @property
-    def hash(self) -> str:
-        """Hash of the class and all of its arguments; files count by their paths."""
-        config = json.loads(json.dumps(self._read({}).as_dict(), default=str))  # keys of mappings may be numbers
-        return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:16]
+    def hashes(self) -> str:
+        """Hashes of the class and each of its arguments, as words NAME=HASH; files count by their paths."""
+        config = json.loads(json.dumps(self._read({}).as_dict(), default=str))["environment"]  # keys may be numbers
+        values = {"class_path": config["class_path"], **config.get("init_args", {})}
+        texts = {name: json.dumps(value, sort_keys=True).encode() for name, value in values.items()}
+        return " ".join(f"{name}={hashlib.sha256(text).hexdigest()[:8]}" for name, text in texts.items())
 
     def __call__(self, overrides: Mapping[str, Any]) -> Environment:
         """Return an environment with a client's settings.

@@ -16,7 +16,6 @@ import yaml
 
 from mrlm_pl.cli.parsing.config_files import NAMED, check_files
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.grouping import mapped
 from mrlm_pl.runs.records.configuration_file import read_yaml
 
 CLASS, ARGUMENTS = "class_path", "init_args"
@@ -161,12 +160,3 @@ def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
         return
     for name, item in value.items():
         yield from leaves(item, key if name == ARGUMENTS else f"{key}.{name}".lstrip("."))
-
-
-def same_settings(one: Any, other: Any) -> bool:
-    """Return whether two settings are equal; two names of one file are."""
-
-    def real_path(value: Any) -> Any:
-        return os.path.realpath(value) if isinstance(value, str) and os.path.exists(value) else value
-
-    return bool(mapped(one, real_path) == mapped(other, real_path))

@@ -14,7 +14,7 @@ import yaml
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import SaveConfigCallback
 
-from mrlm_pl.cli.parsing.configuration import leaves, same_settings
+from mrlm_pl.cli.parsing.configuration import leaves
 from mrlm_pl.durable_files import replacing
 from mrlm_pl.errors import ConfigurationError, tell
 from mrlm_pl.grouping import mapped
@@ -103,6 +103,16 @@ def _with_file(value: Any) -> Any:
     if Path(source).stem == module != "" and hasattr(sys.modules[module], name) and not is_installed(module):
         return f"{os.path.abspath(source)}:{name}"
     return os.path.abspath(value) if os.path.splitext(value)[1] and os.path.isfile(value) else value
+
+
+def same_settings(one: Any, other: Any) -> bool:
+    """Return whether two settings are equal; two names of one file, or of a function or class in it, are."""
+
+    def real_path(value: Any) -> Any:
+        named = _with_file(value)
+        return os.path.realpath(named) if isinstance(named, str) and os.path.exists(named) else named
+
+    return bool(mapped(one, real_path) == mapped(other, real_path))
 
 
 def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

@@ -6,6 +6,8 @@ import logging
 from collections.abc import Mapping
 from typing import Literal
 
+from lightning.pytorch import Trainer
+
 from mrlm_pl.data.files.base import data_option
 from mrlm_pl.data.rollout.collectors.asynchronous import AsyncOptions
 from mrlm_pl.data.rollout.collectors.groups import GroupPlan
@@ -89,6 +91,25 @@ def check_updates(
             f"data.groups is {groups}, which {ranks} ranks x {minibatches} minibatches x "
             f"{accumulation} accumulation steps cannot share evenly; make it a multiple of {updates * accumulation}"
             f"{steps}"
+        )
+
+
+def check_validation_interval(trainer: Trainer, batches: int) -> None:
+    """Validate that an epoch is long enough for a validation after a number of micro-batches.
+
+    Args:
+        trainer: trainer of the run.
+        batches: micro-batches in an epoch.
+
+    Raises:
+        ConfigurationError: it is shorter.
+    """
+    interval, within_epochs = trainer.val_check_interval, trainer.check_val_every_n_epoch is not None
+    if type(interval) is int and interval > batches and within_epochs and trainer.limit_val_batches > 0:
+        raise ConfigurationError(
+            f"trainer.val_check_interval is {interval} micro-batches, but an epoch has {batches} (data.iterations x "
+            "data.passes x data.minibatches x trainer.accumulate_grad_batches, up to trainer.limit_train_batches); "
+            "lower it, raise data.iterations, or set trainer.limit_val_batches to 0 for no validation"
         )
 
 

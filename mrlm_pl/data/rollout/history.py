@@ -155,13 +155,14 @@ class SignalCheck:
             return "the tasks are too hard for the model; use easier ones first"
         if metrics.get("rollout/success") == 1.0:
             return "every episode succeeds; use harder tasks"
-        if metrics.get("rollout/success") == 0.0 or not any(value for episode in self._returns for _, value in episode):
-            return (
-                "no episode earns anything: the tasks are too hard for the model, or its replies are not in the form "
-                "that the environment reads; look at RUN/episodes, or `mrlm eval` with a few episodes"
-            )
         earned = {value for episode in self._returns for _, value in episode}
-        rewards = f"{min(earned):g}" + (f" to {max(earned):g}" if len(earned) > 1 else "")
+        rewards = f"{min(earned):g}" + (f" to {max(earned):g}" if len(earned) > 1 else "") if earned else ""
+        if metrics.get("rollout/success") == 0.0 or not any(earned):
+            fault = f"succeeds, and all of a group earn the same, {rewards}" if any(earned) else "earns anything"
+            return (
+                f"no episode {fault}: the tasks are too hard for the model, or its replies are not in the form that "
+                "the environment reads; look at RUN/episodes, or `mrlm eval` with a few episodes"
+            )
         if self._varied:
             return (
                 f"the policy has converged: rewards differed before and are now {rewards}; use harder tasks if no "

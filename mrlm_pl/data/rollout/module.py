@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Literal
 
 from lightning.pytorch import LightningDataModule, Trainer
@@ -33,6 +34,18 @@ from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.rollout.rounds import RoundOptions
 from mrlm_pl.seeding import run_seed
 from mrlm_pl.settings import ChecksArguments, as_settings, at_least, check_instance, positive
+
+
+def _fixed(name: str, read: Callable[[Any], Any]) -> Any:
+    """Return a property of the data module that raises a ConfigurationError where it is set."""
+
+    def refuse(data: RolloutDataModule, value: Any) -> None:
+        raise ConfigurationError(
+            f"data.{name} cannot change once the data module is made; give it to the constructor, or end the run and "
+            f"resume it with another `--data.{name.rstrip('s')}`; attributes of an environment can be assigned"
+        )
+
+    return property(read, refuse)
 
 
 class RolloutDataModule(ChecksArguments, LightningDataModule):
@@ -96,6 +109,11 @@ class RolloutDataModule(ChecksArguments, LightningDataModule):
         ConfigurationError: a number is out of range, or two environments share a name.
     """
 
+    environments: Mapping[str, Environment] = _fixed(
+        "environments", lambda data: MappingProxyType(data.tasks.environments)
+    )
+    sampling: Sampling = _fixed("sampling", lambda data: data.collection.sampling)
+
     def __init__(
         self,
         environment: Environment | Sequence[Environment],
@@ -141,8 +159,7 @@ class RolloutDataModule(ChecksArguments, LightningDataModule):
             raise ConfigurationError("data.environment is an empty list; give at least one environment")
         self.seed = run_seed(seed)
         self.tasks = RunTasks(environments, names, task_settings, weights, curriculum, self.seed)
-        self.environments = self.tasks.environments
-        self.sampling = as_settings(Sampling, sampling, "data.sampling")
+        sampling = as_settings(Sampling, sampling, "data.sampling")
         self.validation_sampling = as_settings(Sampling, validation_sampling or sampling, "data.validation_sampling")
         self.validation_episodes = validation_episodes
         self._held_out_splits: set[str] = set()
@@ -172,7 +189,7 @@ class RolloutDataModule(ChecksArguments, LightningDataModule):
         plan = GroupPlan(self.tasks.stream, groups, sizes, self.seed, resample_rounds, failed_members, member_rounds)
         saved = EpisodeRetention() if save_episodes is True else save_episodes or None
         saved = None if saved is None else as_settings(EpisodeRetention, saved, "data.save_episodes")
-        parts = (self.tasks, self.players, plan, self.sampling)
+        parts = (self.tasks, self.players, plan, sampling)
         self.collection = RolloutCollection(*parts, rounds, lag, self.async_options, saved)
         self.stream = TrainingStream(self.collection, passes, minibatches, iterations)
 
@@ -212,11 +229,13 @@ class RolloutDataModule(ChecksArguments, LightningDataModule):
     def _updates(self, trainer: Trainer) -> int | None:
         """Return the number of updates on each rollout; None if epochs end within an update, which steps early then."""
         updates = self.stream.passes * self.stream.minibatches
-        accumulation = int(trainer.accumulate_grad_batches)
-        limit = trainer.limit_train_batches
-        length = self.stream.iterations * updates * accumulation
-        batches = min(limit, length) if isinstance(limit, int) else int(limit * length)
-        return None if batches % accumulation else updates
+        return None if self._batches(trainer) % trainer.accumulate_grad_batches else updates
+
+    def _batches(self, trainer: Trainer) -> int:
+        """Return the number of micro-batches in an epoch of the trainer."""
+        stream, limit = self.stream, trainer.limit_train_batches
+        length = stream.iterations * stream.passes * stream.minibatches * trainer.accumulate_grad_batches
+        return min(limit, length) if isinstance(limit, int) else int(limit * length)
 
     def check(self, learner: Algorithm, trainer: Trainer, stage: str = "fit") -> None:
         """Validate the options against an algorithm and a trainer.
@@ -240,6 +259,7 @@ class RolloutDataModule(ChecksArguments, LightningDataModule):
         checks.check_learns(learner)
         checks.check_groups(learner, plan, self.tasks.settings)
         checks.check_updates(learner, stream.passes, stream.minibatches, plan.groups, ranks, accumulation)
+        checks.check_validation_interval(trainer, self._batches(trainer))
         checks.check_lag(learner, self.mode, self.max_lag, self.async_options, self.sampling)
         checks.check_sampling(learner, self.sampling)
         check_engine = partial(checks.check_logprobs, learner)
@@ -289,16 +309,17 @@ class RolloutDataModule(ChecksArguments, LightningDataModule):
 
         The ranks divide the episodes, so every rank must call it; all get the report on all of them.
         """
-        trainer, evaluated = self.algorithm().trainer, self.environments[environment]
+        evaluated = self.environments[environment]
         specs = evaluation_specs(evaluated, episodes, split, self.seed, name=environment)
-        rank, ranks = data_parallel_rank(trainer)
-        episodes_here = self.play(specs[rank::ranks], sampling or self.validation_sampling)
-        played: list[Any] = [None] * len(specs)
-        for number, rank_episodes in enumerate(gather_ranks(trainer, episodes_here)):
-            played[number::ranks] = rank_episodes
+        played = self.play(specs, sampling or self.validation_sampling)
         chosen: dict[str, Any] = {"environment": environment, "model": "", "split": split, "seed": self.seed}
         return summarize(played, **chosen, requested=episodes, bounds=evaluated.bounds)
 
     def play(self, specs: Sequence[EpisodeSpec], sampling: Sampling) -> list[Episode]:
-        """Return episodes that the current weights played; every rank must call it."""
-        return self.players.play(specs, sampling)
+        """Return episodes that the current weights played, in order; every rank must call it, and plays some."""
+        trainer = self.algorithm().trainer
+        rank, ranks = data_parallel_rank(trainer)
+        played: list[Any] = [None] * len(specs)
+        for number, rank_episodes in enumerate(gather_ranks(trainer, self.players.play(specs[rank::ranks], sampling))):
+            played[number::ranks] = rank_episodes
+        return played

@@ -188,7 +188,8 @@ class RemoteEnvironment(Environment, proxy=True):
         reply, address = await self._servers.first_answer(
             lambda server, left: server.call("Open", request, self.step_seconds), self.open_seconds, _ELSEWHERE, late
         )
-        what, fault = (self.addresses, self.name, request.settings), f"hosts {self._who} with other settings than"
+        what = self.addresses, self.name, request.settings
+        fault = f"hosts {self._who} with other settings ({{changed}}) than"
         warn_of_difference(what, reply.direct or address.target, reply.settings, fault)
         with _protocol_of(address.target):
             if not 0 < reply.lease_seconds < math.inf:

@@ -39,7 +39,7 @@ class Offer:
         factories: factory of each environment.
         processes: number of host processes for the instances; 0 keeps them in the server's process.
         step_seconds: deadline of a call in a host process.
-        settings: hash of each environment's class and settings, by which clients detect servers that differ.
+        settings: hashes of each environment's class and settings, by which clients detect servers that differ.
     """
 
     MAX_VARIANTS = 64

@@ -169,14 +169,17 @@ def warn_of_difference(what: Hashable, server: str, value: str, fault: str) -> N
     Args:
         what: key of the fact, equal for servers that should have the same value.
         server: address of the server.
-        value: value of the fact, such as a digest.
-        fault: text of the message between the addresses of this and of the other server.
+        value: value of the fact, such as the name of a model, or words NAME=DIGEST.
+        fault: text of the message between the addresses of this and of the other server; ``{changed}`` in it stands
+            for the names of the words that differ.
     """
     servers = _facts.setdefault(what, {})
     if value and value not in servers:
         if servers:
-            other = next(iter(servers.values()))
-            logger.warning("%s %s %s: rewards may differ within a run; serve the same", server, fault, other)
+            before, other = next(iter(servers.items()))
+            changed = sorted({word.partition("=")[0] for word in {*before.split()} ^ {*value.split()}})
+            than = f"{fault.replace('{changed}', ', '.join(changed))} {'before' if other == server else other}"
+            logger.warning("%s %s: rewards may differ within a run; serve the same", server, than)
         servers[value] = server
 
 

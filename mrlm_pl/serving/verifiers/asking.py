@@ -108,7 +108,7 @@ async def _scores(terms: Terms, conversations: Sequence[Conversation]) -> list[T
         "with `mrlm serve --verifier ...`, or check the address and whether both sides use TLS"
     )
     reply, address = await servers.first_answer(ask, terms.patience_seconds, _AGAIN, late)
-    fault = f"scores with {reply.model}, another model than before at"
+    fault = f"scores with {reply.model}, another model than"
     warn_of_difference(terms.addresses, address.target, reply.model, fault)
     return _check_scores(reply, request, address.target)
 

@@ -73,7 +73,7 @@ def begun(environment: Any) -> Any:
 def test_the_hash_of_settings_is_that_of_the_environment_that_is_made() -> None:
     def hashed(name: str, settings: dict[str, Any]) -> str:
         (factory,) = hosted_environments([], {name: settings}, allow_settings=False).values()
-        return factory.hash
+        return factory.hashes
 
     words = {"class_path": "RuleJudge", "init_args": {"words": 60}}
     assert hashed("debate", {"judge": "RuleJudge"}) == hashed("debate", {"judge": words}), "defaults of a judge too"
@@ -90,7 +90,7 @@ def test_servers_with_other_settings_are_named(running, caplog):
     environment = RemoteEnvironment([first.target, second.target], "math")
     for _ in range(2):
         begun(environment.copy()).close()
-    assert "hosts environment 'math' with other settings than" in caplog.text
+    assert "hosts environment 'math' with other settings (steps_bonus) than" in caplog.text
 
 
 @pytest.mark.long

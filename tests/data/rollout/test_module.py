@@ -17,7 +17,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from mrlm_pl.algorithms import GRPO, MADPO
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.data.rollout import collection as collecting
-from mrlm_pl.data.rollout.collectors.players import Players
+from mrlm_pl.data.rollout.collectors.players import Players, parts_of
 from mrlm_pl.data.rollout.evaluation import EpisodeBatch
 from mrlm_pl.data.rollout.metrics import CollectionSums, outcome_sums, path_weights
 from mrlm_pl.engines import InProcessEngine, Sampling
@@ -53,6 +53,71 @@ def test_a_data_module_returns_to_an_earlier_checkpoint(
     want = fingerprint(algorithm)
     quiet_trainer().fit(algorithm, data, ckpt_path=tmp_path / "step=1.ckpt")
     assert fingerprint(algorithm) == want
+
+
+class Raise(Callback):
+    """Let every reply of iteration ``k`` earn ``k / 4``."""
+
+    def on_train_start(self, trainer: Any, *_: Any) -> None:
+        (environment,) = trainer.datamodule.environments.values()
+        environment.reward = trainer.datamodule.stream.iteration / 4
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        self.on_train_start(trainer)
+
+
+@pytest.mark.parametrize("options", [{}, {"rounds": RoundOptions(3, 2)}, {"processes": 1}])
+@pytest.mark.long_after(1)
+def test_a_changed_attribute_of_an_environment_counts_from_the_next_rollout_on(
+    options: dict[str, Any], model_folder: Path, echo: Any, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    def rewards(trainer: Any) -> dict[int, set[float]]:
+        found: dict[int, set[float]] = {}
+        for episode in read_episodes(Path(trainer.default_root_dir) / "episodes"):
+            found.setdefault(episode.iteration, set()).add(episode.reward)
+        return found
+
+    def parts() -> tuple[GRPO, RolloutDataModule]:
+        return make(model_folder, echo(), minibatches=2, **options)
+
+    kept = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
+    whole = quiet_trainer(callbacks=[Raise(), kept], enable_checkpointing=True, default_root_dir=tmp_path / "whole")
+    whole.fit(*parts())
+    assert rewards(whole) == {0: {0.0}, 1: {0.25}, 2: {0.5}}
+    resumed = quiet_trainer(callbacks=[Raise()], default_root_dir=tmp_path / "resumed")
+    resumed.fit(*parts(), ckpt_path=tmp_path / "step=3.ckpt")  # in the middle of iteration 1
+    assert rewards(resumed) == {2: {0.5}}
+
+
+def test_a_changed_collection_of_a_wrapped_environment_is_a_change(model_folder: Path, echo: Any) -> None:
+    class Wrapper(echo):  # type: ignore[misc,valid-type]
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.weights, self._rows = echo(), {"digits": 1.0}, None
+
+    environment = Wrapper()
+    before = parts_of(environment)
+    environment.inner.reward = 0.5
+    environment.weights["digits"] = 0.5
+    environment._rows = []  # read when they are first needed
+    now = parts_of(environment)
+    assert [(old, new) for old, new in zip(before, now, strict=True) if old is not new] == [(None, 0.5), (1.0, 0.5)]
+
+
+def test_a_change_that_could_not_hold_for_a_whole_rollout_is_refused(
+    model_folder: Path, echo: Any, quiet_trainer: Any
+) -> None:
+    with pytest.raises(ConfigurationError, match=r"'echo' has changed while data\.mode async plays"):
+        quiet_trainer(callbacks=[Raise()]).fit(*make(model_folder, echo(), mode="async"))
+
+
+@pytest.mark.parametrize("name", ["sampling", "environments"])
+def test_what_the_players_were_made_with_cannot_be_set(name: str, model_folder: Path, echo: Any) -> None:
+    _, data = make(model_folder, echo())
+    with pytest.raises(ConfigurationError, match=rf"data\.{name} cannot change once the data module is made"):
+        setattr(data, name, None)
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        data.environments["echo"] = echo()  # type: ignore[index]
 
 
 def test_another_algorithm_begins_with_the_first_rollout(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:
@@ -342,6 +407,21 @@ def test_a_group_of_one_is_refused_before_the_model_loads(model_folder: Path, ec
     with pytest.raises(ConfigurationError, match="group_size is 1"):
         quiet_trainer().fit(algorithm, data)
     assert algorithm.policy("main").model is None
+
+
+def test_a_validation_after_more_micro_batches_than_an_epoch_has_is_refused(
+    model_folder: Path, echo: Any, quiet_trainer: Any
+) -> None:
+    algorithm, data = make(model_folder, echo(), minibatches=2, validation_episodes=2)  # 3 iterations of 2 updates
+    options: dict[str, Any] = {"limit_val_batches": 1.0, "accumulate_grad_batches": 2}
+    for limit, batches in ((1.0, 12), (5, 5), (0.5, 6)):
+        trainer = quiet_trainer(val_check_interval=batches + 1, limit_train_batches=limit, **options)
+        fault = rf"trainer\.val_check_interval is {batches + 1} micro-batches, but an epoch has {batches} \(data\.iter"
+        with pytest.raises(ConfigurationError, match=fault):
+            data.check(algorithm, trainer)
+        data.check(algorithm, quiet_trainer(val_check_interval=batches, limit_train_batches=limit, **options))
+    for allowed in ({"limit_val_batches": 0}, {"check_val_every_n_epoch": None}):
+        data.check(algorithm, quiet_trainer(val_check_interval=13, **{**options, **allowed}))
 
 
 def test_groups_that_cannot_be_shared_evenly_are_refused(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:

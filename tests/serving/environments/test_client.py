@@ -23,6 +23,7 @@ from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, RemoteE
 from mrlm_pl.serving import RemoteEnvironment
 from mrlm_pl.serving.environments import client
 from mrlm_pl.serving.transport import environment_pb2 as pb
+from mrlm_pl.serving.transport.addresses import warn_of_difference
 from mrlm_pl.serving.transport.connection import Connection
 from tests.support.servers.environment_servers import TASK, Scripted, Served, eventually, offer, step_request
 from tests.support.servers.ports import nowhere
@@ -268,7 +269,8 @@ def test_a_forked_process_does_not_end_its_parents_sessions(served: Served) -> N
 
 
 def test_servers_with_other_settings_are_named_once(serve: Server, caplog: pytest.LogCaptureFixture) -> None:
-    first, second, other = (serve(offer=offer(settings={"scripted": text})) for text in ("a", "a", "b"))
+    hashes = ("size=a low=c", "size=a low=c", "size=b low=c")
+    first, second, other = (serve(offer=offer(settings={"scripted": text})) for text in hashes)
     alike, older = remote(first, second), remote(first, serve())  # which sends no hash
     for _ in range(2):
         begun(alike).close()
@@ -280,7 +282,16 @@ def test_servers_with_other_settings_are_named_once(serve: Server, caplog: pytes
     (told,) = [message for message in caplog.messages if "other settings" in message]
     places = {second.target, other.target}
     assert {word for word in told.replace(": ", " ").split() if word in places} == places
-    assert "hosts environment 'scripted' with other settings than" in told
+    assert "hosts environment 'scripted' with other settings (size) than" in told
+
+
+def test_a_server_that_starts_again_with_other_settings_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    for value in ("high=a low=c", "low=d high=a top=e"):
+        warn_of_difference(
+            "guess", "1.2.3.4:50051", value, "hosts environment 'guess' with other settings ({changed}) than"
+        )
+    (told,) = caplog.messages
+    assert told.startswith("1.2.3.4:50051 hosts environment 'guess' with other settings (low, top) than before: ")
 
 
 def test_a_cancelled_reset_at_a_server_that_is_gone_logs_no_traceback(

@@ -166,6 +166,7 @@ class Players:
                 "are; set `own_weights: true` of InProcessEngine, or leave data.engine out"
             )
         self.environments, self._options = dict(environments), dict(options)
+        self._parts: dict[str, list[Any]] = {}  # of each environment, when episodes last began
         self.configured_engine, self._own_weights = engine, own_weights
         self.check_engine: Callable[[Engine], None] | None = None
         self._own: InProcessEngine | None = None
@@ -191,7 +192,12 @@ class Players:
 
     @contextmanager
     def published(self) -> Iterator[None]:
-        """Load the current weights into the engine; within the context they are whole. All ranks enter together."""
+        """Load the current weights into the engine; within the context they are whole. All ranks enter together.
+
+        Raises:
+            ConfigurationError: an environment has changed while episodes are playing.
+        """
+        self._renew_environments()
         learner = self.learner
         was_training = learner.training
         learner.train(False)
@@ -240,6 +246,21 @@ class Players:
         with ended_by_sigterm(self.learner.trainer), self.published():
             return player.play_blocking(specs)
 
+    def _renew_environments(self) -> None:
+        """Let the episodes that begin now play in the environments as they are now."""
+        for name, environment in self.environments.items():
+            now = parts_of(environment)
+            before, self._parts[name] = self._parts.get(name, now), now
+            if len(before) == len(now) and all(map(_alike, before, now)):
+                continue
+            if self._own_weights:
+                raise ConfigurationError(
+                    f"environment {name!r} has changed while data.mode async plays episodes in it, some of which began "
+                    "before; use `--data.mode sync`, or change it in `on_train_start` alone"
+                )
+            for player in self._players.values():
+                player.renew(name, environment)
+
     def _seat(self, agent: str, sampling: Sampling, crossed: bool) -> Seat:
         name = self.learner.seat(agent)
         policy = self.learner.policy(name)
@@ -249,7 +270,7 @@ class Players:
     def close(self) -> None:
         """Close the players and the engines that were made here; may be called twice."""
         players, engine, routed = self._players, self._own, self._routed
-        self._players, self._own, self._routed = {}, None, None
+        self._players, self._own, self._routed, self._parts = {}, None, None, {}
         with ExitStack() as stack:
             if engine is not None:
                 stack.callback(engine.close)
@@ -259,3 +280,32 @@ class Players:
                 stack.callback(self.stale.close)
             for player in players.values():
                 stack.callback(player.close)
+
+
+def parts_of(environment: Environment, above: Sequence[Environment] = ()) -> list[Any]:
+    """Return the public attributes of an environment, and of those that it wraps, each with its name and its members.
+
+    Args:
+        environment: environment with the attributes.
+        above: environments that wrap it.
+
+    >>> from mrlm_pl.environment import QuestionEnvironment
+    >>> parts = parts_of(QuestionEnvironment([{"q": "1+1"}], "{q}", rewards=[len], success_at=2.0))
+    >>> parts[parts.index("success_at") + 1]
+    2.0
+    """
+    parts: list[Any] = []
+    for name, value in vars(environment).items():
+        if name.startswith("_"):  # such as data that are read when they are first needed
+            continue
+        members = [*value, *value.values()] if isinstance(value, dict) else value
+        parts += [name, value, *(members if isinstance(members, (list, tuple, set)) else ())]
+        if isinstance(value, Environment) and value not in above:
+            parts += parts_of(value, [*above, environment])
+    return parts
+
+
+def _alike(before: Any, now: Any) -> bool:
+    """Return whether two parts are the same object, or equal numbers or texts."""
+    plain = type(before) is type(now) and isinstance(now, (bool, int, float, str))
+    return before is now or (plain and bool(before == now))
