@@ -8,8 +8,11 @@ and in any order. So runs are reproducible and resumable without saved generator
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import random
+
+logger = logging.getLogger(__name__)
 
 
 def derive_seed(*key: str | int) -> int:
@@ -47,5 +50,9 @@ def keyed_random(*key: str | int) -> random.Random:
 
 
 def run_seed(given: int | None) -> int:
-    """Return a run's seed: the given one, else that of ``lightning.seed_everything``, else 0."""
-    return int(os.environ.get("PL_GLOBAL_SEED", 0)) if given is None else given
+    """Return the given seed of a run, else 0, with a warning where ``lightning.seed_everything`` has set another."""
+    everything = os.environ.get("PL_GLOBAL_SEED", "0")
+    if given is None and everything != "0":
+        text = "lightning.seed_everything does not seed the data: their seed is 0; give the data module seed=%s"
+        logger.warning(text, everything)
+    return given or 0

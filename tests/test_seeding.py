@@ -44,7 +44,13 @@ def test_generators_are_independent_of_the_global_one() -> None:
     assert random.getstate() == before
 
 
-def test_a_run_has_the_given_seed_or_that_of_lightning() -> None:
+def test_a_script_that_seeds_lightning_alone_is_told_of_the_data_module(caplog: pytest.LogCaptureFixture) -> None:
     assert run_seed(None) == 0
+    seed_everything(0, verbose=False)
+    assert (run_seed(None), run_seed(3)) == (0, 3)
+    assert not caplog.records
     seed_everything(7, verbose=False)
-    assert (run_seed(None), run_seed(0), run_seed(3)) == (7, 0, 3)
+    assert (run_seed(5), run_seed(0)) == (5, 0)
+    assert not caplog.records
+    assert run_seed(None) == 0
+    assert "give the data module seed=7" in caplog.text

@@ -48,8 +48,7 @@ class AnswerDataModule(ReferencedDataModule):
         batch_size: number of answers in a batch, on each rank.
         max_tokens: longest conversation in tokens; longer ones are left out and counted. None is the model's context
             window.
-        seed: seed of the shuffling; None is that of ``lightning.seed_everything`` or of the command's
-            ``--seed_everything``, else 0.
+        seed: seed of the shuffling; None is 0. The command passes ``--seed_everything``.
 
     Raises:
         DataError: a file is missing, a row lacks a field or has a label outside [0, 1], or all answers of a file are of

@@ -44,8 +44,7 @@ class FixedDataModule(ChecksArguments, LightningDataModule, ABC):
         batch_size: number of examples in a batch, on each rank.
         max_tokens: longest row in tokens; examples with a longer one are left out and counted. None is the context
             window of the row's policy.
-        seed: seed of the shuffling; None is that of ``lightning.seed_everything`` or of the command's
-            ``--seed_everything``, else 0.
+        seed: seed of the shuffling; None is 0. The command passes ``--seed_everything``.
 
     Attributes:
         examples: tokenized examples by split.

@@ -42,8 +42,7 @@ class TrajectoryDataModule(FixedDataModule):
         batch_size: number of rows in a batch, on each rank.
         max_tokens: longest row in tokens; longer ones are left out and counted. None is the model's context window.
         filter_reward: lowest reward of the episodes to train on; None keeps all episodes.
-        seed: seed of the shuffling; None is that of ``lightning.seed_everything`` or of the command's
-            ``--seed_everything``, else 0.
+        seed: seed of the shuffling; None is 0. The command passes ``--seed_everything``.
 
     Raises:
         DataError: a file is missing, or a row lacks its fields or an assistant message, has calls without a name, or a

@@ -66,8 +66,7 @@ class PreferenceDataModule(ReferencedDataModule):
         max_tokens: longest row in tokens; pairs with a longer one are left out and counted. None is the model's context
             window.
         reward_gap: difference of the rewards that a pair from episodes must exceed.
-        seed: seed of the shuffling; None is that of ``lightning.seed_everything`` or of the command's
-            ``--seed_everything``, else 0.
+        seed: seed of the shuffling; None is 0. The command passes ``--seed_everything``.
 
     Raises:
         DataError: a file is missing, a row lacks its fields, or episodes give no pair.

@@ -102,8 +102,7 @@ class RolloutDataModule(ChecksArguments, LightningDataModule):
         async_options: options of ``async`` mode; see :class:`AsyncOptions`.
         cross_policy: division of turns between the policies and stale snapshots of them; see
             :class:`~mrlm_pl.rollout.cross_policy.CrossPolicy`. None and a ``share`` of 0 have no snapshots.
-        seed: seed of tasks, sampling and shuffling; None is that of ``lightning.seed_everything`` or of the command's
-            ``--seed_everything``, else 0.
+        seed: seed of tasks, sampling and shuffling; None is 0. The command passes ``--seed_everything``.
 
     Raises:
         ConfigurationError: a number is out of range, or two environments share a name.

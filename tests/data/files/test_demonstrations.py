@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import seed_everything
 from lightning.pytorch.callbacks import Callback
 
 from mrlm_pl.algorithms import GRPO, SFT
@@ -42,16 +41,6 @@ def test_a_chat_trains_on_the_assistants_words_and_the_end_token() -> None:
     assert TOKENIZER.decode(row.token_ids) == "<|user|>2+2?<|end|><|assistant|>4<|end|>"
     trained = [token for token, action in zip(row.token_ids, row.action_mask, strict=True) if action]
     assert TOKENIZER.decode(trained) == "4<|end|>"
-
-
-def test_a_script_seeds_the_order_of_its_data(tmp_path: Path) -> None:
-    file = write(tmp_path / "chats.jsonl", [chat("2+2?", "4")])
-    seed_everything(7, verbose=False)
-    assert (TrajectoryDataModule(file).seed, TrajectoryDataModule(file, seed=0).seed) == (7, 0)
-    assert (
-        PreferenceDataModule(write(tmp_path / "pairs.jsonl", [{"prompt": "a", "chosen": "b", "rejected": "c"}])).seed
-        == 7
-    )
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Callback, seed_everything
+from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from mrlm_pl.algorithms import GRPO, MADPO
@@ -150,14 +150,12 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(
     model_folder: Path, echo: Any, quiet_trainer: Any
 ) -> None:
     prints = []
-    for seed in (0, 0, 1, None):
-        seed_everything(1, verbose=False)  # a script's seed, where the data have none
+    for seed in (0, 0, 1):
         algorithm, data = make(model_folder, echo(), seed=seed)
         quiet_trainer().fit(algorithm, data)
         prints.append(fingerprint(algorithm))
     assert prints[0] == prints[1]
     assert prints[0] != prints[2]
-    assert prints[2] == prints[3]
 
 
 @pytest.mark.parametrize("rounds", [None, RoundOptions(3, 2)])
