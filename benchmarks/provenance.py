@@ -6,6 +6,7 @@ import datetime
 import os
 import platform
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -52,6 +53,8 @@ def provenance(
 def commit() -> str:
     """Return the short hash of the present commit, with a ``+`` if files differ from it; empty outside of git."""
     command = ["git", "describe", "--always", "--exclude=*", "--dirty=+"]
+    if shutil.which("git") is None:
+        return ""
     return subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True).stdout.strip()
 
 

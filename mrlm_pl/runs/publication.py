@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,9 @@ _FOLDERS = re.compile(r"(?<![^\s'\"=:,;(\[{])(?:~[^\s/'\"]*/|/[^\s/'\":]+/)(?:[^
 
 
 def export(model: str | Path, output: str | Path) -> list[Path]:
-    """Write the trained policies of a checkpoint or an unfinished run, and return their Hugging Face folders.
+    """Write the trained policies of a checkpoint or run, and return their Hugging Face folders.
+
+    Critics with weights of their own are not among them.
 
     Args:
         model: ``RUN/checkpoints/NAME.ckpt``, a run folder, or a model that is copied.
@@ -46,7 +49,7 @@ def export(model: str | Path, output: str | Path) -> list[Path]:
     Raises:
         ConfigurationError: there is no such model, or a folder exists or cannot be written.
     """
-    from mrlm_pl.runs.seated_model import loaded_policies, read_model
+    from mrlm_pl.runs.seated_model import loaded_policy, read_model
 
     policies = read_model(model, weights=True)[1].policies
     trained = {name: settings for name, settings in policies.items() if SAVED in settings} or policies
@@ -56,9 +59,13 @@ def export(model: str | Path, output: str | Path) -> list[Path]:
             raise ConfigurationError(f"output: {str(folder)!r} exists; name another folder, or remove it")
         with writing("output", folder):
             check_writable(folder)
-    for name, policy in loaded_policies(trained, "cpu").items():
+    for name, settings in trained.items():
+        exported = "" if SAVED in settings else settings.get("model", "")
         with writing("output", folders[name]), replacing(folders[name]) as draft:
-            policy.save_pretrained(draft)
+            if exported and Path(exported).is_dir():
+                shutil.copytree(exported, draft)  # with all of its files, such as an adapter
+            else:
+                loaded_policy(settings, "cpu", name).save_pretrained(draft)
     return list(folders.values())
 
 

@@ -88,6 +88,28 @@ def test_the_trained_policies_of_a_checkpoint_are_exported(mrlm: Callable[..., A
     assert seeds(loaded_policies({name: {"model": f"best/{name}"} for name in SAVED}, "cpu")) == SAVED
     status, _, message = mrlm(*exporting)
     assert (status, "output: 'best/first' exists; name another folder" in message) == (2, True)
+    assert mrlm("export", "best/first", "--output", "copy")[:2] == (0, "copy/main\n")
+    assert seeds(loaded_policies({"first": {"model": "copy/main"}}, "cpu")) == {"first": 11}
+
+
+def test_a_value_head_is_exported_with_its_policy(mrlm: Callable[..., Any]) -> None:
+    write_run(RUN, POLICIES)
+    write_checkpoint(RUN, SAVED, 100)
+    checkpoint = torch.load("run/checkpoints/last.ckpt")
+    policy = Policy()
+    policy.load()
+    policy.add_value_head()
+    assert policy.value_head is not None
+    head = {f"policies.first.value_head.{key}": value + 0.5 for key, value in policy.value_head.state_dict().items()}
+    torch.save({**checkpoint, "state_dict": checkpoint["state_dict"] | head}, "run/checkpoints/last.ckpt")
+    assert mrlm("export", "run", "--output", "best")[0] == 0
+    read = Policy("best/first")
+    read.load()
+    read.add_value_head()
+    assert read.value_head is not None
+    for key, value in read.value_head.state_dict().items():
+        torch.testing.assert_close(value, head[f"policies.first.value_head.{key}"])
+    assert not Path("best/second/value_head.safetensors").exists()
 
 
 @pytest.mark.long

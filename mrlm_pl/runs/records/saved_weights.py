@@ -54,7 +54,7 @@ class SavedWeights:
 
     @torch.no_grad()
     def read(self, policy: Policy, name: str) -> None:
-        """Read the trained weights of a policy.
+        """Read the trained weights of a policy, and its value head, if it has been trained with one.
 
         Args:
             policy: policy with the weights from before the training.
@@ -63,10 +63,12 @@ class SavedWeights:
         Raises:
             PolicyError: the checkpoint cannot be read, has no weights of this shape, or is sharded and was replaced.
         """
+        opened = self._opened
+        if any(key.startswith(f"policies.{name}.value_head.") for key in opened.shapes):
+            policy.add_value_head()
         weights = {
             f"policies.{name}.{key}": weight for key, weight in policy.state_dict().items() if policy.is_saved(key)
         }
-        opened = self._opened
         for key, weight in weights.items():
             if opened.shapes.get(key) != weight.shape:
                 fault = f"checkpoint {str(self)!r} has no weights {key!r} of shape {list(weight.shape)}"
