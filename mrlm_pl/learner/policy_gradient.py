@@ -27,7 +27,15 @@ from mrlm_pl.learner.credit.filters import (
     whiten_rows,
     with_greedy,
 )
-from mrlm_pl.learner.credit.returns import BASELINES, Batches, CreditParts, check_advantages, check_takes, equal_returns
+from mrlm_pl.learner.credit.returns import (
+    BASELINES,
+    Batches,
+    CreditParts,
+    EpisodeCredit,
+    check_advantages,
+    check_takes,
+    equal_returns,
+)
 from mrlm_pl.learner.entropy import EntropyBonus
 from mrlm_pl.learner.metrics import check_token_losses
 from mrlm_pl.learner.optimization import Optimization
@@ -239,6 +247,12 @@ class PolicyGradient(Algorithm):
         if not (overrides or self.unit.has_rule or self.advantage or self.uses_greedy_baseline):
             raise ConfigurationError(_NO_RULE.format(type(self).__name__))
         if not self._overrides("credit"):  # another one may call them otherwise
+            rules = [name for name in ("advantages", "with_baselines") if self._overrides(name)]
+            if rules and type(self.unit).credit is not EpisodeCredit.credit:
+                fault = f"{type(self).__name__} has {' and '.join(rules)}, which {type(self.unit).__name__} never calls"
+                raise ConfigurationError(
+                    f"{fault}; set `self.unit` in the constructor, as to mrlm_pl.learner.credit.returns.EpisodeCredit()"
+                )
             if self.advantage is not None and not self._overrides("advantages"):
                 check_takes(self.advantage, "rewards", "groups")
             check_takes(self.advantages, "returns")

@@ -224,6 +224,15 @@ def test_returns_with_baselines_are_a_rule_and_those_without_are_refused(model_f
         NoBaseline({"main": str(model_folder)})._with_advantages(two_returns())
 
 
+def test_a_rule_that_the_unit_of_credit_never_calls_is_refused() -> None:
+    class Centered(PPO):
+        def advantages(self, returns: Any) -> Tensor:
+            return returns.reward - returns.reward.mean()
+
+    with pytest.raises(ConfigurationError, match=r"Centered has advantages, which TokenCredit never calls; set `self"):
+        Centered()._check_credit()
+
+
 def test_an_unknown_reduction_is_refused_before_a_rollout(model_folder: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"reduction is 'mean'; did you mean 'token_mean'\? Choose from "):
         PPO({"main": str(model_folder)}, reduction="mean")  # type: ignore[arg-type]

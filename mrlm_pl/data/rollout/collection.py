@@ -266,7 +266,10 @@ class RolloutCollection:
             judged = [episode for episode in (*episodes, *collected.replaced) if not episode.failed]
             outcomes = outcome_sums(judged, path_weights(judged), judging, by_task=True)
             played = dict.fromkeys(episode.task.environment for episode in judged)
-            measured.successes = {name: outcomes.get(f"rollout/{name}/success", (0.0, 0.0)) for name in played}
+            measured.successes = {  # one that does not judge may have a metric of this name
+                name: outcomes.get(f"rollout/{name}/success", (0.0, 0.0)) if name in judging else (0.0, 0.0)
+                for name in played
+            }
             if plan.resample_rounds:
                 measured.means["rollout/reward_of_all_groups"] = outcomes["rollout/reward"]
         return measured
