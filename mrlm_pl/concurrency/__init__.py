@@ -8,8 +8,10 @@
     Plays episodes: one coroutine per rollout (lockstep waves) or per episode (asynchronous mode). It never blocks: it
     passes sampling to a compute queue, environments that block to workers, and awaits connections and ``async``
     environments itself. Each player has its own; the players of an asynchronous collector share one.
+    :func:`~.event_loop.shared_loop` is one of the process, for the user's ``async`` programs and reward functions, so
+    that a client which they share lives on; the gateway has its own, so that no program blocks it.
 ``mrlm-event-loop-watch``
-    Checks that a loop is not blocked, and names the blocking line.
+    Checks that the shared loop, or an asynchronous collector's, is not blocked, and names the blocking line.
 ``environment-worker`` (:class:`~.calls.Workers`)
     Calls environments that block, each within a deadline; a thread whose call is late is abandoned and replaced. A
     player has ``data.workers`` of them, ``mrlm serve`` its ``--threads``.

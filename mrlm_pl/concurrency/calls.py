@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import math
 import threading
 import time
@@ -12,9 +13,13 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial, wraps
 from typing import Any, TypeVar
 
+from mrlm_pl.concurrency.event_loop import shared_loop
+
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
 WATCH_SECONDS = 0.1
 """Seconds between two checks of the deadlines."""
@@ -235,17 +240,27 @@ async def _time_on_loop(call: Callable[[], Awaitable[Any]]) -> CallResult:
 
 
 async def _await_call(call: Callable[[], Awaitable[Any]], timeout: float) -> CallResult:
+    """Return the result of an ``async`` call, whatever it raises; one that is late or cancelled is cancelled.
+
+    It has a little time to end, and a warning names it if it does not.
+    """
     task = asyncio.ensure_future(_time_on_loop(call))
     try:
         # Not wait_for: its TimeoutError looks like one of the environment.
         if await wait_awake([task], timeout):
             return task.result()
-        task.cancel()
-        await asyncio.wait([task], timeout=CANCEL_SECONDS)
-        return _late(timeout)
     except asyncio.CancelledError:
-        task.cancel()
+        await _end(task, call)
         raise
+    await _end(task, call)
+    return _late(timeout)
+
+
+async def _end(task: asyncio.Task[CallResult], call: Callable[[], Any]) -> None:
+    task.cancel()
+    if not (await asyncio.wait([task], timeout=CANCEL_SECONDS))[0]:
+        name = getattr(getattr(call, "func", call), "__qualname__", "a function")  # a partial has `func`
+        logger.warning("%s was cancelled and has not ended within %g s; it runs on", name, CANCEL_SECONDS)
 
 
 async def wait_awake(futures: Sequence[asyncio.Future[Any]], seconds: float) -> bool:
@@ -256,6 +271,24 @@ async def wait_awake(futures: Sequence[asyncio.Future[Any]], seconds: float) -> 
             return True
         seconds -= step  # and not more, where the process was suspended meanwhile
     return False
+
+
+async def call_function(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return the value of a user's function: a plain one runs in a daemon thread, an ``async`` one on the shared loop.
+
+    Raises:
+        RolloutError: a function blocks the loop.
+    """
+    call = partial(function, *arguments)
+    try:
+        value = call() if inspect.iscoroutinefunction(function) else await asyncio.wrap_future(in_daemon(call))
+    except asyncio.CancelledError:
+        logger.warning("%s was cancelled and runs on in its thread", getattr(function, "__qualname__", function))
+        raise
+    if inspect.isawaitable(value):
+        playing = shared_loop().submit_watched(_await_call(wraps(function)(lambda: value), math.inf))
+        value = (await asyncio.wrap_future(playing)).value_or_raise()
+    return value
 
 
 def in_daemon(function: Callable[[], T]) -> Future[T]:
@@ -311,12 +344,6 @@ class EnvironmentCaller:
             error = f"the environment did not answer within {self.timeout} s; raise `step_timeout` or fix it"
             return CallResult(None, TimeoutError(error), self.timeout)
         return result
-
-
-def mark_read(done: asyncio.Future[Any]) -> None:
-    """Read the error of a future whose caller may be gone; asyncio logs an error that is not read."""
-    if not done.cancelled():
-        done.exception()
 
 
 async def together(coroutines: Iterable[Awaitable[T]]) -> list[T]:

@@ -7,17 +7,21 @@ one.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import logging
+import math
 import sys
+import sysconfig
 import threading
-from collections.abc import Callable, Coroutine
+import time
+import traceback
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from mrlm_pl.concurrency.calls import mark_read
 from mrlm_pl.errors import RolloutError
 
 T = TypeVar("T")
@@ -32,6 +36,13 @@ _LOOK_SECONDS = 1.0
 _STALL_SECONDS = 5.0
 """A loop that stands still for this long is a warning: one coroutine blocks all others."""
 
+_LIBRARIES = ("<frozen", *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
+
+_ADVICE = (
+    "it stops all `async` functions: await slow work, as with an async client or asyncio.to_thread, or write a plain "
+    "function (`def`), which has a thread of its own"
+)
+
 END_SECONDS = 10.0
 """Longest wait for cancelled coroutines at the end of a run."""
 
@@ -39,15 +50,25 @@ END_SECONDS = 10.0
 class EventLoopThread:
     """A running event loop; the thread is a daemon.
 
+    Args:
+        patience: seconds for which the loop may stand still before its watched coroutines fail.
+        advice: end of the warning and of the error; with it a thread watches the loop, because a blocking call stops
+            all its deadlines.
+
     Attributes:
         closed: True after :meth:`close`.
+        stuck: True after it has stood still for longer than its patience.
     """
 
-    def __init__(self) -> None:
-        self._loop, self.closed, self._stall_warned = asyncio.new_event_loop(), False, False
-        self._stopping = False
+    def __init__(self, patience: float = math.inf, advice: str = "") -> None:
+        self._loop, self.closed, self.stuck = asyncio.new_event_loop(), False, False
+        self._loop.set_exception_handler(_log_unread)
+        self._patience, self._advice, self._stopping = patience, advice, False
+        self._watched: dict[Future[Any], Future[Any]] = {}
         self._thread = threading.Thread(target=self._run, name="mrlm-event-loop", daemon=True)
         self._thread.start()
+        if advice:
+            threading.Thread(target=self._watch, name="mrlm-event-loop-watch", daemon=True).start()
 
     def _run(self) -> None:
         while not self._stopping:
@@ -59,74 +80,47 @@ class EventLoopThread:
         """Run a coroutine on the loop and return its future; cancelling it cancels the coroutine."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
-    def run(self, play: Callable[[], Coroutine[Any, Any, T]], wait: Callable[[Callable[[], Future[T]]], T]) -> T:
-        """Return the result of a coroutine on the loop, which is cancelled if the wait is interrupted.
-
-        Args:
-            play: makes the coroutine.
-            wait: starts it by a call of its argument, and returns the result of the future.
-        """
-        started: list[Future[T]] = []
-
-        def start() -> Future[T]:
-            started.append(self.submit(play()))
-            return started[0]
-
-        try:
-            return wait(start)
-        finally:
-            for running in started:
-                running.cancel()  # does nothing to one that is done
-
-    def submit_watched(self, coroutine: Coroutine[Any, Any, T], seconds: float, advice: str) -> Future[T]:
-        """Like :meth:`submit`; the future fails with a ``RolloutError`` if the loop stands still for ``seconds``.
-
-        A thread watches the loop, because a blocking call stops all its deadlines.
-
-        Args:
-            seconds: longest stall of the loop.
-            advice: end of the error's message.
-        """
+    def submit_watched(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Like :meth:`submit`; the future fails with a ``RolloutError`` if the loop is stuck."""
         running, watched = self.submit(coroutine), Future[T]()
 
         def finish(done: Future[T]) -> None:
-            with suppress(InvalidStateError):  # it has failed already
+            with suppress(InvalidStateError):  # it has failed or was cancelled
                 try:
                     watched.set_result(done.result())
                 except BaseException as error:  # the future raises it
                     watched.set_exception(error)
 
-        def watch() -> None:
-            while not wait([watched], _LOOK_SECONDS).done:
-                turned = threading.Event()
-                self._loop.call_soon_threadsafe(turned.set)
-                if turned.wait(min(seconds, _STALL_SECONDS)):
-                    continue
-                if not self._stall_warned and not watched.done():
-                    self._stall_warned = True
-                    logger.warning(
-                        "the event loop has stood still for %g s %s; it stops all episodes: await slow work "
-                        "(asyncio.sleep in place of time.sleep)",
-                        _STALL_SECONDS,
-                        self._place(),
-                    )
-                if not turned.wait(max(0.0, seconds - _STALL_SECONDS)) and not watched.done():
-                    with suppress(InvalidStateError):
-                        watched.set_exception(
-                            RolloutError(f"the event loop has stood still for {seconds:g} s {self._place()}; {advice}")
-                        )
-                    return
-
+        self._watched[watched] = running
+        watched.add_done_callback(lambda done: self._watched.pop(done).cancel())
         running.add_done_callback(finish)
-        threading.Thread(target=watch, name="mrlm-event-loop-watch", daemon=True).start()
         return watched
+
+    def _watch(self) -> None:
+        """Warn of a loop that stands still, and fail the watched coroutines after its patience."""
+        warned = False
+        while not self.closed:
+            turned, stood = threading.Event(), 0.0
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(turned.set)
+            # Counted, not read from a clock: a process that is suspended does not stand still.
+            while self._watched and not turned.wait(_LOOK_SECONDS) and not self.closed:
+                stood += _LOOK_SECONDS
+                fault = f"the event loop has stood still for {stood:g} s {self._place()}; {self._advice}"
+                if stood >= _STALL_SECONDS and not warned:
+                    warned = True
+                    logger.warning(fault)
+                if stood >= self._patience:
+                    self.stuck = True
+                    for watched in list(self._watched):
+                        with suppress(InvalidStateError):  # it is done
+                            watched.set_exception(RolloutError(fault))
+            time.sleep(_LOOK_SECONDS)
 
     def _place(self) -> str:
         """Return the place in the code that the loop's thread runs."""
         frame = sys._current_frames().get(self._thread.ident or 0)
-        if frame is None:
-            return "(its thread has ended)"
-        return f"in {frame.f_code.co_name} ({frame.f_code.co_filename}:{frame.f_lineno})"
+        return _place_of(traceback.extract_stack(frame)) if frame else "(its thread has ended)"
 
     def cancel_all(self) -> None:
         """Cancel all coroutines and wait for their end; warn of those that continue."""
@@ -143,14 +137,53 @@ class EventLoopThread:
             return
         self.closed = True
         self.cancel_all()
-        self._loop.call_soon_threadsafe(self._stop)
+        self._stopping = True
+        self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(END_SECONDS)
         if not self._thread.is_alive():
             self._loop.close()
 
-    def _stop(self) -> None:
-        self._stopping = True
-        self._loop.stop()
+
+STUCK_SECONDS = 30.0
+"""Longest time for which a user's ``async`` function may block the event loop that all share."""
+
+_shared: EventLoopThread | None = None
+_sharing = threading.Lock()
+
+
+def shared_loop() -> EventLoopThread:
+    """Return the event loop of the user's ``async`` functions, which lives until the process ends.
+
+    A client that they share belongs to the loop in which it connects. A loop that is stuck is replaced.
+    """
+    global _shared
+    with _sharing:
+        if _shared is None or _shared.stuck:
+            if _shared is not None:
+                threading.Thread(target=_shared.close, daemon=True).start()  # it may wait for long
+            _shared = EventLoopThread(STUCK_SECONDS, _ADVICE)
+            atexit.register(_leave, _shared)
+        return _shared
+
+
+def _leave(loop: EventLoopThread) -> None:
+    """Close a loop at the end of the process, unless something blocks it."""
+    if not loop.closed and wait([loop.submit(asyncio.sleep(0))], _LOOK_SECONDS).done:
+        loop.close()
+
+
+def _log_unread(loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
+    """Log an error that no caller reads, such as one of a task that was left behind, as one line."""
+    error = context.get("exception")
+    fault = f": {type(error).__name__}: {error} {_place_of(traceback.extract_tb(error.__traceback__))}" if error else ""
+    logger.warning("in an event loop: %s%s", context["message"], fault)
+
+
+def _place_of(stack: traceback.StackSummary) -> str:
+    """Return the innermost place of a stack, and the innermost one outside of libraries."""
+    own = [entry for entry in stack if not entry.filename.startswith(_LIBRARIES)]
+    places = [f"{entry.name} ({entry.filename}:{entry.lineno})" for entry in (*stack[-1:], *own[-1:])]
+    return "in " + ", called in ".join(dict.fromkeys(places))
 
 
 async def _cancel_others() -> list[str]:
@@ -158,19 +191,27 @@ async def _cancel_others() -> list[str]:
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()
+        task.add_done_callback(mark_read)
     if not tasks:
         return []
-    ended, running = await asyncio.wait(tasks, timeout=END_SECONDS)
-    for task in ended:
-        mark_read(task)
+    _, running = await asyncio.wait(tasks, timeout=END_SECONDS)
     return sorted(str(getattr(task.get_coro(), "__qualname__", task)) for task in running)
 
 
+def mark_read(done: asyncio.Future[Any]) -> None:
+    """Read the error of a future whose caller may be gone; asyncio logs an error that is not read."""
+    if not done.cancelled():
+        done.exception()
+
+
 def result_of(future: Future[T]) -> T:
-    """Return a future's result; handlers of signals run while the main thread waits for it."""
-    while not wait((future,), _SIGNAL_SECONDS).done:
-        pass
-    return future.result()
+    """Return a future's result, or cancel it if the wait is interrupted: the main thread's handlers of signals run."""
+    try:
+        while not wait((future,), _SIGNAL_SECONDS).done:
+            pass
+        return future.result()
+    finally:
+        future.cancel()  # does nothing to one that is done
 
 
 def _next(queue: SimpleQueue[_Item | None]) -> _Item | None:
@@ -213,21 +254,23 @@ class ComputeQueue:
     def serve_during(self, start: Callable[[], Future[T]]) -> T:
         """Run submitted functions in the calling thread until the future of ``start`` is done; return its result.
 
-        The thread serves before ``start`` is called. A second thread in here waits without serving.
+        The thread serves before ``start`` is called. A second thread in here waits without serving. An interrupt
+        cancels the future.
         """
         queue: SimpleQueue[_Item | None] = SimpleQueue()
         with self._routing:
-            first = self._served is None
-            if first:
-                self._served = queue
+            self._served = self._served or queue
+            first = self._served is queue
         if not first:
             return result_of(start())
+        waited = Future[T]()
         try:
             waited = start()
             waited.add_done_callback(lambda _: queue.put(None))
             while (item := _next(queue)) is not None:
                 self._run_item(item)
         finally:
+            waited.cancel()  # does nothing to one that is done
             with self._routing:
                 self._served = None
                 while not queue.empty():

@@ -142,7 +142,7 @@ def call_with_deadline(method: Callable[..., Any], *arguments: Any) -> Any:
         timer = signal.setitimer(signal.ITIMER_REAL, CALL_SECONDS)
     try:
         value = method(*arguments)
-        return run_coroutine(value) if inspect.iscoroutine(value) else value
+        return _run_coroutine(value) if inspect.iscoroutine(value) else value
     except _DeadlinePassed as late:
         fault = f"{method.__qualname__} did not return within {CALL_SECONDS:g} s"
         raise DeadlineError(fault).with_traceback(late.__traceback__) from None
@@ -153,7 +153,7 @@ def call_with_deadline(method: Callable[..., Any], *arguments: Any) -> Any:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
 
-def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
+def _run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
     """Return the result of a coroutine, which runs on an event loop of its own."""
     loop = EventLoopThread()
     try:

@@ -114,9 +114,8 @@ class EpisodePlayer:
 
     def run_blocking(self, play: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Return the result of a coroutine on the player's loop, while the calling thread computes for the engine."""
-        if self._loop is None:
-            self._loop = EventLoopThread()
-        return self._loop.run(play, self.engine.compute_during)
+        loop = self._loop = self._loop or EventLoopThread()
+        return self.engine.compute_during(lambda: loop.submit(play()))
 
     async def play(self, specs: Sequence[EpisodeSpec]) -> list[Episode]:
         """Return one finished record per spec, in order; failures are records with ``error`` set."""

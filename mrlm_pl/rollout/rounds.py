@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from mrlm_pl.concurrency.calls import CallResult, EnvironmentCaller, mark_read
+from mrlm_pl.concurrency.calls import CallResult, EnvironmentCaller
+from mrlm_pl.concurrency.event_loop import mark_read
 from mrlm_pl.engines.base import Engine, EngineWrapper, Sample, SampleRequest
 from mrlm_pl.engines.local.continuous import ContinuousEngine
 from mrlm_pl.settings import Settings, at_least

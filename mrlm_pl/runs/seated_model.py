@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import torch
 from transformers.utils.logging import disable_progress_bar
@@ -16,7 +15,7 @@ from transformers.utils.logging import disable_progress_bar
 from mrlm_pl.engines import Engine, InProcessEngine
 from mrlm_pl.engines.base import Precision, Sampling
 from mrlm_pl.environment import DatasetTasks, Environment
-from mrlm_pl.environment.trial import run_coroutine
+from mrlm_pl.environment.trial import close
 from mrlm_pl.errors import ConfigurationError, did_you_mean, tell
 from mrlm_pl.evaluation.report import EvaluationReport
 from mrlm_pl.evaluation.summary import evaluation_specs, summarize
@@ -271,9 +270,7 @@ class SeatedModel:
 def close_environment(environment: Environment) -> None:
     """Close an environment, and warn of an error: the episodes are kept."""
     try:
-        closing = cast(Any, environment).close()
-        if inspect.iscoroutine(closing):
-            run_coroutine(closing)
+        close(environment)
     except Exception as error:  # an environment may raise anything
         logger.warning("closing the %r environment: %s: %s", environment.name, type(error).__name__, error)
 

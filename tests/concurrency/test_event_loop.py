@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
 from collections.abc import Callable
@@ -59,9 +60,9 @@ def test_a_coroutine_that_raises_an_interrupt_raises_it_in_the_caller_and_the_lo
     async def outer() -> None:
         await asyncio.gather(fail(), asyncio.sleep(0))
 
-    loop = EventLoopThread()
+    loop = EventLoopThread(60, "advice")
     play = outer() if inner else fail()
-    running = loop.submit_watched(play, 60, "") if watched else loop.submit(play)
+    running = loop.submit_watched(play) if watched else loop.submit(play)
     with pytest.raises(stop):
         running.result(10)
     assert loop.submit(asyncio.sleep(0, "alive")).result(10) == "alive"
@@ -107,9 +108,7 @@ def test_a_loop_that_somebody_blocks_is_told_of_once(monkeypatch: pytest.MonkeyP
     warned: list[str] = []
     monkeypatch.setattr("mrlm_pl.concurrency.event_loop._LOOK_SECONDS", 0.01)
     monkeypatch.setattr("mrlm_pl.concurrency.event_loop._STALL_SECONDS", 0.5)
-    monkeypatch.setattr(
-        "mrlm_pl.concurrency.event_loop.logger.warning", lambda text, *values: warned.append(text % values)
-    )
+    monkeypatch.setattr("mrlm_pl.concurrency.event_loop.logger.warning", warned.append)
 
     async def block() -> int:
         while not warned:
@@ -118,13 +117,31 @@ def test_a_loop_that_somebody_blocks_is_told_of_once(monkeypatch: pytest.MonkeyP
         time.sleep(1.0)
         return 3
 
-    loop = EventLoopThread()
+    loop = EventLoopThread(60.0, "advice")
     loop.submit(asyncio.sleep(0)).result()  # its thread runs
-    assert loop.submit_watched(block(), 60.0, "advice").result() == 3
+    assert loop.submit_watched(block()).result() == 3
     loop.close()
     [told] = warned
     assert "in block (" in told
-    assert "asyncio.sleep in place of time.sleep" in told
+    assert told.endswith("; advice")
+
+
+def test_an_error_that_is_not_read_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    async def fail() -> None:
+        raise ValueError("broken")
+
+    async def leave() -> None:
+        asyncio.ensure_future(fail())  # noqa: RUF006 (left behind)
+        await asyncio.sleep(0)
+        gc.collect()
+
+    loop = EventLoopThread()
+    loop.submit(leave()).result()
+    loop.close()
+    (record,) = [record for record in caplog.records if "broken" in record.getMessage()]
+    assert "Task exception was never retrieved: ValueError: broken in fail (" in record.getMessage()
+    assert "\n" not in record.getMessage()
+    assert record.exc_info is None
 
 
 @pytest.fixture
@@ -190,6 +207,24 @@ def test_an_interrupt_stops_the_waiting_thread_and_fails_the_item(queue: Compute
         queue.serve_during(start)
     assert isinstance(items[0].exception(timeout=60), RuntimeError)
     assert queue.submit(lambda: 3).result() == 3, "the queue continues in its own thread"
+    queue.close()
+
+
+def test_an_interrupt_cancels_the_coroutine_that_the_thread_waits_for(queue: ComputeQueue) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    loop, waited = EventLoopThread(), list[Future[None]]()
+
+    def start() -> Future[None]:
+        waited.append(loop.submit(asyncio.sleep(3600)))
+        queue.submit(interrupt)
+        return waited[0]
+
+    with pytest.raises(KeyboardInterrupt):
+        queue.serve_during(start)
+    assert waited[0].cancelled()
+    loop.close()
     queue.close()
 
 

@@ -219,8 +219,20 @@ def test_coroutines_of_plain_functions_and_in_subclasses_are_awaited() -> None:
     assert played(Mine(ROWS, [judge, length], prompt="{question}"), "x").rewards == {"agent": 3.0}
 
 
+def test_async_functions_share_an_event_loop_so_that_a_client_lives_on() -> None:
+    loops = set[int]()
+
+    async def judge(reply: str, row: Any) -> float:
+        loops.add(id(asyncio.get_running_loop()))
+        return 1.0
+
+    environments = [question([judge]), question([lambda reply, row: judge(reply, row)])] * 2
+    assert [played(environment, "x").rewards for environment in environments] == [{"agent": 1.0}] * 4
+    assert len(loops) == 1
+
+
 def test_a_function_that_raises_cancels_those_beside_it() -> None:
-    cancelled, waits = asyncio.Event(), asyncio.Event()
+    cancelled, waits = threading.Event(), asyncio.Event()
 
     async def slow(reply: str, row: Any) -> float:
         waits.set()
@@ -240,7 +252,7 @@ def test_a_function_that_raises_cancels_those_beside_it() -> None:
         environment.reset(environment.tasks("train")[0])
         with pytest.raises(KeyError):
             await environment.step({"agent": Message("assistant", "x")})  # type: ignore[misc]
-        await asyncio.wait_for(cancelled.wait(), 60)
+        assert await asyncio.to_thread(cancelled.wait, 60)
 
     asyncio.run(play())
 

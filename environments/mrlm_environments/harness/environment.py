@@ -118,7 +118,7 @@ class HarnessEnvironment(QuestionEnvironment):
         if left is not None:  # the episode before was not played to its end
             await self.gateway.run(self.gateway.remove, left)
         self._row = task.data
-        session = self._session = self.gateway.add(lambda: Session(self.agents, self.limits, task.data, self.ignore))
+        session = self._session = self.gateway.add(Session(self.agents, self.limits, task.data, self.ignore))
         await self.gateway.run(self._start, session)
         if prompts := await self.gateway.run(session.next):
             return prompts
@@ -164,9 +164,8 @@ class HarnessEnvironment(QuestionEnvironment):
         elif self.function is not None:
             session.program = asyncio.ensure_future(run_function(self.function, session.row, endpoint))
         else:
+            session.program = asyncio.get_running_loop().create_future()
             await self.gateway.give(session)
-            return
-        session.started = True
 
     async def _after(
         self, session: Session, actions: Mapping[str, Message]

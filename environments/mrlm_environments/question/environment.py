@@ -11,12 +11,12 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from string import Formatter
 from typing import Any, SupportsFloat
 
 from mrlm_environments.data_tasks import DataTasks, opening
-from mrlm_pl.concurrency.calls import in_daemon, together
+from mrlm_pl.concurrency.calls import call_function, together
+from mrlm_pl.concurrency.event_loop import shared_loop
 from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource
 from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.errors import ConfigurationError, DataError, EnvironmentContractError, NonFiniteError
@@ -133,12 +133,13 @@ class QuestionEnvironment(Environment):
         """Reward the replies; see :meth:`Environment.step`."""
         values = [reward.call(*self._arguments(actions)) for reward in self.rewards.values()]
         if any(map(inspect.isawaitable, values)):  # of a plain function, or in a subclass
-            values = in_daemon(lambda: asyncio.run(together(map(_awaited, values)))).result()
+            waiting = [value if inspect.isawaitable(value) else asyncio.sleep(0, value) for value in values]
+            values = shared_loop().submit_watched(together(waiting)).result()
         return self._judge(values)
 
     async def awaited(self, *arguments: Any) -> list[Any]:
         """Return the values of the reward functions, which wait side by side."""
-        return await together(_called(reward.call, *arguments) for reward in self.rewards.values())
+        return await together(call_function(reward.call, *arguments) for reward in self.rewards.values())
 
     def _of_agents(self, option: str, common: str, own: Mapping[str, str] | None) -> dict[str, str]:
         """Return an option's value for each agent."""
@@ -233,17 +234,6 @@ class _Awaited(QuestionEnvironment):
     async def step(self, actions: Mapping[str, Message]) -> Step:  # type: ignore[override]
         """Reward the replies; see :meth:`Environment.step`."""
         return self._judge(await self.awaited(*self._arguments(actions)))
-
-
-async def _called(call: Callable[..., Any], replies: Any, row: dict[str, Any]) -> Any:
-    """Call a reward function: a plain one in a thread, which does not keep the process alive."""
-    if _is_async(call):
-        return await call(replies, row)
-    return await _awaited(await asyncio.wrap_future(in_daemon(partial(call, replies, row))))
-
-
-async def _awaited(value: Any) -> Any:
-    return await value if inspect.isawaitable(value) else value
 
 
 def _is_async(call: Any) -> bool:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from mrlm_pl.concurrency.calls import mark_read
+from mrlm_pl.concurrency.event_loop import mark_read
 from mrlm_pl.engines.base import Engine, EngineWrapper, FinishReason, Sample, SampleRequest, sample_checked
 from mrlm_pl.episode import TokenSpan
 from mrlm_pl.errors import ConfigurationError, EngineError

@@ -11,8 +11,8 @@ from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any, Literal
 
-from mrlm_pl.concurrency.calls import in_daemon, mark_read
-from mrlm_pl.concurrency.event_loop import EventLoopThread
+from mrlm_pl.concurrency.calls import in_daemon
+from mrlm_pl.concurrency.event_loop import EventLoopThread, mark_read
 from mrlm_pl.engines.ray.connection import CHECK_SECONDS, STOP_SECONDS, RayConnection
 from mrlm_pl.errors import EngineError, first_line
 

@@ -18,7 +18,7 @@ import grpc
 
 from mrlm_pl import errors
 from mrlm_pl.concurrency.backoff import Backoff
-from mrlm_pl.concurrency.calls import mark_read
+from mrlm_pl.concurrency.event_loop import mark_read
 from mrlm_pl.environment import Environment, Observations, Step, TaskSource, ToolSchema
 from mrlm_pl.episode import Message, Task
 from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, RemoteError, RemoteTimeoutError

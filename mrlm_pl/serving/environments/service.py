@@ -13,7 +13,8 @@ from typing import Any
 
 import grpc
 
-from mrlm_pl.concurrency.calls import DeadlineError, QueueFullError, Workers, as_error, mark_read
+from mrlm_pl.concurrency.calls import DeadlineError, QueueFullError, Workers, as_error
+from mrlm_pl.concurrency.event_loop import mark_read
 from mrlm_pl.environment import Environment, Message, Observations, Step, Task
 from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, RemoteError
 from mrlm_pl.serving.environments.hosted import Offer

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import json
-import logging
 import os
 import shutil
 import signal
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-from mrlm_pl.concurrency.calls import in_daemon
-from mrlm_pl.concurrency.event_loop import EventLoopThread
+from mrlm_pl.concurrency.calls import call_function
 from mrlm_pl.errors import ProgramError
 from mrlm_pl.sandbox.wall.kernel import ending_with_parent
-
-logger = logging.getLogger(__name__)
 
 OUTPUT_BYTES, ERROR_BYTES = 1 << 20, 2000
 """Ends of the output and of the error output of a program that are kept."""
@@ -159,33 +153,13 @@ class _Program(asyncio.SubprocessProtocol):
 
 
 async def run_function(function: Callable[..., Any], row: Mapping[str, Any], endpoint: Endpoint) -> Any:
-    """Return the value of a function of the row and the endpoint, plain or ``async``, which runs in a daemon thread.
+    """Return the value of a function of the row and the endpoint; see :func:`~mrlm_pl.concurrency.calls.call_function`.
 
     Raises:
-        ProgramError: the function raises.
+        ProgramError: it raises, or the event loop that ``async`` functions share has stood still.
     """
-    call = partial(function, dict(row), endpoint)
-    name = getattr(function, "__name__", repr(function))
     try:
-        value = call() if inspect.iscoroutinefunction(function) else await _in_thread(call, name)
-        return await _run_coroutine(value) if inspect.iscoroutine(value) else value
-    except (Exception, SystemExit, KeyboardInterrupt) as error:  # of the user's; no signal comes to this thread
+        return await call_function(function, dict(row), endpoint)
+    except Exception as error:  # of the user's
+        name = getattr(function, "__name__", repr(function))
         raise ProgramError(f"the function {name!r} raised {type(error).__name__}: {error}") from error
-
-
-async def _in_thread(call: Callable[[], Any], name: str) -> Any:
-    running = in_daemon(call)
-    try:
-        return await asyncio.wrap_future(running)
-    except asyncio.CancelledError:
-        logger.warning("the function %r runs on in its thread after the end of its episode; its calls fail", name)
-        raise
-
-
-async def _run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Return the value of a coroutine, which has an event loop of its own, since it may block."""
-    loop = EventLoopThread()
-    try:
-        return await asyncio.wrap_future(loop.submit(coroutine))
-    finally:
-        in_daemon(loop.close)

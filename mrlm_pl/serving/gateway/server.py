@@ -74,7 +74,7 @@ class Gateway(Shared):
         self._ended_ids: deque[str] = deque(maxlen=REMEMBERED)
         self._requests: asyncio.Queue[tuple[web.Request, asyncio.Future[Session]]] = asyncio.Queue()
         self._loop: EventLoopThread | None = None
-        self._runner: web.AppRunner | None = None
+        self._runner: web.AppRunner
         self._address = ""
         self._lock = threading.RLock()
 
@@ -109,15 +109,10 @@ class Gateway(Shared):
         """Return the result of an ``async`` function that runs on the gateway's event loop."""
         return await asyncio.wrap_future(self.submit(function(*arguments)))
 
-    def add(self, make: Callable[[], Session]) -> Session:
+    def add(self, session: Session) -> Session:
         """Begin an episode; its calls are served until :meth:`remove`."""
-
-        async def make_on_loop() -> Session:
-            return make()
-
         with self._lock:
             self.start()
-            session = self.submit(make_on_loop()).result()
             self._sessions[session.id] = session
         return session
 
@@ -137,18 +132,17 @@ class Gateway(Shared):
         with self._lock:
             if self._loop is None or self._sessions or self.patient:
                 return
-            runner, loop, self._loop, self._runner = self._runner, self._loop, None, None
-            assert runner is not None
-            loop.submit(self._close(runner)).result()
+            loop, self._loop = self._loop, None
+            loop.submit(self._close()).result()
             loop.close()
 
-    async def _close(self, runner: web.AppRunner) -> None:
+    async def _close(self) -> None:
         while not self._requests.empty():
             _, future = self._requests.get_nowait()
             future.set_exception(
                 ProtocolError(503, "no_episode", "the endpoint closes; end the program, or ask again in a later run")
             )
-        await runner.cleanup()
+        await self._runner.cleanup()
 
     @contextmanager
     def kept(self) -> Iterator[None]:
@@ -300,7 +294,7 @@ class Gateway(Shared):
     async def _end(self, request: web.Request) -> web.Response:
         session = self._session(request.match_info["id"])
         body = await _body(request)
-        if not isinstance(body, Mapping) or session.started:
+        if not isinstance(body, Mapping) or self.programs:
             text = "the body must be an object with `output` or `error`, and the episode of a program started elsewhere"
             raise ProtocolError(400, "invalid_request", text)
         if not session.program.done():

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mrlm_pl.concurrency.calls import mark_read, wait_awake
-from mrlm_pl.concurrency.event_loop import END_SECONDS
+from mrlm_pl.concurrency.calls import wait_awake
+from mrlm_pl.concurrency.event_loop import END_SECONDS, mark_read
 from mrlm_pl.environment.prompts import Prompt, Reply
 from mrlm_pl.environment.tools import requested_calls, with_written_calls
 from mrlm_pl.episode import Message, ToolCall
@@ -45,7 +45,7 @@ class Limits:
 
 
 class Session:
-    """An episode of a program. All methods run on the gateway's event loop.
+    """An episode of a program. All methods but the constructor run on the gateway's event loop.
 
     Args:
         agents: agents that calls can be made as.
@@ -58,8 +58,7 @@ class Session:
         counts: see :data:`COUNTS`.
         rewards: rewards by agent and component since they were last taken.
         posted: sum of the posted rewards by agent.
-        program: future of the program's output.
-        started: whether the program was started here.
+        program: future of the program's output; set when it starts.
         rewarded: whether a reward has been posted.
         refusal: reason of the last refusal; empty if none.
     """
@@ -72,9 +71,8 @@ class Session:
         self.counts: Counter[str] = Counter()
         self.rewards: dict[str, dict[str, float]] = {}
         self.posted: defaultdict[str, float] = defaultdict(float)
-        self.program: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self.started = self.rewarded = False
-        self.refusal = ""
+        self.program: asyncio.Future[Any]
+        self.rewarded, self.refusal = False, ""
         self.acted: set[str] = set()
         self._queues: dict[str, deque[tuple[Call, asyncio.Future[list[Served]]]]] = {agent: deque() for agent in agents}
         self._past: dict[str, list[tuple[Message, ...]]] = {agent: [] for agent in agents}
@@ -164,11 +162,9 @@ class Session:
                 text = f"agent {agent!r} has made no call; reward those that have: {actors}"
                 raise ProtocolError(409, "unknown_agent", text, agent)
         self.rewarded = self.rewarded or any(value != {} for value in values.values())
-        for agent, components in by_agent.items():
-            if agent not in self.acted:
-                continue
+        for agent in filter(self.acted.__contains__, by_agent):
             sums = self.rewards.setdefault(agent, {})
-            for name, value in (components or {}).items():
+            for name, value in (by_agent[agent] or {}).items():
                 sums[name] = sums.get(name, 0.0) + value
                 self.posted[agent] += value
 
@@ -188,10 +184,9 @@ class Session:
                     served.set_exception(refusal)
                     mark_read(served)  # the program may be gone
             queue.clear()
+        self.program.add_done_callback(mark_read)
         self.program.cancel()
         await asyncio.wait((self.program,), timeout=END_SECONDS)
-        if self.program.done():
-            mark_read(self.program)
 
     def _restore(self, agent: str, prompt: Prompt) -> Prompt:
         """Return a prompt in which replies and calls that were served are as they were sampled; count its kind."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import signal
 import socket
 import struct
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import aiohttp
 import pytest
 from mrlm_environments import HarnessEnvironment
 
+from mrlm_pl.concurrency import calls, event_loop
 from mrlm_pl.environment.prompts import Reply
 from mrlm_pl.errors import DataError, ProgramError
 from mrlm_pl.rollout.play import EpisodeSpec
@@ -321,17 +324,72 @@ def test_the_endpoint_closes_with_the_last_environment() -> None:
     one.close()
 
 
-def test_an_async_function_may_block_and_may_exit() -> None:
+@pytest.mark.parametrize("raised", [SystemExit, KeyboardInterrupt, asyncio.CancelledError])
+def test_an_async_function_that_would_end_its_event_loop_fails_alone(raised: type[BaseException]) -> None:
     async def program(row: Any, endpoint: Any) -> float:
+        async with aiohttp.ClientSession() as http:
+            await asked(http, endpoint, "agent", USER)
         if row["n"] == 0:
-            sys.exit("no such option")
-        body = {"model": "agent", "messages": USER}
-        status, _ = posted(f"{endpoint.base_url}/chat/completions", body, endpoint.key)  # waits without `await`
-        return float(status == 200)
+            raise raised("no such option")
+        return 1.0
 
     left, fine = played(harness(program, 2), [{"agent": ["a"]}] * 2)
-    assert "raised SystemExit: no such option" in str(left.error)
+    assert f"'program' raised RuntimeError: {raised.__name__}: no such option" in str(left.error)
     assert (fine.error, fine.reward) == (None, 1.0)
+
+
+def test_a_function_that_blocks_the_shared_event_loop_is_named_and_later_ones_have_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    released = threading.Event()
+
+    async def blocks(row: Any, endpoint: Any) -> float:
+        assert released.wait(120)
+        return 1.0
+
+    async def asks(row: Any, endpoint: Any) -> float:
+        async with aiohttp.ClientSession() as http:
+            return float("content" in await asked(http, endpoint, "agent", USER))
+
+    for name, value in (("_shared", None), ("_LOOK_SECONDS", 0.05), ("STUCK_SECONDS", 1.0)):
+        monkeypatch.setattr(event_loop, name, value)
+    try:
+        (named,) = played(harness(blocks, lease_seconds=600.0), [{}])
+        (fine,) = played(harness(asks, lease_seconds=600.0), [{"agent": ["a"]}])
+        assert not released.is_set()
+    finally:
+        released.set()
+    assert "the event loop has stood still for 1 s in wait (" in str(named.error)
+    assert ", called in blocks (" in str(named.error)
+    assert (fine.error, fine.reward) == (None, 1.0)
+
+
+def test_a_function_that_is_stopped_may_fail_or_run_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(calls, "CANCEL_SECONDS", 0.1)
+    cleaned, released = list[int](), threading.Event()
+
+    async def program(row: Any, endpoint: Any) -> float:
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            cleaned.append(row["n"])
+            if row["n"] == 0:
+                raise OSError("boom")
+            while not released.is_set():
+                await asyncio.sleep(0.01)
+        return 1.0
+
+    try:
+        episodes = played(harness(program, 2, lease_seconds=0.2), [{}] * 2)
+        until(lambda: "program was cancelled and has not ended within 0.1 s; it runs on" in caplog.text)
+    finally:
+        released.set()
+    assert all("made no call within 0.2 s" in str(episode.error) for episode in episodes)
+    assert sorted(cleaned) == [0, 1]
+    gc.collect()
+    assert "never retrieved" not in caplog.text
 
 
 def test_a_plain_function_may_return_a_coroutine() -> None:

@@ -89,6 +89,20 @@ def test_a_record_is_replayed_by_starting_the_program_again() -> None:
     assert differences(recorded, again) == []
 
 
+def test_async_functions_share_a_client_across_episodes_and_environments() -> None:
+    client = openai.AsyncOpenAI(base_url="http://of.each.episode", api_key="key", max_retries=0)
+
+    async def program(row: Any, endpoint: Any) -> float:
+        own = client.with_options(base_url=endpoint.base_url, api_key=endpoint.key)
+        for _ in range(2):
+            reply = await own.chat.completions.create(model="agent", messages=[{"role": "user", "content": "Q"}])
+        return float(reply.choices[0].message.content == "b")
+
+    for _ in range(2):  # another gateway, at a port of its own
+        episodes = played(harness(program, 3), [{"agent": ["a", "b"]}] * 3)
+        assert [(episode.error, episode.reward) for episode in episodes] == [(None, 1.0)] * 3
+
+
 CALL = 'Hm. <tool_call>{"name": "add", "arguments": {"b": 2, "a": 1}}</tool_call>'
 ADD = {"name": "add", "description": "Add.", "parameters": {"type": "object", "properties": {"a": {}, "b": {}}}}
 

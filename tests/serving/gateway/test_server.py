@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import socket
@@ -22,10 +23,15 @@ NEXT = "GET /v1/models HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\n\r\
 @pytest.fixture
 def gateway() -> Iterator[Any]:
     made = Gateway()
-    session = made.add(lambda: Session(("agent",), Limits(), {}, ()))
+    session = made.add(Session(("agent",), Limits(), {}, ()))
+    made.submit(begin(session)).result()
     yield made, made.endpoint(session)
     made.submit(made.remove(session)).result()
     made.rest()
+
+
+async def begin(session: Session) -> None:
+    session.program = asyncio.get_running_loop().create_future()
 
 
 def sent(endpoint: Any, text: str) -> str:

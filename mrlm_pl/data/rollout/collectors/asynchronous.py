@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from mrlm_pl.concurrency.calls import wait_awake
 from mrlm_pl.concurrency.event_loop import EventLoopThread
 from mrlm_pl.data.rollout.collectors.groups import Collected, Collector, GroupPlan, PlaySpecs, UnfinishedGroup
 from mrlm_pl.data.rollout.collectors.players import Players
@@ -29,7 +30,7 @@ _POLL_SECONDS = 1.0
 _TOLD = 5
 """Maximum number of episodes that a message about waiting names."""
 
-_ADVICE = "an async environment must await its I/O; or raise data.async_options.patience"
+_ADVICE = "an async environment must await (asyncio.sleep, not time.sleep); or raise data.async_options.patience"
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,7 @@ class AsyncCollector(Collector):
         learner = players.learner
         self.max_lag, self.options = max_lag, options
         self.lags = Lags(max_lag, [name for name in learner.policies if learner.policy(name).trained])
-        self._loop = EventLoopThread()
+        self._loop = EventLoopThread(options.patience, _ADVICE)
         self._slots: Any = asyncio.Semaphore(options.episodes) if options.episodes else contextlib.nullcontext()
         self._continuous: ContinuousEngine | None = None
         self._admitted: dict[tuple[int, int], _Group] = {}
@@ -186,7 +187,7 @@ class AsyncCollector(Collector):
             self._make_players()
         began = time.monotonic()
         done = self.training.engine.compute_during(
-            lambda: self._loop.submit_watched(self._complete(iteration, last, groups), self.options.patience, _ADVICE)
+            lambda: self._loop.submit_watched(self._complete(iteration, last, groups))
         )
         for number in groups:  # only now: a run that is ended while it waits keeps them for its checkpoint
             del self._admitted[iteration, number]
@@ -339,16 +340,14 @@ class AsyncCollector(Collector):
         groups = [self._admitted[iteration, number] for number in numbers]
         moves, still = self._moves(), 0.0
         while True:
-            tasks = [group.task for group in self._admitted.values() if group.task is not None]
-            for task in tasks:
-                if task.done():
-                    task.result()
-            missing = {group.task for group in groups if group.collected is None and group.task}
+            for group in self._admitted.values():
+                if group.task is not None and group.task.done():
+                    group.task.result()
+            missing = [group.task for group in groups if group.collected is None and group.task]
             if not missing:
                 return groups
-            began = time.monotonic()
-            await asyncio.wait(missing, timeout=_POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-            still += min(time.monotonic() - began, 2 * _POLL_SECONDS)  # a process that was suspended did not wait
+            if not await wait_awake(missing, _POLL_SECONDS):
+                still += _POLL_SECONDS
             if self._moves() != moves:
                 moves, still = self._moves(), 0.0
             elif still > self.options.patience:
