@@ -289,10 +289,9 @@ def parts_of(environment: Environment, above: Sequence[Environment] = ()) -> lis
         environment: environment with the attributes.
         above: environments that wrap it.
 
-    >>> from mrlm_pl.environment import QuestionEnvironment
-    >>> parts = parts_of(QuestionEnvironment([{"q": "1+1"}], "{q}", rewards=[len], success_at=2.0))
-    >>> parts[parts.index("success_at") + 1]
-    2.0
+    >>> from types import SimpleNamespace
+    >>> parts_of(SimpleNamespace(bonus=0.5, weights={"form": 0.1}, _rows=None))
+    ['bonus', 0.5, 'weights', {'form': 0.1}, 'form', 0.1]
     """
     parts: list[Any] = []
     for name, value in vars(environment).items():
