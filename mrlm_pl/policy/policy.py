@@ -80,6 +80,7 @@ class Policy(nn.Module):
             embedding stay as they are.
 
     Attributes:
+        context_window: length of the model's context in tokens.
         needs_head: whether the files must hold the output head; critics and reward models do without.
 
     Raises:
@@ -139,6 +140,7 @@ class Policy(nn.Module):
         self.source = source_of(model)
         self.config = read_config(model, self.source)
         self.tokenizer = read_tokenizer(model, self.source)
+        self.context_window = context_window(self.config) or int(self.tokenizer.model_max_length)
         if chat_template is not None:  # the exported folder has the template of the training
             self.tokenizer.chat_template = checked_template(chat_template)
         elif not self.tokenizer.chat_template:
@@ -162,11 +164,6 @@ class Policy(nn.Module):
     def vocabulary_digest(self) -> str:
         """A digest of the vocabulary: equal for models that can read each other's token ids."""
         return hashlib.sha256(repr(sorted(self.tokenizer.get_vocab().items())).encode()).hexdigest()
-
-    @property
-    def context_window(self) -> int:
-        """Length of the model's context in tokens."""
-        return context_window(self.config) or int(self.tokenizer.model_max_length)
 
     @property
     def widths(self) -> tuple[int, int]:

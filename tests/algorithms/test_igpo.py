@@ -67,10 +67,11 @@ def test_without_weight_it_is_grpo_by_turn(policies: Any, episodes: list[Episode
 
 
 def test_an_answer_beyond_the_context_window_gives_no_gain(
-    policies: Any, episodes: list[Episode], quiet_trainer: Any, monkeypatch: pytest.MonkeyPatch
+    policies: Any, episodes: list[Episode], quiet_trainer: Any
 ) -> None:
-    monkeypatch.setattr(Policy, "context_window", 1 + 3 + 2)  # "42" and the end have three tokens
     algorithm = IGPO(policies, normalize=False)
+    for name in algorithm.policies:
+        algorithm.policy(name).context_window = 1 + 3 + 2  # "42" and the end have three tokens
     advantages(algorithm, episodes, quiet_trainer())
     before = [mean_logp(policies["main"], list(range(8, 8 + length)), "42") for length in (1, 3)]
     gained = algorithm.metrics.take_rollout()["train/information_gain"]

@@ -173,7 +173,7 @@ def test_a_precision_reaches_the_gateway_and_the_arena(model_folder: Path, monke
 def test_turns_beyond_the_context_window_are_told_once(
     model_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(mrlm_pl.Policy, "context_window", 4)
+    monkeypatch.setattr("mrlm_pl.policy.policy.context_window", lambda _: 4)
     mrlm_pl.evaluate(model_folder, "math", **SHORT)
     mrlm_pl.runs.arena({"A": str(model_folder), "B": str(model_folder)}, "coordination", **SHORT)
     told = [record.args for record in caplog.records if "context window of policy" in record.getMessage()]

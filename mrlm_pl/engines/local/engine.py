@@ -147,12 +147,11 @@ class InProcessEngine(Engine):
             loaded.backend.refresh()
             loaded.version = version
         else:
-            window = context_window(model.config)
             embedding: Any = model.get_input_embeddings()
             vocabulary = embedding.weight.shape[0]
             if self._static is not None:
                 self._static.clear()  # its steps keep decoders that are replaced here
-            backend = self._backend(policy, model, dtype)
+            backend, window = self._backend(policy, model, dtype), context_window(model.config)
             loaded = _Loaded(model, dtype, backend, window, vocabulary, version, policy)
         if isinstance(loaded.backend, FusedDecoder):
             loaded.backend.rows = self._rows(policy, loaded.backend)
