@@ -15,15 +15,16 @@ from mrlm_pl.grouping import mapped
 
 
 @contextmanager
-def replacing(path: str | Path, *, durable: bool = False) -> Iterator[Path]:
+def replacing(path: str | Path, *, durable: bool = False, parents: bool = True) -> Iterator[Path]:
     """Yield a draft ``PATH.part`` to write, a file or a folder, which becomes ``path`` at the end of the block.
 
     If the block raises, the draft is removed and ``path`` stays as it was. A draft that a kill left behind is
-    removed first. Missing folders are made. A device or a pipe, such as /dev/null, is its own draft.
+    removed first. A device or a pipe, such as /dev/null, is its own draft.
 
     Args:
         path: file or folder to create or replace; see :func:`put_in_place` for a folder.
         durable: force the data and the folder's entry to the disk, so that a power failure loses neither.
+        parents: whether all missing folders are made, or only that of the file.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "new" / "report.json"
@@ -38,7 +39,7 @@ def replacing(path: str | Path, *, durable: bool = False) -> Iterator[Path]:
         return
     draft = draft_of(path)
     remove(draft)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=parents, exist_ok=True)
     try:
         yield draft
         if durable:

@@ -144,9 +144,9 @@ def not_kept(files: Iterable[Path], collected: int = 0) -> str:
     return f"the episodes of {count - len(numbers)} of {count} iterations are not kept (see `data.save_episodes`)"
 
 
-def write_episodes(path: str | Path, episodes: Sequence[Episode]) -> None:
-    """Write episodes as JSON lines, atomically, compressed as the suffix says; a turn tree is one line."""
-    write_lines(path, _records(episodes))
+def write_episodes(path: str | Path, episodes: Sequence[Episode], parents: bool = True) -> None:
+    """Write episodes as :func:`write_lines` does; a turn tree is one line."""
+    write_lines(path, _records(episodes), parents)
 
 
 def _records(episodes: Sequence[Episode]) -> Iterator[str]:
@@ -159,10 +159,16 @@ def _records(episodes: Sequence[Episode]) -> Iterator[str]:
         yield from (episode.to_json() for episode in records)
 
 
-def write_lines(path: str | Path, lines: Iterable[str]) -> None:
-    """Write a file of lines, compressed as its suffix says, atomically."""
+def write_lines(path: str | Path, lines: Iterable[str], parents: bool = True) -> None:
+    """Write a file of lines, compressed as its suffix says, atomically.
+
+    Args:
+        path: path of the file.
+        lines: lines of JSON.
+        parents: whether all missing folders are made, or only that of the file.
+    """
     text = "".join(f"{line}\n" for line in lines)
-    with replacing(path) as draft:
+    with replacing(path, parents=parents) as draft:
         draft.write_bytes(packed(Path(path), text.encode()))
 
 
@@ -200,17 +206,20 @@ class EpisodeWriter:
         """Schedule a file of lines, which the thread computes."""
         self._schedule(path, partial(write_lines, path, lines))
 
-    def _schedule(self, path: Path, write: Callable[[], None]) -> None:
+    def _schedule(self, path: Path, write: Callable[[bool], None]) -> None:
         def write_in_run() -> None:
-            if self._has_written and not path.parents[1].exists():
-                raise moved(path.parents[1])
-            write()
+            try:
+                write(not self._has_written)  # else the run folder has been there
+            except FileNotFoundError:
+                if not self._has_written:
+                    raise
+                raise moved(path.parents[1]) from None
             self._has_written = True
 
         self._waiting.append((path, self._thread.submit(write_in_run)))
 
-    def _write(self, path: Path, episodes: Sequence[Episode]) -> None:
-        write_episodes(path, episodes)
+    def _write(self, path: Path, episodes: Sequence[Episode], parents: bool) -> None:
+        write_episodes(path, episodes, parents)
         if path.suffix == ".zst":
             path.with_suffix(".gz").unlink(missing_ok=True)  # of an earlier version, whose run was resumed
         if self.retention.last is not None:

@@ -92,9 +92,9 @@ def test_a_file_of_another_user_has_another_remedy(tmp_path: Path, monkeypatch: 
 def test_the_third_file_waits_for_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gate, write = threading.Semaphore(0), episode_files.write_episodes
 
-    def slow(path: Any, episodes: Any) -> None:
+    def slow(path: Any, episodes: Any, parents: bool) -> None:
         gate.acquire()
-        write(path, episodes)
+        write(path, episodes, parents)
 
     monkeypatch.setattr(episode_files, "write_episodes", slow)
     writer = EpisodeWriter()
@@ -120,9 +120,9 @@ def test_a_checkpoint_waits_for_the_episodes_that_it_will_not_collect_again(
     write = episode_files.write_episodes
     late = threading.Event()
 
-    def slow(path: Any, episodes: Any) -> None:
+    def slow(path: Any, episodes: Any, parents: bool) -> None:
         late.wait(0.2)
-        write(path, episodes)
+        write(path, episodes, parents)
 
     monkeypatch.setattr(episode_files, "write_episodes", slow)
     algorithm, data = make(model_folder, echo(), iterations=1)

@@ -224,7 +224,7 @@ def test_a_row_longer_than_the_window_of_a_teacher_has_none(model_folder: Path, 
         episode(made["student"], number, {"solver": [said]}) for number, said in enumerate(("7", "7 and 8 and 9"))
     )
     algorithm = OnPolicyDistillation(made, SEATS, distillation={"teachers": [{"policy": "teacher"}], "form": "full"})
-    made["teacher"].config.max_position_embeddings = len(short.trajectories["solver"][0].token_ids)
+    made["teacher"].context_window = len(short.trajectories["solver"][0].token_ids)
     rows = prepared(algorithm, [short, long], quiet_trainer())
     assert rows.teacher_prompts[:, 0, 0].tolist() == [0, -1]
 
