@@ -10,6 +10,7 @@ import asyncio
 import atexit
 import logging
 import math
+import os
 import sys
 import sysconfig
 import threading
@@ -33,6 +34,9 @@ _SIGNAL_SECONDS = 0.5
 """Longest wait before a thread looks for signals: one that the system gives to another thread does not wake it."""
 
 _LOOK_SECONDS = 1.0
+_THREADS = 1000
+"""Most calls of ``asyncio.to_thread`` at once in a loop: those of a wave of programs may all wait for its last one."""
+
 _STALL_SECONDS = 5.0
 """A loop that stands still for this long is a warning: one coroutine blocks all others."""
 
@@ -63,6 +67,7 @@ class EventLoopThread:
     def __init__(self, patience: float = math.inf, advice: str = "") -> None:
         self._loop, self.closed, self.stuck = asyncio.new_event_loop(), False, False
         self._loop.set_exception_handler(_log_unread)
+        self._loop.set_default_executor(ThreadPoolExecutor(_THREADS, "mrlm-to-thread"))
         self._patience, self._advice, self._stopping = patience, advice, False
         self._watched: dict[Future[Any], Future[Any]] = {}
         self._thread = threading.Thread(target=self._run, name="mrlm-event-loop", daemon=True)
@@ -104,7 +109,7 @@ class EventLoopThread:
             with suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(turned.set)
             # Counted, not read from a clock: a process that is suspended does not stand still.
-            while self._watched and not turned.wait(_LOOK_SECONDS) and not self.closed:
+            while not turned.wait(_LOOK_SECONDS) and not self.closed:
                 stood += _LOOK_SECONDS
                 fault = f"the event loop has stood still for {stood:g} s {self._place()}; {self._advice}"
                 if stood >= _STALL_SECONDS and not warned:
@@ -164,6 +169,15 @@ def shared_loop() -> EventLoopThread:
             _shared = EventLoopThread(STUCK_SECONDS, _ADVICE)
             atexit.register(_leave, _shared)
         return _shared
+
+
+def _forget() -> None:
+    """Leave the loop to the parent process: a fork has none of its threads."""
+    global _shared, _sharing
+    _shared, _sharing = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 def _leave(loop: EventLoopThread) -> None:

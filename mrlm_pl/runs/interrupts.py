@@ -109,7 +109,8 @@ def ending_in_order() -> Iterator[Interruption]:
             if handler is not None:  # an interrupted Lightning leaves its own
                 signal.signal(number, handler)
         if interruption.raised is not None:
-            raise interruption.raised
+            raised, interruption.raised = interruption.raised, None
+            raise raised
 
 
 def _leave_terminal() -> None:

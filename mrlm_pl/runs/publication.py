@@ -53,7 +53,7 @@ def export(model: str | Path, output: str | Path) -> list[Path]:
 
     policies = read_model(model, weights=True)[1].policies
     trained = {name: settings for name, settings in policies.items() if SAVED in settings} or policies
-    folders = {name: Path(output) / name for name in trained}
+    folders = {name: Path(output).expanduser() / name for name in trained}
     for folder in folders.values():
         if folder.exists():
             raise ConfigurationError(f"output: {str(folder)!r} exists; name another folder, or remove it")
@@ -62,8 +62,8 @@ def export(model: str | Path, output: str | Path) -> list[Path]:
     for name, settings in trained.items():
         exported = "" if SAVED in settings else settings.get("model", "")
         with writing("output", folders[name]), replacing(folders[name]) as draft:
-            if exported and Path(exported).is_dir():
-                shutil.copytree(exported, draft)  # with all of its files, such as an adapter
+            if exported and Path(exported).expanduser().is_dir():
+                shutil.copytree(Path(exported).expanduser(), draft)  # with all of its files, such as an adapter
             else:
                 loaded_policy(settings, "cpu", name).save_pretrained(draft)
     return list(folders.values())

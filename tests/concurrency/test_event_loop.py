@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -11,6 +13,7 @@ from concurrent.futures import Future
 
 import pytest
 
+from mrlm_pl.concurrency import event_loop
 from mrlm_pl.concurrency.event_loop import ComputeQueue, EventLoopThread
 
 
@@ -124,6 +127,53 @@ def test_a_loop_that_somebody_blocks_is_told_of_once(monkeypatch: pytest.MonkeyP
     [told] = warned
     assert "in block (" in told
     assert told.endswith("; advice")
+
+
+def test_threads_suffice_for_calls_that_wait_for_the_last_of_them() -> None:
+    meeting = threading.Barrier(60)
+
+    async def meet() -> int:
+        return await asyncio.to_thread(meeting.wait, 10)
+
+    loop = EventLoopThread()
+    met = [loop.submit(meet()) for _ in range(60)]
+    assert {future.result(20) for future in met} == {*range(60)}
+    loop.close()
+
+
+def test_a_blocked_loop_is_stuck_though_nobody_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_loop, "_LOOK_SECONDS", 0.01)
+    blocked = threading.Event()
+
+    async def block() -> None:
+        blocked.wait(10)
+
+    loop = EventLoopThread(patience=0.05, advice="await")
+    loop.submit(block())
+    deadline = time.monotonic() + 10
+    while not loop.stuck and time.monotonic() < deadline:
+        time.sleep(0.01)
+    blocked.set()
+    assert loop.stuck
+    loop.close()
+
+
+def test_a_forked_process_has_a_loop_of_its_own() -> None:
+    code = """
+import asyncio, os
+from mrlm_pl.concurrency.event_loop import shared_loop
+
+async def answer():
+    return 7
+
+assert shared_loop().submit(answer()).result(10) == 7
+child = os.fork()
+if not child:
+    os._exit(shared_loop().submit(answer()).result(10))
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert found.stdout == "7\n"
 
 
 def test_an_error_that_is_not_read_is_one_line(caplog: pytest.LogCaptureFixture) -> None:

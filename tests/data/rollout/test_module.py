@@ -104,6 +104,20 @@ def test_a_changed_collection_of_a_wrapped_environment_is_a_change(model_folder:
     assert [(old, new) for old, new in zip(before, now, strict=True) if old is not new] == [(None, 0.5), (1.0, 0.5)]
 
 
+def test_an_asynchronous_run_takes_a_change_before_its_first_rollout(
+    model_folder: Path, echo: Any, quiet_trainer: Any
+) -> None:
+    class Set(Callback):
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            trainer.datamodule.environments["echo"].reward = 0.5
+
+    options: dict[str, Any] = {"limit_val_batches": 1, "num_sanity_val_steps": 1}  # which plays before
+    trainer = quiet_trainer(callbacks=[Set()], **options)
+    trainer.fit(*make(model_folder, echo(), mode="async", iterations=1, validation_episodes=2))
+    found = read_episodes(Path(trainer.default_root_dir) / "episodes")
+    assert {episode.reward for episode in found} == {0.5}
+
+
 def test_a_change_that_could_not_hold_for_a_whole_rollout_is_refused(
     model_folder: Path, echo: Any, quiet_trainer: Any
 ) -> None:

@@ -253,7 +253,7 @@ class Players:
             before, self._parts[name] = self._parts.get(name, now), now
             if len(before) == len(now) and all(map(_alike, before, now)):
                 continue
-            if self._own_weights:
+            if any(loop is not None for *_, loop in self._players):  # of episodes that play between rollouts
                 raise ConfigurationError(
                     f"environment {name!r} has changed while data.mode async plays episodes in it, some of which began "
                     "before; use `--data.mode sync`, or change it in `on_train_start` alone"
@@ -299,7 +299,7 @@ def parts_of(environment: Environment, above: Sequence[Environment] = ()) -> lis
             continue
         members = [*value, *value.values()] if isinstance(value, dict) else value
         parts += [name, value, *(members if isinstance(members, (list, tuple, set)) else ())]
-        if isinstance(value, Environment) and value not in above:
+        if isinstance(value, Environment) and not any(value is other for other in above):
             parts += parts_of(value, [*above, environment])
     return parts
 
