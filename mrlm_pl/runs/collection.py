@@ -77,7 +77,7 @@ def collect(
 
     Raises:
         ConfigurationError: as :func:`mrlm_pl.runs.evaluate`; the file exists, or is the unfinished file of another
-        collection.
+            collection.
         RolloutError: every episode failed.
         StorageError: the file cannot be written, for example because the disk is full.
     """

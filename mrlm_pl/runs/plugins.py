@@ -136,7 +136,7 @@ def imported(name: str) -> Any:
 
     Raises:
         ImportError: there is no such object; the message has the nearest name, or the place where importing its module
-        failed.
+            failed.
     """
     module, _, attribute = name.rpartition(".")
     try:
