@@ -34,6 +34,13 @@ async def begin(session: Session) -> None:
     session.program = asyncio.get_running_loop().create_future()
 
 
+def test_an_episode_whose_start_was_cancelled_is_removed() -> None:
+    made = Gateway()
+    session = made.add(Session(("agent",), Limits(), {}, ()))
+    made.submit(made.remove(session)).result(10)
+    made.rest()
+
+
 def sent(endpoint: Any, text: str) -> str:
     host, port = endpoint.base_url.removeprefix("http://").removesuffix("/v1").split(":")
     with socket.create_connection((host, int(port)), timeout=20) as connection:
