@@ -82,7 +82,7 @@ def missing_folder(name: str) -> str | None:
     advice = _advice(path)
     if not local and not advice.endswith("?"):
         advice += f", or read it from the hub with `hf download {name}`"
-    return f"there is no folder {name!r}; {advice}"
+    return f"there is no {'checkpoint' if path.suffix == '.ckpt' else 'folder'} {name!r}; {advice}"
 
 
 def check_hub_model(name: str, option: str) -> None:
@@ -114,5 +114,5 @@ def _advice(folder: Path) -> str:
         return f"did you mean {str(Path('runs') / folder)!r}?"
     if not folder.parent.is_dir():
         return f"there is no folder {str(folder.parent)!r} either; check the path"
-    near = nearest_path(folder, folders=True)
+    near = nearest_path(folder, folders=True) or (nearest_path(folder) if folder.suffix == ".ckpt" else None)
     return f"did you mean {str(near)!r}?" if near else "check the path"

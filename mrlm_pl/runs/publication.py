@@ -16,7 +16,7 @@ from mrlm_pl.durable_files import check_writable, replacing
 from mrlm_pl.errors import ConfigurationError, RemoteError, did_you_mean, writing
 from mrlm_pl.evaluation.intervals import with_interval
 from mrlm_pl.model_folders import ADAPTER_FOLDER, CRITIC_FILE, exported_policies, policy_folder
-from mrlm_pl.runs.records.run import SAVED, environments_of, recorded_configuration, recorded_iterations
+from mrlm_pl.runs.records.run import SAVED, environments_of, read_run, recorded_configuration, recorded_iterations
 from mrlm_pl.runs.state import installed_versions
 
 CARD = "README.md"
@@ -49,9 +49,9 @@ def export(model: str | Path, output: str | Path) -> list[Path]:
     Raises:
         ConfigurationError: there is no such model, or a folder exists or cannot be written.
     """
-    from mrlm_pl.runs.seated_model import loaded_policy, read_model
+    from mrlm_pl.runs.seated_model import loaded_policy
 
-    policies = read_model(model, weights=True)[1].policies
+    policies = read_run(str(model)).policies
     trained = {name: settings for name, settings in policies.items() if SAVED in settings} or policies
     folders = {name: Path(output).expanduser() / name for name in trained}
     for folder in folders.values():

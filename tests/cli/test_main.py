@@ -15,6 +15,10 @@ from mrlm_pl.cli.main import COMMANDS, MessageFormat, main
 from mrlm_pl.errors import ConfigurationError, EngineError
 
 
+def ended(code: str, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+
+
 def test_help_lists_the_commands_without_importing_anything_heavy():
     code = (
         "import sys\n"
@@ -23,7 +27,7 @@ def test_help_lists_the_commands_without_importing_anything_heavy():
         "heavy = {'torch', 'lightning', 'transformers', 'jsonargparse', 'numpy', 'yaml'} & set(sys.modules)\n"
         "sys.exit(f'imported {heavy}' if heavy else status)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = ended(code)
     assert done.returncode == 0, done.stderr
     for command in ("fit", "train", "validate", "test", "predict", "eval", "check-env", "info"):
         assert f"\n  {command} " in done.stdout
@@ -40,7 +44,7 @@ def test_a_help_of_a_command_that_plays_imports_no_torch():
         "heavy = {'torch', 'lightning', 'transformers'} & set(sys.modules)\n"
         "sys.exit(f'imported {heavy}' if heavy else 0)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = ended(code)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("mrlm_environments.MathEnvironment") >= 9, "each lists the environments"
     assert "--environment.difficulty" in done.stdout
@@ -56,7 +60,7 @@ def test_a_signal_while_the_interpreter_ends_leaves_the_status(words: list[str],
         f"atexit.register(os.kill, os.getpid(), {int(number)})\n"
         "sys.exit(main())\n"
     )
-    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+    done = ended(code, *words)
     assert done.returncode == status, done.stderr
 
 

@@ -88,6 +88,11 @@ def test_the_trained_policies_of_a_checkpoint_are_exported(mrlm: Callable[..., A
     assert seeds(loaded_policies({name: {"model": f"best/{name}"} for name in SAVED}, "cpu")) == SAVED
     status, _, message = mrlm(*exporting)
     assert (status, "output: 'best/first' exists; name another folder" in message) == (2, True)
+    status, _, message = mrlm("export", "run/checkpoints/bst.ckpt", "--output", "other")
+    meant = "no checkpoint 'run/checkpoints/bst.ckpt'; did you mean 'run/checkpoints/best.ckpt'?"
+    assert (status, meant in message) == (2, True)
+    status, _, message = mrlm("export", "run", "--outptu", "other")
+    assert (status, "there is no option '--outptu'; did you mean '--output'?" in message) == (2, True)
     assert mrlm("export", "best/first", "--output", "copy")[:2] == (0, "copy/main\n")
     assert seeds(loaded_policies({"first": {"model": "copy/main"}}, "cpu")) == {"first": 11}
 

@@ -248,6 +248,13 @@ class PlainParser(argparse.ArgumentParser):
         """Return the help in plain words."""
         return plain_words(super().format_help())
 
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Return the options; a misspelled one is named before those that are missing."""
+        for word in args or ():
+            if word.startswith("--") and word.partition("=")[0] not in _options(self):
+                self.error(f"unrecognized arguments: {word}")
+        return super().parse_args(args, namespace)
+
     def error(self, message: str) -> NoReturn:
         """Raise a short message.
 
