@@ -7,6 +7,7 @@ import shutil
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,19 @@ def test_the_third_file_waits_for_the_first(tmp_path: Path, monkeypatch: pytest.
     gate.release(2)
     writer.finish()
     assert [item.id for item in read_episodes(tmp_path)] == ["0", "1", "2"]
+
+
+def test_a_run_folder_that_is_moved_while_a_file_is_made_is_not_made_again(tmp_path: Path) -> None:
+    def moving() -> Iterator[str]:
+        (tmp_path / "run").rename(tmp_path / "elsewhere")
+        yield "{}"
+
+    writer = EpisodeWriter()
+    writer.write(tmp_path / "run" / "episodes" / "0.jsonl.zst", [episode(0)])
+    writer.write_lines(tmp_path / "run" / "episodes" / "1.jsonl.zst", moving())
+    with pytest.raises(StorageError, match=r"the run folder '.*run' was moved or deleted while the run trains"):
+        writer.finish()
+    assert [path.name for path in tmp_path.iterdir()] == ["elsewhere"]
 
 
 def test_a_checkpoint_waits_for_the_episodes_that_it_will_not_collect_again(

@@ -19,6 +19,7 @@ from mrlm_pl.learner.ranks import gather_ranks
 from mrlm_pl.learner.token_measures import TokenMeasures
 from mrlm_pl.losses import approx_kl, kl_k3, masked_mean, mismatch, ratio_max_deviation
 from mrlm_pl.trainer.bounds import batches_in_all, batches_served
+from mrlm_pl.trainer.logged_numbers import take_logged
 
 _ON_BAR = ("kl", "nll", "preference_accuracy", "pair_accuracy", "accuracy", "approx_kl")
 _LEAST_KL = 1e-6
@@ -291,26 +292,11 @@ class UpdateRows(Callback):
 
     def _write(self, trainer: Any) -> None:
         row, self.metrics.unwritten, self._written = self.metrics.unwritten, {}, trainer.global_step
-        row |= _take_logged(trainer)
+        row |= take_logged(trainer)
         trainer.logged_metrics.update(_tensors(row))
         for logger in trainer.loggers:
             logger.log_metrics({"epoch": trainer.current_epoch, **row}, step=trainer.global_step - 1)
             logger.save()
-
-
-def _take_logged(trainer: Any) -> dict[str, float]:
-    """Return the numbers that ``LightningModule.log`` was given for the loggers, which Lightning then does not write.
-
-    Callbacks and the progress bar keep them. Means of an epoch stay with Lightning.
-    """
-    if not trainer._results:
-        return {}
-    trainer.callback_metrics, trainer.progress_bar_metrics  # noqa: B018 (read, they take the numbers)
-    values = trainer._results.metrics(on_step=True)["log"]
-    taken = [item for _, item in trainer._results.valid_items() if item.meta.logger and not item.meta.on_epoch]
-    for item in taken:
-        item.reset()
-    return {item.meta.name: float(values[item.meta.name]) for item in taken}
 
 
 _LOGGED = {"loss", "approx_kl", "ratio_deviation", "kl", "entropy", "value_loss", "grad_norm", "correction_weight"}

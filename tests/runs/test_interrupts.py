@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -102,6 +103,26 @@ def test_sigterm_has_one_end_whether_its_own_handler_came_before_or_later(within
     finally:
         for number, handler in former.items():
             signal.signal(number, handler)
+
+
+def test_what_a_handler_raised_is_raised_once() -> None:
+    """A trainer's block in a command's: the script catches the exception between them."""
+
+    def raising(number: int, frame: Any) -> None:
+        raise SystemExit(7)
+
+    def train() -> None:
+        with ending_in_order():
+            before: Any = signal.getsignal(signal.SIGTERM)
+            signal.signal(signal.SIGTERM, lambda number, frame: before(number, frame))
+            signal.raise_signal(signal.SIGTERM)
+
+    former = signal.signal(signal.SIGTERM, raising)
+    try:
+        with ending_in_order(), pytest.raises(SystemExit):
+            train()
+    finally:
+        signal.signal(signal.SIGTERM, former)
 
 
 def test_a_command_whose_trainer_was_interrupted_ends_once() -> None:

@@ -106,7 +106,11 @@ async def is_same(ask: Ask, facts: ServerFacts, dialect: Dialect, model: str) ->
     except (MRLMError, LookupError, AttributeError, TypeError, ValueError):
         return False  # the whole check names the fault
     apart = [abs(now - before) for now, before in zip(mark.logprobs, facts.mark.logprobs, strict=False)]
-    return about == (facts.models, facts.window) and mark.token_ids == facts.mark.token_ids and max(apart) <= CLEAR
+    return (
+        about == (facts.models, facts.window)
+        and mark.token_ids == facts.mark.token_ids
+        and max(apart, default=0.0) <= CLEAR
+    )
 
 
 async def _about(ask: Ask, dialect: Dialect) -> tuple[tuple[str, ...], int | None]:

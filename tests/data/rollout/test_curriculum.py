@@ -52,6 +52,13 @@ def run(model_folder: Path, **options: Any) -> tuple[GRPO, RolloutDataModule]:
     )
 
 
+class Unjudged(EchoEnvironment):
+    """It does not say whether the task was solved, but has a metric of that name."""
+
+    def reply(self, message: Message) -> Outcome:
+        return Outcome({"letters": float(len(message.content))}, None, metrics={"success": 1.0})
+
+
 def environments_of(trainer: Any) -> dict[int, Counter[str]]:
     """Groups of each environment by iteration."""
     found: dict[int, dict[str, str]] = {}
@@ -86,6 +93,22 @@ def test_what_is_neither_always_nor_never_solved_is_played_more(model_folder: Pa
         for name in owed:
             owed[name] += 6 * metrics.steps[iteration - 1][f"rollout/{name}/weight"]
             assert abs(counts[name] - owed[name]) <= 1
+
+
+def test_a_metric_of_an_environment_that_does_not_judge_is_no_success(model_folder: Path, quiet_trainer: Any) -> None:
+    algorithm, data = run(model_folder, iterations=1)
+    levels = RolloutDataModule(
+        [Unjudged(), Level("half")],
+        names=["unjudged", "fitting"],
+        curriculum=SuccessRateCurriculum(floor=0.3, rate=0.8),
+        groups=2,
+        group_size=2,
+        iterations=1,
+        sampling=data.sampling,
+    )
+    metrics = Watch()
+    quiet_trainer(callbacks=[metrics]).fit(algorithm, levels)
+    assert metrics.steps[0]["rollout/unjudged/success_rate"] == 0.5, "as at the start"
 
 
 def test_a_resumed_curriculum_goes_on_bit_for_bit(model_folder: Path, quiet_trainer: Any, tmp_path: Path) -> None:

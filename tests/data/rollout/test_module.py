@@ -17,7 +17,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from mrlm_pl.algorithms import GRPO, MADPO
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.data.rollout import collection as collecting
-from mrlm_pl.data.rollout.collectors.players import Players, parts_of
+from mrlm_pl.data.rollout.collectors.players import Players, public_attributes
 from mrlm_pl.data.rollout.evaluation import EpisodeBatch
 from mrlm_pl.data.rollout.metrics import CollectionSums, outcome_sums, path_weights
 from mrlm_pl.engines import InProcessEngine, Sampling
@@ -94,13 +94,14 @@ def test_a_changed_collection_of_a_wrapped_environment_is_a_change(model_folder:
         def __init__(self) -> None:
             super().__init__()
             self.inner, self.weights, self._rows = echo(), {"digits": 1.0}, None
+            self.inner.outer = self
 
     environment = Wrapper()
-    before = parts_of(environment)
+    before = public_attributes(environment)
     environment.inner.reward = 0.5
     environment.weights["digits"] = 0.5
     environment._rows = []  # read when they are first needed
-    now = parts_of(environment)
+    now = public_attributes(environment)
     assert [(old, new) for old, new in zip(before, now, strict=True) if old is not new] == [(None, 0.5), (1.0, 0.5)]
 
 

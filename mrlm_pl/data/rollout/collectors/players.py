@@ -166,7 +166,7 @@ class Players:
                 "are; set `own_weights: true` of InProcessEngine, or leave data.engine out"
             )
         self.environments, self._options = dict(environments), dict(options)
-        self._parts: dict[str, list[Any]] = {}  # of each environment, when episodes last began
+        self._attributes: dict[str, list[Any]] = {}  # of each environment, when episodes last began
         self.configured_engine, self._own_weights = engine, own_weights
         self.check_engine: Callable[[Engine], None] | None = None
         self._own: InProcessEngine | None = None
@@ -249,8 +249,8 @@ class Players:
     def _renew_environments(self) -> None:
         """Let the episodes that begin now play in the environments as they are now."""
         for name, environment in self.environments.items():
-            now = parts_of(environment)
-            before, self._parts[name] = self._parts.get(name, now), now
+            now = public_attributes(environment)
+            before, self._attributes[name] = self._attributes.get(name, now), now
             if len(before) == len(now) and all(map(_alike, before, now)):
                 continue
             if any(loop is not None for *_, loop in self._players):  # of episodes that play between rollouts
@@ -270,7 +270,7 @@ class Players:
     def close(self) -> None:
         """Close the players and the engines that were made here; may be called twice."""
         players, engine, routed = self._players, self._own, self._routed
-        self._players, self._own, self._routed, self._parts = {}, None, None, {}
+        self._players, self._own, self._routed, self._attributes = {}, None, None, {}
         with ExitStack() as stack:
             if engine is not None:
                 stack.callback(engine.close)
@@ -282,7 +282,7 @@ class Players:
                 stack.callback(player.close)
 
 
-def parts_of(environment: Environment, above: Sequence[Environment] = ()) -> list[Any]:
+def public_attributes(environment: Environment, above: Sequence[Environment] = ()) -> list[Any]:
     """Return the public attributes of an environment, and of those that it wraps, each with its name and its members.
 
     Args:
@@ -290,7 +290,7 @@ def parts_of(environment: Environment, above: Sequence[Environment] = ()) -> lis
         above: environments that wrap it.
 
     >>> from types import SimpleNamespace
-    >>> parts_of(SimpleNamespace(bonus=0.5, weights={"form": 0.1}, _rows=None))
+    >>> public_attributes(SimpleNamespace(bonus=0.5, weights={"form": 0.1}, _rows=None))
     ['bonus', 0.5, 'weights', {'form': 0.1}, 'form', 0.1]
     """
     parts: list[Any] = []
@@ -300,7 +300,7 @@ def parts_of(environment: Environment, above: Sequence[Environment] = ()) -> lis
         members = [*value, *value.values()] if isinstance(value, dict) else value
         parts += [name, value, *(members if isinstance(members, (list, tuple, set)) else ())]
         if isinstance(value, Environment) and not any(value is other for other in above):
-            parts += parts_of(value, [*above, environment])
+            parts += public_attributes(value, [*above, environment])
     return parts
 
 
