@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import re
@@ -250,7 +251,7 @@ class PlainParser(argparse.ArgumentParser):
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Return the options; a misspelled one is named before those that are missing."""
-        for word in args or ():
+        for word in itertools.takewhile(lambda word: word != "--", args or ()):
             if word.startswith("--") and word.partition("=")[0] not in _options(self):
                 self.error(f"unrecognized arguments: {word}")
         return super().parse_args(args, namespace)
