@@ -465,8 +465,7 @@ class PolicyGradient(Algorithm):
 
     def rows_with_gradient(self, rows: PolicyBatch) -> Tensor:
         with_gradient = rows.action_mask.any(-1)
-        other_losses = self._trains_values(rows) or rows.teacher_prompts is not None
-        if not (other_losses or self.reference.used or self.entropy.used):
+        if rows.teacher_prompts is None and not self._trains_equal(rows):
             with_gradient &= (rows.advantages != 0).any(-1)
         return with_gradient.nonzero().flatten()
 
@@ -502,8 +501,7 @@ class PolicyGradient(Algorithm):
         """Return log-probabilities, entropies if they have a weight, values of a value head, and divergences."""
         teaching = None
         if self.distiller is not None:
-            other_losses = self.reference.used or self.entropy.used or self._trains_values(rows)
-            alone = not other_losses and not bool(rows.layout.advantages.any())
+            alone = not self._trains_equal(rows) and not bool(rows.layout.advantages.any())
             teaching = self.distiller.teaching(name, rows, batch.totals[name], alone)
         if teaching is None and not self.entropy.used and not self._trains_values(rows):
             return TokenOutputs(self.policies[name](**rows.inputs()), None, None)
@@ -533,6 +531,11 @@ class PolicyGradient(Algorithm):
     def _trains_values(self, rows: PolicyBatch) -> bool:
         """Return whether the value loss is part of the token losses of a policy's rows."""
         return self.critic is not None and rows.values is not None
+
+    def _trains_equal(self, rows: PolicyBatch) -> bool:
+        """Return whether rows may have a gradient, other than the teachers', where their advantages are 0."""
+        own = self.loss.own or self._overrides("token_losses", "policy_loss")
+        return own or self.reference.used or self.entropy.used or self._trains_values(rows)
 
     def note_without_gradient(self, name: str, rows: PolicyBatch, batch: Batch) -> None:
         logp = self.policies[name](**rows.inputs()) if self.evaluates_others(batch) else rows.proximal_logp

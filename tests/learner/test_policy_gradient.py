@@ -276,6 +276,34 @@ def test_options_of_the_loss_beside_own_token_losses_are_refused(
     Attribute(policies, **options)
 
 
+def no_advantages(rewards: Tensor, groups: Tensor) -> Tensor:
+    return torch.zeros_like(rewards)
+
+
+def likelihood(logp: Tensor, old_logp: Tensor, advantages: Tensor, action_mask: Tensor) -> Tensor:
+    return -logp
+
+
+class Cloning(PolicyGradient):
+    advantage = staticmethod(no_advantages)
+
+    def token_losses(self, logp: Tensor, old_logp: Tensor, rows: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        return -logp, {}
+
+
+@pytest.mark.parametrize("algorithm", [Cloning, partial(GRPO, advantage=no_advantages, loss=likelihood)])
+def test_an_own_loss_trains_where_advantages_are_0(
+    algorithm: Callable[..., Any], model_folder: Path, echo: Any, quiet_trainer: Any
+) -> None:
+    """The loss of the update is the entropy that the sampler measured: the mean of -log pi over the same tokens."""
+    data = RolloutDataModule(echo(), groups=2, group_size=2, iterations=1, sampling=Sampling(max_tokens=3))
+    trainer = quiet_trainer()
+    trainer.fit(algorithm({"main": str(model_folder)}), data)
+    logged = trainer.callback_metrics
+    assert logged["train/loss"].item() == pytest.approx(logged["rollout/entropy"].item(), rel=1e-4)
+    assert logged["train/grad_norm"] > 0
+
+
 @pytest.mark.parametrize(
     "algorithm",
     [
