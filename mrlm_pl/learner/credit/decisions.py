@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, MutableSet, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Literal
 
 import torch
@@ -77,6 +78,8 @@ class DecisionReturns:
     groups: Mapping[str, int]
     greedy: Tensor
     baseline: Tensor | None = None
+
+    returns = property(attrgetter("reward"), doc="Returns [N] fp64 that are compared: :attr:`reward`.")
 
     @property
     def policies(self) -> tuple[str, ...]:
