@@ -150,6 +150,13 @@ def test_plain_text_is_used_without_a_template() -> None:
     assert sum(row.action_mask) == len(" three") + 1
 
 
+def test_plain_text_that_spells_its_eos_token_ends_once() -> None:
+    """Data sets of rendered chats end their completions with it."""
+    (row,) = demonstration_rows(demonstration_of({"prompt": "1+1=", "completion": "2<|end|>"}), CHAT, "main")
+    assert TOKENIZER.decode(row.token_ids) == "1+1=2<|end|>"
+    assert row.action_mask == (False,) * 4 + (True,) * 2
+
+
 @pytest.mark.parametrize(
     ("row", "fault"),
     [
