@@ -44,7 +44,6 @@ DEPTH = 3
 
 _EPISODES = (".jsonl", ".jsonl.zst", ".jsonl.gz", ".json")
 _REPORTED = ("environment", "episodes", "mean_reward", "ci95", "accuracy", "accuracy_ci95")
-_REPLACEMENT = "\ufffd"
 _NOT_COMPARED = re.compile(r"^(seed_everything|output|resume|ckpt_path|trainer\.default_root_dir)$")
 
 
@@ -370,8 +369,8 @@ class Run:
         for stop in range(1, len(ids) + 1):  # among those before it: a character has at most four tokens
             start = max(stop - 5, 0)
             before, text = (tokenizer.decode(ids[start:end], skip_special_tokens=False) for end in (stop - 1, stop))
-            own = text[len(before.rstrip(_REPLACEMENT)) :]
-            texts.append(own.lstrip(_REPLACEMENT) or own[-1:] or f"<{ids[stop - 1]}>")
+            own = text[len(before.rstrip("\ufffd")) :]
+            texts.append(own.lstrip("\ufffd") or own[-1:] or f"<{ids[stop - 1]}>")
         return texts
 
     def _tokenizer(self, policy: str) -> Tokenizer | None:
