@@ -320,7 +320,7 @@ class Conversation:
 
     Attributes:
         rows: token rows; several only if the template rewrote history, or whole prompts did not extend one row.
-        place: index of the current row.
+        row_index: index of the current row.
     """
 
     def __init__(self, chat: ChatFormat, tools: Tools = ()) -> None:
