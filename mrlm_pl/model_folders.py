@@ -49,7 +49,10 @@ def policy_folder(name: str, option: str) -> str:
             f"{option}: the run {name!r} has no policies, they are written when it ends; "
             f"`mrlm train --output {shlex.quote(name)} --resume` continues it, or writes those of a finished run again"
         )
-    raise PolicyError(f"{option}: {name!r} is neither a run nor the folder of a model: it has no config.json")
+    kind = "neither a run nor the folder of a model: it has no config.json"
+    if (folder / "adapter_config.json").is_file():
+        kind = "an adapter; name the folder of the merged weights, such as RUN/policies/NAME"
+    raise PolicyError(f"{option}: {name!r} is {kind}")
 
 
 def exported_policies(run: Path, critics: bool = True) -> list[Path]:

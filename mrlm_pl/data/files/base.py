@@ -178,14 +178,12 @@ class FixedDataModule(ChecksArguments, LightningDataModule, ABC):
                 [len(row.token_ids) <= limits[row.policy] for row in self.rows_of(example)] for example in tokenized
             ]
             fitting = [example for example, rows in zip(tokenized, fits, strict=True) if rows and all(rows)]
+            limit = f"{min(limits.values())} tokens, {'data.max_tokens' if self.max_tokens else 'the context window'}"
             if not fitting:
-                raise DataError(
-                    f"no {self.unit} of {source!r} fits into {min(limits.values())} tokens; raise data.max_tokens"
-                )
+                raise DataError(f"no {self.unit} of {source!r} fits into {limit}; give shorter ones or a larger limit")
             if len(fitting) < len(tokenized):
-                logger.warning(
-                    "left out %d of %d examples of %s", len(tokenized) - len(fitting), len(tokenized), source
-                )
+                left_out = f"{len(tokenized) - len(fitting)} of {len(tokenized)} examples of {source}"
+                logger.warning("left out %s: longer than %s, or without tokens to learn from", left_out, limit)
             self.examples[split] = fitting
 
     def count(self, split: DataSplit) -> int:

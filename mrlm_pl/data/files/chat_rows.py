@@ -210,7 +210,7 @@ def text_row(prompt: str, completion: str, chat: ChatFormat, policy: str) -> Tra
     eos = chat.tokenizer.eos_token_id
     prompt_ids = chat.tokenizer.encode(prompt)
     prompt_ids = prompt_ids[:-1] if prompt_ids and prompt_ids[-1] == eos else prompt_ids
-    shown = [*chat.encode(completion), eos]
+    shown = [*chat.encode(completion.removesuffix(chat.tokenizer.eos_token)), eos]
     mask = [False] * len(prompt_ids) + [True] * len(shown)
     return _demonstration(policy, prompt_ids + shown, mask, [Message("user", prompt), Message("assistant", completion)])
 

@@ -150,6 +150,13 @@ def test_plain_text_is_used_without_a_template() -> None:
     assert sum(row.action_mask) == len(" three") + 1
 
 
+def test_plain_text_that_spells_its_eos_token_ends_once() -> None:
+    """Data sets of rendered chats end their completions with it."""
+    (row,) = demonstration_rows(demonstration_of({"prompt": "1+1=", "completion": "2<|end|>"}), CHAT, "main")
+    assert TOKENIZER.decode(row.token_ids) == "1+1=2<|end|>"
+    assert row.action_mask == (False,) * 4 + (True,) * 2
+
+
 @pytest.mark.parametrize(
     ("row", "fault"),
     [
@@ -594,6 +601,21 @@ def test_an_example_that_the_template_refuses_is_named(
     data = TrajectoryDataModule(write(tmp_path / "d.jsonl", rows))
     with pytest.raises(DataError, match=rf"d\.jsonl, row 2: .*{fault}"):
         quiet_trainer(max_steps=1).fit(SFT({"main": Policy(str(model_folder), chat_template=template)}), data)
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "limit"), [(None, "2048 tokens, the context window"), (2047, "2047 tokens, data.max_tokens")]
+)
+def test_rows_that_are_too_long_name_the_limit(
+    model_folder: Path, quiet_trainer: Any, tmp_path: Path, caplog: Any, max_tokens: int | None, limit: str
+) -> None:
+    long = chat("a" * 2048, "b")
+    none, one = (write(tmp_path / f"{n}.jsonl", [long, *others]) for n, others in enumerate(([], [chat("a", "b")])))
+    policies = {"main": Policy(str(model_folder))}
+    with pytest.raises(DataError, match=f"no row with an action token of .* fits into {limit}; give shorter ones"):
+        quiet_trainer(max_steps=1).fit(SFT(policies), TrajectoryDataModule(none, max_tokens=max_tokens))
+    quiet_trainer(max_steps=1).fit(SFT(policies), TrajectoryDataModule(one, batch_size=1, max_tokens=max_tokens))
+    assert f"left out 1 of 2 examples of {one}: longer than {limit}, or without" in caplog.text
 
 
 def test_a_checkpoint_is_refused_by_a_run_on_rollouts(
