@@ -16,7 +16,7 @@ import sysconfig
 import threading
 import time
 import traceback
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import partial
@@ -80,6 +80,7 @@ class EventLoopThread:
             # A coroutine's own KeyboardInterrupt or SystemExit leaves the loop, which still has to pass it on.
             with suppress(KeyboardInterrupt, SystemExit):
                 self._loop.run_forever()
+        self._loop.close()
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         """Run a coroutine on the loop and return its future; cancelling it cancels the coroutine."""
@@ -127,26 +128,28 @@ class EventLoopThread:
         frame = sys._current_frames().get(self._thread.ident or 0)
         return _place_of(traceback.extract_stack(frame)) if frame else "(its thread has ended)"
 
-    def cancel_all(self) -> None:
-        """Cancel all coroutines and wait for their end; warn of those that continue."""
+    def cancel_all(self) -> Future[None]:
+        """Cancel all coroutines and wait for their end; warn of those that continue.
+
+        Returns:
+            a future that is done once they have ended; later than the call if one of them blocks the loop.
+        """
         ending = self.submit(_cancel_others())
-        ended = wait([ending], 2 * END_SECONDS).done
-        running = ending.result() if ended else ["the call that blocks the event loop"]
-        ending.cancel()  # does nothing to one that is done
-        if running:
-            logger.warning("cancelled, but not ended within %g s: %s", END_SECONDS, ", ".join(running))
+        if not wait([ending], 2 * END_SECONDS).done:
+            _warn_running(["the call that blocks the event loop"])
+        return ending
 
     def close(self) -> None:
-        """Cancel all coroutines and end the thread, or abandon a blocked one; may be called twice."""
+        """Cancel all coroutines and end the thread; a blocked one ends when it no longer is. May be called twice."""
         if self.closed:
             return
         self.closed = True
-        self.cancel_all()
-        self._stopping = True
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self.cancel_all().add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._stop))
         self._thread.join(END_SECONDS)
-        if not self._thread.is_alive():
-            self._loop.close()
+
+    def _stop(self) -> None:
+        self._stopping = True
+        self._loop.stop()
 
 
 STUCK_SECONDS = 30.0
@@ -200,16 +203,20 @@ def _place_of(stack: traceback.StackSummary) -> str:
     return "in " + ", called in ".join(dict.fromkeys(places))
 
 
-async def _cancel_others() -> list[str]:
-    """Cancel all other coroutines and return the names of those that continue."""
+async def _cancel_others() -> None:
+    """Cancel all other coroutines, and warn of those that continue."""
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()
         task.add_done_callback(mark_read)
-    if not tasks:
-        return []
-    _, running = await asyncio.wait(tasks, timeout=END_SECONDS)
-    return sorted(str(getattr(task.get_coro(), "__qualname__", task)) for task in running)
+    if tasks:
+        _, running = await asyncio.wait(tasks, timeout=END_SECONDS)
+        _warn_running(sorted(str(getattr(task.get_coro(), "__qualname__", task)) for task in running))
+
+
+def _warn_running(running: Sequence[str]) -> None:
+    if running:
+        logger.warning("cancelled, but not ended within %g s: %s", END_SECONDS, ", ".join(running))
 
 
 def mark_read(done: asyncio.Future[Any]) -> None:
