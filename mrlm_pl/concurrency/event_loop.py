@@ -62,13 +62,14 @@ class EventLoopThread:
     Attributes:
         closed: True after :meth:`close`.
         stuck: True after it has stood still for longer than its patience.
+        fault: place where it stands still, and the advice; empty while it moves.
     """
 
     def __init__(self, patience: float = math.inf, advice: str = "") -> None:
         self._loop, self.closed, self.stuck = asyncio.new_event_loop(), False, False
         self._loop.set_exception_handler(_log_unread)
         self._loop.set_default_executor(ThreadPoolExecutor(_THREADS, "mrlm-to-thread"))
-        self._patience, self._advice, self._stopping = patience, advice, False
+        self._patience, self._advice, self._stopping, self.fault = patience, advice, False, ""
         self._watched: dict[Future[Any], Future[Any]] = {}
         self._thread = threading.Thread(target=self._run, name="mrlm-event-loop", daemon=True)
         self._thread.start()
@@ -112,15 +113,16 @@ class EventLoopThread:
             # Counted, not read from a clock: a process that is suspended does not stand still.
             while not turned.wait(_LOOK_SECONDS) and not self.closed:
                 stood += _LOOK_SECONDS
-                fault = f"the event loop has stood still for {stood:g} s {self._place()}; {self._advice}"
+                self.fault = f"the event loop has stood still for {stood:g} s {self._place()}; {self._advice}"
                 if stood >= _STALL_SECONDS and not warned:
                     warned = True
-                    logger.warning(fault)
+                    logger.warning(self.fault)
                 if stood >= self._patience:
                     self.stuck = True
                     for watched in list(self._watched):
                         with suppress(InvalidStateError):  # it is done
-                            watched.set_exception(RolloutError(fault))
+                            watched.set_exception(RolloutError(self.fault))
+            self.fault = ""
             time.sleep(_LOOK_SECONDS)
 
     def _place(self) -> str:
@@ -172,6 +174,11 @@ def shared_loop() -> EventLoopThread:
             _shared = EventLoopThread(STUCK_SECONDS, _ADVICE)
             atexit.register(_leave, _shared)
         return _shared
+
+
+def shared_fault() -> str:
+    """Return ``; `` and the place where the shared event loop stands still, for the error of a call that is late."""
+    return f"; {_shared.fault}" if _shared is not None and _shared.fault else ""
 
 
 def _forget() -> None:
