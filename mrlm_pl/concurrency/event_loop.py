@@ -69,7 +69,8 @@ class EventLoopThread:
         self._loop, self.closed, self.stuck = asyncio.new_event_loop(), False, False
         self._loop.set_exception_handler(_log_unread)
         self._loop.set_default_executor(ThreadPoolExecutor(_THREADS, "mrlm-to-thread"))
-        self._patience, self._advice, self._stopping, self.fault = patience, advice, False, ""
+        self._patience, self._advice, self.fault = patience, advice, ""
+        self._ending: Future[None] | None = None
         self._watched: dict[Future[Any], Future[Any]] = {}
         self._thread = threading.Thread(target=self._run, name="mrlm-event-loop", daemon=True)
         self._thread.start()
@@ -77,7 +78,7 @@ class EventLoopThread:
             threading.Thread(target=self._watch, name="mrlm-event-loop-watch", daemon=True).start()
 
     def _run(self) -> None:
-        while not self._stopping:
+        while self._ending is None or not self._ending.done():
             # A coroutine's own KeyboardInterrupt or SystemExit leaves the loop, which still has to pass it on.
             with suppress(KeyboardInterrupt, SystemExit):
                 self._loop.run_forever()
@@ -146,12 +147,9 @@ class EventLoopThread:
         if self.closed:
             return
         self.closed = True
-        self.cancel_all().add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._stop))
+        self._ending = self.cancel_all()
+        self._ending.add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._loop.stop))
         self._thread.join(END_SECONDS)
-
-    def _stop(self) -> None:
-        self._stopping = True
-        self._loop.stop()
 
 
 STUCK_SECONDS = 30.0
