@@ -132,14 +132,10 @@ class QuestionEnvironment(Environment):
 
     def step(self, actions: Mapping[str, Message]) -> Step:
         """Reward the replies; see :meth:`Environment.step`."""
-        values = []
-        try:
-            for reward in self.rewards.values():
-                values.append(reward.call(*self._arguments(actions)))
-        except BaseException:
-            for begun in filter(inspect.iscoroutine, values):
-                begun.close()
-            raise
+        # Async ones last: where a plain one raises, no coroutine has been made.
+        order = sorted(self.rewards, key=lambda name: _is_async(self.rewards[name].call))
+        found = {name: self.rewards[name].call(*self._arguments(actions)) for name in order}
+        values = [found[name] for name in self.rewards]
         if any(map(inspect.isawaitable, values)):  # of a plain function, or in a subclass
             waiting = [value if inspect.isawaitable(value) else asyncio.sleep(0, value) for value in values]
             values = shared_loop().submit_watched(together(waiting)).result()
