@@ -69,8 +69,7 @@ class EventLoopThread:
         self._loop, self.closed, self.stuck = asyncio.new_event_loop(), False, False
         self._loop.set_exception_handler(_log_unread)
         self._loop.set_default_executor(ThreadPoolExecutor(_THREADS, "mrlm-to-thread"))
-        self._patience, self._advice, self.fault = patience, advice, ""
-        self._ending: Future[None] | None = None
+        self._patience, self._advice, self.fault, self._ending = patience, advice, "", Future[None]()
         self._watched: dict[Future[Any], Future[Any]] = {}
         self._thread = threading.Thread(target=self._run, name="mrlm-event-loop", daemon=True)
         self._thread.start()
@@ -78,11 +77,15 @@ class EventLoopThread:
             threading.Thread(target=self._watch, name="mrlm-event-loop-watch", daemon=True).start()
 
     def _run(self) -> None:
-        while self._ending is None or not self._ending.done():
+        while not self._ending.done():
             # A coroutine's own KeyboardInterrupt or SystemExit leaves the loop, which still has to pass it on.
             with suppress(KeyboardInterrupt, SystemExit):
                 self._loop.run_forever()
         self._loop.close()
+
+    def call_soon(self, function: Callable[[], Any]) -> None:
+        """Call a plain function on the loop, without waiting for it."""
+        self._loop.call_soon_threadsafe(function)
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         """Run a coroutine on the loop and return its future; cancelling it cancels the coroutine."""
@@ -110,11 +113,13 @@ class EventLoopThread:
         while not self.closed:
             turned, stood = threading.Event(), 0.0
             with suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(turned.set)
+                self.call_soon(turned.set)
             # Counted, not read from a clock: a process that is suspended does not stand still.
             while not turned.wait(_LOOK_SECONDS) and not self.closed:
                 stood += _LOOK_SECONDS
-                self.fault = f"the event loop has stood still for {stood:g} s {self._place()}; {self._advice}"
+                frame = sys._current_frames().get(self._thread.ident or 0)
+                place = _place_of(traceback.extract_stack(frame)) if frame else "(its thread has ended)"
+                self.fault = f"the event loop has stood still for {stood:g} s {place}; {self._advice}"
                 if stood >= _STALL_SECONDS and not warned:
                     warned = True
                     logger.warning(self.fault)
@@ -125,11 +130,6 @@ class EventLoopThread:
                             watched.set_exception(RolloutError(self.fault))
             self.fault = ""
             time.sleep(_LOOK_SECONDS)
-
-    def _place(self) -> str:
-        """Return the place in the code that the loop's thread runs."""
-        frame = sys._current_frames().get(self._thread.ident or 0)
-        return _place_of(traceback.extract_stack(frame)) if frame else "(its thread has ended)"
 
     def cancel_all(self) -> Future[None]:
         """Cancel all coroutines and wait for their end; warn of those that continue.
@@ -148,7 +148,7 @@ class EventLoopThread:
             return
         self.closed = True
         self._ending = self.cancel_all()
-        self._ending.add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._loop.stop))
+        self._ending.add_done_callback(lambda _: self.call_soon(self._loop.stop))
         self._thread.join(END_SECONDS)
 
 
