@@ -207,21 +207,21 @@ class RolloutDataModule(ChecksArguments, LightningDataModule):
 
     def setup(self, stage: str) -> None:
         learner = self.players.learner = self.algorithm()
-        trainer = learner.trainer
-        updates = self.stream.passes * self.stream.minibatches
+        trainer, stream = learner.trainer, self.stream
+        # Epochs that end within an update step early then.
+        early = self._batches(trainer) % trainer.accumulate_grad_batches
         self.check(learner, trainer, stage)
         facts = RolloutFacts(
             # Each once, in order.
             agents=dict.fromkeys(agent for environment in self.environments.values() for agent in environment.agents),
             environments=list(self.environments),
             engine=self.players.configured_engine,
-            # Epochs that end within an update step early then.
-            updates=None if self._batches(trainer) % trainer.accumulate_grad_batches else updates,
+            updates=None if early else stream.passes * stream.minibatches,
         )
         learner.check_rollouts(facts)
         if stage == "fit":
             if getattr(self.collection, "learner", learner) is not learner:
-                self.stream.restart()
+                stream.restart()
             if self.players.stale is not None:
                 self.players.stale.check(learner, trainer, self.sampling)
             self.collection.begin(learner)
