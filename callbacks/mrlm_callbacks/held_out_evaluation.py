@@ -130,14 +130,14 @@ class HeldOutEvaluation(Callback):
         return self._reports[key]
 
     def _log(self, trainer: Trainer, prefix: str, reports: dict[str, EvaluationReport]) -> None:
-        """Log means at the step of the update before them, whose other metrics a resumed run keeps."""
+        """Log means at the step of the update before them, whose other metrics a resumed run keeps; -1 before all."""
         played = {name: report for name, report in reports.items() if report.episodes}
         means = {f"{prefix}/{name}/reward": report.mean_reward for name, report in played.items()}
         accuracies = {f"{prefix}/{name}/accuracy": report.accuracy for name, report in played.items()}
         means |= {name: accuracy for name, accuracy in accuracies.items() if accuracy is not None}
         for logger in trainer.loggers:
             if not isinstance(logger, MetricsFile):  # which has one row for each update
-                logger.log_metrics(means, max(trainer.global_step - 1, 0))
+                logger.log_metrics(means, trainer.global_step - 1)
 
     def _add_point(self, trainer: Trainer) -> None:
         """Evaluate on the validation split, and add the means to the curve, once a step."""
