@@ -122,13 +122,14 @@ class TaskStream:
         seed: int,
         curriculum: SuccessRateCurriculum | None = None,
     ) -> None:
-        weights = [1.0] * len(sources) if weights is None else list(weights)
-        if len(weights) != len(sources) or any(not 0 < weight < math.inf for weight in weights):
+        numbers = [1.0] * len(sources) if weights is None else list(weights)
+        if len(numbers) != len(sources) or any(isinstance(n, str) or not 0 < n < math.inf for n in numbers):
             raise ConfigurationError(
-                f"weights are {weights} for the environments {list(sources)}; give one positive, finite number for each"
+                f"data.weights is {weights} for the environments {list(sources)}; give a list with one positive, "
+                "finite number for each, in their order"
             )
         self.sources, self.seed = dict(sources), seed
-        self.shares = {name: weight / sum(weights) for name, weight in zip(sources, weights, strict=True)}
+        self.shares = {name: number / sum(numbers) for name, number in zip(sources, numbers, strict=True)}
         self.curriculum = curriculum
         self.rates = dict.fromkeys(self.sources, curriculum.start) if curriculum else {}
         self._owed, self._block = dict.fromkeys(self.sources, 0.0), 0
