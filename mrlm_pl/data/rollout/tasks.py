@@ -10,9 +10,9 @@ from typing import Any
 
 from mrlm_pl.environment import Environment, TaskSource
 from mrlm_pl.episode import Episode, Task, Turn
-from mrlm_pl.errors import ConfigurationError, did_you_mean
+from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.seeding import keyed_random
-from mrlm_pl.settings import Settings, as_settings, at_least, between, check_instance, positive
+from mrlm_pl.settings import Settings, as_settings, at_least, between, check_instance, one_of, positive
 
 logger = logging.getLogger(__name__)
 
@@ -359,11 +359,8 @@ class RunTasks:
     ) -> None:
         self.environments = named_environments(environments, names)
         settings_by_name = dict(settings or {})
-        for name in sorted(settings_by_name.keys() - self.environments.keys()):
-            hint = did_you_mean(name, self.environments, f"the environments are {list(self.environments)}")
-            raise ConfigurationError(
-                f"data.task_settings names the environment {name!r}, which this run does not have; {hint}"
-            )
+        for name in settings_by_name:
+            one_of(self.environments, "data.task_settings: ", environment=name)
         self.settings = {
             name: as_settings(TaskSettings, settings_by_name.get(name, {}), f"data.task_settings.{name}")
             for name in self.environments
