@@ -15,11 +15,12 @@ from mrlm_callbacks.anchor_games import AnchorGames, CollapseAlarm, check_langua
 from mrlm_callbacks.snapshot_pool import INITIAL, Draw, SnapshotPool, check_fit, load_snapshot, weights_of
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.data.rollout.collection import CollectionObserver
+from mrlm_pl.data.rollout.module import rollouts_of
 from mrlm_pl.durable_files import write_json
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.evaluation.elo import GameTable, elo_ratings
-from mrlm_pl.learner.algorithm import Algorithm
+from mrlm_pl.learner.algorithm import Algorithm, algorithm_of
 from mrlm_pl.learner.ranks import gather_ranks
 from mrlm_pl.policy.lora import merged_state
 from mrlm_pl.rollout.cross_policy import stale_turns
@@ -272,13 +273,7 @@ class SelfPlay(Callback, CollectionObserver):
         return sides
 
     def _data(self, trainer: Any) -> RolloutDataModule:
-        data = trainer.datamodule
-        if not isinstance(data, RolloutDataModule):
-            raise ConfigurationError(f"SelfPlay plays episodes; {type(data).__name__} has no environment")
-        return data
+        return rollouts_of(trainer, "SelfPlay")
 
     def _algorithm(self, trainer: Any) -> Algorithm:
-        module = trainer.lightning_module
-        if not isinstance(module, Algorithm):
-            raise ConfigurationError(f"SelfPlay needs the policies of an Algorithm; {type(module).__name__} has none")
-        return module
+        return algorithm_of(trainer, "SelfPlay")
