@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mrlm_pl.data import RolloutDataModule
+from mrlm_pl.data.rollout.module import rollouts_of
 from mrlm_pl.durable_files import write_json
 from mrlm_pl.engines import Sampling
 from mrlm_pl.environment import SPLITS, Environment
@@ -97,18 +98,13 @@ class HeldOutEvaluation(Callback):
 
     def _rollouts(self, trainer: Trainer) -> RolloutDataModule:
         """Return the data module that plays: the run's, or one of the environment beside files."""
+        if self.environment is None:
+            return rollouts_of(trainer, "HeldOutEvaluation", "name one with HeldOutEvaluation.environment")
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         if isinstance(data, RolloutDataModule):
-            if self.environment is not None:
-                raise ConfigurationError(
-                    "HeldOutEvaluation.environment is for training on files; a RolloutDataModule has environments, "
-                    "which are evaluated: leave it out"
-                )
-            return data
-        if self.environment is None:
             raise ConfigurationError(
-                f"HeldOutEvaluation plays episodes; {type(data).__name__} has no environment: name one with "
-                "HeldOutEvaluation.environment"
+                "HeldOutEvaluation.environment is for training on files; a RolloutDataModule has environments, "
+                "which are evaluated: leave it out"
             )
         if self._data is None:
             self._data = RolloutDataModule(self.environment, sampling=self.sampling or Sampling(), seed=data.seed)

@@ -152,6 +152,24 @@ def test_what_is_logged_agrees_with_the_report(duel: Any, quiet_trainer: Any, tm
     assert sum(games for _, games in callback.table.values()) == 5 * 12 + 3 * 8
 
 
+def test_snapshots_that_no_games_link_with_the_initial_one_have_no_rating(
+    duel: Any, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    """Player 1 has no game, as if all tasks were of another environment; the anchor's games at the end link 3 to 0."""
+    options = {"snapshot_every": 1, "draw": "latest", "anchors": AnchorGames(every=100, games=2)}
+    algorithm, data, callback = duel({"iterations": 3}, **options)
+    count = callback.on_collection
+    callback.on_collection = lambda trainer, episodes: count(trainer, episodes if data.stream.iteration else [])
+    trainer = quiet_trainer(callbacks=[callback], logger=[MetricsFile(tmp_path)], log_every_n_steps=1)
+    trainer.fit(algorithm, data)
+    assert sorted(callback.table) == [("0", "3"), ("1", "2"), ("2", "3")]
+    with (tmp_path / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [bool(row["self_play/elo"]) for row in rows] == [False, False, True]
+    assert [bool(row["self_play/opponent_elo"]) for row in rows] == [True, False, True]
+    assert sorted(json.loads((Path(trainer.default_root_dir) / "self_play.json").read_text())["ratings"]) == [*"0123"]
+
+
 @pytest.mark.parametrize("action", ["warn", "stop"])
 @pytest.mark.long
 def test_the_alarm_tells_of_a_learner_that_collapses(

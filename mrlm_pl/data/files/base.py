@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import itertools
 import logging
 import os
 from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -19,7 +21,7 @@ from mrlm_pl.data.files.chat_rows import read_examples
 from mrlm_pl.environment.rows import warn_of_training_rows
 from mrlm_pl.episode import Episode, Trajectory
 from mrlm_pl.errors import ConfigurationError, DataError
-from mrlm_pl.learner.algorithm import Algorithm
+from mrlm_pl.learner.algorithm import Algorithm, algorithm_of
 from mrlm_pl.learner.batch import Batch, PolicyBatch
 from mrlm_pl.learner.ranks import data_parallel_rank
 from mrlm_pl.losses import BatchTotals
@@ -35,7 +37,8 @@ DataSplit = Literal["train", "validation", "test"]
 class FixedDataModule(ChecksArguments, LightningDataModule, ABC):
     """Base of the data modules over files: subclasses read, tokenize and collate the examples.
 
-    The position in an epoch counts examples, so a run may continue with another batch size or number of ranks.
+    The position in an epoch counts examples, so a run may continue with another batch size or number of ranks, but not
+    with other examples.
 
     Args:
         train: file (JSONL, JSON, CSV, Parquet, also with .zst or .gz), a run's folder of episodes, or hub name.
@@ -91,6 +94,7 @@ class FixedDataModule(ChecksArguments, LightningDataModule, ABC):
         self.examples: dict[DataSplit, list[Any]] = {}
         self._tokenized_for: Algorithm | None = None
         self._fitted: Algorithm | None = None
+        self._digests: dict[DataSplit, str] = {}
 
     def read(self, source: str, split: str) -> list[Any]:
         """Return the examples of a source before they are tokenized.
@@ -185,6 +189,15 @@ class FixedDataModule(ChecksArguments, LightningDataModule, ABC):
                 left_out = f"{len(tokenized) - len(fitting)} of {len(tokenized)} examples of {source}"
                 logger.warning("left out %s: longer than %s, or without tokens to learn from", left_out, limit)
             self.examples[split] = fitting
+        self._digests = {split: self._digest(examples) for split, examples in self.examples.items()}
+
+    def _digest(self, examples: Sequence[Any]) -> str:
+        """Return a hash of the tokens of examples."""
+        digest = hashlib.sha256()
+        for row in (row for example in examples for row in self.rows_of(example)):
+            digest.update(row.policy.encode())
+            digest.update(array("q", (len(row.token_ids), *row.token_ids)).tobytes() + bytes(row.action_mask))
+        return digest.hexdigest()[:16]
 
     def count(self, split: DataSplit) -> int:
         """Return the number of examples in a split; 0 for a split without a source."""
@@ -217,22 +230,23 @@ class FixedDataModule(ChecksArguments, LightningDataModule, ABC):
         return EpochStream(self, "test")
 
     def state_dict(self) -> dict[str, Any]:
-        return {"epoch": self.epoch, "position": self.position}
+        return {"epoch": self.epoch, "position": self.position, "digest": self._digests.get("train")}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if state_dict["digest"] != self._digests.get("train") and self.algorithm().trainer.state.fn == "fit":
+            raise ConfigurationError(
+                f"data.train: {self.sources['train']!r} differs from the examples the run started with; resume it with "
+                "its files, or train on others in a new run, whose model is RUN/policies/NAME"
+            )
         self.epoch, self.position = state_dict["epoch"], state_dict["position"]
 
     def algorithm(self) -> Algorithm:
         """Return the algorithm that is trained.
 
         Raises:
-            ConfigurationError: the trainer's module is not an Algorithm.
+            ConfigurationError: there is no trainer, or its module is no algorithm.
         """
-        trainer: Any = self.trainer
-        module = trainer.lightning_module
-        if not isinstance(module, Algorithm):
-            raise ConfigurationError(f"{type(module).__name__} is not an Algorithm; {type(self).__name__} needs one")
-        return module
+        return algorithm_of(self.trainer, type(self).__name__)
 
     def learner(self) -> tuple[str, Policy]:
         """Return the name and the policy that the examples train."""

@@ -307,6 +307,27 @@ def test_a_run_goes_on_with_another_batch_size_at_the_same_example(
     assert (again.epoch, again.position) == (1, 0)
 
 
+def test_a_run_is_not_resumed_with_other_examples(model_folder: Path, quiet_trainer: Any, tmp_path: Path) -> None:
+    """The place in a longer file is beyond the end of a shorter one, and the first update would be empty."""
+    rows = [chat(f"{letter}?", "x") for letter in "abcdefghij"]
+    source, other = write(tmp_path / "rows.jsonl", rows), write(tmp_path / "other.jsonl", rows[:4])
+    checkpoint = tmp_path / "two.ckpt"
+
+    def sft(**options: Any) -> SFT:
+        return SFT({"main": Policy(str(model_folder), **options)})
+
+    trainer = quiet_trainer(max_steps=2)
+    trainer.fit(sft(), TrajectoryDataModule(source, batch_size=3))
+    trainer.save_checkpoint(checkpoint)
+    with pytest.raises(ConfigurationError, match=r"data\.train: .*other.* differs from the examples the run started w"):
+        quiet_trainer(max_steps=3).fit(sft(), TrajectoryDataModule(other, batch_size=3), ckpt_path=checkpoint)
+    quiet_trainer().validate(sft(), TrajectoryDataModule(other, source), ckpt_path=checkpoint)  # trains on none
+    data = TrajectoryDataModule(source, batch_size=3)
+    quiet_trainer(max_steps=3).fit(sft(), data, ckpt_path=checkpoint)
+    template = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}"
+    quiet_trainer(max_steps=1).fit(sft(chat_template=template), data)  # a new run, with other tokens of these rows
+
+
 def test_the_ranks_share_all_examples_and_one_may_get_none() -> None:
     data = Stub(9, batch_size=4)
     shares = [list(EpochStream(data.of(rank, 2), "validation")) for rank in (0, 1)]
