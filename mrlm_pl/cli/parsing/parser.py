@@ -24,14 +24,15 @@ from mrlm_pl.cli.parsing.classes import (
     plain_reason,
     resolve,
     resolve_arguments,
+    unknown_name,
 )
-from mrlm_pl.cli.parsing.config_files import MistakeError, file_of_key, option_values
+from mrlm_pl.cli.parsing.config_files import MistakeError, config_files, file_of_key, option_values
 from mrlm_pl.cli.parsing.configuration import CLASS, leaves, load_value, merge_arguments
 from mrlm_pl.cli.parsing.early_check import training_options
 from mrlm_pl.cli.parsing.parameter_types import KINDS
 from mrlm_pl.errors import DEBUG_VARIABLE, SYNONYMS, ConfigurationError, MRLMError, nearest, source_line_of_error
 from mrlm_pl.grouping import unique
-from mrlm_pl.runs.plugins import imported
+from mrlm_pl.runs.plugins import import_exports, imported
 from mrlm_pl.runs.records.configuration_file import read_yaml
 
 _UNACCEPTED = re.compile(r"(?:Group '([^']+)' does not accept option|Option) '([^']+)'")
@@ -307,9 +308,17 @@ def explain(message: str, parser: Any) -> str:
         return f"{key}: {plain_reason(reason, value)}"
     if required := re.match(r"the following arguments are required: (.+)", message):
         keys = required[1].split(", ")
+        words, _, bases, _ = _PARSED.get(((), {}, {}, ""))
+        files = " and ".join(map(str, config_files(words)))
+        lacking = f"{', '.join(keys)} missing{files and f' in {files}'}"
+        if plain:
+            return f"{lacking}; see `{parser.prog} --help`"
         example = " ".join(f"--{key} VALUE" for key in keys)
-        in_file = f"give it as `{example}` or in a file with `--config FILE`"
-        return f"{', '.join(keys)} missing; {f'see `{parser.prog} --help`' if plain else in_file}"
+        remedy = f"give {'it' if len(keys) == 1 else 'them'} as `{example}` or in a file with `--config FILE`"
+        if len(keys) == 1 and keys[0] in bases:
+            import_exports()
+            remedy = f"{unknown_name('', [bases[keys[0]]])}; {remedy}"
+        return f"{lacking}; {remedy}"
     return " ".join(_OPTION_VALUE.sub(r"\1:", message).split())
 
 
