@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks import results_page
 from benchmarks.few_values import mean_and_half
+from benchmarks.learning import learning
 from tests.support.documents import ROOT
 
 SCRIPTS = {path.stem: path for path in sorted((ROOT / "benchmarks").rglob("*.py"))}
@@ -39,6 +40,11 @@ def test_a_script_finds_the_modules_that_it_imports(script: Path) -> None:
 
 def test_the_commands_of_the_page_write_no_file_of_results() -> None:
     assert "--json benchmarks/results" not in results_page.page()
+
+
+def test_the_curve_of_a_policy_has_the_name_of_the_split_that_the_callback_plays() -> None:
+    axes = {axis for curve in learning.CURVES.values() for name, axis in curve.measures.items() if name == "accuracy"}
+    assert axes == {"validation accuracy", "validation success"}
 
 
 def test_intervals_of_any_number_of_seeds_have_their_quantile() -> None:
