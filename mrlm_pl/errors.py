@@ -80,6 +80,15 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
+def counted(number: int, one: str, many: str = "") -> str:
+    """Return a number with its noun; without ``many`` several have an s.
+
+    >>> counted(1, "episode"), counted(1200, "episode"), counted(0, "line is", "lines are")
+    ('1 episode', '1,200 episodes', '0 lines are')
+    """
+    return f"{number:,} {one if number == 1 else many or f'{one}s'}"
+
+
 ROLLOUT_ERRORS = (EngineError, ProgramError, RemoteError, RolloutError)
 """Failures of a rollout, after which a run continues from the weights that it had; not those of the weights."""
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from mrlm_pl.durable_files import finite
 from mrlm_pl.engines.base import Sampling
+from mrlm_pl.errors import counted
 from mrlm_pl.evaluation.agents import Part
 
 _PART_COLUMNS = ("reward", "turns", "first turn", "opens", "tokens/turn", "at max_tokens", "components")
@@ -163,7 +164,7 @@ def played_episodes(report: EvaluationReport) -> str:
 
 def different_problems(count: int) -> str:
     """Return a number of problems in words."""
-    return f"{count} different problem{'' if count == 1 else 's'}"
+    return counted(count, "different problem")
 
 
 def sampling_text(sampling: Sampling) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from mrlm_pl.durable_files import check_writable, replacing
-from mrlm_pl.errors import ConfigurationError, RemoteError, did_you_mean, writing
+from mrlm_pl.errors import ConfigurationError, RemoteError, counted, did_you_mean, writing
 from mrlm_pl.evaluation.intervals import with_interval
 from mrlm_pl.model_folders import ADAPTER_FOLDER, CRITIC_FILE, exported_policies, policy_folder
 from mrlm_pl.runs.records.run import SAVED, environments_of, read_run, recorded_configuration, recorded_iterations
@@ -165,7 +165,7 @@ def model_card(folder: Path, versions: Mapping[str, str]) -> str:
     sections = [f"---\n{metadata.to_yaml()}\n---", f"# {name}"]
     if algorithm:
         rows = {
-            "run": f"`{run.name}`, {recorded_iterations(run)} iterations",
+            "run": f"`{run.name}`, {counted(recorded_iterations(run), 'iteration')}",
             **({"initial model": f"`{_redact(base)}`"} if base is not None else {}),
             "algorithm": f"`{algorithm}`",
             "environment": ", ".join(f"`{item.class_name}`" for item in environments_of(data)) or "none: data files",

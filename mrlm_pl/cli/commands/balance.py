@@ -15,7 +15,7 @@ from mrlm_pl.cli.parsing.parser import CommandParser, command_parser
 from mrlm_pl.durable_files import check_writable, unfinished, write_json
 from mrlm_pl.environment.rows import numbered_rows
 from mrlm_pl.episode_files import write_lines
-from mrlm_pl.errors import ConfigurationError, writing
+from mrlm_pl.errors import ConfigurationError, counted, writing
 
 HELD_OUT = ".validation"
 """Stands before the suffix of the file with the held-out questions."""
@@ -166,5 +166,6 @@ def _table(balanced: BalancedAnswers, files: dict[str, Path]) -> str:
     ]
     for split, path in files.items():
         split_counts = report["splits"][split]
-        lines.append((split, f"{split_counts['questions']} questions, {split_counts['answers']} answers in {path}"))
+        numbers = ", ".join(counted(split_counts[f"{noun}s"], noun) for noun in ("question", "answer"))
+        lines.append((split, f"{numbers} in {path}"))
     return "\n".join(f"{name:<11} {text}" for name, text in lines)

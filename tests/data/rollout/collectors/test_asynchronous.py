@@ -541,7 +541,7 @@ def test_what_decides_the_episodes_of_a_group_is_compared_with_the_checkpoint(
     before._admitted[4, 0] = _Group(collected=Collected([played]))
     after.load(before.state())
     assert [*after._admitted] == ([] if told else [(4, 0)])
-    assert (f"1 groups of the checkpoint are played again: {told}" in caplog.text) == (told is not None)
+    assert (f"1 group of the checkpoint is played again: {told}" in caplog.text) == (told is not None)
 
 
 def test_nobody_finds_the_environment_closed_when_another_episode_ends_the_run(
