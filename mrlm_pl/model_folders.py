@@ -49,7 +49,8 @@ def policy_folder(name: str, option: str) -> str:
             f"{option}: the run {name!r} has no policies, they are written when it ends; "
             f"`mrlm train --output {shlex.quote(name)} --resume` continues it, or writes those of a finished run again"
         )
-    raise PolicyError(f"{option}: {name!r} is neither a run nor the folder of a model: it has no config.json")
+    fault = f"{option}: {name!r} is neither a run nor the folder of a model: it has no config.json"
+    raise PolicyError(f"{fault}; name another, or write a model there with `save_pretrained`")
 
 
 def exported_policies(run: Path, critics: bool = True) -> list[Path]:
