@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from mrlm_pl.durable_files import check_writable, replacing
+from mrlm_pl.durable_files import check_new, replacing
 from mrlm_pl.errors import ConfigurationError, RemoteError, counted, did_you_mean, writing
 from mrlm_pl.evaluation.intervals import with_interval
 from mrlm_pl.model_folders import ADAPTER_FOLDER, CRITIC_FILE, exported_policies, policy_folder
@@ -55,10 +55,7 @@ def export(model: str | Path, output: str | Path) -> list[Path]:
     trained = {name: settings for name, settings in policies.items() if SAVED in settings} or policies
     folders = {name: Path(output).expanduser() / name for name in trained}
     for folder in folders.values():
-        if folder.exists():
-            raise ConfigurationError(f"output: {str(folder)!r} exists; name another folder, or remove it")
-        with writing("output", folder):
-            check_writable(folder)
+        check_new("output", folder)
     for name, settings in trained.items():
         exported = "" if SAVED in settings else settings.get("model", "")
         with writing("output", folders[name]), replacing(folders[name]) as draft:
