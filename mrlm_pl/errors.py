@@ -221,6 +221,11 @@ def nearest_path(path: Path, *, folders: bool = False) -> Path | None:
     return path.parent / difflib.get_close_matches(path.name, candidates, n=1, cutoff=0)[0] if candidates else None
 
 
+def meant(near: Path | None) -> str:
+    """Return the end of a message on a missing path, which asks for the nearest one, if there is any."""
+    return f"did you mean {str(near)!r}?" if near else "check the path"
+
+
 def source_line(method: Any) -> str:
     """Return ``file:line`` of a function; the file relative to the working folder if it is below it."""
     code = inspect.unwrap(method).__code__

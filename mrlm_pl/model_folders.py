@@ -6,7 +6,7 @@ import os
 import shlex
 from pathlib import Path
 
-from mrlm_pl.errors import PolicyError, first_line, nearest_path
+from mrlm_pl.errors import PolicyError, first_line, meant, nearest_path
 
 ADAPTER_FOLDER = "adapter"
 """Name of an exported policy's adapter folder, below the folder with the merged weights."""
@@ -115,5 +115,4 @@ def _advice(folder: Path) -> str:
         return f"did you mean {str(Path('runs') / folder)!r}?"
     if not folder.parent.is_dir():
         return f"there is no folder {str(folder.parent)!r} either; check the path"
-    near = nearest_path(folder, folders=True) or (nearest_path(folder) if folder.suffix == ".ckpt" else None)
-    return f"did you mean {str(near)!r}?" if near else "check the path"
+    return meant(nearest_path(folder, folders=True) or (nearest_path(folder) if folder.suffix == ".ckpt" else None))
