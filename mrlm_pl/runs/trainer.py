@@ -297,8 +297,8 @@ class Trainer(pl.Trainer):
             counts = data.collection.totals.state() if played else {}
             if failed := counts.get("failed_episodes"):
                 listed = f"mrlm view --text {shlex.quote(self.default_root_dir)} --failed"
-                episodes = counted(int(counts["episodes"]), "episode")
-                print(f"mrlm: {failed:.0f} of {episodes} failed; see why with `{listed}`")
+                total = counted(int(counts["episodes"]), "episode")
+                print(f"mrlm: {failed:.0f} of {total} failed; see why with `{listed}`")
             print(run_summary(self.default_root_dir, played=played))
         elif stage == "predict" and not self.fast_dev_run:  # type: ignore[attr-defined]
             episodes = Path(self.default_root_dir) / "episodes"

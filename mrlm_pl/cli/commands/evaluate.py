@@ -23,7 +23,7 @@ from mrlm_pl.errors import ConfigurationError, counted, tell
 from mrlm_pl.evaluation.arena import ArenaReport, Mean
 from mrlm_pl.evaluation.comparison import Comparison, common_tasks, compare, read_report, rewards_differ
 from mrlm_pl.evaluation.elo import Rating
-from mrlm_pl.evaluation.report import EvaluationReport, different_problems, interval_text
+from mrlm_pl.evaluation.report import EvaluationReport, interval_text
 from mrlm_pl.evaluation.summary import evaluation_specs, task_identity
 from mrlm_pl.policy import Policy
 from mrlm_pl.runs.evaluation import arena
@@ -212,9 +212,9 @@ def warn_of_other_settings(kind: str, own: Mapping[str, Any], other: Mapping[str
 
 
 def _comparison_line(comparison: Comparison, tasks: int, path: str) -> str:
-    task_text = f"{comparison.tasks} of " if comparison.tasks < tasks else ""
-    task_text += counted(tasks, "task")
-    task_text += f" of {different_problems(comparison.problems)}" if comparison.problems < comparison.tasks else ""
+    shared = f"{comparison.tasks} of " if comparison.tasks < tasks else ""
+    distinct = f" of {counted(comparison.problems, 'different problem')}"
+    task_text = f"{shared}{counted(tasks, 'task')}{distinct if comparison.problems < comparison.tasks else ''}"
     own_measure, other_measure = comparison.own_measure, comparison.other_measure
     measure = f"in {own_measure}" if own_measure == other_measure else f"of {own_measure} against {other_measure}"
     return (

@@ -296,10 +296,8 @@ def explain(message: str, parser: Any) -> str:
     if choice := _CHOICE.match(message):
         option, value, choices = choice.groups()
         names = [name.strip("'") for name in choices.split(", ")]
-        near = nearest(value, names)
-        hint = f"; did you mean {near!r}?" if near else ""
+        hint = f"; did you mean {near!r}?" if (near := nearest(value, names)) else ""
         return f"{option}: expected one of {', '.join(map(repr, names))}, but the value is {value!r}{hint}"
-    plain = isinstance(parser, PlainParser)
     if kind := _KIND.match(message):
         return f"{kind[1]}: expected {KINDS[int]}, but the value is {kind[3]!r}"
     if item := _ITEM.match(message):
@@ -311,10 +309,9 @@ def explain(message: str, parser: Any) -> str:
         words, _, bases, _ = _PARSED.get(((), {}, {}, ""))
         files = " and ".join(map(str, config_files(words)))
         lacking = f"{', '.join(keys)} missing{files and f' in {files}'}"
-        if plain:
+        if isinstance(parser, PlainParser):
             return f"{lacking}; see `{parser.prog} --help`"
-        example = " ".join(f"--{key} VALUE" for key in keys)
-        remedy = f"give {'it' if len(keys) == 1 else 'them'} as `{example}` or in a file with `--config FILE`"
+        remedy = f"give `{' '.join(f'--{key} VALUE' for key in keys)}`, or a file that has it with `--config FILE`"
         if len(keys) == 1 and keys[0] in bases:
             import_exports()
             remedy = f"{unknown_name('', [bases[keys[0]]])}; {remedy}"
@@ -372,9 +369,8 @@ def _explain_unaccepted(message: str, parser: Any) -> str | None:
     group = key.split(".")[0]
     # A wrong group would pull the comparison of whole keys towards keys that look alike by chance.
     meant = _meant_option(group, groups) if group not in groups else nearest(key, option_names)
-    return f"{command} has no key {key!r}" + (
-        f"; did you mean {meant!r}?" if meant else f"; see `mrlm {command} --help`"
-    )
+    hint = f"did you mean {meant!r}?" if meant else f"see `{parser.prog} --help`"
+    return f"{command} has no key {key!r}; {hint}"
 
 
 def _meant_option(name: str, known: Collection[str]) -> str | None:

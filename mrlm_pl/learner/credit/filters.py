@@ -19,7 +19,6 @@ from mrlm_pl.advantages import (
 )
 from mrlm_pl.advantages.task_normalization import TaskNormalization
 from mrlm_pl.episode import Episode
-from mrlm_pl.errors import counted
 from mrlm_pl.learner.batch import PolicyBatch, episode_token_counts, not_none
 from mrlm_pl.learner.credit.returns import returns_of, task_types
 from mrlm_pl.learner.metrics import Metrics
@@ -48,8 +47,7 @@ def note_baselines(metrics: Metrics, episodes: Sequence[Episode], greedy: Sequen
     missing = {episode.group for episode in episodes} - {episode.group for episode in with_greedy(episodes, greedy)}
     if missing:
         causes = [episode.error for episode in greedy if episode.group in missing]
-        left_out = f"{counted(len(missing), 'group is', 'groups are')} left out"
-        logger.warning("%s, as a greedy episode failed: %s", left_out, causes[0])
+        logger.warning("groups left out, as their greedy episode failed: %d; the first: %s", len(missing), causes[0])
     rewards = returns_of(greedy, bonus).reward.tolist()
     sums = {"total": math.fsum(rewards), "count": len(rewards), "missing": len(missing)}
     totals = sum_over_ranks(metrics.trainer, sums)

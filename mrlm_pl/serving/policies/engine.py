@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 
 from mrlm_pl.engines.base import Engine, Sample, SampleRequest
-from mrlm_pl.errors import EngineError, RemoteError, counted
+from mrlm_pl.errors import EngineError, RemoteError
 from mrlm_pl.grouping import split_by_size
 from mrlm_pl.serving.policies.service import MAX_REQUESTS
 from mrlm_pl.serving.transport import environment_pb2 as pb
@@ -55,9 +55,7 @@ class RemoteEngine(Engine):
             batch = pb.SampleBatch(requests=[_to_request(item, self._weights.get(item.policy, "")) for item in chunk])
             found = (await asyncio.wrap_future(submit(self._ask("Sample", batch)))).samples
             if len(found) != len(chunk):
-                raise RemoteError(
-                    f"{self.address.target} answered {counted(len(chunk), 'turn')} with {counted(len(found), 'sample')}"
-                )
+                raise RemoteError(f"{self.address.target} answered {len(chunk)} turns with {len(found)} samples")
             samples += [_from_sample(*pair, self.address.target) for pair in zip(found, chunk, strict=True)]
         return samples
 

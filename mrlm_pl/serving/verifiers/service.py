@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 
 from mrlm_pl.episode import Message
-from mrlm_pl.errors import ConfigurationError, RemoteError, counted
+from mrlm_pl.errors import ConfigurationError, RemoteError
 from mrlm_pl.reward_models.scorer import Conversation, TextScorer, as_probability
 from mrlm_pl.serving.transport.codec import from_json
 from mrlm_pl.serving.transport.connection import refuse
@@ -151,9 +151,7 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         """Return the scores; runs on the thread of the model."""
         scores = self.scorer.score_batch(conversations)
         if len(scores) != len(conversations):
-            raise RemoteError(
-                f"the scorer gave {counted(len(scores), 'score')} for {counted(len(conversations), 'conversation')}"
-            )
+            raise RemoteError(f"the scorer gave {len(scores)} scores for {len(conversations)} conversations")
         return [
             pb.Score(
                 probability=round(as_probability(score, self.scorer.probability), DECIMALS), truncated=score.truncated

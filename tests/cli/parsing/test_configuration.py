@@ -460,7 +460,7 @@ def test_missing_data_is_named(mrlm):
     status, _, err = mrlm("fit", "--config", "part.yaml")
     assert (status, "data missing in part.yaml; name one: data modules are AnswerDataModule, " in err) == (2, True), err
     assert "RolloutDataModule, " in err
-    assert "give it as `--data VALUE` or in a file with `--config FILE`" in err
+    assert "; give `--data VALUE`, or a file that has it with `--config FILE`" in err
     status, _, err = mrlm("fit", "--data", "RolloutDataModule", "--data.environment", "math")
     assert (status, "model missing; name one: algorithms are ATGRPO, " in err, "GRPO, " in err) == (2, True, True), err
 

@@ -257,7 +257,8 @@ class AsyncCollector(Collector):
         changed = sorted(name for name in now if state["made_with"].get(name) != now[name])
         if changed and state["complete"]:
             self._dropped = len(state["complete"])
-            logger.warning("%s played again: %s changed", _groups_are(self._dropped), ", ".join(changed))
+            dropped = counted(self._dropped, "group")
+            logger.warning("playing %s of the checkpoint again: %s changed", dropped, ", ".join(changed))
             return
         drop, old = self.options.over_age == "drop", 0
         for iteration, group, *plain in state["complete"]:
@@ -269,9 +270,9 @@ class AsyncCollector(Collector):
         self._dropped, self._reweighted = (old, 0) if drop else (0, old)
         if old:
             logger.warning(
-                "%s older than data.max_lag %d allows and %s",
-                _groups_are(old),
+                "data.max_lag %d is less than the lag of %s of the checkpoint, %s",
                 self.max_lag,
+                counted(old, "group"),
                 "played again" if drop else "used for training all the same",
             )
 
@@ -372,10 +373,6 @@ class AsyncCollector(Collector):
         return ", ".join(told) + (f" and {len(plays) - _TOLD} more" if len(plays) > _TOLD else "")
 
 
-def _groups_are(number: int) -> str:
-    return counted(number, "group of the checkpoint is", "groups of the checkpoint are")
-
-
 def groups_ahead(
     states: Sequence[dict[str, Any] | None], groups: int, here: range, overlaps: bool
 ) -> dict[str, Any] | None:
@@ -390,7 +387,7 @@ def groups_ahead(
     saved = [state for state in states if state is not None]
     by_key = {(group[0], group[1]): group for state in saved for group in state["complete"]}
     if by_key and not overlaps:
-        logger.warning("%s played again: only an asynchronous run can use them", _groups_are(len(by_key)))
+        logger.warning("playing %s of the checkpoint again: this run is synchronous", counted(len(by_key), "group"))
     if not saved or not overlaps:
         return None
     # Numbers above the last group are kept too: the collector counts and names them as dropped.
