@@ -18,7 +18,7 @@ import msgspec
 import yaml
 from tokenizers import Tokenizer
 
-from mrlm_pl.errors import ConfigurationError, nearest_path
+from mrlm_pl.errors import ConfigurationError, meant, nearest_path
 from mrlm_pl.evaluation.intervals import mean_interval
 from mrlm_pl.runs.publication import text_without_secrets
 from mrlm_pl.runs.records.configuration_file import read_yaml
@@ -405,8 +405,7 @@ def find_runs(names: Sequence[str]) -> dict[str, Run]:
         path = Path(name).expanduser()
         if not path.exists():
             near = nearest_path(path, folders=True) or nearest_path(path)
-            hint = f"did you mean {str(near)!r}?" if near else "check the path"
-            raise ConfigurationError(f"there is no run {name!r}; {hint}")
+            raise ConfigurationError(f"there is no run {name!r}; {meant(near)}")
         found_runs = runs_below(name)
         if not found_runs and path.is_dir() and any(file.name.endswith(_EPISODES) for file in path.iterdir()):
             raise ConfigurationError(

@@ -38,7 +38,7 @@ def read_examples(source: str, split: str) -> tuple[list[tuple[str, dict[str, An
         raise DataError(f"{rows[0][0]} is not an episode record, as others are")
     played = [episode for episode in episodes if not episode.failed]
     if not played:
-        raise DataError(f"all {len(episodes)} episodes of {source} failed; there is nothing to learn from")
+        raise DataError(f"every episode of {source} failed, {len(episodes)} in all; there is nothing to learn from")
     for episode in played:
         _check_turns(source, episode)
     return [], played
