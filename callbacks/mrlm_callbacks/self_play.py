@@ -20,7 +20,7 @@ from mrlm_pl.durable_files import write_json
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.evaluation.elo import GameTable, elo_ratings
-from mrlm_pl.learner.algorithm import Algorithm, algorithm_of
+from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.ranks import gather_ranks
 from mrlm_pl.policy.lora import merged_state
 from mrlm_pl.rollout.cross_policy import stale_turns
@@ -276,4 +276,4 @@ class SelfPlay(Callback, CollectionObserver):
         return rollouts_of(trainer, "SelfPlay")
 
     def _algorithm(self, trainer: Any) -> Algorithm:
-        return algorithm_of(trainer, "SelfPlay")
+        return self._data(trainer).algorithm()

@@ -447,21 +447,3 @@ class Algorithm(ChecksArguments, LightningModule, RolloutLearner):
                 yield name, batch.policies[name]
             elif self.policy(name).trained and self.trainer.world_size > 1:
                 self.idle_loss(name)
-
-
-def algorithm_of(trainer: Any, owner: str) -> Algorithm:
-    """Return the algorithm that a trainer trains.
-
-    Args:
-        trainer: Lightning's trainer; None if there is none yet.
-        owner: name of the data module or callback that needs the algorithm, for messages.
-
-    Raises:
-        ConfigurationError: there is no trainer, or its module is no algorithm.
-    """
-    if trainer is None:
-        raise ConfigurationError(f"{owner} has no trainer; pass it to `trainer.fit`")
-    module = trainer.lightning_module
-    if not isinstance(module, Algorithm):
-        raise ConfigurationError(f"{owner} needs the policies of an Algorithm; {type(module).__name__} is none")
-    return module

@@ -283,8 +283,17 @@ def test_policies_that_do_not_fit_are_refused(duel: Any, quiet_trainer: Any, mod
 def test_split_weights_are_refused(duel: Any) -> None:
     algorithm, data, callback = duel()
     trainer: Any = SimpleNamespace(strategy=FSDP(), lightning_module=algorithm, datamodule=data)
+    data.trainer = trainer
     with pytest.raises(ConfigurationError, match=r"FSDP splits over processes; use one device or .*ddp"):
         callback.setup(trainer, algorithm, "fit")
+
+
+def test_training_on_files_is_refused(duel: Any) -> None:
+    algorithm, _, callback = duel()
+    with pytest.raises(
+        ConfigurationError, match="SelfPlay plays episodes; NoneType has no environment: use a RolloutD"
+    ):
+        callback.setup(SimpleNamespace(datamodule=None), algorithm, "fit")
 
 
 @pytest.mark.slow

@@ -11,22 +11,14 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch import Callback
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import Tensor
 
 from mrlm_pl.algorithms import GRPO, MADPO, PPO, CorrectnessModel, PairwiseRewardModel, madpo
-from mrlm_pl.data import (
-    AnswerDataModule,
-    JointPreferenceDataModule,
-    PreferenceDataModule,
-    RolloutDataModule,
-    TrajectoryDataModule,
-)
-from mrlm_pl.data.rollout.module import rollouts_of
+from mrlm_pl.data import AnswerDataModule, JointPreferenceDataModule, PreferenceDataModule, RolloutDataModule
 from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Task
-from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner import algorithm as algorithm_module
 from mrlm_pl.learner.batch import Batch, PolicyBatch
 from mrlm_pl.learner.metrics import Metrics
@@ -255,17 +247,3 @@ def test_the_numbers_of_an_update_leave_the_device_in_one_transfer() -> None:
         metrics.take_update()
     assert len(device.places) == 1
     assert device.places[0].startswith("tolist ")
-
-
-def test_what_needs_an_algorithm_says_so(tmp_path: Path) -> None:
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text(json.dumps({"prompt": "1=", "completion": "1"}))
-    files, modules = TrajectoryDataModule(str(rows)), {"lightning_module": LightningModule(), "datamodule": None}
-    with pytest.raises(ConfigurationError, match="TrajectoryDataModule has no trainer; pass it to"):
-        files.algorithm()
-    with pytest.raises(
-        ConfigurationError, match="SelfPlay needs the policies of an Algorithm; LightningModule is none"
-    ):
-        algorithm_module.algorithm_of(SimpleNamespace(**modules), "SelfPlay")
-    with pytest.raises(ConfigurationError, match="SelfPlay plays episodes; NoneType has no environment: use a Rollout"):
-        rollouts_of(SimpleNamespace(**modules), "SelfPlay")

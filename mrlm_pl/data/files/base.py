@@ -21,7 +21,7 @@ from mrlm_pl.data.files.chat_rows import read_examples
 from mrlm_pl.environment.rows import warn_of_training_rows
 from mrlm_pl.episode import Episode, Trajectory
 from mrlm_pl.errors import ConfigurationError, DataError
-from mrlm_pl.learner.algorithm import Algorithm, algorithm_of
+from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.batch import Batch, PolicyBatch
 from mrlm_pl.learner.ranks import data_parallel_rank
 from mrlm_pl.losses import BatchTotals
@@ -244,9 +244,13 @@ class FixedDataModule(ChecksArguments, LightningDataModule, ABC):
         """Return the algorithm that is trained.
 
         Raises:
-            ConfigurationError: there is no trainer, or its module is no algorithm.
+            ConfigurationError: the trainer's module is not an Algorithm.
         """
-        return algorithm_of(self.trainer, type(self).__name__)
+        trainer: Any = self.trainer
+        module = trainer.lightning_module
+        if not isinstance(module, Algorithm):
+            raise ConfigurationError(f"{type(module).__name__} is not an Algorithm; {type(self).__name__} needs one")
+        return module
 
     def learner(self) -> tuple[str, Policy]:
         """Return the name and the policy that the examples train."""

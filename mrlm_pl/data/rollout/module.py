@@ -26,7 +26,7 @@ from mrlm_pl.episode_files import EpisodeRetention
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.evaluation.report import EvaluationReport
 from mrlm_pl.evaluation.summary import evaluation_specs, summarize
-from mrlm_pl.learner.algorithm import Algorithm, algorithm_of
+from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.contract import RolloutFacts
 from mrlm_pl.learner.ranks import data_parallel_rank, gather_ranks
 from mrlm_pl.rollout.cross_policy import CrossPolicy
@@ -198,7 +198,12 @@ class RolloutDataModule(ChecksArguments, LightningDataModule):
         Raises:
             ConfigurationError: there is no trainer, or its module is no algorithm.
         """
-        return algorithm_of(self.trainer, type(self).__name__)
+        if self.trainer is None:
+            raise ConfigurationError("the rollout data module has no trainer; pass it to `trainer.fit`")
+        module = self.trainer.lightning_module
+        if not isinstance(module, Algorithm):
+            raise ConfigurationError(f"{type(module).__name__} is not an Algorithm; a rollout needs its policies")
+        return module
 
     def setup(self, stage: str) -> None:
         learner = self.players.learner = self.algorithm()
