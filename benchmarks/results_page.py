@@ -3,7 +3,8 @@
     python -m benchmarks.results_page    # write docs/results/README.md, docs/images/results and the README's table
     python -m benchmarks.results_page --check    # exit status 1 if the page or the table is not that of the files
 
-No number is written by hand: a file that a benchmark has written again changes all places that show it.
+No number is written by hand, but those of ``earlier.json``, which other pages name: a file that a benchmark has written
+again changes all places that show it.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ HEAD = """\
 # Results
 
 Below each table are its file in `benchmarks/results`, which lists all commands that wrote it, the first of them, the
-date and the machine. `make results` draws this page from the files; `make benchmarks` measures again. Intervals cover
-95 %, over the seeds (Student's t) or over the tasks of an evaluation. In a ratio to another library, below 1 means that
-mrlm is cheaper. All runs on a CPU had small models and {common}.
+date and the machine; a table of one seed or one run says so. `make results` draws this page from the files; `make
+benchmarks` measures again. Intervals cover 95 %, over the seeds (Student's t) or over the tasks of an evaluation. In a
+ratio to another library, below 1 means that mrlm is cheaper. All runs on a CPU had small models and {common}.
 """
 
 
@@ -73,7 +74,9 @@ CHAPTERS: dict[str, dict[str, Section]] = {
         "learning": Section(
             "Algorithms of one policy",
             "Accuracy on 500 held-out problems; SFT and preferences train on 6,000 of the policy's own episodes. The "
-            "second table has the ends of the curves during training on fixed data and from a teacher.",
+            "second table has the ends of the curves during training on fixed data and from a teacher. Its policies "
+            "played the test split, as in the first table; `HeldOutEvaluation` has since moved its curve to the "
+            "validation split, so that new measurements are named `validation accuracy`.",
             learning.learning,
             plot=True,
         ),
@@ -88,7 +91,8 @@ CHAPTERS: dict[str, dict[str, Section]] = {
         "small_model": Section(
             "Small model",
             "Held-out accuracy of `make small-model` (2.6 million weights, not in the package) beside `builtin:tiny`, "
-            "on the same 500 problems of each difficulty at temperature 1. Both were trained on difficulty 1 alone.",
+            "on the same 500 problems of each difficulty at temperature 1, in one run. Both were trained once, on "
+            "difficulty 1 alone.",
             learning.small_model,
         ),
         "parity": Section(
@@ -193,8 +197,8 @@ CHAPTERS: dict[str, dict[str, Section]] = {
         "cost_curves": Section(
             "Growth of the costs",
             "How CPU time (rollout and update, one thread) and peak memory (beyond the loaded models) grow: slopes of "
-            "the logarithms over all points, and between the last two. A slope of 1 is linear (dotted): [long "
-            "contexts](../scaling/README.md#long-contexts).",
+            "the logarithms over all points, and between the last two. A slope of 1 is linear (dotted), a point is one "
+            "run: [long contexts](../scaling/README.md#long-contexts).",
             costs.cost_curves,
             plot=True,
         ),
@@ -211,13 +215,15 @@ CHAPTERS: dict[str, dict[str, Section]] = {
         ),
         "kernel_shapes": Section(
             "Shapes of products in bf16 on a CPU",
-            "Distinct shapes of products in ten GRPO steps with replies of different lengths: "
+            "Distinct shapes of products in ten GRPO steps with replies of different lengths, in one run: "
             "[scaling](../scaling/README.md#precision).",
             costs.kernel_shapes,
         ),
         "shared_machine": Section(
             "A busy machine",
-            "A GRPO step by OpenMP setting: [scaling](../scaling/README.md#machines-shared-with-other-processes).",
+            "A GRPO step by OpenMP setting, the median of two runs: "
+            "[scaling](../scaling/README.md#machines-shared-with-other-processes). "
+            "`python benchmarks/speed/shared_machine.py --rounds 2` measures again.",
             costs.shared_machine,
         ),
         "rollout": Section(
@@ -253,16 +259,18 @@ CHAPTERS: dict[str, dict[str, Section]] = {
         ),
         "gpu_grpo_step": Section(
             "A GRPO step on a GPU",
-            "Random weights of a Qwen2.5 shape, updates of 4 micro-batches, the median of two steps after two others. "
+            "Random weights of a Qwen2.5 shape, updates of 4 micro-batches, the median of two steps after two others "
+            "in one run. "
             "TRL generates without vLLM and keeps weights and AdamW's moments in bf16, mrlm in float32: "
             "[scaling](../scaling/README.md#gpus).",
             costs.gpu_grpo_step,
         ),
         "limit": Section(
             "Limit of the machine",
-            "How fast could a GRPO step be on this machine? Seconds on one thread of the whole step, of its operators "
-            "without the Python between them, and of its matrix products (in the fastest layout) and attention alone; "
-            "then the ratios to TRL's step. Size m was measured before the output head was packed.",
+            "How fast could a GRPO step be on this machine? Seconds on one thread of the whole step (the least of one "
+            "run), of its operators without the Python between them, and of its matrix products (in the fastest "
+            "layout) and attention alone; then the ratios to TRL's step. Size m was measured before the output head "
+            "was packed.",
             functools.partial(costs.limit, steps="grpo_step"),
         ),
         "limit_amx": Section(
@@ -316,7 +324,7 @@ CHAPTERS: dict[str, dict[str, Section]] = {
     "Earlier measurements": {
         "earlier": Section(
             "Numbers of other pages",
-            "Measured before results had files with date and versions. The command measures again.",
+            "The commands measure them again. The file was written by hand, from these pages.",
             correctness.earlier,
         ),
     },
@@ -373,11 +381,11 @@ def common() -> list[str]:
 def source(name: str, found: Any) -> str:
     """Return file, commands, date, machine and versions of a result, without those that all share.
 
-    Values that no machine changes have a command alone, and earlier measurements each their own in the table.
+    Values that no machine changes have a command alone, and files from before they were recorded none.
     """
     link = f"[`{name}.json`](../../benchmarks/results/{name}.json)"
     if "command" not in found:
-        return f"{link}."
+        return f"{link}, from before files had their command, date and machine: these are not known."
     if "machine" not in found:
         return f"{link}: {commands(found['command'])}."
     origins = []

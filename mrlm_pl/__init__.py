@@ -1,10 +1,12 @@
 """Modular multi-agent reinforcement learning of language models on PyTorch Lightning.
 
-The public names are those of ``__init__.pyi``. Each is imported when it is used; ``import mrlm_pl`` imports no torch.
+The public names are those of ``__init__.pyi``. Each is imported when it is used, as is each module of the package, such
+as ``mrlm_pl.runs``; ``import mrlm_pl`` imports no torch.
 """
 
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 
@@ -19,12 +21,11 @@ def __getattr__(name: str) -> Any:
     attribute, _, names = _exports()
     if name == "__all__":
         return names
-    try:
+    if name in names or name.startswith("_"):
         return attribute(name)
-    except AttributeError as error:
-        if name.startswith("_"):
-            raise
-        raise AttributeError(_absence(name)) from error
+    if find_spec(module := f"{__name__}.{name}"):
+        return import_module(module)
+    raise AttributeError(_absence(name))
 
 
 @cache  # the parser of configurations looks here for each of our classes, many times

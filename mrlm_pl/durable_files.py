@@ -11,6 +11,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+from mrlm_pl.errors import ConfigurationError, writing
 from mrlm_pl.grouping import mapped
 
 
@@ -56,18 +57,30 @@ def replacing(path: str | Path, *, durable: bool = False, parents: bool = True) 
         force_to_disk(path.parent)
 
 
-def check_writable(path: Path) -> None:
+def check_writable(option: str, path: Path) -> None:
     """Make the folder of a file, and a draft there that is removed again, before work whose result the file receives.
 
     Raises:
-        OSError: the file cannot be written.
+        ConfigurationError: the file, which the option names, cannot be written.
     """
     if _is_special(path):
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = draft_of(path)
-    draft.touch()
-    draft.unlink()
+    with writing(option, path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = draft_of(path)
+        draft.touch()
+        draft.unlink()
+
+
+def check_new(option: str, path: Path) -> None:
+    """Refuse a file or folder that exists, and one that cannot be written; see :func:`check_writable`.
+
+    Raises:
+        ConfigurationError: the path, which the option names, exists or cannot be written.
+    """
+    if path.exists():
+        raise ConfigurationError(f"{option}: {str(path)!r} exists; name another, or remove it")
+    check_writable(option, path)
 
 
 def _is_special(path: Path) -> bool:

@@ -80,6 +80,15 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
+def counted(number: int, one: str, many: str = "") -> str:
+    """Return a number with its noun; without ``many`` several have an s.
+
+    >>> counted(1, "episode"), counted(1200, "episode"), counted(0, "line is", "lines are")
+    ('1 episode', '1,200 episodes', '0 lines are')
+    """
+    return f"{number:,} {one if number == 1 else many or f'{one}s'}"
+
+
 ROLLOUT_ERRORS = (EngineError, ProgramError, RemoteError, RolloutError)
 """Failures of a rollout, after which a run continues from the weights that it had; not those of the weights."""
 
@@ -210,6 +219,11 @@ def nearest_path(path: Path, *, folders: bool = False) -> Path | None:
     near = nearest(stem(path.name), sorted(names.values()))
     candidates = [name for name, name_stem in names.items() if name_stem == near]
     return path.parent / difflib.get_close_matches(path.name, candidates, n=1, cutoff=0)[0] if candidates else None
+
+
+def meant(near: Path | None) -> str:
+    """Return the end of a message on a missing path, which asks for the nearest one, if there is any."""
+    return f"did you mean {str(near)!r}?" if near else "check the path"
 
 
 def source_line(method: Any) -> str:

@@ -6,7 +6,7 @@ import os
 import shlex
 from pathlib import Path
 
-from mrlm_pl.errors import PolicyError, first_line, nearest_path
+from mrlm_pl.errors import PolicyError, first_line, meant, nearest_path
 
 ADAPTER_FOLDER = "adapter"
 """Name of an exported policy's adapter folder, below the folder with the merged weights."""
@@ -49,7 +49,11 @@ def policy_folder(name: str, option: str) -> str:
             f"{option}: the run {name!r} has no policies, they are written when it ends; "
             f"`mrlm train --output {shlex.quote(name)} --resume` continues it, or writes those of a finished run again"
         )
-    raise PolicyError(f"{option}: {name!r} is neither a run nor the folder of a model: it has no config.json")
+    fault = "neither a run nor the folder of a model: it has no config.json"
+    remedy = "name another, or write a model there with `save_pretrained`"
+    if (folder / "adapter_config.json").is_file():
+        fault, remedy = "an adapter", "name the folder of the merged weights, such as RUN/policies/NAME"
+    raise PolicyError(f"{option}: {name!r} is {fault}; {remedy}")
 
 
 def exported_policies(run: Path, critics: bool = True) -> list[Path]:
@@ -114,5 +118,4 @@ def _advice(folder: Path) -> str:
         return f"did you mean {str(Path('runs') / folder)!r}?"
     if not folder.parent.is_dir():
         return f"there is no folder {str(folder.parent)!r} either; check the path"
-    near = nearest_path(folder, folders=True) or (nearest_path(folder) if folder.suffix == ".ckpt" else None)
-    return f"did you mean {str(near)!r}?" if near else "check the path"
+    return meant(nearest_path(folder, folders=True) or (nearest_path(folder) if folder.suffix == ".ckpt" else None))

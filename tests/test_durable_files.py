@@ -68,7 +68,7 @@ def test_a_device_or_a_pipe_is_written_and_never_replaced(tmp_path: Path) -> Non
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     try:
-        check_writable(pipe)
+        check_writable("output", pipe)
         write_json(pipe, {"reward": 1})
         assert json.loads(os.read(reader, 1000)) == {"reward": 1}
     finally:

@@ -9,7 +9,8 @@ collect`: SFT on the right ones, the others on 8 of each problem, KTO on each by
 rewards of the rollouts, one per iteration; CPU seconds are those of all processes, collection and evaluations included.
 
 ``--curves`` measures training on fixed data and distillation at several optimizer steps instead: of policies the
-held-out accuracy, with the problems and seeds of the table, of reward models their accuracy on held-out answers. A seed
+accuracy on 500 problems of the validation split, which :class:`~mrlm_callbacks.HeldOutEvaluation` plays for its curve;
+the table has those of the test split. Of reward models it is the accuracy on held-out answers. A seed
 collects its files once for all configurations; the reward models share the answers of seed 0, divided by the run's
 seed. ``--data`` keeps the files.
 
@@ -73,7 +74,7 @@ class Curve:
     """Measurements of a run at several optimizer steps.
 
     Args:
-        measures: axis by the number that it shows: a metric of ``metrics.csv``, or ``accuracy`` on held-out tasks.
+        measures: axis by the number that it shows: a metric of ``metrics.csv``, or ``accuracy`` on validation tasks.
         every: steps from one measurement to the next.
         files: option of the data module by file: one of :data:`COLLECTED`, or of ``mrlm balance``.
         options: further ones of ``mrlm fit``.
@@ -89,7 +90,7 @@ def on_math(train: str, every: int) -> Curve:
     """Return the measurements of a policy that learns from answers to math problems."""
     played = ["--trainer.callbacks.environment", "MathEnvironment"]
     played += ["--trainer.callbacks.environment.difficulty", "[1, 1]", "--trainer.callbacks.sampling.max_tokens", "32"]
-    return Curve({"accuracy": "held-out accuracy"}, every, {"train": train}, played)
+    return Curve({"accuracy": "validation accuracy"}, every, {"train": train}, played)
 
 
 COORDINATED = ["--trainer.callbacks.environment", "CoordinationGame", "--trainer.callbacks.sampling.max_tokens", "4"]
@@ -101,9 +102,9 @@ CURVES = {
     "algorithms/preferences/simpo": on_math("groups.jsonl", 7),
     "algorithms/preferences/orpo": on_math("groups.jsonl", 7),
     "algorithms/preferences/kto": on_math("groups.jsonl", 27),
-    "algorithms/preferences/madpo": Curve({"accuracy": "held-out success"}, 9, {"train": "joint.jsonl"}, COORDINATED),
+    "algorithms/preferences/madpo": Curve({"accuracy": "validation success"}, 9, {"train": "joint.jsonl"}, COORDINATED),
     "algorithms/distillation/teacher": Curve(
-        {"train/student/teacher_divergence": "divergence, nats per token", "accuracy": "held-out accuracy"},
+        {"train/student/teacher_divergence": "divergence, nats per token", "accuracy": "validation accuracy"},
         10,
         options=["--trainer.limit_val_batches", "0"],
     ),
@@ -222,7 +223,7 @@ def curve(config: str, seed: int, folder: Path, data: Path, overrides: list[str]
 
 
 def evaluated(folder: Path) -> dict[int, float]:
-    """Return the held-out accuracies of a run by optimizer step."""
+    """Return the accuracies of a run on validation tasks by optimizer step."""
     points = json.loads((folder / "evaluation_curve.json").read_text())["points"]
     return {point["step"]: report["accuracy"] for point in points for report in point["environments"].values()}
 

@@ -130,7 +130,15 @@ def token_losses(found: Any) -> str:
         weights = ([run[key] for run in found["runs"][name]] for key in ("loss_weight", "clip_fraction"))
         averages = [f"{statistics.fmean(values):.3f}" for values in weights]
         rows.append([f"`{name}`", against(means, "accuracy", "difference"), *averages])
-    return table(["loss or option", "held-out accuracy (minus `ppo`)", "`loss_weight`", "`clip_fraction`"], rows)
+    return table(
+        [
+            f"loss or option, {seeds(found['runs'])}",
+            "held-out accuracy (minus `ppo`)",
+            "`loss_weight`",
+            "`clip_fraction`",
+        ],
+        rows,
+    )
 
 
 def turn_credit(found: Any) -> str:
@@ -146,7 +154,7 @@ def team_distillation(found: Any) -> str:
         cells.append((name, "held-out accuracy", between(**row[name])))
         if gap := row.get(f"student - {name}"):
             cells.append((name, "student minus it", between(**gap, sign="+")))
-    return pivot("", cells)
+    return pivot(f"{len(found['rows']) - 1} seeds", cells)
 
 
 def branches(found: Any) -> str:
@@ -157,7 +165,8 @@ def branches(found: Any) -> str:
             gap = between(row["minus MAGRPO"], row["ci95 of it"], "+")
             mean = between(row["mean"], row["ci95"]) + (f" ({gap})" if row["arm"] != "MAGRPO" else "")
             cells.append((row["arm"], f"`{row['experiment']}`", mean))
-    return pivot("algorithm", cells)
+    runs = grouped((row for row in found["rows"] if "seed" in row), lambda row: (row["experiment"], row["arm"]))
+    return pivot(f"algorithm, {seeds(runs)}", cells)
 
 
 def pairs(found: Any) -> str:
@@ -210,7 +219,7 @@ def agentbench(found: Any) -> str:
             gap = next((name for name in row if name.startswith("success minus")), "")
             beside = f"{plus_minus(row[gap], '+')} ({gap.removeprefix('success minus ')})" if gap else ""
             rows.append([arm, *changes, beside])
-        title = f"`{environment}`, {part['tokens']:,} tokens"
+        title = f"`{environment}`, {part['tokens']:,} tokens, {seeds(part['runs'])}"
         tables.append(table([title, *(f"{name} (gain)" for name in names), "success minus a peer's"], rows))
     return "\n".join(tables)
 

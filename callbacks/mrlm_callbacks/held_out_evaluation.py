@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mrlm_pl.data import RolloutDataModule
+from mrlm_pl.data.rollout.module import rollouts_of
 from mrlm_pl.durable_files import write_json
 from mrlm_pl.engines import Sampling
 from mrlm_pl.environment import SPLITS, Environment
@@ -97,18 +98,13 @@ class HeldOutEvaluation(Callback):
 
     def _rollouts(self, trainer: Trainer) -> RolloutDataModule:
         """Return the data module that plays: the run's, or one of the environment beside files."""
+        if self.environment is None:
+            return rollouts_of(trainer, "HeldOutEvaluation", "name one with HeldOutEvaluation.environment")
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         if isinstance(data, RolloutDataModule):
-            if self.environment is not None:
-                raise ConfigurationError(
-                    "HeldOutEvaluation.environment is for training on files; a RolloutDataModule has environments, "
-                    "which are evaluated: leave it out"
-                )
-            return data
-        if self.environment is None:
             raise ConfigurationError(
-                f"HeldOutEvaluation plays episodes; {type(data).__name__} has no environment: name one with "
-                "HeldOutEvaluation.environment"
+                "HeldOutEvaluation.environment is for training on files; a RolloutDataModule has environments, "
+                "which are evaluated: leave it out"
             )
         if self._data is None:
             self._data = RolloutDataModule(self.environment, sampling=self.sampling or Sampling(), seed=data.seed)
@@ -130,14 +126,14 @@ class HeldOutEvaluation(Callback):
         return self._reports[key]
 
     def _log(self, trainer: Trainer, prefix: str, reports: dict[str, EvaluationReport]) -> None:
-        """Log means at the step of the update before them, whose other metrics a resumed run keeps."""
+        """Log means at the step of the update before them, whose other metrics a resumed run keeps; -1 before all."""
         played = {name: report for name, report in reports.items() if report.episodes}
         means = {f"{prefix}/{name}/reward": report.mean_reward for name, report in played.items()}
         accuracies = {f"{prefix}/{name}/accuracy": report.accuracy for name, report in played.items()}
         means |= {name: accuracy for name, accuracy in accuracies.items() if accuracy is not None}
         for logger in trainer.loggers:
             if not isinstance(logger, MetricsFile):  # which has one row for each update
-                logger.log_metrics(means, max(trainer.global_step - 1, 0))
+                logger.log_metrics(means, trainer.global_step - 1)
 
     def _add_point(self, trainer: Trainer) -> None:
         """Evaluate on the validation split, and add the means to the curve, once a step."""

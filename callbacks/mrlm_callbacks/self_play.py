@@ -15,6 +15,7 @@ from mrlm_callbacks.anchor_games import AnchorGames, CollapseAlarm, check_langua
 from mrlm_callbacks.snapshot_pool import INITIAL, Draw, SnapshotPool, check_fit, load_snapshot, weights_of
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.data.rollout.collection import CollectionObserver
+from mrlm_pl.data.rollout.module import rollouts_of
 from mrlm_pl.durable_files import write_json
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError
@@ -33,9 +34,9 @@ class SelfPlay(Callback, CollectionObserver):
 
     Before each iteration a snapshot is drawn, by a counter-based seed, and put into the opponent. The learner is rated
     on the Elo scale from the games that it trains on and those against anchors; the rating of the initial snapshot is
-    0. Anchors are opponents that never change, since in self-play the reward stays about 0 whether the learner improves
-    or forgets; the alarm watches the scores against them. A game's score is 1, .5 or 0 if the learner's agents earned
-    more than the opponent's, as much, or less.
+    0, and players whom no chain of games links with it have no rating. Anchors are opponents that never change, since
+    in self-play the reward stays about 0 whether the learner improves or forgets; the alarm watches the scores against
+    them. A game's score is 1, .5 or 0 if the learner's agents earned more than the opponent's, as much, or less.
 
     Logged after each iteration: ``self_play/score`` of its games, ``self_play/opponent`` (number of the snapshot),
     ``self_play/pool`` (snapshots in it), ``self_play/elo``, ``elo_low``, ``elo_high`` and ``opponent_elo``; and when
@@ -155,10 +156,10 @@ class SelfPlay(Callback, CollectionObserver):
         if due:
             self._measure(trainer)
         ratings = elo_ratings(self.table, zero=str(INITIAL))
-        learner_rating = ratings.get(self._player(data.stream.iteration - 1))
-        if learner_rating is not None:
-            logged |= {"elo": learner_rating.elo, "elo_low": learner_rating.low, "elo_high": learner_rating.high}
-            logged["opponent_elo"] = ratings[str(opponent)].elo
+        if rating := ratings.get(self._player(data.stream.iteration - 1)):
+            logged |= {"elo": rating.elo, "elo_low": rating.low, "elo_high": rating.high}
+        if rating := ratings.get(str(opponent)):
+            logged["opponent_elo"] = rating.elo
         values = {f"self_play/{name}": value for name, value in logged.items()}
         self._algorithm(trainer).metrics.log(values, lambda name: name == "self_play/elo")
         if data.stream.iteration % self.snapshot_every == 0:
@@ -272,13 +273,7 @@ class SelfPlay(Callback, CollectionObserver):
         return sides
 
     def _data(self, trainer: Any) -> RolloutDataModule:
-        data = trainer.datamodule
-        if not isinstance(data, RolloutDataModule):
-            raise ConfigurationError(f"SelfPlay plays episodes; {type(data).__name__} has no environment")
-        return data
+        return rollouts_of(trainer, "SelfPlay")
 
     def _algorithm(self, trainer: Any) -> Algorithm:
-        module = trainer.lightning_module
-        if not isinstance(module, Algorithm):
-            raise ConfigurationError(f"SelfPlay needs the policies of an Algorithm; {type(module).__name__} has none")
-        return module
+        return self._data(trainer).algorithm()

@@ -12,7 +12,7 @@ from torch import Tensor
 from mrlm_pl.advantages import NO_MOMENTS, Moments, history_normalized_advantages, masked_moments
 from mrlm_pl.episode import Episode
 from mrlm_pl.learner.credit.marginal import Absence, Coalitions
-from mrlm_pl.learner.credit.returns import Returns, labels
+from mrlm_pl.learner.credit.returns import Returns
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.learner.ranks import sum_over_ranks
 from mrlm_pl.policy import Policy
@@ -67,10 +67,9 @@ class CCPO(PolicyGradient):
     def advantages(self, returns: Returns) -> Tensor:
         keys = returns.roles
         normalized = history_normalized_advantages(returns.reward, keys, self._history)
-        places = torch.tensor(labels(keys)).long()
         own = {
-            key: masked_moments(returns.reward[None], (places == label)[None])
-            for label, key in enumerate(dict.fromkeys(keys))
+            key: masked_moments(returns.reward, torch.tensor([role == key for role in keys]))
+            for key in dict.fromkeys(keys)
         }
         for key, moments in sum_over_ranks(self.trainer, own).items():
             self._history[key] = self._history[key] + moments if key in self._history else moments

@@ -32,10 +32,11 @@ class IGPO(PolicyGradient):
         A_t  = turn advantage of  r_t + gain_weight g_t                   see TurnCredit
         loss = reduce_t( -min(rho_t A_t, clip(rho_t, 1 - clip.low, 1 + clip.high) A_t) + beta KL_t )
 
-    The learner's weights score the answer, as a whole reply, once a rollout; all histories of a task share their
-    prefixes. The gains are constants of the update. They change the objective: their undiscounted sum is the gain from
-    the prompt to the last turn, whatever the answer that is given there. ``train/information_gain`` is the mean gain of
-    the turns that have one, in nats per token of the answer.
+    The paper's gain is a difference of probabilities, here it is one of mean log-probabilities. The learner's weights
+    score the answer, as a whole reply, once a rollout; all histories of a task share their prefixes. The gains are
+    constants of the update. They change the objective: their undiscounted sum is the gain from the prompt to the last
+    turn, whatever the answer that is given there. ``train/information_gain`` is the mean gain of the turns that have
+    one, in nats per token of the answer.
 
     Args:
         gain_weight: weight of the gains beside the environment's rewards.

@@ -119,7 +119,14 @@ class MAPoRL(PolicyGradient):
                 "critic_reads is 'answer', but there are no agent_critics: a value head reads what its policy reads; "
                 "give each agent one with `agent_critics: {AGENT: {model: ...}}`"
             )
-        _check_schedule(turn_schedule, turn_iterations)
+        at_least(1, turn_iterations=turn_iterations)
+        if turn_schedule == []:
+            raise ConfigurationError("turn_schedule is empty; name the turns, such as [[1], [2, 3]], or leave it out")
+        for turns in turn_schedule or ():
+            if not turns or min(turns) < 1 or len(set(turns)) != len(turns):
+                raise ConfigurationError(
+                    f"turn_schedule has the entry {turns}; each must name different turns, counted from 1"
+                )
         # Within a turn the discount is 1, and behind its last token 0.
         self.unit = TokenCredit(0.0, lam, "turn", whiten_over if whiten_advantages else None)
         critics = PolicyCritics if not agent_critics else AnswerCritics if critic_reads == "answer" else AgentCritics
@@ -207,14 +214,3 @@ class AnswerCritics(AgentCritics):
             windows = torch.full((len(mask),), min(critic.context_window, mask.shape[1]))
             check_window(mask, windows, f"agent_critics.{agent}")
         return answers
-
-
-def _check_schedule(schedule: list[list[int]] | None, iterations: int) -> None:
-    at_least(1, turn_iterations=iterations)
-    if schedule == []:
-        raise ConfigurationError("turn_schedule is empty; name the turns, such as [[1], [2, 3]], or leave it out")
-    for turns in schedule or ():
-        if not turns or min(turns) < 1 or len(set(turns)) != len(turns):
-            raise ConfigurationError(
-                f"turn_schedule has the entry {turns}; each must name different turns, counted from 1"
-            )

@@ -58,9 +58,8 @@ class REINFORCE(PolicyGradient):
     def with_baselines(self, returns: Returns) -> Returns:
         policies = [self.seat(agent) for agent in returns.agent]
         mine = {name: torch.tensor([policy == name for policy in policies], dtype=torch.bool) for name in self.policies}
-        moments = sum_over_ranks(
-            self.trainer, {name: masked_moments(returns.reward, mask) for name, mask in mine.items()}
-        )
+        own = {name: masked_moments(returns.reward, mask) for name, mask in mine.items()}
+        moments = sum_over_ranks(self.trainer, own)
         baselines = torch.zeros_like(returns.reward)
         for name, mask in mine.items():
             if self.baseline == "mean" and moments[name].count == 1 and name not in self.warned:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
-from mrlm_pl.advantages import remax_advantages
-from mrlm_pl.learner.credit.returns import Returns
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 
 
@@ -32,6 +28,3 @@ class ReMax(PolicyGradient):
     """
 
     uses_greedy_baseline = True
-
-    def advantages(self, returns: Returns) -> Tensor:
-        return remax_advantages(returns.reward, returns.greedy)

@@ -43,15 +43,17 @@ _STATED = re.compile(
     r"\banswer[*_ ]{0,4}(?:\s{1,4}(?:is|was|equals|(?:would|will|should|must) be)\b|\s{0,4}[:=])", re.IGNORECASE
 )
 _LEADING = re.compile(
-    r"(?:[\s:*_\"'`(\[$\\]|(?:indeed|therefore|thus|then|just|simply|exactly|approximately|about|roughly|USD|[a-z]\s?=)"
-    r"(?![A-Za-z])){0,20}?"
+    r"(?:[\s:*_\"'`(\[{$\\]|(?:indeed|therefore|thus|then|just|simply|exactly|approximately|about|roughly|either|both|"
+    r"between|USD|[a-z]\s?=)(?![A-Za-z])){0,20}?"
     rf"(?P<number>(?:(?:minus|negative)\s{{1,2}}|[-+][ ])?(?:\$[-+])?[-+]?{_MAGNITUDE}|"
     rf"(?:{'|'.join(WORDS)})\b(?![- ][a-z]))",
     re.IGNORECASE,
 )
 _OPERATION = re.compile(r"[0-9.,]*\s{0,2}(?:[-+*/x×=^]|\\times|\\cdot)\s{0,2}\$?[0-9]")
 _OTHERS = re.compile(
-    rf"[^\S\n]{{0,2}}(?:\b(?:or|and|to)\s{{1,2}}{_NUMBER}|[,;][ ]?{_NUMBER}(?=[ ]?(?:[.\n]|(?:or|and)\b|$)))|[xyznk]\b"
+    rf"(?:[,;]?[^\S\n]{{0,2}}\(?\bor\s{{1,2}}(?:(?:maybe|perhaps|possibly)\s)?|[^\S\n]{{0,2}}(?:\b(?:and|to)\s|&)\s?)"
+    rf"(?P<other>{_NUMBER})|[^\S\n]{{0,2}}[,;][ ]?(?P<listed>{_NUMBER})"
+    rf"(?=[ ]?(?:[\n;!?)\]}}(&$\\]|\.(?![0-9])|,(?![0-9]{{3}})|(?:or|and)\b|$))|[xyznk]\b|:[0-9]"
 )
 _SENTENCE_END = re.compile(r"[.!?;](?=\s|$)|\n")
 _BRACES = re.compile(r"\\[{}]|\\(?:boxed|fbox|framebox)\s{0,4}\{|[{}]")
@@ -63,6 +65,7 @@ _LATEX = (
     *(("\\!", ""), ("\\,", ""), ("{,}", ","), ("\\%", "%"), ("\\$", "$"), ("\\ ", " "), ("\\;", " "), ("\\:", " ")),
     *(("\\left", ""), ("\\right", ""), ("\\displaystyle", ""), ("^\\circ", ""), ("^{\\circ}", ""), ("~", " ")),
 )
+_NEGATED = re.compile(rf"-\(({_MAGNITUDE})\)")
 _LATEX_MARKS = re.compile(r"[\\{^~]")
 _NARROW_GROUPS = re.compile(r"(?<=[0-9])[\u00a0\u2009\u202f](?=[0-9]{3}(?![0-9]))")
 _SPACED_GROUPS = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?: [0-9]{3})+(?![0-9])")
@@ -209,11 +212,11 @@ def _plain_text(text: str) -> str:
     if not text.isascii():
         text = _NARROW_GROUPS.sub("", text)
         text = _NO_ASCII.sub(lambda match: _ascii(match.group()), text)
-    if not _LATEX_MARKS.search(text):
-        return text
-    for latex, plain in _LATEX:
-        text = text.replace(latex, plain)
-    return _FRACTIONS.sub(_braced_fraction, _FONTS.sub(r" \1 ", text))
+    if _LATEX_MARKS.search(text):
+        for latex, plain in _LATEX:
+            text = text.replace(latex, plain)
+        text = _FRACTIONS.sub(_braced_fraction, _FONTS.sub(r" \1 ", text))
+    return _NEGATED.sub(r"-\1", text)
 
 
 def _ascii(character: str) -> str:
@@ -269,7 +272,7 @@ def _single_number(text: str) -> str | None:
 
 
 def _stated_number(text: str, start: int) -> Iterator[str | None]:
-    """Yield the number after each marker: None for several numbers, nothing without a number."""
+    """Yield the number after each marker: None for several values, nothing without a number."""
     match = _LEADING.match(text, start)
     if match is None:
         return
@@ -280,11 +283,11 @@ def _stated_number(text: str, start: int) -> Iterator[str | None]:
     elif _OPERATION.match(text, end):
         stop = _SENTENCE_END.search(text, end)
         yield _single_number(text[match.start("number") : stop.start() if stop else len(text)])
-    elif _OTHERS.match(text, end):
-        yield None
     else:
         number = match["number"].strip().lower()
-        yield WORDS.get(number) or re.sub(r"^(?:minus|negative)\s+", "-", number)
+        number = WORDS.get(number) or re.sub(r"^(?:minus|negative)\s+", "-", number)
+        others = _OTHERS.match(text, end)
+        yield number if others is None or equal_answers(number, others["other"] or others["listed"] or "") else None
 
 
 def _last_number(text: str) -> str | None:

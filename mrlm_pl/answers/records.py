@@ -11,7 +11,7 @@ from typing import Any
 from mrlm_pl.environment.rows import numbered_rows
 from mrlm_pl.episode import Episode, Trajectory, question_to
 from mrlm_pl.episode_files import read_episodes
-from mrlm_pl.errors import DataError
+from mrlm_pl.errors import DataError, counted
 from mrlm_pl.turn_tree import episodes_of, holds_episodes
 
 _FORM = '{"question": text, "answer": text, "correct": true or false}'
@@ -76,7 +76,7 @@ def read_answers(source: str, split: str = "train") -> tuple[list[Answer], int]:
         else:
             answers += answers_of_episode(episode, where)
     if not answers:
-        raise DataError(f"{source}: all {failed} episodes failed; there are no answers in it")
+        raise DataError(f"{source}: every episode failed, {failed} in all; there are no answers in it")
     return answers, failed
 
 
@@ -181,9 +181,8 @@ def _scored_answers(row: Trajectory, episode: Episode, where: str) -> list[Answe
     replies = [row.messages[index].content for index in row.replies]
     scores = [turn.components[SCORE] for turn in row.turns]
     if len(replies) != len(scores):
-        raise DataError(
-            f"{where}: agent {row.agent!r} has {len(scores)} turns and {len(replies)} replies in its messages"
-        )
+        turns = counted(len(scores), "turn")
+        raise DataError(f"{where}: agent {row.agent!r} has {turns}, and replies in its messages: {len(replies)}")
     for score in scores:
         if not _is_number(score, 0.0, 1.0):
             raise DataError(f"{where}: a turn's {SCORE!r} is {score!r}; it must lie in [0, 1]")

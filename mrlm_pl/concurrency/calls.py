@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any, TypeVar
 
-from mrlm_pl.concurrency.event_loop import shared_loop
+from mrlm_pl.concurrency.event_loop import shared_fault, shared_loop
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -342,7 +342,7 @@ class EnvironmentCaller:
         result = await self._workers.timed("", call, self.timeout)
         if isinstance(result.error, DeadlineError):
             error = f"the environment did not answer within {self.timeout} s; raise `step_timeout` or fix it"
-            return CallResult(None, TimeoutError(error), self.timeout)
+            return CallResult(None, TimeoutError(error + shared_fault()), self.timeout)
         return result
 
 

@@ -16,7 +16,7 @@ import sysconfig
 import threading
 import time
 import traceback
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import partial
@@ -62,13 +62,14 @@ class EventLoopThread:
     Attributes:
         closed: True after :meth:`close`.
         stuck: True after it has stood still for longer than its patience.
+        fault: place where it stands still, and the advice; empty while it moves.
     """
 
     def __init__(self, patience: float = math.inf, advice: str = "") -> None:
         self._loop, self.closed, self.stuck = asyncio.new_event_loop(), False, False
         self._loop.set_exception_handler(_log_unread)
         self._loop.set_default_executor(ThreadPoolExecutor(_THREADS, "mrlm-to-thread"))
-        self._patience, self._advice, self._stopping = patience, advice, False
+        self._patience, self._advice, self.fault, self._ending = patience, advice, "", Future[None]()
         self._watched: dict[Future[Any], Future[Any]] = {}
         self._thread = threading.Thread(target=self._run, name="mrlm-event-loop", daemon=True)
         self._thread.start()
@@ -76,10 +77,15 @@ class EventLoopThread:
             threading.Thread(target=self._watch, name="mrlm-event-loop-watch", daemon=True).start()
 
     def _run(self) -> None:
-        while not self._stopping:
+        while not self._ending.done():
             # A coroutine's own KeyboardInterrupt or SystemExit leaves the loop, which still has to pass it on.
             with suppress(KeyboardInterrupt, SystemExit):
                 self._loop.run_forever()
+        self._loop.close()
+
+    def call_soon(self, function: Callable[[], Any]) -> None:
+        """Call a plain function on the loop, without waiting for it."""
+        self._loop.call_soon_threadsafe(function)
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         """Run a coroutine on the loop and return its future; cancelling it cancels the coroutine."""
@@ -107,46 +113,43 @@ class EventLoopThread:
         while not self.closed:
             turned, stood = threading.Event(), 0.0
             with suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(turned.set)
+                self.call_soon(turned.set)
             # Counted, not read from a clock: a process that is suspended does not stand still.
             while not turned.wait(_LOOK_SECONDS) and not self.closed:
                 stood += _LOOK_SECONDS
-                fault = f"the event loop has stood still for {stood:g} s {self._place()}; {self._advice}"
+                frame = sys._current_frames().get(self._thread.ident or 0)
+                place = _place_of(traceback.extract_stack(frame)) if frame else "(its thread has ended)"
+                self.fault = f"the event loop has stood still for {stood:g} s {place}; {self._advice}"
                 if stood >= _STALL_SECONDS and not warned:
                     warned = True
-                    logger.warning(fault)
+                    logger.warning(self.fault)
                 if stood >= self._patience:
                     self.stuck = True
                     for watched in list(self._watched):
                         with suppress(InvalidStateError):  # it is done
-                            watched.set_exception(RolloutError(fault))
+                            watched.set_exception(RolloutError(self.fault))
+            self.fault = ""
             time.sleep(_LOOK_SECONDS)
 
-    def _place(self) -> str:
-        """Return the place in the code that the loop's thread runs."""
-        frame = sys._current_frames().get(self._thread.ident or 0)
-        return _place_of(traceback.extract_stack(frame)) if frame else "(its thread has ended)"
+    def cancel_all(self) -> Future[None]:
+        """Cancel all coroutines and wait for their end; warn of those that continue.
 
-    def cancel_all(self) -> None:
-        """Cancel all coroutines and wait for their end; warn of those that continue."""
+        Returns:
+            a future that is done once they have ended; later than the call if one of them blocks the loop.
+        """
         ending = self.submit(_cancel_others())
-        ended = wait([ending], 2 * END_SECONDS).done
-        running = ending.result() if ended else ["the call that blocks the event loop"]
-        ending.cancel()  # does nothing to one that is done
-        if running:
-            logger.warning("cancelled, but not ended within %g s: %s", END_SECONDS, ", ".join(running))
+        if not wait([ending], 2 * END_SECONDS).done:
+            _warn_running(["the call that blocks the event loop"])
+        return ending
 
     def close(self) -> None:
-        """Cancel all coroutines and end the thread, or abandon a blocked one; may be called twice."""
+        """Cancel all coroutines and end the thread; a blocked one ends when it no longer is. May be called twice."""
         if self.closed:
             return
         self.closed = True
-        self.cancel_all()
-        self._stopping = True
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._ending = self.cancel_all()
+        self._ending.add_done_callback(lambda _: self.call_soon(self._loop.stop))
         self._thread.join(END_SECONDS)
-        if not self._thread.is_alive():
-            self._loop.close()
 
 
 STUCK_SECONDS = 30.0
@@ -169,6 +172,11 @@ def shared_loop() -> EventLoopThread:
             _shared = EventLoopThread(STUCK_SECONDS, _ADVICE)
             atexit.register(_leave, _shared)
         return _shared
+
+
+def shared_fault() -> str:
+    """Return ``; `` and the place where the shared event loop stands still, for the error of a call that is late."""
+    return f"; {_shared.fault}" if _shared is not None and _shared.fault else ""
 
 
 def _forget() -> None:
@@ -200,16 +208,20 @@ def _place_of(stack: traceback.StackSummary) -> str:
     return "in " + ", called in ".join(dict.fromkeys(places))
 
 
-async def _cancel_others() -> list[str]:
-    """Cancel all other coroutines and return the names of those that continue."""
+async def _cancel_others() -> None:
+    """Cancel all other coroutines, and warn of those that continue."""
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()
         task.add_done_callback(mark_read)
-    if not tasks:
-        return []
-    _, running = await asyncio.wait(tasks, timeout=END_SECONDS)
-    return sorted(str(getattr(task.get_coro(), "__qualname__", task)) for task in running)
+    if tasks:
+        _, running = await asyncio.wait(tasks, timeout=END_SECONDS)
+        _warn_running(sorted(str(getattr(task.get_coro(), "__qualname__", task)) for task in running))
+
+
+def _warn_running(running: Sequence[str]) -> None:
+    if running:
+        logger.warning("cancelled, but not ended within %g s: %s", END_SECONDS, ", ".join(running))
 
 
 def mark_read(done: asyncio.Future[Any]) -> None:

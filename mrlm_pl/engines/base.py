@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from mrlm_pl.concurrency.event_loop import result_of
 from mrlm_pl.episode import TokenSpan
-from mrlm_pl.errors import ConfigurationError, EngineError, did_you_mean
+from mrlm_pl.errors import ConfigurationError, EngineError, counted, did_you_mean
 from mrlm_pl.settings import Settings, as_settings, at_least, between, positive
 
 if TYPE_CHECKING:
@@ -346,13 +346,13 @@ async def sample_checked(engine: Engine, requests: Sequence[SampleRequest]) -> l
     """
     samples, name = await engine.sample(requests) or [], type(engine).__name__
     if len(samples) != len(requests):
-        raise EngineError(f"{name} gave {len(samples)} samples for {len(requests)} requests")
+        raise EngineError(f"{name} gave {counted(len(samples), 'sample')} for {counted(len(requests), 'request')}")
     for request, sample in zip(requests, samples, strict=True):
         tokens, logprobs = len(sample.token_ids), len(sample.logprobs)
         stops = [place for place, token in enumerate(sample.token_ids, 1) if token in request.stop_ids]
         if not tokens or tokens != logprobs or stops != [tokens] * (sample.finish_reason == "stop"):
             raise EngineError(
-                f"{name} gave a sample of {tokens} tokens with {logprobs} log-probabilities, stop tokens at {stops[:3]}"
+                f"{name} gave {logprobs} log-probabilities for {counted(tokens, 'token')}, stop tokens at {stops[:3]}"
                 f" and finish reason {sample.finish_reason!r}; a sample has a token, a log-probability for each, "
                 "and the reason 'stop' if its last token, and no other, is a stop token, else 'length'"
             )

@@ -35,6 +35,3 @@ class Reference(ABC):
 
     def meet_learner(self, place: LearnerPlace) -> None:
         """Receive the learner's devices, before the first call of :meth:`logprobs`."""
-
-    def close(self) -> None:
-        """Free the resources; may be called twice."""

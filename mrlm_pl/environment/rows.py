@@ -175,7 +175,7 @@ def read_split(
     split_rows = [(number, converted) for number, converted, assigned in rows if assigned in assigned_splits]
     if not split_rows:
         raise ConfigurationError(
-            f"none of the {len(rows)} rows of {data_name(data)} belongs to split {split!r}; give it more rows or "
+            f"no row of {data_name(data)}, {len(rows)} in all, belongs to split {split!r}; give it more rows or "
             f"a file of its own: `data: {_with_source(data, 'validation' if split == 'train' else split)}`"
         )
     if split == "train" and "test" in assigned_splits and len(split_rows) < len(rows):
@@ -365,7 +365,7 @@ def _jsonl_rows(text: str) -> list[Any]:
         try:
             rows.append(json.loads(line) if line.strip() else _BLANK)
         except (ValueError, RecursionError) as error:
-            rows.append(DataError(f"not JSON ({error})"))
+            rows.append(DataError(f"not JSON ({error}); each line must be a JSON object"))
     return rows
 
 

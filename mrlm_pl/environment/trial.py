@@ -7,6 +7,7 @@ import json
 import signal
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
@@ -155,11 +156,8 @@ def call_with_deadline(method: Callable[..., Any], *arguments: Any) -> Any:
 
 def _run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
     """Return the result of a coroutine, which runs on an event loop of its own."""
-    loop = EventLoopThread()
-    try:
+    with closing(EventLoopThread()) as loop:
         return result_of(loop.submit(coroutine))
-    finally:
-        loop.close()
 
 
 def close(environment: Environment) -> None:

@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 
 import msgspec
 
-from mrlm_pl.errors import ConfigurationError, nearest_path
+from mrlm_pl.errors import ConfigurationError, meant, nearest_path
 from mrlm_pl.evaluation.intervals import mean_interval
 from mrlm_pl.grouping import grouped
 
@@ -128,9 +128,7 @@ def read_report(path: str | Path, environment: str | None = None) -> dict[str, A
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        near = nearest_path(Path(path))
-        hint = f"did you mean {str(near)!r}?" if near else "check the path"
-        raise ConfigurationError(f"there is no report {str(path)!r}; {hint}") from error
+        raise ConfigurationError(f"there is no report {str(path)!r}; {meant(nearest_path(Path(path)))}") from error
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"report {str(path)!r} cannot be read: {error}") from error
     if not _is_report(data) and isinstance(data, dict) and data and all(map(_is_report, data.values())):

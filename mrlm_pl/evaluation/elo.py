@@ -46,7 +46,7 @@ class GameTable(dict[tuple[str, str], tuple[float, int]]):
 
 
 def elo_ratings(table: GameTable, zero: str, virtual_draws: float = 1.0) -> dict[str, Rating]:
-    """Return all players' ratings by the Bradley-Terry model, in which ``p = 1 / (1 + 10^(-difference / 400))``.
+    """Return players' ratings by the Bradley-Terry model, in which ``p = 1 / (1 + 10^(-difference / 400))``.
 
     The ratings are those of highest likelihood (Bradley and Terry 1952), with a draw as half a win for each. Every pair
     that met counts ``virtual_draws`` drawn games more, so that a player who won all games has a finite rating. The
@@ -54,7 +54,7 @@ def elo_ratings(table: GameTable, zero: str, virtual_draws: float = 1.0) -> dict
     games as independent, and games with draws for as uncertain as games without.
 
     Args:
-        table: results of games; a chain of games must link every player with ``zero``.
+        table: results of games; players whom no chain of games links with ``zero`` get no rating.
         zero: player whose rating is 0.
         virtual_draws: number of drawn games that are added for each pair.
 
@@ -63,53 +63,39 @@ def elo_ratings(table: GameTable, zero: str, virtual_draws: float = 1.0) -> dict
     >>> round(elo_ratings(table, zero="weak", virtual_draws=0)["strong"].elo, 2)  # 400 log10(75 / 25)
     190.85
     """
-    players = sorted({player for pair in table for player in pair})
-    if not players:
-        return {zero: Rating(0.0, 0.0, 0.0)}
-    index = {player: position for position, player in enumerate(players)}
+    players = [zero]
+    for linked in players:  # which grows
+        players += sorted({player for pair in table if linked in pair for player in pair}.difference(players))
+    ratings = {zero: Rating(0.0, 0.0, 0.0)}
     scores = torch.zeros(len(players), len(players), dtype=torch.float64)
     for (player, other), (score, games) in table.items():
-        row, column = index[player], index[other]
-        scores[row, column] = score + virtual_draws / 2
-        scores[column, row] = games - score + virtual_draws / 2
-    free = torch.tensor([position for player, position in index.items() if player != zero], dtype=torch.int64)
-    strength, information = _most_likely(scores, free)
-    errors = torch.zeros(len(players), dtype=torch.float64)
-    errors[free] = torch.linalg.inv(information).diagonal().sqrt()
-    ratings = {}
-    for player, position in index.items():
-        elo, half = ELO * float(strength[position]), ELO * Z95 * float(errors[position])
-        ratings[player] = Rating(elo, elo - half, elo + half)
+        if player in players:
+            row, column = players.index(player), players.index(other)
+            scores[row, column] = score + virtual_draws / 2
+            scores[column, row] = games - score + virtual_draws / 2
+    strengths, information = _most_likely(scores)
+    errors = torch.linalg.inv(information).diagonal().sqrt()
+    for player, strength, error in zip(players[1:], strengths.tolist(), errors.tolist(), strict=True):
+        ratings[player] = Rating(ELO * strength, ELO * (strength - Z95 * error), ELO * (strength + Z95 * error))
     return ratings
 
 
-def _most_likely(scores: Tensor, free: Tensor) -> tuple[Tensor, Tensor]:
-    """Return strengths [P] by Newton's method, 0 where not ``free`` [F], and the information [F, F] there."""
+def _most_likely(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the strengths [P - 1] of the players after the first, whose strength is 0, and their information.
+
+    A step of Newton's method that changes a pair's difference by up to ``d`` is shortened by ``log(1 + d) / d``, which
+    cannot overshoot: logistic curves are self-concordant in the generalized sense (Sun and Tran-Dinh 2019).
+    """
     games = scores + scores.T
-    strength = torch.zeros(len(scores), dtype=torch.float64)
+    strength = torch.zeros(len(scores), dtype=scores.dtype)
     for _ in range(_STEPS):
-        gradient, information = _derivatives(scores, games, strength, free)
-        step = torch.linalg.solve(information, gradient)
-        size, before = 1.0, _log_likelihood(scores, strength)
-        while True:
-            moved = strength.clone()
-            moved[free] += size * step
-            if _log_likelihood(scores, moved) >= before or size < _PRECISION:
-                break
-            size /= 2
-        strength = moved
-        if float((size * step).abs().max()) < _PRECISION:
+        chance = torch.sigmoid(strength[:, None] - strength)
+        weight = games * chance * (1 - chance)
+        information = (torch.diag(weight.sum(1)) - weight)[1:, 1:]
+        step = torch.zeros_like(strength)
+        step[1:] = torch.linalg.solve(information, (scores - games * chance).sum(1)[1:])
+        change = (step[:, None] - step).where(games > 0, 0.0).max()
+        if change < _PRECISION:
             break
-    return strength, _derivatives(scores, games, strength, free)[1]
-
-
-def _derivatives(scores: Tensor, games: Tensor, strength: Tensor, free: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradient [F] of the log-likelihood and its negative second derivative [F, F]."""
-    chance = torch.sigmoid(strength[:, None] - strength[None, :])
-    weight = games * chance * (1 - chance)
-    information = torch.diag(weight.sum(1)) - weight
-    return (scores - games * chance).sum(1)[free], information[free][:, free]
-
-
-def _log_likelihood(scores: Tensor, strength: Tensor) -> float:
-    return float((scores * torch.nn.functional.logsigmoid(strength[:, None] - strength[None, :])).sum())
+        strength += step * torch.log1p(change) / change
+    return strength[1:], information

@@ -9,6 +9,7 @@ from typing import Any
 
 from mrlm_pl.durable_files import finite
 from mrlm_pl.engines.base import Sampling
+from mrlm_pl.errors import counted
 from mrlm_pl.evaluation.agents import Part
 
 _PART_COLUMNS = ("reward", "turns", "first turn", "opens", "tokens/turn", "at max_tokens", "components")
@@ -158,12 +159,7 @@ def played_episodes(report: EvaluationReport) -> str:
     counts = str(report.episodes) + (f" and {report.failed} failed" if report.failed else "")
     counts += f" of up to {report.requested} (no more tasks)" if missing > 0 else ""
     problems = len({task["problem"] for task in report.tasks})  # intervals rest on these
-    return f"{counts}; {different_problems(problems)}" if problems < report.episodes else counts
-
-
-def different_problems(count: int) -> str:
-    """Return a number of problems in words."""
-    return f"{count} different problem{'' if count == 1 else 's'}"
+    return f"{counts}; {counted(problems, 'different problem')}" if problems < report.episodes else counts
 
 
 def sampling_text(sampling: Sampling) -> str:

@@ -63,7 +63,7 @@ def score_of(model: str, environment: str, report: Mapping[str, Any], file: str 
     if not report["episodes"]:
         error = f"the split {report['split']} has no tasks"
         if report["transcripts"]:
-            error = f"all {report['failed']} episodes failed; the first: {report['transcripts'][0]['error']}"
+            error = f"every episode failed, {report['failed']} in all; the first: {report['transcripts'][0]['error']}"
     return Score(**{**values, "model": model, "environment": environment, "report": file, "error": error})
 
 

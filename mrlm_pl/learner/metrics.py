@@ -148,8 +148,15 @@ class Metrics:
         self.rollout[self.name("explained_variance", learner)] = explained
 
     def take_rollout(self) -> dict[str, float]:
-        """Return the metrics of the rollout, and reset them."""
+        """Return the metrics of the rollout, and reset them.
+
+        Raises:
+            ConfigurationError: a metric is not one number, or has the name of one of the update, which replaces it.
+        """
         metrics, self.rollout = self.rollout, {}
+        for name, value in metrics.items():
+            if fault := _metric_fault(name.removeprefix("train/"), value):
+                raise ConfigurationError(f"the metric {name!r} {fault}; give it a name of its own and one number")
         return metrics
 
     def take_update(self) -> dict[str, float]:

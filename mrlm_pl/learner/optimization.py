@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from lightning.pytorch.utilities import rank_zero_only
 
-from mrlm_pl.errors import ConfigurationError, NonFiniteError
+from mrlm_pl.errors import ConfigurationError, NonFiniteError, counted
 from mrlm_pl.learner.batch import not_none
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.sharding import total_norm
@@ -65,10 +65,10 @@ class Optimization(Settings):
         updates = steps()
         if updates <= self.warmup_steps:
             rank_zero_only(logger.warning)(
-                "optimization.warmup_steps is %d and the run has %d updates: the learning rate never reaches its full "
+                "optimization.warmup_steps is %d and the run has %s: the learning rate never reaches its full "
                 "value; lower it, or train longer",
                 self.warmup_steps,
-                updates,
+                counted(updates, "update"),
             )
         scheduler = get_scheduler(self.schedule, optimizer, self.warmup_steps, updates)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}

@@ -35,6 +35,7 @@ from mrlm_pl.learner.credit.returns import (
     check_advantages,
     check_takes,
     equal_returns,
+    paired,
 )
 from mrlm_pl.learner.entropy import EntropyBonus
 from mrlm_pl.learner.metrics import check_token_losses
@@ -372,7 +373,7 @@ class PolicyGradient(Algorithm):
 
         Raises:
             ConfigurationError: the advantages are not one finite number for each return, or a subclass returned
-                something else than returns with baselines.
+                something else than returns with baselines, or baselines that the rule of the unit ignores.
         """
         compared = self.with_baselines(returns)
         if not isinstance(compared, type(returns)):
@@ -380,6 +381,14 @@ class PolicyGradient(Algorithm):
                 f"{self.with_baselines.__qualname__} returned a {type(compared).__name__}; it must return "
                 f"`dataclasses.replace(returns, baseline=...)` ({source_line(self.with_baselines)})"
             )
+        if self.unit.has_rule and self._overrides("with_baselines") and not self._overrides("advantages"):
+            ruled = self.unit.with_baselines(compared)
+            if paired(ruled.returns, ruled.baseline) != paired(compared.returns, compared.baseline):
+                raise ConfigurationError(
+                    f"{self.with_baselines.__qualname__} sets returns or baselines that {type(self.unit).__name__} "
+                    "does not compare; return super().with_baselines(returns), or override `advantages` as well "
+                    f"({source_line(self.with_baselines)})"
+                )
         advantages = check_advantages(self.advantages(compared), len(compared.reward), self.advantages)
         unused = self.unit.has_rule and self._overrides("advantages")
         return replace(compared, baseline=None) if unused else compared, advantages
@@ -401,7 +410,7 @@ class PolicyGradient(Algorithm):
             return replace(returns, baseline=returns.greedy)
         for advantage, baselines in BASELINES.items():
             if advantage is self.advantage and not self._overrides("advantages"):
-                return replace(returns, baseline=baselines(returns.reward, returns.comparison))
+                return replace(returns, baseline=baselines(returns.returns, returns.comparison))
         return returns
 
     def advantages(self, returns: Any) -> Tensor:
@@ -416,8 +425,8 @@ class PolicyGradient(Algorithm):
             return self.unit.advantages(returns)
         if self.advantage is None:
             raise ConfigurationError(_NO_RULE.format(type(self).__name__))
-        advantages = self.advantage(returns.reward, returns.comparison)
-        return check_advantages(advantages, len(returns.reward), self.advantage)
+        advantages = self.advantage(returns.returns, returns.comparison)
+        return check_advantages(advantages, len(returns.returns), self.advantage)
 
     def _penalty(self, sampling: Sampling, name: str, rows: PolicyBatch) -> Tensor | float:
         """Return the KL penalty [B, T] in the rewards of a policy's rows, which have its log-probabilities then."""
@@ -458,15 +467,14 @@ class PolicyGradient(Algorithm):
         if self.unit.has_rule:
             return returns, self.unit.advantages(returns)
         comparisons = returns.comparison.tolist()
-        values = grouped(zip(comparisons, returns.reward.tolist(), strict=True))
+        values = grouped(zip(comparisons, returns.returns.tolist(), strict=True))
         return returns, torch.tensor([len({*values[comparison]}) > 1 for comparison in comparisons])
 
     # From rows to losses.
 
     def rows_with_gradient(self, rows: PolicyBatch) -> Tensor:
         with_gradient = rows.action_mask.any(-1)
-        other_losses = self._trains_values(rows) or rows.teacher_prompts is not None
-        if not (other_losses or self.reference.used or self.entropy.used):
+        if rows.teacher_prompts is None and not self._trains_equal(rows):
             with_gradient &= (rows.advantages != 0).any(-1)
         return with_gradient.nonzero().flatten()
 
@@ -502,8 +510,7 @@ class PolicyGradient(Algorithm):
         """Return log-probabilities, entropies if they have a weight, values of a value head, and divergences."""
         teaching = None
         if self.distiller is not None:
-            other_losses = self.reference.used or self.entropy.used or self._trains_values(rows)
-            alone = not other_losses and not bool(rows.layout.advantages.any())
+            alone = not self._trains_equal(rows) and not bool(rows.layout.advantages.any())
             teaching = self.distiller.teaching(name, rows, batch.totals[name], alone)
         if teaching is None and not self.entropy.used and not self._trains_values(rows):
             return TokenOutputs(self.policies[name](**rows.inputs()), None, None)
@@ -533,6 +540,11 @@ class PolicyGradient(Algorithm):
     def _trains_values(self, rows: PolicyBatch) -> bool:
         """Return whether the value loss is part of the token losses of a policy's rows."""
         return self.critic is not None and rows.values is not None
+
+    def _trains_equal(self, rows: PolicyBatch) -> bool:
+        """Return whether rows may have a gradient, other than the teachers', where their advantages are 0."""
+        own = self.loss.own or self._overrides("token_losses", "policy_loss")
+        return own or self.reference.used or self.entropy.used or self._trains_values(rows)
 
     def note_without_gradient(self, name: str, rows: PolicyBatch, batch: Batch) -> None:
         logp = self.policies[name](**rows.inputs()) if self.evaluates_others(batch) else rows.proximal_logp

@@ -30,12 +30,14 @@ class TokenLoss:
         reduction: reduction of the loss's paper.
         uses_ratio: whether the loss uses the importance ratio ``pi / pi_old``.
         settings: further arguments of the function.
+        own: whether the function is a user's, whose loss may have a gradient where the advantage is 0.
     """
 
     function: Callable[..., Tensor]
     reduction: Reduction = "token_mean"
     uses_ratio: bool = True
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    own: bool = False
 
     def __call__(self, logp: Tensor, old_logp: Tensor, advantages: Tensor, action_mask: Tensor) -> Tensor:
         """Return the losses [B, T]."""
@@ -100,7 +102,7 @@ def token_loss(
     >>> token_loss("gmpo").reduction, token_loss("sapo", settings={"positive_temperature": 2.0}).settings
     ('sequence_mean', {'positive_temperature': 2.0})
     """
-    plain = LOSSES[loss] if isinstance(loss, str) else TokenLoss(loss)
+    plain = LOSSES[loss] if isinstance(loss, str) else TokenLoss(loss, own=True)
     name = loss if isinstance(loss, str) else getattr(loss, "__qualname__", repr(loss))
     accepted = list(inspect.signature(plain.function).parameters)[4:]
     given = dict(settings or {})

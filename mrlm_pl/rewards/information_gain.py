@@ -15,7 +15,7 @@ def information_gains(answer_logp: Tensor, plays: Tensor) -> Tensor:
         answer_logp: [S], log-probability of the answer before each turn; NaN if unknown: gains with it are 0.
         plays: [S] int64, equal for the turns of one agent in one episode, which follow each other in order.
 
-    Source: arXiv 2510.14967.
+    Source: arXiv 2510.14967, where the gain is a difference of probabilities.
 
     >>> information_gains(torch.tensor([-5.0, -3.0, -4.0, -7.0]), torch.tensor([0, 0, 0, 1])).tolist()
     [2.0, -1.0, 0.0, 0.0]

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from mrlm_pl.compressed_files import packed
-from mrlm_pl.durable_files import check_writable, progress_note, write_json
+from mrlm_pl.durable_files import check_new, check_writable, progress_note, write_json
 from mrlm_pl.engines import ContinuousEngine
 from mrlm_pl.engines.base import Precision, Sampling
 from mrlm_pl.environment import Environment
 from mrlm_pl.episode import Episode
-from mrlm_pl.errors import ConfigurationError, RolloutError, StorageError, tell, writing
+from mrlm_pl.errors import ConfigurationError, RolloutError, StorageError, counted, tell
 from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.rollout.player import EpisodePlayer
 from mrlm_pl.runs.console import EpisodeProgress
@@ -226,14 +226,13 @@ class CollectionFile:
             if self.size > (path.stat().st_size if path.is_file() else 0):
                 fault = f"output: {str(path)!r} is shorter than when {str(self._note)!r} was written"
                 raise ConfigurationError(f"{fault}; put it back, or remove both to start again")
-            tell(f"continuing {path} after {self.played} episodes")
-        elif path.exists():
-            raise ConfigurationError(f"output: {str(path)!r} exists; name another file, or remove it")
-        with writing("output", path):
-            check_writable(path)
+            tell(f"continuing {path} after {counted(self.played, 'episode')}")
+            check_writable("output", path)
+        else:
+            check_new("output", path)
 
     def __repr__(self) -> str:
-        return f"{self.kept} of {self.played} episodes in {self.path}"
+        return f"{self.kept} of {counted(self.played, 'episode')} in {self.path}"
 
     def add(self, episodes: Sequence[Episode], kept: Sequence[Episode]) -> None:
         """Append the kept ones of the episodes that were played."""

@@ -29,7 +29,7 @@ from rich.text import Text
 from transformers.utils.logging import disable_progress_bar
 
 from mrlm_pl.data import RolloutDataModule
-from mrlm_pl.errors import tell
+from mrlm_pl.errors import counted, tell
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.compilation import compilation_seconds
 from mrlm_pl.policy.forward.devices import computes_bf16
@@ -275,7 +275,7 @@ class EpisodeProgress(AbstractContextManager["EpisodeProgress"]):
     def __call__(self, done: int, total: int) -> None:
         """Show the number of played episodes out of all; the first call sets the total."""
         if done == 0:
-            tell(f"playing {total:,} episode{'' if total == 1 else 's'}")
+            tell(f"playing {counted(total, 'episode')}")
             console = Console(stderr=True)
             if console.is_terminal and not console.is_jupyter:
                 self._display = _bar(console)
@@ -295,7 +295,7 @@ def _resume_text(trainer: Trainer, done: int, total: int | None) -> str:
     # The checkpoint has the episodes of an iteration that has begun.
     begun = done + (data.stream.position > 0) if data else 0
     lost = recorded_iterations(Path(trainer.default_root_dir)) - begun if data else 0
-    return f"{text}; {lost} iteration{' is' if lost == 1 else 's are'} played again" if lost > 0 else text
+    return f"{text}; {counted(lost, 'iteration is', 'iterations are')} played again" if lost > 0 else text
 
 
 def _bar(console: Console) -> Progress:
@@ -429,7 +429,7 @@ class PolicySummary(ModelSummary):
             data = _rollout(trainer)
             for name, source in data.tasks.stream.sources.items() if data else ():
                 if source.size is not None:
-                    print(f"{name}: {source.size:,} tasks in the training split", flush=True)
+                    print(f"{name}: {counted(source.size, 'task')} in the training split", flush=True)
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         """Print the seconds of new compilations on the first rank."""

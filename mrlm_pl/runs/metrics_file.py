@@ -118,11 +118,11 @@ class RunTensorBoard(TensorBoardLogger):
     def __init__(self, folder: str | Path) -> None:
         super().__init__(folder, name=TENSORBOARD, version="", default_hp_metric=False)
         self._resumes = any(Path(self.log_dir).glob("events.*"))
-        self._resumed_at = self.rows = 0
+        self._resumed_at, self.rows = -1, 0  # -1 is before the first update
 
     def resume_at(self, step: int, rows: int) -> None:
         """Keep the events of earlier steps than this; they are not counted as rows."""
-        self._resumed_at = step
+        self._resumed_at = step or -1
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 
 import yaml
 
-from mrlm_pl.durable_files import check_writable, replacing
-from mrlm_pl.errors import ConfigurationError, RemoteError, did_you_mean, writing
+from mrlm_pl.durable_files import check_new, replacing
+from mrlm_pl.errors import ConfigurationError, RemoteError, counted, did_you_mean, writing
 from mrlm_pl.evaluation.intervals import with_interval
 from mrlm_pl.model_folders import ADAPTER_FOLDER, CRITIC_FILE, exported_policies, policy_folder
 from mrlm_pl.runs.records.run import SAVED, environments_of, read_run, recorded_configuration, recorded_iterations
@@ -55,10 +55,7 @@ def export(model: str | Path, output: str | Path) -> list[Path]:
     trained = {name: settings for name, settings in policies.items() if SAVED in settings} or policies
     folders = {name: Path(output).expanduser() / name for name in trained}
     for folder in folders.values():
-        if folder.exists():
-            raise ConfigurationError(f"output: {str(folder)!r} exists; name another folder, or remove it")
-        with writing("output", folder):
-            check_writable(folder)
+        check_new("output", folder)
     for name, settings in trained.items():
         exported = "" if SAVED in settings else settings.get("model", "")
         with writing("output", folders[name]), replacing(folders[name]) as draft:
@@ -165,7 +162,7 @@ def model_card(folder: Path, versions: Mapping[str, str]) -> str:
     sections = [f"---\n{metadata.to_yaml()}\n---", f"# {name}"]
     if algorithm:
         rows = {
-            "run": f"`{run.name}`, {recorded_iterations(run)} iterations",
+            "run": f"`{run.name}`, {counted(recorded_iterations(run), 'iteration')}",
             **({"initial model": f"`{_redact(base)}`"} if base is not None else {}),
             "algorithm": f"`{algorithm}`",
             "environment": ", ".join(f"`{item.class_name}`" for item in environments_of(data)) or "none: data files",

@@ -16,7 +16,7 @@ from mrlm_pl.engines import Engine, InProcessEngine
 from mrlm_pl.engines.base import Precision, Sampling
 from mrlm_pl.environment import DatasetTasks, Environment
 from mrlm_pl.environment.trial import close
-from mrlm_pl.errors import ConfigurationError, did_you_mean, tell
+from mrlm_pl.errors import ConfigurationError, counted, did_you_mean, tell
 from mrlm_pl.evaluation.report import EvaluationReport
 from mrlm_pl.evaluation.summary import evaluation_specs, summarize
 from mrlm_pl.learner.policies.seats import check_seats
@@ -128,7 +128,7 @@ class SeatedModel:
             source = self.environment.tasks(split)
             if isinstance(source, DatasetTasks) and source.numbers and source.numbers[-1] > len(source.rows):
                 remedy += f"; other rows of the data are left out, and `data: {{{split}: FILE}}` plays a whole file"
-            tell(f"the {split} split has tasks for {len(specs)} of up to {num_episodes} episodes; {remedy}")
+            tell(f"the {split} split has tasks for {len(specs)} of up to {counted(num_episodes, 'episode')}; {remedy}")
         return specs
 
     def policy_by_agent(self) -> dict[str, str]:

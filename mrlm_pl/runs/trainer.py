@@ -27,7 +27,7 @@ from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.durable_files import write_json
 from mrlm_pl.episode import Episode
 from mrlm_pl.episode_files import write_episodes
-from mrlm_pl.errors import ROLLOUT_ERRORS, ConfigurationError, tell
+from mrlm_pl.errors import ROLLOUT_ERRORS, ConfigurationError, counted, tell
 from mrlm_pl.evaluation.report import EvaluationReport
 from mrlm_pl.evaluation.summary import summarize
 from mrlm_pl.grouping import grouped
@@ -297,7 +297,8 @@ class Trainer(pl.Trainer):
             counts = data.collection.totals.state() if played else {}
             if failed := counts.get("failed_episodes"):
                 listed = f"mrlm view --text {shlex.quote(self.default_root_dir)} --failed"
-                print(f"mrlm: {failed:.0f} of {counts['episodes']:.0f} episodes failed; see why with `{listed}`")
+                total = counted(int(counts["episodes"]), "episode")
+                print(f"mrlm: {failed:.0f} of {total} failed; see why with `{listed}`")
             print(run_summary(self.default_root_dir, played=played))
         elif stage == "predict" and not self.fast_dev_run:  # type: ignore[attr-defined]
             episodes = Path(self.default_root_dir) / "episodes"

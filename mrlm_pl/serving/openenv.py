@@ -141,11 +141,11 @@ class OpenEnvServer:
 
         Raises:
             IndexError: the index is outside the split's tasks.
-            InvalidMessageError: the index or the seed is no whole number.
+            InvalidMessageError: the index or the seed is no whole number, or is negative.
         """
         for option in ("index", "seed"):
-            if data.get(option) is not None and type(data[option]) is not int:
-                raise InvalidMessageError(f"{option} is {data[option]!r:.60}; it must be a whole number")
+            if data.get(option) is not None and (type(data[option]) is not int or data[option] < 0):
+                raise InvalidMessageError(f"{option} is {data[option]!r:.60}; it must be a whole number, 0 or above")
 
         def read() -> Task:
             source: TaskSource = self.server.offer.source(name, {}, data.get("split", "train"))
@@ -177,8 +177,8 @@ class _Episode:
 
     async def step(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """Send the replies and return the next observation, the reward and whether the episode is done."""
-        if not self._session:
-            raise InvalidMessageError("there is no episode; send reset first")
+        if not self._due:
+            raise InvalidMessageError("there is no episode, or it is over; send reset first")
         request = pb.StepRequest(session=self._session, turn=self._turn, actions=to_json(self._actions(data)))
         step = step_from((await self.service.step(request)).step)
         self._turn += 1
@@ -202,7 +202,7 @@ class _Episode:
         """End the session."""
         if self._session:
             await self.service.close(pb.CloseRequest(session=self._session))
-            self._session = ""
+            self._session, self._due = "", ()
 
     async def renew(self, seconds: float) -> None:
         """Keep the session's lease while the connection is open."""
@@ -219,13 +219,13 @@ class _Episode:
         return {"text": "\n\n".join(texts) if len(observations) == 1 else "", "messages": messages}
 
     def _actions(self, data: Mapping[str, Any]) -> dict[str, Message]:
-        replies = data.get("messages")
+        replies: Any = data.get("messages")
         if replies is None and len(self._due) == 1:
             replies = {self._due[0]: data.get("message")}
-        if not isinstance(replies, dict) or not all(isinstance(text, str) for text in replies.values()):
-            expected = (
-                '{"message": TEXT}' if len(self._due) == 1 else f'{{"messages": {{{", ".join(self._due)}: TEXT}}}}'
-            )
+        named = isinstance(replies, dict) and replies.keys() == set(self._due)
+        if not named or not all(isinstance(text, str) for text in replies.values()):
+            texts = ", ".join(f'"{agent}": TEXT' for agent in self._due)
+            expected = '{"message": TEXT}' if len(self._due) == 1 else f'{{"messages": {{{texts}}}}}'
             raise InvalidMessageError(f"the action is {json.dumps(data)[:200]}; give {expected}")
         return {agent: Message("assistant", text) for agent, text in replies.items()}
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mrlm_pl.episode_files import not_kept
-from mrlm_pl.errors import ConfigurationError, DataError, did_you_mean
+from mrlm_pl.errors import ConfigurationError, DataError, counted, did_you_mean
 from mrlm_pl.grouping import grouped
 from mrlm_pl.viewer.line_file import LONGEST_LINE, LineFile
 from mrlm_pl.viewer.records import (
@@ -103,9 +103,9 @@ class EpisodeFile:
         elif not (self.rows or self.faults or lines.skipped):
             yield f"{name} holds no episodes"
         if lines.skipped:
-            yield f"{name}: {lines.skipped} lines are too long to show"
+            yield f"{name}: {counted(lines.skipped, 'line is', 'lines are')} too long to show"
         if self.faults:
-            yield f"{name}: {self.faults} lines are not episode records"
+            yield f"{name}: {counted(self.faults, 'line is no episode record', 'lines are not episode records')}"
 
 
 class ReportFile:

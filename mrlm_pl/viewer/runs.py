@@ -18,7 +18,7 @@ import msgspec
 import yaml
 from tokenizers import Tokenizer
 
-from mrlm_pl.errors import ConfigurationError, nearest_path
+from mrlm_pl.errors import ConfigurationError, meant, nearest_path
 from mrlm_pl.evaluation.intervals import mean_interval
 from mrlm_pl.runs.publication import text_without_secrets
 from mrlm_pl.runs.records.configuration_file import read_yaml
@@ -357,13 +357,21 @@ class Run:
         return text_without_secrets(self._content(path))  # an exported page is made to be shown to others
 
     def _token_texts(self, policy: str, ids: Sequence[int]) -> list[str] | None:
-        """Return the text of each token; None without a tokenizer, which a run that still trains may write later."""
+        """Return the text of each token; None without a tokenizer, which a run that still trains may write later.
+
+        The last of the tokens of one character has it; those before are replacement characters.
+        """
         tokenizer = self._tokenizers.get(policy) or self._tokenizer(policy)
         if tokenizer is None:
             return None
         self._tokenizers[policy] = tokenizer
-        texts = {number: _token_text(tokenizer, number) for number in set(ids)}
-        return [texts[number] for number in ids]
+        texts = []
+        for stop in range(1, len(ids) + 1):  # among those before it: a character has at most four tokens
+            start = max(stop - 5, 0)
+            before, text = (tokenizer.decode(ids[start:end], skip_special_tokens=False) for end in (stop - 1, stop))
+            own = text[len(before.rstrip("\ufffd")) :]
+            texts.append(own.lstrip("\ufffd") or own[-1:] or f"<{ids[stop - 1]}>")
+        return texts
 
     def _tokenizer(self, policy: str) -> Tokenizer | None:
         """Return a policy's tokenizer: exported by the run, else of the built-in model, else from the hub's cache."""
@@ -397,8 +405,7 @@ def find_runs(names: Sequence[str]) -> dict[str, Run]:
         path = Path(name).expanduser()
         if not path.exists():
             near = nearest_path(path, folders=True) or nearest_path(path)
-            hint = f"did you mean {str(near)!r}?" if near else "check the path"
-            raise ConfigurationError(f"there is no run {name!r}; {hint}")
+            raise ConfigurationError(f"there is no run {name!r}; {meant(near)}")
         found_runs = runs_below(name)
         if not found_runs and path.is_dir() and any(file.name.endswith(_EPISODES) for file in path.iterdir()):
             raise ConfigurationError(
@@ -464,10 +471,3 @@ def _load_tokenizer(path: Path) -> Tokenizer | None:
     with suppress(Exception):  # the library raises no narrower class
         return Tokenizer.from_file(str(path))
     return None
-
-
-def _token_text(tokenizer: Tokenizer, number: int) -> str:
-    piece = tokenizer.id_to_token(number)
-    if piece is None:
-        return f"<{number}>"
-    return piece.replace("▁", " ") if "▁" in piece else tokenizer.decode([number], skip_special_tokens=False)

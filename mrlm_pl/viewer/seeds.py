@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from mrlm_pl.durable_files import replacing
-from mrlm_pl.errors import ConfigurationError, did_you_mean
+from mrlm_pl.errors import ConfigurationError, counted, did_you_mean
 from mrlm_pl.evaluation.intervals import difference_interval, mean_interval
 from mrlm_pl.evaluation.score_table import new_figure
 from mrlm_pl.grouping import distinct_tails
@@ -134,7 +134,7 @@ class SeedComparison:
             return "seeds not paired"
         whole = len(seeds) == len(family.curves) == len(self.families[0].curves)
         named = "" if whole else f" ({', '.join(map(str, seeds))})"
-        return f"{len(seeds)} pair{'' if len(seeds) == 1 else 's'} of seeds{named}"
+        return f"{counted(len(seeds), 'pair')} of seeds{named}"
 
     def rows(self) -> Iterator[Sequence[Any]]:
         """Yield the curves: metric, runs, seeds, cost, mean, and the bounds of its interval, for a file."""

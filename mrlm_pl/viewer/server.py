@@ -51,7 +51,9 @@ def answer(runs: Mapping[str, Run], path: str, query: Mapping[str, str]) -> Any:
         quantiles = [t_quantile(degrees) for degrees in range(1, QUANTILES + 1)]
         return {"runs": [_call_locked(run, run.head) for run in runs.values()], "t": quantiles}
     run = runs[query["run"]]
-    last = int(query["last"]) if query.get("last", "").lstrip("-").isdecimal() else None
+    last = None
+    with suppress(ValueError):  # it is absent, or no number
+        last = int(query.get("last", ""))
     readers: dict[str, Callable[[], Any]] = {
         "run": run.detail,
         "metrics": run.metrics,

@@ -13,6 +13,7 @@ from rich.panel import Panel
 from rich.table import Column, Table
 from rich.text import Text
 
+from mrlm_pl.errors import counted
 from mrlm_pl.evaluation.intervals import with_interval
 from mrlm_pl.viewer.records import stored_rows
 from mrlm_pl.viewer.runs import Run
@@ -235,7 +236,7 @@ def _turn(turn: Mapping[str, Any]) -> str:
     components = visible(", ".join(f"{name} {_number(value)}" for name, value in turn["components"].items())).plain
     return (
         f"turn {turn['index']}  reward {_number(turn['reward'])}{f' ({components})' if components else ''}{credit}"
-        f"  {tokens} token{'' if tokens == 1 else 's'}  version {turn['version']}  {visible(turn['finish_reason'])}"
+        f"  {counted(tokens, 'token')}  version {turn['version']}  {visible(turn['finish_reason'])}"
     )
 
 

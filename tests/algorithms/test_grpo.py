@@ -312,7 +312,7 @@ def test_an_object_that_returns_a_number_for_no_return_is_named_by_its_class(mod
             return rewards[::2]
 
     algorithm = GRPO({"main": Policy(str(model_folder))}, advantage=Halving())
-    returns = SimpleNamespace(reward=torch.tensor([1.0, 3.0]), comparison=torch.tensor([0, 0]))
+    returns = SimpleNamespace(returns=torch.tensor([1.0, 3.0]), comparison=torch.tensor([0, 0]))
     with pytest.raises(ConfigurationError, match=r"Halving returned shape \[1\]; .* a tensor of shape \[2\]$"):
         algorithm.advantages(returns)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -181,6 +182,10 @@ def test_a_teacher_may_read_the_conversation_of_a_partner(model_folder: Path, qu
     prompt = leader.token_ids[: leader.turns[1].start]
     assert rows.teacher_prompts[0].tolist()[0][: 1 + len(prompt)] == [len(prompt), *prompt]
     assert rows.teacher_prompts[1, 0, 0] == -1, "the partner does not teach itself"
+    idle = replace(leader, turns=(), action_mask=(False,) * len(leader.token_ids))
+    begun = replace(played, trajectories={**played.trajectories, "leader": (leader, idle)})
+    again = prepared(algorithm, [begun], quiet_trainer())
+    assert torch.equal(again.teacher_prompts[0], rows.teacher_prompts[0]), "its last row has no turn yet"
 
 
 def hints(algorithm: Any, rows: Any) -> list[str]:
@@ -325,7 +330,7 @@ def test_a_run_resumed_within_the_passes_equals_an_uninterrupted_one(
         ({"teachers": []}, "teachers is empty; name a policy"),
         ({"teachers": [{"policy": "teacher"}], "form": "all"}, "form is 'all'; choose from sampled, top_k, full"),
         ({"teachers": [{"policy": "teacher"}], "beta": 0.0}, r"beta is 0\.0, but form sampled is the reverse KL"),
-        ({"teachers": [{"policy": "teecher"}]}, "no policy 'teecher'; did you mean 'teacher'?"),
+        ({"teachers": [{"policy": "teecher"}]}, "policy is 'teecher'; did you mean 'teacher'?"),
         ({"teachers": [{"policy": "student"}]}, "'student' is trained; set `trained: false`"),
         (
             {"teachers": [{"partner": "solver"}]},
@@ -334,6 +339,8 @@ def test_a_run_resumed_within_the_passes_equals_an_uninterrupted_one(
         ({"teachers": [{}]}, "is the student itself, and has nothing to teach"),
         ({"teachers": [{"policy": "teacher", "reprompt": "peer"}]}, "reprompt is 'peer'; choose from sibling"),
         ({"teachers": [{"reprompt": "team", "partner": "x"}]}, "reprompt is 'team' and partner 'x'; give one of them"),
+        ({"teachers": [{"policy": "teacher", "agents": []}]}, "agents is empty; name some, or leave it out for all"),
+        ({"teachers": [{"policy": "teacher", "environments": []}]}, "environments is empty; name some"),
         ({"teachers": [{"policy": "teacher", "weight": 0.0}]}, r"weight is 0\.0; it must be above 0"),
     ],
 )
@@ -344,7 +351,7 @@ def test_wrong_teachers_are_named(settings: dict[str, Any], message: str, model_
 
 def test_a_teacher_must_read_the_tokens_of_its_student(model_folder: Path) -> None:
     settings = Distillation([Teacher("teacher")])
-    with pytest.raises(ConfigurationError, match="has another chat template than its student 'student'; set the"):
+    with pytest.raises(ConfigurationError, match=r"has another chat template than its student 'student' .*; set the"):
         GRPO(
             policies(model_folder, chat_template="{% for m in messages %}{{ m['content'] }}{% endfor %}"),
             distillation=settings,
@@ -383,13 +390,18 @@ def test_what_cannot_be_combined_is_an_error(model_folder: Path) -> None:
     ):
         with pytest.raises(ConfigurationError, match=f"form full does not read .*{next(iter(unread))}"):
             OnPolicyDistillation(policies(model_folder), SEATS, distillation=FORMS["full"], **unread)
-    for option in ({"agents": ["solvr"]}, {"environments": ["maths"]}, {"partner": "judge"}):
+    misnamed: dict[str, dict[str, Any]] = {
+        "agents is 'solvr'; did you mean 'solver'?": {"agents": ["solvr"]},
+        "environments is 'maths'; did you mean 'math'?": {"environments": ["maths"]},
+        "partner is 'judge'; choose from solver": {"partner": "judge"},
+    }
+    for message, option in misnamed.items():
         made = policies(model_folder)
         seats = {"solver": "student", "solvr": "student", "judge": "teacher"}
-        teacher = Teacher("teacher", **option)  # type: ignore[arg-type]
+        teacher = Teacher("teacher", **option)
         algorithm = COMA(made, seats, distillation=Distillation([teacher]))
         assert algorithm.distiller is not None
-        with pytest.raises(ConfigurationError, match=f"{next(iter(option))} names '.*', which this run does not have"):
+        with pytest.raises(ConfigurationError, match=re.escape(f"distillation.teachers: {message}")):
             algorithm.distiller.check_rollouts(["solver"], ["math"])
 
 

@@ -122,7 +122,7 @@ def test_a_field_that_is_missing_is_named(field: str, tmp_path: Path) -> None:
         (episode(trajectory("agent", "4"), success=None), "'success' is null"),
         (episode(trajectory("left", "4"), trajectory("right", "5")), "2 agents of 'math' acted, and no 'score'"),
         (episode(trajectory("agent", "4", scores=(1.5,))), "'score' is 1.5"),
-        (episode(trajectory("agent", "4"), error="away"), "all 1 episodes failed"),
+        (episode(trajectory("agent", "4"), error="away"), "every episode failed, 1 in all"),
     ],
 )
 def test_an_episode_that_says_nothing_of_what_is_right_is_refused(record: Episode, fault: str, tmp_path: Path) -> None:
@@ -149,7 +149,8 @@ def test_an_episode_in_which_no_agent_answers_is_named(change: str, tmp_path: Pa
     rows = {"a": () if change == "no trajectory" else (row,)}
     write_episodes(tmp_path / "e.jsonl", [Episode("0", Task("math", "train", 0), "g", 1, 0, rows, "end", success=True)])
     with pytest.raises(
-        DataError, match=r"e\.jsonl, row 1: (0 agents of 'math' acted|agent 'a' has 1 turns and 0 replies)"
+        DataError,
+        match=r"e\.jsonl, row 1: (0 agents of 'math' acted|agent 'a' has 1 turn, and replies in its messages: 0)",
     ):
         read_answers(str(tmp_path / "e.jsonl"))
 

@@ -63,6 +63,15 @@ def test_the_import_and_the_names_for_environments_import_no_torch() -> None:
     assert result.stdout.strip() == "[]"
 
 
+def test_modules_are_attributes_of_the_package_and_imported_when_they_are_used() -> None:
+    code = (
+        "import sys, mrlm_pl; mrlm_pl.runs.export, mrlm_pl.algorithms.COMA, mrlm_pl.errors.RemoteTimeoutError;"
+        "print(hasattr(mrlm_pl, 'nothing'), 'mrlm_pl.viewer' in sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.stdout == "False False\n", result.stderr
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

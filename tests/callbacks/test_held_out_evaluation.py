@@ -111,18 +111,19 @@ def test_a_policy_that_learns_from_files_plays_every_few_steps_and_trains_the_sa
     assert [point["step"] for point in points(folder)] == [0, 2], "a new run in the folder begins a new curve"
 
 
+@pytest.mark.parametrize(("every", "at"), [(2, [-1, 1, 3, 4]), (1, [-1, 0, 1, 2, 3, 4])])
 def test_loggers_get_the_means_and_the_metrics_file_keeps_a_row_for_each_update(
-    model_folder: Path, echo: Any, quiet_trainer: Any, demonstrations: str, tmp_path: Path
+    every: int, at: list[int], model_folder: Path, echo: Any, quiet_trainer: Any, demonstrations: str, tmp_path: Path
 ) -> None:
-    callback = HeldOutEvaluation(episodes=8, sampling=Sampling(max_tokens=4), every=2, environment=echo())
+    callback = HeldOutEvaluation(episodes=8, sampling=Sampling(max_tokens=4), every=every, environment=echo())
     loggers = [CSVLogger(tmp_path, name="", version="csv"), MetricsFile(tmp_path)]
     trainer = quiet_trainer(callbacks=[callback], logger=loggers, default_root_dir=tmp_path, log_every_n_steps=1)
     fit(trainer, model_folder, demonstrations)
     with (tmp_path / "csv" / "metrics.csv").open() as file:
         table = list(csv.DictReader(file))
     rows, end_rows = ([row for row in table if row[f"{kind}/echo/reward"]] for kind in ("curve", "held_out"))
-    assert [int(row["step"]) for row in rows] == [0, 1, 3, 4], "before, after 2 and 4 updates, and after the last"
-    assert [int(row["step"]) for row in end_rows] == [0, 4]
+    assert [int(row["step"]) for row in rows] == at, "before, after `every` updates, and after the last"
+    assert [int(row["step"]) for row in end_rows] == [-1, 4]
     found = [point["environments"]["echo"] for point in points(tmp_path)]
     reports = [json.loads((tmp_path / f"evaluation_{moment}.json").read_text()) for moment in ("before", "after")]
     ends = [report["echo"] for report in reports]

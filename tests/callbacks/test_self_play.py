@@ -152,6 +152,24 @@ def test_what_is_logged_agrees_with_the_report(duel: Any, quiet_trainer: Any, tm
     assert sum(games for _, games in callback.table.values()) == 5 * 12 + 3 * 8
 
 
+def test_snapshots_that_no_games_link_with_the_initial_one_have_no_rating(
+    duel: Any, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    """Player 1 has no game, as if all tasks were of another environment; the anchor's games at the end link 3 to 0."""
+    options = {"snapshot_every": 1, "draw": "latest", "anchors": AnchorGames(every=100, games=2)}
+    algorithm, data, callback = duel({"iterations": 3}, **options)
+    count = callback.on_collection
+    callback.on_collection = lambda trainer, episodes: count(trainer, episodes if data.stream.iteration else [])
+    trainer = quiet_trainer(callbacks=[callback], logger=[MetricsFile(tmp_path)], log_every_n_steps=1)
+    trainer.fit(algorithm, data)
+    assert sorted(callback.table) == [("0", "3"), ("1", "2"), ("2", "3")]
+    with (tmp_path / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [bool(row["self_play/elo"]) for row in rows] == [False, False, True]
+    assert [bool(row["self_play/opponent_elo"]) for row in rows] == [True, False, True]
+    assert sorted(json.loads((Path(trainer.default_root_dir) / "self_play.json").read_text())["ratings"]) == [*"0123"]
+
+
 @pytest.mark.parametrize("action", ["warn", "stop"])
 @pytest.mark.long
 def test_the_alarm_tells_of_a_learner_that_collapses(
@@ -265,8 +283,17 @@ def test_policies_that_do_not_fit_are_refused(duel: Any, quiet_trainer: Any, mod
 def test_split_weights_are_refused(duel: Any) -> None:
     algorithm, data, callback = duel()
     trainer: Any = SimpleNamespace(strategy=FSDP(), lightning_module=algorithm, datamodule=data)
+    data.trainer = trainer
     with pytest.raises(ConfigurationError, match=r"FSDP splits over processes; use one device or .*ddp"):
         callback.setup(trainer, algorithm, "fit")
+
+
+def test_training_on_files_is_refused(duel: Any) -> None:
+    algorithm, _, callback = duel()
+    with pytest.raises(
+        ConfigurationError, match="SelfPlay plays episodes; NoneType has no environment: use a RolloutD"
+    ):
+        callback.setup(SimpleNamespace(datamodule=None), algorithm, "fit")
 
 
 @pytest.mark.slow

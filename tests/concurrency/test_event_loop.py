@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 
 import pytest
 
@@ -105,6 +105,31 @@ def test_what_does_not_end_is_told_and_left(monkeypatch: pytest.MonkeyPatch, cap
             assert loop.closed
     finally:
         released.set()
+
+
+def test_what_waits_behind_a_blocking_call_ends_also_after_the_loop_is_abandoned(
+    monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    monkeypatch.setattr(event_loop, "END_SECONDS", 0.2)
+    began, released = threading.Event(), threading.Event()
+
+    async def blocking() -> None:
+        began.set()
+        released.wait(60)
+
+    loop = EventLoopThread()
+    loop.submit(blocking())
+    assert began.wait(60)
+    waiting = loop.submit(asyncio.Event().wait())
+    loop.close()
+    assert not waiting.done()
+    released.set()
+    with pytest.raises(CancelledError):
+        waiting.result(10)
+    loop._thread.join(60)
+    del loop, waiting
+    gc.collect()
+    assert not recwarn.list, "as of a coroutine that was never awaited"
 
 
 def test_a_loop_that_somebody_blocks_is_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:

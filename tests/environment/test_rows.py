@@ -179,7 +179,13 @@ def test_bad_rows_are_skipped_with_their_names(tmp_path: Path, split: str, caplo
     found = read_split(str(path), split, ("a",), identity, made, "skip")
     assert found == [(n + 1, f"a {n}") for n in range(100) if split_of(str(n)) == split]
     assert "skipped 4 of 104 rows" in caplog.text
-    for named in ("row 101: a is -1", "row 102: no field 'a'", "row 103: 5 is not an object", "row 104: not JSON"):
+    for named in (
+        "row 101: a is -1",
+        "row 102: no field 'a'",
+        "row 103: 5 is not an object",
+        "row 104: not JSON",
+        "; each line must be a JSON object",
+    ):
         assert named in caplog.text
 
 
@@ -224,7 +230,7 @@ def test_a_split_without_rows_is_refused(tmp_path: Path) -> None:
     path.write_text(lines([{"a": number}]))
     for split in ("test", "validation"):
         with pytest.raises(
-            ConfigurationError, match=f"none of the 1 rows of .*'{split}'; give it more rows or"
+            ConfigurationError, match=f"no row of .*, 1 in all, belongs to split '{split}'; give it more rows or"
         ) as told:
             read_split(str(path), split, ("a",), identity, made)
         advised = yaml.safe_load(str(told.value).split("`")[1].replace("FILE", str(path)))["data"]

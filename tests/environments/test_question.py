@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import itertools
 import json
@@ -147,11 +148,16 @@ def test_rows_of_a_file_are_those_of_python(suffix: str, split: str, tmp_path: P
     assert [task.data for task in found] == [task.data for task in expected]
 
 
-def test_copies_share_the_rows_and_a_function_cannot_change_them() -> None:
-    def greedy(reply: str, row: dict[str, Any]) -> float:
+@pytest.mark.parametrize("waits", [False, True], ids=["plain", "async"])
+def test_copies_share_the_rows_and_a_function_cannot_change_them(waits: bool) -> None:
+    def changed(reply: str, row: dict[str, Any]) -> float:
         row["answers"].append(row.pop("question"))
         return 0.0
 
+    async def waiting(reply: str, row: dict[str, Any]) -> float:
+        return changed(reply, row)
+
+    greedy = waiting if waits else changed
     rows = [{**row, "answers": [{"text": row["answer"]}]} for row in ROWS]
     environment = QuestionEnvironment(rows, [greedy, Reward(greedy, name="again")], prompt="{question}")
     source = environment.tasks("train")
@@ -229,6 +235,22 @@ def test_async_functions_share_an_event_loop_so_that_a_client_lives_on() -> None
     environments = [question([judge]), question([lambda reply, row: judge(reply, row)])] * 2
     assert [played(environment, "x").rewards for environment in environments] == [{"agent": 1.0}] * 4
     assert len(loops) == 1
+
+
+def test_a_plain_function_that_raises_leaves_no_coroutine_of_an_async_one(recwarn: pytest.WarningsRecorder) -> None:
+    class Mine(QuestionEnvironment):
+        name = "mine"
+
+    async def judge(reply: str, row: Any) -> float:
+        return 1.0
+
+    def broken(reply: str, row: Any) -> float:
+        raise KeyError("label")
+
+    with pytest.raises(KeyError):
+        played(Mine(ROWS, [judge, broken], prompt="{question}"), "x")
+    gc.collect()
+    assert not recwarn.list, "as of a coroutine that was never awaited"
 
 
 def test_a_function_that_raises_cancels_those_beside_it() -> None:

@@ -53,3 +53,18 @@ def test_results_add_up_from_both_sides() -> None:
 
 def test_without_games_the_first_player_has_rating_zero() -> None:
     assert elo_ratings(GameTable(), zero="a")["a"].elo == 0
+
+
+def test_players_without_a_chain_of_games_to_the_first_one_have_no_rating() -> None:
+    """Theirs could be any number. The others keep the rating that they have without them."""
+    linked = [("b", "a", 75.0, 100)]
+    ratings = elo_ratings(table(*linked, ("d", "c", 3, 8)), zero="a", virtual_draws=0)
+    assert sorted(ratings) == ["a", "b"]
+    assert ratings["b"].elo == pytest.approx(400 * math.log10(3))
+    assert sorted(elo_ratings(table(("d", "c", 3, 8)), zero="a")) == ["a"]
+
+
+def test_a_long_chain_of_perfect_scores() -> None:
+    """The search neither overshoots nor ends early: each link adds 400 log10(100.5 / 0.5) points."""
+    ratings = elo_ratings(table(*((f"{n + 1:03}", f"{n:03}", 100, 100) for n in range(200))), zero="000")
+    assert ratings["200"].elo == pytest.approx(200 * 400 * math.log10(100.5 / 0.5), abs=1e-3)

@@ -20,9 +20,11 @@ from mrlm_pl.algorithms import GRPO, PPO
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.data.rollout.stream import GroupPart, micro_batches
 from mrlm_pl.engines import Sampling
+from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner import metrics as metric_log
 from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.batch import Batch, PolicyBatch
+from mrlm_pl.learner.metrics import Metrics
 from mrlm_pl.losses import BatchTotals
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward.logprobs import TokenOutputs
@@ -381,3 +383,18 @@ def test_a_mean_of_an_evaluation_that_is_not_finite_is_logged_as_it_is(
     assert math.isnan(found["val/loss"])
     assert math.isnan(found["val/kl"])  # no batch has a weight
     assert found["val/unseen"] == 3.0
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "fault"),
+    [
+        ("train/mine", torch.ones(2), r"'train/mine' has shape \[2\]"),
+        ("train/mine", None, "'train/mine' is None"),
+        ("train/loss", 1.0, "'train/loss' has the name of one that is logged already"),
+    ],
+)
+def test_a_metric_of_a_rollout_is_one_number_with_a_name_of_its_own(name: str, value: Any, fault: str) -> None:
+    metrics = Metrics(["main"])
+    metrics.rollout = {"train/fine": torch.tensor(2.0), name: value}  # type: ignore[dict-item]
+    with pytest.raises(ConfigurationError, match=rf"the metric {fault}; give it a name of its own and one number"):
+        metrics.take_rollout()

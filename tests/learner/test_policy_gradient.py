@@ -25,6 +25,7 @@ from mrlm_pl.learner.credit.decisions import TreeCredit
 from mrlm_pl.learner.credit.marginal import Coalitions
 from mrlm_pl.learner.credit.returns import EpisodeCredit, Returns
 from mrlm_pl.learner.credit.tokens import TokenCredit
+from mrlm_pl.learner.credit.turns import TurnCredit, turn_returns_of
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.losses import Clip
 from mrlm_pl.policy import Policy
@@ -224,6 +225,67 @@ def test_returns_with_baselines_are_a_rule_and_those_without_are_refused(model_f
         NoBaseline({"main": str(model_folder)})._with_advantages(two_returns())
 
 
+class TurnsToGo(PolicyGradient):
+    """Turns by their returns-to-go, without a unit of credit."""
+
+    def returns(self, episodes: Any, bonus: Any, greedy: Any) -> Any:
+        return turn_returns_of(episodes, bonus)
+
+
+class TurnsLessOne(TurnsToGo):
+    def with_baselines(self, returns: Any) -> Any:
+        return replace(returns, baseline=torch.ones_like(returns.returns))
+
+
+class CenteredTurns(TurnsToGo):
+    advantage = staticmethod(group_centered_advantages)
+
+
+@pytest.mark.parametrize(
+    ("cls", "baseline", "expected"), [(TurnsLessOne, [1.0] * 3, [4.0, 3.0, 0.0]), (CenteredTurns, [10 / 3] * 3, None)]
+)
+def test_turns_are_compared_by_their_returns_to_go(cls: Any, baseline: list[float], expected: Any) -> None:
+    """Rewards 1 and 4 in one episode, 1 in the other: returns 5, 4 and 1, whose mean is 10 / 3."""
+    learner = cls({"main": Policy()})
+    learner._check_credit()
+    group = [turn_episode(0, "g", {"a": [("s", 1.0), ("s", 4.0)]}), turn_episode(1, "g", {"a": [("s", 1.0)]})]
+    compared, advantages = learner._with_advantages(learner.returns(group, None, ()))
+    assert compared.baseline.tolist() == pytest.approx(baseline)
+    expected = expected or [5 - 10 / 3, 4 - 10 / 3, 1 - 10 / 3]
+    assert advantages.tolist() == pytest.approx(expected)
+
+
+def test_equal_rewards_of_unequal_numbers_of_turns_are_a_signal() -> None:
+    learner = CenteredTurns({"main": Policy()})
+    group = [turn_episode(n, "g", {"a": [("s", 1.0)] * (n + 1)}) for n in range(2)]
+    assert not learner.without_signal(group), "the returns are 1, 2 and 1"
+
+
+class OwnTurns(PolicyGradient):
+    """Sets the field ``own`` of the turns."""
+
+    def __init__(self, *arguments: Any, own: str, then: bool) -> None:
+        super().__init__(*arguments)
+        self.unit, self.own, self.then = TurnCredit(gamma=0.5), own, then
+
+    def with_baselines(self, returns: Any) -> Any:
+        changed = replace(returns, **{self.own: returns.reward + 1})
+        return super().with_baselines(changed) if self.then else changed
+
+
+@pytest.mark.parametrize("own", ["reward", "baseline"])
+def test_baselines_that_the_rule_of_the_unit_ignores_are_refused(own: str) -> None:
+    group = [turn_episode(n, "g", {"a": [("s", 1.0), ("s", 3.0 * n)]}) for n in range(2)]
+    learner = OwnTurns({"main": Policy()}, own=own, then=False)
+    with pytest.raises(ConfigurationError, match=r"OwnTurns\.with_baselines sets returns or baselines that TurnCredit"):
+        learner._with_advantages(learner.returns(group, None, ()))
+    learner.then = True
+    compared, advantages = learner._with_advantages(learner.returns(group, None, ()))
+    returns = {"reward": [2 + 0.5 * 1, 1.0, 2 + 0.5 * 4, 4.0], "baseline": [1.0, 0.0, 1 + 0.5 * 3, 3.0]}
+    assert compared.returns.tolist() == returns[own]
+    assert advantages.tolist()[0] < 0 < advantages.tolist()[2]
+
+
 def test_a_rule_that_the_unit_of_credit_never_calls_is_refused() -> None:
     class Centered(PPO):
         def advantages(self, returns: Any) -> Tensor:
@@ -274,6 +336,34 @@ def test_options_of_the_loss_beside_own_token_losses_are_refused(
     OwnLoss(policies, loss=None, loss_settings={}, clip=Clip())  # the defaults, as a saved configuration gives them
     assert WrappedLoss(policies, **options).loss != WrappedLoss(policies).loss
     Attribute(policies, **options)
+
+
+def no_advantages(rewards: Tensor, groups: Tensor) -> Tensor:
+    return torch.zeros_like(rewards)
+
+
+def likelihood(logp: Tensor, old_logp: Tensor, advantages: Tensor, action_mask: Tensor) -> Tensor:
+    return -logp
+
+
+class Cloning(PolicyGradient):
+    advantage = staticmethod(no_advantages)
+
+    def token_losses(self, logp: Tensor, old_logp: Tensor, rows: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        return -logp, {}
+
+
+@pytest.mark.parametrize("algorithm", [Cloning, partial(GRPO, advantage=no_advantages, loss=likelihood)])
+def test_an_own_loss_trains_where_advantages_are_0(
+    algorithm: Callable[..., Any], model_folder: Path, echo: Any, quiet_trainer: Any
+) -> None:
+    """The loss of the update is the entropy that the sampler measured: the mean of -log pi over the same tokens."""
+    data = RolloutDataModule(echo(), groups=2, group_size=2, iterations=1, sampling=Sampling(max_tokens=3))
+    trainer = quiet_trainer()
+    trainer.fit(algorithm({"main": str(model_folder)}), data)
+    logged = trainer.callback_metrics
+    assert logged["train/loss"].item() == pytest.approx(logged["rollout/entropy"].item(), rel=1e-4)
+    assert logged["train/grad_norm"] > 0
 
 
 @pytest.mark.parametrize(

@@ -318,23 +318,23 @@ def test_environments_that_close_slowly_are_all_closed(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ([], "Broken gave 0 samples for 1 requests"),
-        (None, "Broken gave 0 samples for 1 requests"),
-        ([Sample((), (), "stop", 0, "e")], "Broken gave a sample of 0 tokens with 0 log-probabilities"),
-        ([Sample((5, 6), (-0.5,), "stop", 0, "e")], "Broken gave a sample of 2 tokens with 1 log-probabilities"),
+        ([], "Broken gave 0 samples for 1 request$"),
+        (None, "Broken gave 0 samples for 1 request$"),
+        ([Sample((), (), "stop", 0, "e")], "Broken gave 0 log-probabilities for 0 tokens"),
+        ([Sample((5, 6), (-0.5,), "stop", 0, "e")], "Broken gave 1 log-probabilities for 2 tokens"),
         ([Sample((5,), (float("nan"),), "length", 0, "e")], "Broken gave a log-probability of nan"),
         ([Sample((5,), (0.5,), "length", 0, "e")], "Broken gave a log-probability of 0.5"),
         (
             [Sample((5,), (-0.5,), "stop", 0, "e")],
-            r"a sample of 1 tokens with 1 log-probabilities, stop tokens at \[\] and .* 'stop'",
+            r"1 log-probabilities for 1 token, stop tokens at \[\] and .* 'stop'",
         ),
         (
             [Sample((EOS, 5), (-0.5,) * 2, "length", 0, "e")],
-            r"2 tokens with 2 log-probabilities, stop tokens at \[1\] and .* 'length'",
+            r"2 log-probabilities for 2 tokens, stop tokens at \[1\] and .* 'length'",
         ),
         (
             [Sample((5, EOS), (-0.5,) * 2, "length", 0, "e")],
-            r"2 tokens with 2 log-probabilities, stop tokens at \[2\] and .* 'length'",
+            r"2 log-probabilities for 2 tokens, stop tokens at \[2\] and .* 'length'",
         ),
     ],
 )

@@ -38,6 +38,19 @@ def test_curves_have_each_step_once_after_a_kill(tmp_path: Path) -> None:
     assert [(item.step, item.value) for item in found] == [(0, 0.5), (1, 0.5), *((step, 0.25) for step in range(2, 6))]
 
 
+@pytest.mark.parametrize("resumes", [False, True])
+def test_a_run_that_begins_again_repeats_the_evaluation_before_its_first_update(resumes: bool, tmp_path: Path) -> None:
+    for reward in (0.5, 0.25):
+        curves = RunTensorBoard(tmp_path)
+        if resumes:
+            curves.resume_at(0, 0)
+        for step in (-1, 0):
+            curves.log_metrics({"held_out/echo/reward": reward}, step)
+        curves.experiment.flush()
+    found = EventAccumulator(str(tmp_path / "tensorboard")).Reload().Scalars("held_out/echo/reward")
+    assert [(item.step, item.value) for item in found] == [(-1, 0.25), (0, 0.25)]
+
+
 def test_a_validation_that_is_played_again_replaces_its_row(tmp_path: Path) -> None:
     table = MetricsFile(tmp_path)
     for metrics in ({"val/reward": 0.0}, {"train/loss": 0.5}):  # a validation between the micro-batches of the update

@@ -243,7 +243,7 @@ def test_episodes_that_end_early_and_branches_are_told(
     named = ("builtin:tiny", "--environment", "tests.runs.test_replay.Dice", "--episodes", str(path))
     _, _, err = mrlm("rescore", *named, "--environment.turns", "3")
     assert "10 episodes ended early" in err
-    assert "1 episodes had failed" in err
+    assert "1 episode had failed: left out" in err
 
 
 def test_failures_are_counted_and_not_played(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def test_the_trained_policies_of_a_checkpoint_are_exported(mrlm: Callable[..., A
     assert mrlm(*exporting)[:2] == (0, "best/first\nbest/second\n")
     assert seeds(loaded_policies({name: {"model": f"best/{name}"} for name in SAVED}, "cpu")) == SAVED
     status, _, message = mrlm(*exporting)
-    assert (status, "output: 'best/first' exists; name another folder" in message) == (2, True)
+    assert (status, "output: 'best/first' exists; name another, or remove it" in message) == (2, True)
     status, _, message = mrlm("export", "run/checkpoints/bst.ckpt", "--output", "other")
     meant = "no checkpoint 'run/checkpoints/bst.ckpt'; did you mean 'run/checkpoints/best.ckpt'?"
     assert (status, meant in message) == (2, True)

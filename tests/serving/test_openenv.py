@@ -160,6 +160,20 @@ def test_several_agents_act_by_name(export: Callable[..., Exported]) -> None:
     assert state["data"] == {"episode_id": "mine", "step_count": 1}
 
 
+def test_replies_of_other_agents_than_those_due_are_no_action(export: Callable[..., Exported]) -> None:
+    """A client lets the policy try again, as after any reply that is no action; the episode has not failed."""
+    url = export("coordination", "math").url
+    replies: list[dict[str, str]] = [{"row": "C"}, {"row": "C", "colum": "C"}, {}, {"row": "C", "column": "C"}]
+    steps = [{"type": "step", "data": {"messages": messages}} for messages in (*replies, replies[0])]
+    _, *refused, played, late = talk(f"{url}/coordination", {"type": "reset", "data": {"index": 5}}, *steps)
+    assert [answer["data"]["code"] for answer in (*refused, late)] == ["VALIDATION_ERROR"] * 4
+    assert refused[0]["data"]["message"].endswith('give {"messages": {"row": TEXT, "column": TEXT}}')
+    assert played["data"]["done"]
+    assert late["data"]["message"] == "there is no episode, or it is over; send reset first"
+    wrong = {"type": "step", "data": {"messages": {"wrong": "5"}}}
+    assert talk(f"{url}/math", {"type": "reset", "data": {}}, wrong)[1]["data"]["code"] == "VALIDATION_ERROR"
+
+
 def test_faults_have_the_codes_of_the_protocol(export: Callable[..., Exported]) -> None:
     server = export("scripted")
     answers = talk(
@@ -174,6 +188,7 @@ def test_faults_have_the_codes_of_the_protocol(export: Callable[..., Exported]) 
         {"type": "reset", "data": 3},
         {"type": "reset", "data": {"seed": "x"}},
         {"type": "reset", "data": {"index": 1.5}},
+        {"type": "reset", "data": {"seed": -3}},
     )
     assert [answer["data"].get("code") for answer in answers] == [
         "INVALID_JSON",
@@ -183,9 +198,9 @@ def test_faults_have_the_codes_of_the_protocol(export: Callable[..., Exported]) 
         "EXECUTION_ERROR",
         None,
         "EXECUTION_ERROR",
-        *["VALIDATION_ERROR"] * 3,
+        *["VALIDATION_ERROR"] * 4,
     ]
-    assert answers[8]["data"]["message"] == "seed is 'x'; it must be a whole number"
+    assert answers[8]["data"]["message"] == "seed is 'x'; it must be a whole number, 0 or above"
     assert "the back end is away" in answers[6]["data"]["message"]
     eventually(lambda: not len(server.server.service.sessions), 60)
     environment = OpenEnvEnvironment(server.url)

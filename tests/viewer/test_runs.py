@@ -18,6 +18,7 @@ from unittest.mock import Mock, call
 
 import pytest
 import yaml
+from tokenizers import Tokenizer, decoders, models
 
 from mrlm_pl.compressed_files import packed
 from mrlm_pl.episode import Origin
@@ -175,6 +176,24 @@ def test_tokens_have_text_once_the_tokenizer_is_whole(folder: Path) -> None:
     assert run.record("0-1")["trajectories"]["first"][0]["tokens"] is None
     path.write_text(whole)
     assert run.record("0-1")["trajectories"]["first"][0]["tokens"][1] == "2"
+
+
+@pytest.mark.parametrize(
+    ("pieces", "texts"),
+    [
+        ({"x": 4, "ĠÃ": 27, "©": 2, "Ã": 23}, ["x", " \ufffd", "é", "\ufffd", "é"]),
+        ({"Ã": 4, "y": 27, "©": 2, "z": 23}, ["\ufffd", "y", "\ufffd", "z", "\ufffd"]),
+        ({"Ã": 4, "y": 27, "©z": 2, "ÃÃ": 23}, ["\ufffd", "y", "z", "\ufffd", "éz"]),
+    ],
+)
+def test_the_last_of_the_tokens_of_a_character_has_it(folder: Path, pieces: dict[str, int], texts: list[str]) -> None:
+    """In UTF-8 é is the bytes C3 and A9, which a byte-level tokenizer spells Ã and ©."""
+    path = folder / "policies" / "main" / "tokenizer.json"
+    path.parent.mkdir(parents=True)
+    tokenizer = Tokenizer(models.BPE(pieces, []))
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(path))
+    assert run_of(folder).record("0-1")["trajectories"]["first"][0]["tokens"] == texts
 
 
 def test_numbers_of_newer_records_are_shown(folder: Path) -> None:

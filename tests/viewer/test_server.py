@@ -62,6 +62,9 @@ def test_the_data_of_a_run(ask: Asking, folder: Path) -> None:
     assert ask(folder, f"/api/metrics?run={run_name(folder)}").json()["columns"]["rollout/reward"] == [0.5]
     table = ask(folder, f"/api/episodes?run={run_name(folder)}").json()
     assert len(table["rows"]) == len(HOSTILE) - 1
+    for last in ("--5", "1.5", "9" * 5000, ""):  # no number that Python reads
+        assert ask(folder, f"/api/episodes?run={run_name(folder)}&last={last}").json() == table
+    assert ask(folder, f"/api/episodes?run={run_name(folder)}&last=-1").json()["rows"] == []
     for content, found in (("{}", []), ('{"versions": {"torch": "2.9", "mrlm": "1"}}', ["torch 2.9", "mrlm 1"])):
         (folder / "state.json").write_text(content)
         assert ask(folder, f"/api/run?run={run_name(folder)}").json()["versions"] == found

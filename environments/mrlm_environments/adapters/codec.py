@@ -17,7 +17,7 @@ READ = 2000
 LARGEST = 4096
 """Numbers that an observation may have."""
 
-_NUMBER = re.compile(r"(?<![\d.])-?\d{1,15}(?:\.\d{1,20})?(?:[eE][-+]?\d\d?)?(?!\d)")
+_NUMBER = re.compile(r"(?<![\d.])-?(?:\d{1,15}(?:\.\d+)?|(?<!\w)\.\d+)(?:[eE][-+]?\d\d?)?(?!\d)")
 _COLORED = re.compile(r"(?:\x1b\[[\d;]*m)+(.*?)\x1b\[0m", re.DOTALL)
 
 
@@ -31,9 +31,10 @@ class TextCodec:
     In observations numbers are separated by spaces and rows are lines. A board with a plane of 0 and 1 for each kind of
     piece shows the number of the plane, 0 for a free cell; colored characters of rendered text stand in brackets.
 
-    The action is the last one in a reply, or in its last ``<action>`` tag: a number or a name for a discrete space, as
-    many numbers as needed for vectors (``MultiDiscrete``, ``MultiBinary``, ``Box``), the whole text for ``Text``. That
-    of a ``Dict`` or ``Tuple`` has a line ``NAME: ACTION`` for each part; the names of a ``Tuple`` are 1, 2 and so on.
+    The action is the last one in a reply, or in its last ``<action>`` tag: a number or a name for a discrete space, the
+    last numbers, as many as needed, for vectors (``MultiDiscrete``, ``MultiBinary``, ``Box``), the whole text for
+    ``Text``. That of a ``Dict`` or ``Tuple`` has a line ``NAME: ACTION`` for each part; the names of a ``Tuple`` are 1,
+    2 and so on. Masks are those of ``Discrete``, and of ``MultiDiscrete`` one for each number of the vector.
 
     Args:
         actions: names of the discrete actions, in their order; empty: their numbers.
@@ -114,25 +115,44 @@ class TextCodec:
             spoken = (
                 re.findall(rf"(?<!\w)(?:{names})(?!\w)", stated, re.IGNORECASE) if names else _NUMBER.findall(stated)
             )
-            legal = self.legal(space, mask)
-            for value, name in legal.items():
-                if spoken and spoken[-1].lower() == name.lower():
-                    return value
+            legal = {name.lower(): value for value, name in self.legal(space, mask).items()}
+            if spoken and spoken[-1].lower() in legal:
+                return legal[spoken[-1].lower()]
             fault = f"{spoken[-1]} is not legal" if spoken else "Your reply names no action"
             raise IllegalActionError(f"{fault}. {self.choices(space, mask) or self.instructions(space)}")
         if not isinstance(space, spaces.Text):
-            numbers = np.array([float(number) for number in _NUMBER.findall(stated)])
+            size = np.prod(space.shape, dtype=int)
+            numbers = np.array([float(number) for number in _NUMBER.findall(stated)[-size:]])
             with np.errstate(over="ignore", invalid="ignore"):  # beyond the space's type: another number, or infinite
                 cast = numbers.astype(space.dtype)
             exact = np.isfinite(cast).all() if cast.dtype.kind == "f" else np.array_equal(cast, numbers)
-            value = cast.reshape(space.shape) if exact and numbers.size == np.prod(space.shape) else None
-        if value is None or not space.contains(value):
-            raise IllegalActionError(f"Your reply is no legal action. {self.instructions(space)}")
+            value = cast.reshape(space.shape) if exact and numbers.size == size else None
+        valid = value is not None and space.contains(value)
+        if valid and mask is not None and isinstance(space, spaces.MultiDiscrete):
+            valid = all(places[place] for places, place in zip(mask, value - space.start, strict=True))
+        if not valid:
+            said = self.choices(space, mask) or self.instructions(space)
+            raise IllegalActionError(f"Your reply is no legal action. {said}")
         return value
 
     def choices(self, space: Any, mask: Any) -> str:
-        """Return a line with the legal actions under a mask; empty without a mask."""
-        return "" if mask is None else f"Legal actions: {', '.join(self.legal(space, mask).values())}"
+        """Return a line with the legal actions under a mask; empty without a mask.
+
+        Raises:
+            ConfigurationError: the space is neither ``Discrete`` nor ``MultiDiscrete``, or its mask is of another form.
+        """
+        from gymnasium import spaces
+
+        if mask is None:
+            return ""
+        if isinstance(space, spaces.Discrete):
+            return f"Legal actions: {', '.join(self.legal(space, mask).values())}"
+        if not isinstance(space, spaces.MultiDiscrete) or [*map(np.size, mask)] != space.nvec.tolist():
+            raise ConfigurationError(
+                f"TextCodec: the action_mask {mask!r:.80} of {space} has no text form; give a codec of your own"
+            )
+        found = (np.flatnonzero(places) + first for first, places in zip(space.start, mask, strict=True))
+        return f"Legal actions: {', then '.join('one of ' + ', '.join(map(str, numbers)) for numbers in found)}"
 
     def _text(self, value: Any) -> str:
         if isinstance(value, str):

@@ -69,7 +69,7 @@ class SpacesEnvironment(Environment):
 
     Raises:
         ConfigurationError: the library is not installed, does not know the environment or its settings, or an
-            observation or action has no text form.
+            observation, action or mask has no text form.
     """
 
     def __init__(
@@ -86,12 +86,11 @@ class SpacesEnvironment(Environment):
         self.id, self.settings, self.codec, self.prompt = id, dict(settings or {}), codec or TextCodec(), prompt
         self.retries, self.penalty, self.success_at = retries, penalty, success_at
         self._env: Any = None
+        self._spoke: set[str] = set()
         with asked_for(f"{self.name}: {id!r} with settings {self.settings} and prompt {prompt!r}"):
             env = self.make()
             self.agents = self.agents_of(env)
-            for agent, seen in self.start(env, 0).views.items():
-                self._opening(env, agent)
-                self.codec.observation(seen.observation, agent)
+            self._observations(env, self.start(env, 0).views)
             env.close()
 
     @abstractmethod
@@ -128,10 +127,10 @@ class SpacesEnvironment(Environment):
         self._tries = dict.fromkeys(self.agents, 0)
         self._returns = dict.fromkeys(self.agents, 0.0)
         self._held: dict[str, float] = {}
-        self._spoke: set[str] = set()
+        self._spoke = set()
         self._counts = {"illegal": 0.0, "illegal_of": 0.0}
         self._views = self.start(self._env, task.data["seed"]).views
-        return self._observations()
+        return self._observations(self._env, self._views)
 
     def step(self, actions: Mapping[str, Message]) -> Step:
         """Read the replies and, once all are legal, act; see :meth:`Environment.step`."""
@@ -163,7 +162,7 @@ class SpacesEnvironment(Environment):
         rewards = self._pay_out(moment.rewards)
         mean = sum(self._returns.values()) / len(self.agents)
         return Step(
-            observations=self._observations(),
+            observations=self._observations(env, self._views),
             components={agent: {"penalty" if lost else "reward": reward} for agent, reward in rewards.items()},
             done=done,
             stop_reason=reason if done else "",
@@ -182,18 +181,17 @@ class SpacesEnvironment(Environment):
         """Return all but the library's environment; a copy makes its own."""
         return {**self.__dict__, "_env": None}
 
-    def _observations(self) -> Observations:
-        env, found = self._env, {}
-        for agent, seen in self._views.items():
-            parts = [] if agent in self._spoke else [self._opening(env, agent)]
+    def _observations(self, env: Any, views: Mapping[str, View]) -> Observations:
+        found = {}
+        for agent, seen in views.items():
+            space, parts = self.action_space(env, agent), []
+            if agent not in self._spoke:
+                instructions = self.codec.instructions(space)
+                parts.append(self.prompt.format(id=self.id, agent=agent, instructions=instructions))
             parts.append(self.codec.observation(seen.observation, agent))
-            parts.append(self.codec.choices(self.action_space(env, agent), seen.mask))
+            parts.append(self.codec.choices(space, seen.mask))
             found[agent] = (Message("user", "\n".join(filter(None, parts))),)
         return found
-
-    def _opening(self, env: Any, agent: str) -> str:
-        instructions = self.codec.instructions(self.action_space(env, agent))
-        return self.prompt.format(id=self.id, agent=agent, instructions=instructions)
 
     def _pay_out(self, rewards: Mapping[str, float]) -> dict[str, float]:
         """Return the rewards of agents that have decided, with those from before."""

@@ -182,7 +182,7 @@ class HarnessEnvironment(QuestionEnvironment):
         """Return the last step, from the reward functions and the rewards posted since the step before."""
         output = session.program.result()
         if self.rewards and not (self._returns and output is None):
-            step = self._judge(await self.awaited(output, copy.deepcopy(dict(self._row))))
+            step = self._judge(await self.awaited(lambda: (output, copy.deepcopy(dict(self._row)))))
         elif session.rewarded:
             step = Step(done=True, stop_reason="ended")
         else:

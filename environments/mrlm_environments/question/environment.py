@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from string import Formatter
 from typing import Any, SupportsFloat
 
@@ -131,15 +132,18 @@ class QuestionEnvironment(Environment):
 
     def step(self, actions: Mapping[str, Message]) -> Step:
         """Reward the replies; see :meth:`Environment.step`."""
-        values = [reward.call(*self._arguments(actions)) for reward in self.rewards.values()]
+        # Async ones last: where a plain one raises, no coroutine has been made.
+        order = sorted(self.rewards, key=lambda name: _is_async(self.rewards[name].call))
+        found = {name: self.rewards[name].call(*self._arguments(actions)) for name in order}
+        values = [found[name] for name in self.rewards]
         if any(map(inspect.isawaitable, values)):  # of a plain function, or in a subclass
             waiting = [value if inspect.isawaitable(value) else asyncio.sleep(0, value) for value in values]
             values = shared_loop().submit_watched(together(waiting)).result()
         return self._judge(values)
 
-    async def awaited(self, *arguments: Any) -> list[Any]:
-        """Return the values of the reward functions, which wait side by side."""
-        return await together(call_function(reward.call, *arguments) for reward in self.rewards.values())
+    async def awaited(self, arguments: Callable[[], tuple[Any, ...]]) -> list[Any]:
+        """Return the values of the reward functions, which wait side by side, each with arguments of its own."""
+        return await together(call_function(reward.call, *arguments()) for reward in self.rewards.values())
 
     def _of_agents(self, option: str, common: str, own: Mapping[str, str] | None) -> dict[str, str]:
         """Return an option's value for each agent."""
@@ -233,7 +237,7 @@ class _Awaited(QuestionEnvironment):
 
     async def step(self, actions: Mapping[str, Message]) -> Step:  # type: ignore[override]
         """Reward the replies; see :meth:`Environment.step`."""
-        return self._judge(await self.awaited(*self._arguments(actions)))
+        return self._judge(await self.awaited(partial(self._arguments, actions)))
 
 
 def _is_async(call: Any) -> bool:

@@ -239,7 +239,7 @@ class _Connection:
             threading.Thread(target=self.close).start()
             return
         if not self._loop.closed:
-            self._loop.submit(self._left())
+            self._loop.call_soon(self._leave.set)
             wait([self._life], 2 * CLOSE_SECONDS)
         self._loop.close()
         self._errors.close()
@@ -254,9 +254,6 @@ class _Connection:
             self.lost = True
             if not entered.done():
                 entered.set_exception(error)
-
-    async def _left(self) -> None:
-        self._leave.set()
 
     async def _list_tools(self) -> list[ToolSchema]:
         found: list[ToolSchema] = []

@@ -12,10 +12,10 @@ from jsonargparse.typing import NonNegativeInt, PositiveInt
 from mrlm_pl.answers.balance import BalancedAnswers, balance
 from mrlm_pl.answers.records import Answer, answer_of_row, read_answers
 from mrlm_pl.cli.parsing.parser import CommandParser, command_parser
-from mrlm_pl.durable_files import check_writable, unfinished, write_json
+from mrlm_pl.durable_files import check_new, unfinished, write_json
 from mrlm_pl.environment.rows import numbered_rows
 from mrlm_pl.episode_files import write_lines
-from mrlm_pl.errors import ConfigurationError, writing
+from mrlm_pl.errors import ConfigurationError, counted
 
 HELD_OUT = ".validation"
 """Stands before the suffix of the file with the held-out questions."""
@@ -29,33 +29,20 @@ def run(arguments: Sequence[str]) -> int:
         DataError: a row cannot be read, or nothing can be balanced.
     """
     options = balance_parser().read(arguments, {})
-    output = Path(options.output)
-    report = Path(options.report) if options.report else None
-    pairs = Path(options.pairs) if options.pairs else None
+    output, report, pairs = options.output, options.report, options.pairs
     outputs = [path for path in (output, pairs) if path is not None]
     for path in outputs:
         if path.is_dir() or not path.name.endswith((".jsonl", ".jsonl.zst", ".jsonl.gz")):
             raise ConfigurationError(f"{str(path)!r} must be a file that ends in .jsonl, .jsonl.zst or .jsonl.gz")
-    targets = [
-        *outputs,
-        *map(held_out_path, outputs if options.validation_share else []),
-        *([report] if report else []),
-    ]
+    held_out = map(held_out_path, outputs) if options.validation_share else ()
+    targets = [*outputs, *held_out, *filter(None, [report])]
     if len(set(targets)) < len(targets):
         raise ConfigurationError(f"output, pairs and report name one file twice: {', '.join(map(str, targets))}")
     for path in targets:
-        if path.exists():
-            raise ConfigurationError(f"{str(path)!r} exists; name another file, or remove it")
-        with writing("report" if path == report else "output", path):
-            check_writable(path)
+        check_new("report" if path == report else "output", path)
     answers, failed = _read_answers(options.answers, options.references)
-    balanced = balance(
-        answers,
-        per_question=options.per_question,
-        seed=options.seed,
-        fill_wrong=options.fill_wrong,
-        validation_share=options.validation_share,
-    )
+    chosen = {name: options[name] for name in ("per_question", "seed", "fill_wrong", "validation_share")}
+    balanced = balance(answers, **chosen)
     balanced.report["answers"]["failed_episodes"] = failed
     files = _write_splits(balanced, output, pairs)
     if report is not None:
@@ -71,15 +58,15 @@ def balance_parser() -> CommandParser:
     add = parser.add_argument
     add("answers", type=str, nargs="+", help="Files of `mrlm collect`, of episodes, or of {question, answer, correct}.")
     text = "File, .jsonl, .jsonl.zst or .jsonl.gz; held-out questions go to NAME.validation.jsonl beside it."
-    add("--output", type=str, required=True, help=text)
+    add("--output", type=Path, required=True, help=text)
     text = "Maximum number of right, and of wrong, answers to a question; default: all that can be balanced."
     add("--per_question", type=PositiveInt | None, help=text)
     add("--seed", type=NonNegativeInt, default=0, help="Seed of dropping, generating and holding out.")
     add("--fill_wrong", action="store_true", help="Generate wrong answers, marked as such, where there are too few.")
     add("--references", type=str, nargs="+", default=[], help="Files of right answers to the same questions.")
     add("--validation_share", type=float, default=0.2, help="Fraction of the questions to hold out.")
-    add("--pairs", type=str | None, help="File for pairs {prompt, chosen, rejected}; likewise NAME.validation.jsonl.")
-    add("--report", type=str | None, help="JSON file for the counts of answers.")
+    add("--pairs", type=Path | None, help="File for pairs {prompt, chosen, rejected}; likewise NAME.validation.jsonl.")
+    add("--report", type=Path | None, help="JSON file for the counts of answers.")
     return parser
 
 
@@ -166,5 +153,6 @@ def _table(balanced: BalancedAnswers, files: dict[str, Path]) -> str:
     ]
     for split, path in files.items():
         split_counts = report["splits"][split]
-        lines.append((split, f"{split_counts['questions']} questions, {split_counts['answers']} answers in {path}"))
+        numbers = ", ".join(counted(split_counts[f"{noun}s"], noun) for noun in ("question", "answer"))
+        lines.append((split, f"{numbers} in {path}"))
     return "\n".join(f"{name:<11} {text}" for name, text in lines)

@@ -17,7 +17,7 @@ from mrlm_pl.environment.check import FEW_PROBLEMS, MOST_DRAWN, check_data, chec
 from mrlm_pl.environment.rows import all_rows
 from mrlm_pl.environment.tasks import SPLITS
 from mrlm_pl.episode_files import write_lines
-from mrlm_pl.errors import ConfigurationError, tell
+from mrlm_pl.errors import ConfigurationError, counted, tell
 
 SPLIT = "test"
 """Split of all rows of ``--data``."""
@@ -71,7 +71,7 @@ def run(arguments: Sequence[str]) -> int:
 def _sizes(environment: Environment) -> str:
     """Return the numbers of tasks by split; empty if all tasks are generated."""
     sizes = {split: environment.tasks(split).size for split in SPLITS}
-    return ", ".join(f"{size:,} tasks in {split}" for split, size in sizes.items() if size is not None)
+    return ", ".join(f"{counted(size, 'task')} in {split}" for split, size in sizes.items() if size is not None)
 
 
 def _check_data(environment: Environment, data: str, output: Path | None) -> int:

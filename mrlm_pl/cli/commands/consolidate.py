@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from mrlm_pl.cli.parsing.parser import PlainParser
-from mrlm_pl.durable_files import check_writable, replacing
-from mrlm_pl.errors import ConfigurationError, writing
+from mrlm_pl.durable_files import check_new, replacing
+from mrlm_pl.errors import ConfigurationError
 
 METADATA = "meta.pt"
 
@@ -31,10 +31,7 @@ def run(arguments: Sequence[str]) -> int:
             raise ConfigurationError(
                 f"{str(options.checkpoint)!r} is no sharded checkpoint: it has no file {name!r}; {remedy}"
             )
-    if options.output.exists():
-        raise ConfigurationError(f"{str(options.output)!r} exists; name another file, or remove it")
-    with writing("output", options.output):
-        check_writable(options.output)
+    check_new("output", options.output)
     consolidate(options.checkpoint, options.output)
     print(f"whole checkpoint in {options.output}")
     return 0

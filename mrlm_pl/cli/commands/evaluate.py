@@ -19,11 +19,11 @@ from mrlm_pl.cli.parsing.run_configuration import same_settings
 from mrlm_pl.durable_files import write_json
 from mrlm_pl.engines.base import PolicySampling, Sampling
 from mrlm_pl.environment import Environment
-from mrlm_pl.errors import ConfigurationError, tell
+from mrlm_pl.errors import ConfigurationError, counted, tell
 from mrlm_pl.evaluation.arena import ArenaReport, Mean
 from mrlm_pl.evaluation.comparison import Comparison, common_tasks, compare, read_report, rewards_differ
 from mrlm_pl.evaluation.elo import Rating
-from mrlm_pl.evaluation.report import EvaluationReport, different_problems, interval_text
+from mrlm_pl.evaluation.report import EvaluationReport, interval_text
 from mrlm_pl.evaluation.summary import evaluation_specs, task_identity
 from mrlm_pl.policy import Policy
 from mrlm_pl.runs.evaluation import arena
@@ -152,7 +152,7 @@ def arena_table(report: ArenaReport) -> str:
     for seating in report.seatings:
         failed = f", {seating.failed} failed" if seating.failed else ""
         lines.append(f"\n{', '.join(f'{agent}: {player}' for agent, player in seating.players.items())}")
-        lines.append(f"  {seating.episodes} episodes{failed}")
+        lines.append(f"  {counted(seating.episodes, 'episode')}{failed}")
         lines += [f"  {agent} {mean.value:.4f}{_interval(mean)}" for agent, mean in seating.rewards.items()]
     lines.append("")
     if report.differences and any(len(seating.players) > 1 for seating in report.seatings):
@@ -160,10 +160,10 @@ def arena_table(report: ArenaReport) -> str:
         lines.append(f"{reason} Whole teams of one player:")
     for pairing in report.scores:
         score = f"{pairing.score.value:.4f}{_interval(pairing.score)}"
-        lines.append(f"{pairing.player} against {pairing.other} {score}  {pairing.games} games")
+        lines.append(f"{pairing.player} against {pairing.other} {score}  {counted(pairing.games, 'game')}")
     for pair in report.differences:
         difference = f"{pair.difference.value:+.4f}{_interval(pair.difference)}"
-        lines.append(f"{pair.player} minus {pair.other} {difference}  {pair.episodes} pairs of episodes")
+        lines.append(f"{pair.player} minus {pair.other} {difference}  {counted(pair.episodes, 'pair')} of episodes")
     lines.append("")
     for name, rating in report.ratings.items():
         interval = _interval(rating) if math.isfinite(rating.high) else ""
@@ -212,8 +212,9 @@ def warn_of_other_settings(kind: str, own: Mapping[str, Any], other: Mapping[str
 
 
 def _comparison_line(comparison: Comparison, tasks: int, path: str) -> str:
-    task_text = f"{comparison.tasks} of {tasks} tasks" if comparison.tasks < tasks else f"{tasks} tasks"
-    task_text += f" of {different_problems(comparison.problems)}" if comparison.problems < comparison.tasks else ""
+    shared = f"{comparison.tasks} of " if comparison.tasks < tasks else ""
+    distinct = f" of {counted(comparison.problems, 'different problem')}"
+    task_text = f"{shared}{counted(tasks, 'task')}{distinct if comparison.problems < comparison.tasks else ''}"
     own_measure, other_measure = comparison.own_measure, comparison.other_measure
     measure = f"in {own_measure}" if own_measure == other_measure else f"of {own_measure} against {other_measure}"
     return (

@@ -26,7 +26,7 @@ from mrlm_pl.cli.parsing.output import output_file
 from mrlm_pl.cli.parsing.play_options import TASK_OPTIONS, eval_parser
 from mrlm_pl.durable_files import write_json
 from mrlm_pl.engines.base import Precision
-from mrlm_pl.errors import DEBUG_VARIABLE, ConfigurationError, MRLMError, did_you_mean, tell, writing
+from mrlm_pl.errors import DEBUG_VARIABLE, ConfigurationError, MRLMError, counted, did_you_mean, tell, writing
 from mrlm_pl.evaluation.comparison import read_report
 from mrlm_pl.evaluation.report import interval_text
 from mrlm_pl.evaluation.score_table import Score, measures, plot, score_of, table
@@ -226,7 +226,8 @@ def table_run(config: Mapping[str, Any], words: Sequence[str]) -> int:
     console = Console()
     console = console if console.is_terminal else Console(width=NARROWEST)
     console.print(table(scores))
-    print(f"{options.split} split, seed {options.seed}, {options.num_episodes} episodes; 95 % intervals in brackets")
+    episodes = counted(options.num_episodes, "episode")
+    print(f"{options.split} split, seed {options.seed}, {episodes}; 95 % intervals in brackets")
     for column in columns:
         print(f"{column.name}: {column.run_options.shown_settings()}")
     precisions = {cell.model: cell.precision for cell in cells}

@@ -10,6 +10,7 @@ from importlib.metadata import distributions
 from typing import Any
 
 from mrlm_pl.cli.parsing.parser import PlainParser, plain_words
+from mrlm_pl.errors import SandboxError, counted
 from mrlm_pl.runs.plugins import (
     class_path,
     environments_by_name,
@@ -70,7 +71,7 @@ def devices() -> list[str]:
     import torch
 
     threads = torch.get_num_threads()
-    descriptions = [f"cpu ({threads} thread{'' if threads == 1 else 's'})"]
+    descriptions = [f"cpu ({counted(threads, 'thread')})"]
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         descriptions.append(f"cuda:{index} {properties.name} ({properties.total_memory / 2**30:.0f} GiB)")
@@ -81,7 +82,6 @@ def devices() -> list[str]:
 
 def sandbox() -> dict[str, Any]:
     """The ``level`` at which untrusted code runs here, None without one, and why each stronger one is ``missing``."""
-    from mrlm_pl.errors import SandboxError
     from mrlm_pl.sandbox import strongest
 
     try:

@@ -13,7 +13,7 @@ from mrlm_pl.cli.parsing.classes import LOSS
 from mrlm_pl.cli.parsing.config_files import with_first_as
 from mrlm_pl.cli.parsing.configuration import ARGUMENTS, CLASS, merge_arguments
 from mrlm_pl.cli.parsing.parser import check_needed, command_parser
-from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.errors import ConfigurationError, counted
 from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.runs.console import silence_noise
 from mrlm_pl.runs.plugins import import_exports, import_packages
@@ -51,11 +51,12 @@ def run(arguments: Sequence[str]) -> int:
     check_needed(options, parser, {"device": ("policies",)})
     chosen = {name: options[name] for name in ("iteration", "output", "policies", "device")}
     report = recredit(options.run, options.model, **chosen)
-    print(f"{report.episodes} episodes with the credit of {report.algorithm}; advantages, recorded against new:")
+    episodes = counted(report.episodes, "episode")
+    print(f"{episodes} with the credit of {report.algorithm}; advantages, recorded against new:")
     for agent, change in report.agents.items():
-        print(f"  {agent}: {change.turns} turns, {_change_line(change)}")
+        print(f"  {agent}: {_change_line(change)}")
         for turn, step_change in report.turns[agent].items() if len(report.turns[agent]) > 1 else ():
-            print(f"    step {turn}: {step_change.turns} turns, {_change_line(step_change)}")
+            print(f"    step {turn}: {_change_line(step_change)}")
     for policy, cosine in report.gradient_cosines.items():
         print(f"  policy {policy}: cosine of the gradients {_text(cosine)}")
     if report.largest:
@@ -71,9 +72,10 @@ def run(arguments: Sequence[str]) -> int:
 def _change_line(change: AgentChange) -> str:
     """Return a change in one line."""
     extra = ", groups without signal " + " -> ".join(f"{share:.1%}" for share in change.zero_groups)
-    extra += f", {change.one_sided} turns on one side alone" if change.one_sided else ""
+    extra += f", {counted(change.one_sided, 'turn')} on one side alone" if change.one_sided else ""
     extra += "" if change.gradient_cosine is None else f", cosine of the gradients {_text(change.gradient_cosine)}"
-    return f"correlation {_text(change.correlation)}, {change.sign_changes} sign changes{extra}"
+    counts = (counted(change.turns, "turn"), counted(change.sign_changes, "sign change"))
+    return f"{counts[0]}, correlation {_text(change.correlation)}, {counts[1]}{extra}"
 
 
 def _text(value: float | None) -> str:

@@ -14,7 +14,7 @@ from mrlm_pl.cli.parsing.output import output_file
 from mrlm_pl.cli.parsing.parser import CommandParser
 from mrlm_pl.cli.parsing.play_options import replay_parser, rescore_parser, whatif_parser
 from mrlm_pl.durable_files import write_json
-from mrlm_pl.errors import ConfigurationError, tell
+from mrlm_pl.errors import ConfigurationError, counted, tell
 from mrlm_pl.evaluation.report import interval_text
 from mrlm_pl.grouping import grouped
 from mrlm_pl.runs.console import EpisodeProgress
@@ -41,13 +41,14 @@ def replay_run(arguments: Sequence[str]) -> int:
     """
     report = _play_again(replay, replay_parser(), arguments)
     for id, differences in list(report.changed.items())[:SHOWN]:
-        more = f" (and {len(differences) - 1} more places)" if len(differences) > 1 else ""
+        more = f" (and {counted(len(differences) - 1, 'more place')})" if len(differences) > 1 else ""
         print(f"{id} (recorded, replayed): {differences[0]}{more}")
     if len(report.changed) > SHOWN:
-        print(f"... and {len(report.changed) - SHOWN} more episodes that differ")
-    failed = f"; {report.failed} had failed and were left out" if report.failed else ""
+        print(f"... and {counted(len(report.changed) - SHOWN, 'more episode differs', 'more episodes differ')}")
+    failed = f"; {report.failed} had failed: left out" if report.failed else ""
     played = report.equal + len(report.changed)
-    print(f"{report.equal} of {played} episodes are equal to their record{failed}")
+    equal = counted(played, "episode is equal to its record", "episodes are equal to their record")
+    print(f"{report.equal} of {equal}{failed}")
     return 1 if report.changed else 0
 
 
@@ -60,14 +61,13 @@ def rescore_run(arguments: Sequence[str]) -> int:
     """
     report = _play_again(rescore, rescore_parser(), arguments)
     gain_text = f"{report.new - report.old:+.4f}{interval_text(report.ci95)}"
-    episodes = f"{report.episodes} episode{'' if report.episodes == 1 else 's'}"
-    print(f"reward {report.old:.4f} -> {report.new:.4f} ({gain_text}) over {episodes}")
+    print(f"reward {report.old:.4f} -> {report.new:.4f} ({gain_text}) over {counted(report.episodes, 'episode')}")
     for count, description in (
         (report.cut, "ended early: the environment asks for decisions that the record does not have"),
-        (report.failed, "had failed and were left out"),
+        (report.failed, "had failed: left out"),
     ):
         if count:
-            tell(f"warning: {count} episodes {description}")
+            tell(f"warning: {counted(count, 'episode')} {description}")
     for description, ids in (("a success now", report.gained), ("no success any more", report.lost)):
         if ids:
             more = f", and {len(ids) - SHOWN} more" if len(ids) > SHOWN else ""
@@ -97,7 +97,7 @@ def whatif_run(arguments: Sequence[str]) -> int:
     if output is not None:
         write_json(output, asdict(report))
     iterations = recorded_iterations(Path(options.model)) if options.policies is None else 0
-    after = f", after {iterations} iterations" if iterations else ""
+    after = f", after {counted(iterations, 'iteration')}" if iterations else ""
     print(f"sampled with the policies of {options.policies or options.model}{after}")
     for kind, side in (("recorded", report.recorded), ("other", report.other)):
         print(f"{kind:<9} {side.mean:8.4f}{interval_text(side.ci95)}")

@@ -10,7 +10,7 @@ import grpc
 from google.protobuf.json_format import MessageToDict
 
 from mrlm_pl.cli.parsing.parser import PlainParser
-from mrlm_pl.errors import ConfigurationError, RemoteError
+from mrlm_pl.errors import ConfigurationError, RemoteError, counted
 from mrlm_pl.serving.transport import environment_pb2 as pb
 from mrlm_pl.serving.transport import environment_pb2_grpc
 from mrlm_pl.serving.transport.connection import Address, StatusError, connection, submit
@@ -55,14 +55,14 @@ def run(arguments: Sequence[str]) -> int:
         print(json.dumps(data, indent=2))
         return 0
     if joined is not None:
-        print(f"{len(joined.workers)} worker{'' if len(joined.workers) == 1 else 's'}")
+        print(counted(len(joined.workers), "worker"))
         for entry in joined.workers:
             worker = entry.report
             hosted = _printable(", ".join(environment.name for environment in worker.environments))
             head = f"{_printable(worker.worker)}  {_printable(worker.address)}"
             load = f"{worker.sessions} of {worker.capacity} sessions  heard {entry.silent_seconds:.1f} s ago"
             print(f"{head}  {load}  {hosted}{'  draining' if worker.draining else ''}")
-    print(f"{reply.total} session{'' if reply.total == 1 else 's'}")
+    print(counted(reply.total, "session"))
     for session in reply.sessions:
         state = "busy" if session.busy else f"lease {session.lease_left_seconds:.0f} s"
         print(

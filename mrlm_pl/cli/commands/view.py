@@ -12,7 +12,7 @@ from rich.console import Console
 
 from mrlm_pl.cli.parsing.parser import PlainParser, check_needed
 from mrlm_pl.durable_files import replacing
-from mrlm_pl.errors import ConfigurationError, RemoteError, writing
+from mrlm_pl.errors import ConfigurationError, RemoteError, counted, writing
 from mrlm_pl.serving.transport.http_log import leave_out_malformed_requests
 from mrlm_pl.serving.transport.security import read_token
 from mrlm_pl.settings import is_loopback
@@ -68,7 +68,7 @@ def run(arguments: Sequence[str]) -> int:
         page = export_page(runs, options.iteration, options.episode)
         with writing("export", options.export), replacing(os.path.realpath(options.export)) as draft:
             draft.write_text(page, encoding="utf-8")
-        print(f"mrlm: {options.export} holds {len(runs)} run{'' if len(runs) == 1 else 's'}; open it in a browser")
+        print(f"mrlm: {options.export} holds {counted(len(runs), 'run')}; open it in a browser")
         return 0
     token = read_token(options.token_file)
     if token is None and not is_loopback(options.host):

@@ -350,7 +350,7 @@ def help_class_path(key: str, name: str, base: type, config: dict[str, Any]) -> 
         raise MistakeError(key, f"no class is named there; see `--{group}.help {owner.__name__}`")
     cls = named_class(name, bases, key)
     if cls is None:
-        raise MistakeError(key, _unknown_name(name, bases))
+        raise MistakeError(key, unknown_name(name, bases))
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
@@ -370,7 +370,7 @@ def _resolve_class(value: Mapping[str, Any], bases: Sequence[type], members: Seq
     if cls is None and is_plain(name, members) and not arguments:
         return name
     if cls is None:
-        raise MistakeError(key, _unknown_name(name, bases))
+        raise MistakeError(key, unknown_name(name, bases))
     ignored: list[str] = []
     dropped: list[str] = []
     for argument, earlier in value.get(EARLIER, {}).items():
@@ -424,7 +424,8 @@ def _unaccepted_message(argument: str, setting: Any, old: type, new: type, key: 
     )
 
 
-def _unknown_name(name: str, bases: Sequence[type]) -> str:
+def unknown_name(name: str, bases: Sequence[type]) -> str:
+    """Return the message for a name that no class has, with the nearest; for an empty name all names."""
     base = bases[0]
     # Lightning's bases are concrete, and do nothing.
     offered = [

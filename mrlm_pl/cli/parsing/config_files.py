@@ -39,8 +39,25 @@ def with_first_as(option: str, arguments: Sequence[str]) -> list[str]:
 
     >>> with_first_as("--run", ["runs/a", "--iteration", "3"]), with_first_as("--run", ["--iteration", "3"])
     (['--run', 'runs/a', '--iteration', '3'], ['--iteration', '3'])
+
+    Raises:
+        ConfigurationError: the option is given twice, or beside that first value.
     """
-    return [option, *arguments] if arguments and not arguments[0].startswith("-") else list(arguments)
+    words = [option, *arguments] if arguments and not arguments[0].startswith("-") else list(arguments)
+    check_given_once(option, words)
+    return words
+
+
+def check_given_once(option: str, arguments: Sequence[str], between: str = " ") -> None:
+    """Refuse a second option for the same names, of which the parser would take the last.
+
+    Raises:
+        ConfigurationError: the option is given twice; the message joins its values by the text ``between`` them.
+    """
+    values = [value for name, value in option_values(arguments) if name == option]
+    if len(values) > 1:
+        remedy = f"give one, or where the command takes several `{option} {between.join(values)}`"
+        raise ConfigurationError(f"{option[2:]} is given as {' and '.join(map(repr, values))}; {remedy}")
 
 
 def config_files(arguments: Sequence[str]) -> list[Path]:
@@ -58,7 +75,7 @@ def check_files(arguments: Sequence[str]) -> None:
     for path in _named_files(arguments):
         if path.suffix in _SUFFIXES and not path.exists():  # other values may be the configuration itself
             near = nearest(path.name, [file.name for suffix in _SUFFIXES for file in path.parent.glob(f"*{suffix}")])
-            location = f"it is looked for in {path.parent.resolve()}"
+            location = f"it is looked for in {path.parent.resolve()}, check the path"
             hint = f"did you mean {str(path.parent / near)!r}?" if near else location
             raise ConfigurationError(f"config: File does not exist: {str(path)!r}; {hint}")
         if path.is_dir():

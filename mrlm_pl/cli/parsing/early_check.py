@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from mrlm_pl.cli.parsing.config_files import MistakeError, option_values, unknown_key
+from mrlm_pl.cli.parsing.config_files import MistakeError, check_given_once, option_values, unknown_key
 from mrlm_pl.cli.parsing.configuration import ARGUMENTS, CLASS, EARLIER, merge_arguments
 from mrlm_pl.errors import SYNONYMS, nearest
 from mrlm_pl.runs.plugins import plugin_entry_points
@@ -86,8 +86,10 @@ def check_environment_names(arguments: Sequence[str]) -> None:
     A run has names of its own, so that the name beside ``--model RUN_OR_FILE`` is left to the parser.
 
     Raises:
-        ConfigurationError: the name, with the nearest.
+        ConfigurationError: the name, with the nearest; or one of the options is given twice.
     """
+    check_given_once("--environment", arguments)
+    check_given_once("--environments", arguments, ",")
     pairs = option_values(arguments)
     first = [word for word in arguments[:1] if not word.startswith("-")]
     models = [value for option, value in pairs if option == "--model"]

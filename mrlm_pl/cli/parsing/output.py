@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 
 from mrlm_pl.durable_files import check_writable
-from mrlm_pl.errors import ConfigurationError, writing
+from mrlm_pl.errors import ConfigurationError
 
 
 def output_file(name: str | None, suffix: str = ".json") -> Path | None:
@@ -26,6 +26,5 @@ def output_file(name: str | None, suffix: str = ".json") -> Path | None:
     is_device = output.exists() and not output.is_file()
     if output.suffix != suffix and not is_device:
         raise ConfigurationError(f"output: {name!r} must end in {suffix}; name it `{output.with_suffix(suffix)}`")
-    with writing("output", name):
-        check_writable(output)
+    check_writable("output", output)
     return output

@@ -24,14 +24,15 @@ from mrlm_pl.cli.parsing.classes import (
     plain_reason,
     resolve,
     resolve_arguments,
+    unknown_name,
 )
-from mrlm_pl.cli.parsing.config_files import MistakeError, file_of_key, option_values
+from mrlm_pl.cli.parsing.config_files import MistakeError, config_files, file_of_key, option_values
 from mrlm_pl.cli.parsing.configuration import CLASS, leaves, load_value, merge_arguments
 from mrlm_pl.cli.parsing.early_check import training_options
 from mrlm_pl.cli.parsing.parameter_types import KINDS
 from mrlm_pl.errors import DEBUG_VARIABLE, SYNONYMS, ConfigurationError, MRLMError, nearest, source_line_of_error
 from mrlm_pl.grouping import unique
-from mrlm_pl.runs.plugins import imported
+from mrlm_pl.runs.plugins import import_exports, imported
 from mrlm_pl.runs.records.configuration_file import read_yaml
 
 _UNACCEPTED = re.compile(r"(?:Group '([^']+)' does not accept option|Option) '([^']+)'")
@@ -295,10 +296,8 @@ def explain(message: str, parser: Any) -> str:
     if choice := _CHOICE.match(message):
         option, value, choices = choice.groups()
         names = [name.strip("'") for name in choices.split(", ")]
-        near = nearest(value, names)
-        hint = f"; did you mean {near!r}?" if near else ""
+        hint = f"; did you mean {near!r}?" if (near := nearest(value, names)) else ""
         return f"{option}: expected one of {', '.join(map(repr, names))}, but the value is {value!r}{hint}"
-    plain = isinstance(parser, PlainParser)
     if kind := _KIND.match(message):
         return f"{kind[1]}: expected {KINDS[int]}, but the value is {kind[3]!r}"
     if item := _ITEM.match(message):
@@ -307,9 +306,16 @@ def explain(message: str, parser: Any) -> str:
         return f"{key}: {plain_reason(reason, value)}"
     if required := re.match(r"the following arguments are required: (.+)", message):
         keys = required[1].split(", ")
-        example = " ".join(f"--{key} VALUE" for key in keys)
-        in_file = f"give it as `{example}` or in a file with `--config FILE`"
-        return f"{', '.join(keys)} missing; {f'see `{parser.prog} --help`' if plain else in_file}"
+        words, _, bases, _ = _PARSED.get(((), {}, {}, ""))
+        files = " and ".join(map(str, config_files(words)))
+        lacking = f"{', '.join(keys)} missing{files and f' in {files}'}"
+        if isinstance(parser, PlainParser):
+            return f"{lacking}; see `{parser.prog} --help`"
+        remedy = f"give `{' '.join(f'--{key} VALUE' for key in keys)}`, or a file that has it with `--config FILE`"
+        if len(keys) == 1 and keys[0] in bases:
+            import_exports()
+            remedy = f"{unknown_name('', [bases[keys[0]]])}; {remedy}"
+        return f"{lacking}; {remedy}"
     return " ".join(_OPTION_VALUE.sub(r"\1:", message).split())
 
 
@@ -363,9 +369,8 @@ def _explain_unaccepted(message: str, parser: Any) -> str | None:
     group = key.split(".")[0]
     # A wrong group would pull the comparison of whole keys towards keys that look alike by chance.
     meant = _meant_option(group, groups) if group not in groups else nearest(key, option_names)
-    return f"{command} has no key {key!r}" + (
-        f"; did you mean {meant!r}?" if meant else f"; see `mrlm {command} --help`"
-    )
+    hint = f"did you mean {meant!r}?" if meant else f"see `{parser.prog} --help`"
+    return f"{command} has no key {key!r}; {hint}"
 
 
 def _meant_option(name: str, known: Collection[str]) -> str | None:

@@ -14,7 +14,7 @@ from mrlm_pl.answers.records import Answer, read_answers
 from mrlm_pl.data.files.chat_rows import chat_rows, scored_row
 from mrlm_pl.data.files.references import ReferencedDataModule
 from mrlm_pl.episode import Message, Trajectory
-from mrlm_pl.errors import DataError
+from mrlm_pl.errors import DataError, counted
 from mrlm_pl.learner.batch import PolicyBatch, collate_rows
 from mrlm_pl.learner.credit.returns import labels
 from mrlm_pl.seeding import derive_seed
@@ -88,8 +88,8 @@ class AnswerDataModule(ReferencedDataModule):
             )
             shared = {answer.question for answer in self._examples[split]} & trained
             if shared and split != "train":
-                message = "%d questions of %s are trained on too, such as %.80r"
-                logger.warning(message, len(shared), self.sources[split], min(shared))
+                number = counted(len(shared), "training question")
+                logger.warning("%s in %s too, such as %.80r", number, self.sources[split], min(shared))
 
     def batches(self, examples: Sequence[ScoredAnswer]) -> dict[str, tuple[PolicyBatch, Tensor]]:
         rows = [(row, example.answer) for example in examples for row in example.rows]

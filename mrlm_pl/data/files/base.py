@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import itertools
 import logging
 import os
 from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -35,7 +37,8 @@ DataSplit = Literal["train", "validation", "test"]
 class FixedDataModule(ChecksArguments, LightningDataModule, ABC):
     """Base of the data modules over files: subclasses read, tokenize and collate the examples.
 
-    The position in an epoch counts examples, so a run may continue with another batch size or number of ranks.
+    The position in an epoch counts examples, so a run may continue with another batch size or number of ranks, but not
+    with other examples.
 
     Args:
         train: file (JSONL, JSON, CSV, Parquet, also with .zst or .gz), a run's folder of episodes, or hub name.
@@ -91,6 +94,7 @@ class FixedDataModule(ChecksArguments, LightningDataModule, ABC):
         self.examples: dict[DataSplit, list[Any]] = {}
         self._tokenized_for: Algorithm | None = None
         self._fitted: Algorithm | None = None
+        self._digests: dict[DataSplit, str] = {}
 
     def read(self, source: str, split: str) -> list[Any]:
         """Return the examples of a source before they are tokenized.
@@ -178,15 +182,22 @@ class FixedDataModule(ChecksArguments, LightningDataModule, ABC):
                 [len(row.token_ids) <= limits[row.policy] for row in self.rows_of(example)] for example in tokenized
             ]
             fitting = [example for example, rows in zip(tokenized, fits, strict=True) if rows and all(rows)]
+            limit = f"{min(limits.values())} tokens, {'data.max_tokens' if self.max_tokens else 'the context window'}"
             if not fitting:
-                raise DataError(
-                    f"no {self.unit} of {source!r} fits into {min(limits.values())} tokens; raise data.max_tokens"
-                )
+                raise DataError(f"no {self.unit} of {source!r} fits into {limit}; give shorter ones or a larger limit")
             if len(fitting) < len(tokenized):
-                logger.warning(
-                    "left out %d of %d examples of %s", len(tokenized) - len(fitting), len(tokenized), source
-                )
+                left_out = f"{len(tokenized) - len(fitting)} of {len(tokenized)} examples of {source}"
+                logger.warning("left out %s: longer than %s, or without tokens to learn from", left_out, limit)
             self.examples[split] = fitting
+        self._digests = {split: self._digest(examples) for split, examples in self.examples.items()}
+
+    def _digest(self, examples: Sequence[Any]) -> str:
+        """Return a hash of the tokens of examples."""
+        digest = hashlib.sha256()
+        for row in (row for example in examples for row in self.rows_of(example)):
+            digest.update(row.policy.encode())
+            digest.update(array("q", (len(row.token_ids), *row.token_ids)).tobytes() + bytes(row.action_mask))
+        return digest.hexdigest()[:16]
 
     def count(self, split: DataSplit) -> int:
         """Return the number of examples in a split; 0 for a split without a source."""
@@ -219,9 +230,14 @@ class FixedDataModule(ChecksArguments, LightningDataModule, ABC):
         return EpochStream(self, "test")
 
     def state_dict(self) -> dict[str, Any]:
-        return {"epoch": self.epoch, "position": self.position}
+        return {"epoch": self.epoch, "position": self.position, "digest": self._digests.get("train")}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if state_dict["digest"] != self._digests.get("train") and self.algorithm().trainer.state.fn == "fit":
+            raise ConfigurationError(
+                f"data.train: {self.sources['train']!r} differs from the examples the run started with; resume it with "
+                "its files, or train on others in a new run, whose model is RUN/policies/NAME"
+            )
         self.epoch, self.position = state_dict["epoch"], state_dict["position"]
 
     def algorithm(self) -> Algorithm:

@@ -38,7 +38,7 @@ def read_examples(source: str, split: str) -> tuple[list[tuple[str, dict[str, An
         raise DataError(f"{rows[0][0]} is not an episode record, as others are")
     played = [episode for episode in episodes if not episode.failed]
     if not played:
-        raise DataError(f"all {len(episodes)} episodes of {source} failed; there is nothing to learn from")
+        raise DataError(f"every episode of {source} failed, {len(episodes)} in all; there is nothing to learn from")
     for episode in played:
         _check_turns(source, episode)
     return [], played
@@ -210,7 +210,7 @@ def text_row(prompt: str, completion: str, chat: ChatFormat, policy: str) -> Tra
     eos = chat.tokenizer.eos_token_id
     prompt_ids = chat.tokenizer.encode(prompt)
     prompt_ids = prompt_ids[:-1] if prompt_ids and prompt_ids[-1] == eos else prompt_ids
-    shown = [*chat.encode(completion), eos]
+    shown = [*chat.encode(completion.removesuffix(chat.tokenizer.eos_token)), eos]
     mask = [False] * len(prompt_ids) + [True] * len(shown)
     return _demonstration(policy, prompt_ids + shown, mask, [Message("user", prompt), Message("assistant", completion)])
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from abc import abstractmethod
-from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -39,7 +37,6 @@ class ReferencedDataModule(FixedDataModule):
     def tokenize(self) -> None:
         super().tokenize()
         self.references, self._referenced = {}, {}
-        self._digests = {split: self._digest(examples) for split, examples in self.examples.items()}
         self._starts = {  # the place of each example's first row, and at last the number of rows
             split: list(itertools.accumulate((len(self.rows_of(example)) for example in examples), initial=0))
             for split, examples in self.examples.items()
@@ -63,34 +60,19 @@ class ReferencedDataModule(FixedDataModule):
         trainer = algorithm.trainer
         if not algorithm.reads_reference_sums:
             return
-        if not self.references and trainer.state.fn == "fit" and not trainer.global_step:
-            self.references = {split: self._reference_sums(split) for split in self.examples}
-            self._referenced = dict(self._digests)
+        fits = trainer.state.fn == "fit"
+        begins = fits and not self.references and not trainer.global_step
         evaluated: DataSplit = "test" if trainer.state.fn == "test" else "validation"
-        for split in self.examples if trainer.state.fn == "fit" else (evaluated,):
+        for split in self.examples if fits else (evaluated,):
             if self._referenced.get(split) != self._digests[split]:
-                self._check_initial(split)
-                self.references[split] = self._reference_sums(split, initial=True)
+                if not self._referenced and not begins:
+                    free = ", or use `model.reference_free`" if hasattr(algorithm, "reference_free") else ""
+                    raise ConfigurationError(
+                        f"data.{split}: {self.sources[split]!r} is compared with a reference, the policy before its "
+                        "first update; give the checkpoint of a run, `--ckpt_path RUN/checkpoints/last.ckpt`" + free
+                    )
+                self.references[split] = self._reference_sums(split, initial=not begins)
                 self._referenced[split] = self._digests[split]
-
-    def _check_initial(self, split: DataSplit) -> None:
-        """Validate that the initial weights are the reference of examples that a checkpoint lacks.
-
-        Raises:
-            ConfigurationError: no checkpoint has been read, or the run was trained on others.
-        """
-        source = f"data.{split}: {self.sources[split]!r}"
-        if not self._referenced:
-            free = ", or use `model.reference_free`" if hasattr(self.algorithm(), "reference_free") else ""
-            raise ConfigurationError(
-                f"{source} is compared with a reference, the policy before its first update; give the checkpoint of a "
-                f"run, `--ckpt_path RUN/checkpoints/last.ckpt`{free}"
-            )
-        if split == "train":
-            raise ConfigurationError(
-                f"{source} differs from the examples the run started with; resume it with its files, or train on "
-                "others in a new run, whose model is RUN/policies/NAME"
-            )
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "references": self.references, "referenced": self._referenced}
@@ -99,14 +81,6 @@ class ReferencedDataModule(FixedDataModule):
         super().load_state_dict(state_dict)
         self.references = {split: sums.cpu() for split, sums in state_dict["references"].items()}
         self._referenced = dict(state_dict["referenced"])
-
-    def _digest(self, examples: Sequence[Any]) -> str:
-        """Return a hash of the tokens of examples."""
-        digest = hashlib.sha256()
-        for row in (row for example in examples for row in self.rows_of(example)):
-            digest.update(row.policy.encode())
-            digest.update(array("q", (len(row.token_ids), *row.token_ids)).tobytes() + bytes(row.action_mask))
-        return digest.hexdigest()[:16]
 
     @contextmanager
     def _scoring(self, *, initial: bool) -> Iterator[list[Policy]]:

@@ -348,9 +348,9 @@ def check_played(episodes: Sequence[Episode], iteration: int, trainer: Any) -> s
     folder, fault = Path(trainer.default_root_dir), None
     judging_here = {episode.task.environment for episode in episodes if episode.success is not None}
     if all(episode.failed for episode in episodes):
-        which = f"{len(episodes)} episodes of iteration {iteration}"
+        which = f"every episode of iteration {iteration}"
         which += f" on rank {trainer.global_rank}" if trainer.world_size > 1 else ""
-        fault = f"all {which} failed; the first: {first_failure(episodes, folder)}"
+        fault = f"{which} failed, {len(episodes)} in all; the first: {first_failure(episodes, folder)}"
     else:
         warn_of_failures(episodes, "episodes", folder)
     faults, judging = zip(*gather_ranks(trainer, (fault, judging_here)), strict=True)

@@ -207,28 +207,24 @@ class RolloutDataModule(ChecksArguments, LightningDataModule):
 
     def setup(self, stage: str) -> None:
         learner = self.players.learner = self.algorithm()
-        trainer = learner.trainer
-        agents = [agent for environment in self.environments.values() for agent in environment.agents]
-        updates = self._updates(trainer)
+        trainer, stream = learner.trainer, self.stream
+        # Epochs that end within an update step early then.
+        early = self._batches(trainer) % trainer.accumulate_grad_batches
         self.check(learner, trainer, stage)
         facts = RolloutFacts(
-            agents=dict.fromkeys(agents),  # each once, in order
+            # Each once, in order.
+            agents=dict.fromkeys(agent for environment in self.environments.values() for agent in environment.agents),
             environments=list(self.environments),
             engine=self.players.configured_engine,
-            updates=updates,
+            updates=None if early else stream.passes * stream.minibatches,
         )
         learner.check_rollouts(facts)
         if stage == "fit":
             if getattr(self.collection, "learner", learner) is not learner:
-                self.stream.restart()
+                stream.restart()
             if self.players.stale is not None:
                 self.players.stale.check(learner, trainer, self.sampling)
             self.collection.begin(learner)
-
-    def _updates(self, trainer: Trainer) -> int | None:
-        """Return the number of updates on each rollout; None if epochs end within an update, which steps early then."""
-        updates = self.stream.passes * self.stream.minibatches
-        return None if self._batches(trainer) % trainer.accumulate_grad_batches else updates
 
     def _batches(self, trainer: Trainer) -> int:
         """Return the number of micro-batches in an epoch of the trainer."""
@@ -322,3 +318,20 @@ class RolloutDataModule(ChecksArguments, LightningDataModule):
         for number, rank_episodes in enumerate(gather_ranks(trainer, self.players.play(specs[rank::ranks], sampling))):
             played[number::ranks] = rank_episodes
         return played
+
+
+def rollouts_of(trainer: Any, owner: str, remedy: str = "use a RolloutDataModule") -> RolloutDataModule:
+    """Return the rollout data module of a trainer.
+
+    Args:
+        trainer: Lightning's trainer.
+        owner: name of the callback that plays episodes, for messages.
+        remedy: end of the message.
+
+    Raises:
+        ConfigurationError: the trainer has another data module.
+    """
+    data = trainer.datamodule
+    if not isinstance(data, RolloutDataModule):
+        raise ConfigurationError(f"{owner} plays episodes; {type(data).__name__} has no environment: {remedy}")
+    return data

@@ -10,9 +10,9 @@ from typing import Any
 
 from mrlm_pl.environment import Environment, TaskSource
 from mrlm_pl.episode import Episode, Task, Turn
-from mrlm_pl.errors import ConfigurationError, did_you_mean
+from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.seeding import keyed_random
-from mrlm_pl.settings import Settings, as_settings, at_least, between, check_instance, positive
+from mrlm_pl.settings import Settings, as_settings, at_least, between, check_instance, one_of, positive
 
 logger = logging.getLogger(__name__)
 
@@ -122,13 +122,14 @@ class TaskStream:
         seed: int,
         curriculum: SuccessRateCurriculum | None = None,
     ) -> None:
-        weights = [1.0] * len(sources) if weights is None else list(weights)
-        if len(weights) != len(sources) or any(not 0 < weight < math.inf for weight in weights):
+        numbers = [1.0] * len(sources) if weights is None else list(weights)
+        if len(numbers) != len(sources) or any(isinstance(n, str) or not 0 < n < math.inf for n in numbers):
             raise ConfigurationError(
-                f"weights are {weights} for the environments {list(sources)}; give one positive, finite number for each"
+                f"data.weights is {weights} for the environments {list(sources)}; give a list with one positive, "
+                "finite number for each, in their order"
             )
         self.sources, self.seed = dict(sources), seed
-        self.shares = {name: weight / sum(weights) for name, weight in zip(sources, weights, strict=True)}
+        self.shares = {name: number / sum(numbers) for name, number in zip(sources, numbers, strict=True)}
         self.curriculum = curriculum
         self.rates = dict.fromkeys(self.sources, curriculum.start) if curriculum else {}
         self._owed, self._block = dict.fromkeys(self.sources, 0.0), 0
@@ -358,11 +359,8 @@ class RunTasks:
     ) -> None:
         self.environments = named_environments(environments, names)
         settings_by_name = dict(settings or {})
-        for name in sorted(settings_by_name.keys() - self.environments.keys()):
-            hint = did_you_mean(name, self.environments, f"the environments are {list(self.environments)}")
-            raise ConfigurationError(
-                f"data.task_settings names the environment {name!r}, which this run does not have; {hint}"
-            )
+        for name in settings_by_name:
+            one_of(self.environments, "data.task_settings: ", environment=name)
         self.settings = {
             name: as_settings(TaskSettings, settings_by_name.get(name, {}), f"data.task_settings.{name}")
             for name in self.environments

@@ -115,8 +115,8 @@ class RayPool(WorkerGroup, Engine):
             self._spreading.done(places)
 
     def release(self, session_prefix: str) -> None:
-        """Drop caches, in the background; see :meth:`Engine.release`."""
-        for place in self._spreading.release(session_prefix):
+        """Drop caches, in the background; see :meth:`Engine.release`. A closed pool has none."""
+        for place in () if self.closed else self._spreading.release(session_prefix):
             self.call(self.workers[place], "answer", "release", session_prefix)
 
 

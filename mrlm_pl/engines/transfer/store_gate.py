@@ -71,7 +71,7 @@ class StoreGate:
     def close(self) -> None:
         """Close the gate and its connections; may be called twice."""
         if not self._loop.closed:
-            self._loop.submit(_close(self._server)).result()
+            self._loop.call_soon(self._server.close)
             self._loop.close()
 
     async def _receive(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -168,10 +168,6 @@ async def _forward(source: asyncio.StreamReader, target: asyncio.StreamWriter) -
             target.write(content)
             await target.drain()
     target.close()
-
-
-async def _close(server: asyncio.Server) -> None:
-    server.close()
 
 
 def _proof(secret: bytes, who: bytes, first: bytes, second: bytes) -> bytes:

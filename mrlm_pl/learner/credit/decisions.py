@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, MutableSet, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Literal
 
 import torch
@@ -77,6 +78,8 @@ class DecisionReturns:
     groups: Mapping[str, int]
     greedy: Tensor
     baseline: Tensor | None = None
+
+    returns = property(attrgetter("reward"), doc="Returns [N] fp64 that are compared: :attr:`reward`.")
 
     @property
     def policies(self) -> tuple[str, ...]:
@@ -175,14 +178,13 @@ class TreeCredit(EpisodeCredit):
         decisions = [decision for tree in trees for decision in self._value_decisions(tree, bonus)]
         played = {episode.group: episode for episode in greedy if not episode.failed}
         greedy_returns = [self._greedy_return(played.get(decision.group), decision, bonus) for decision in decisions]
-        baselines = [decision.baseline for decision in decisions]
         return DecisionReturns(
             torch.tensor([decision.value for decision in decisions], dtype=torch.float64),
             torch.tensor(labels((d.group, d.node, d.turn.agent) for d in decisions), dtype=torch.int64),
             decisions,
             group_numbers(episodes),
             torch.tensor(greedy_returns, dtype=torch.float64),
-            torch.tensor(baselines, dtype=torch.float64) if self.counterfactual else None,
+            torch.tensor([d.baseline for d in decisions], dtype=torch.float64) if self.counterfactual else None,
         )
 
     def _greedy_return(self, episode: Episode | None, decision: ValuedDecision, bonus: TurnBonus) -> float:

@@ -47,7 +47,7 @@ def note_baselines(metrics: Metrics, episodes: Sequence[Episode], greedy: Sequen
     missing = {episode.group for episode in episodes} - {episode.group for episode in with_greedy(episodes, greedy)}
     if missing:
         causes = [episode.error for episode in greedy if episode.group in missing]
-        logger.warning("%d groups are left out, as their greedy episode failed; the first: %s", len(missing), causes[0])
+        logger.warning("groups left out, as their greedy episode failed: %d; the first: %s", len(missing), causes[0])
     rewards = returns_of(greedy, bonus).reward.tolist()
     sums = {"total": math.fsum(rewards), "count": len(rewards), "missing": len(missing)}
     totals = sum_over_ranks(metrics.trainer, sums)

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Collection, Hashable, Iterable, MutableSet, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import Any, ClassVar, TypeAlias
 
 import torch
@@ -72,6 +73,8 @@ class Returns:
     greedy: Tensor
     episode: tuple[Episode, ...]
     baseline: Tensor | None = None
+
+    returns = property(attrgetter("reward"), doc="Returns [N] fp64 that are compared: :attr:`reward`.")
 
     @property
     def roles(self) -> list[str]:
@@ -224,7 +227,7 @@ class EpisodeCredit(Settings):
 
     def advantages(self, returns: Any) -> Tensor:
         """Return the advantages [N] of returns; by default the returns minus their baselines."""
-        return returns.reward - returns.baseline
+        return returns.returns - returns.baseline
 
     def credit(self, returns: Any, parts: CreditParts) -> Batches:
         """Return the rows of every policy with their advantages, by default those of the rule; every rank calls this.
@@ -403,15 +406,7 @@ def agent_return(episode: Episode, agent: str, turn_bonus: TurnBonus = None) -> 
     return earned + sum(turn_bonus(turn) for row in episode.trajectories[agent] for turn in row.turns)
 
 
-def acted_episodes(episodes: Sequence[Episode], policy: str) -> int:
-    """Return the number of episodes that did not fail and in which a policy sampled tokens."""
-    played = (episode for episode in episodes if not episode.failed)
-    return sum(any(row.policy == policy and row.num_actions for row in episode.rows()) for episode in played)
-
-
 def equal_returns(group: Sequence[Episode]) -> bool:
     """Return whether every agent's returns are all equal; failures do not count."""
-    played = [episode for episode in group if not episode.failed]
-    agents = {agent for episode in played for agent in episode.trajectories}
-    returns = [{agent_return(e, agent) for e in played if agent in e.trajectories} for agent in agents]
-    return all(len(values) < 2 for values in returns)
+    plays = [(agent, agent_return(e, agent)) for e in group if not e.failed for agent in e.trajectories]
+    return all(len({*returns}) == 1 for returns in grouped(plays).values())

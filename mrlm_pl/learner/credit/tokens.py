@@ -164,10 +164,8 @@ class RewardedRows:
 
 def rows_of_agents(agents: Sequence[str]) -> dict[str, Tensor]:
     """Return the indices of the rows of each agent, given the agent of each row."""
-    return {
-        agent: torch.tensor([index for index, name in enumerate(agents) if name == agent], dtype=torch.int64)
-        for agent in dict.fromkeys(agents)
-    }
+    rows = grouped((agent, index) for index, agent in enumerate(agents))
+    return {agent: torch.tensor(indices) for agent, indices in rows.items()}
 
 
 def rewarded_rows(episodes: Sequence[Episode], turn_bonus: TurnBonus = None) -> dict[str, RewardedRows]:

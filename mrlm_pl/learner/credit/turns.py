@@ -167,8 +167,7 @@ class TurnCredit(EpisodeCredit):
 
     def __post_init__(self) -> None:
         between(0, 1, gamma=self.gamma)
-        if self.state_weight is not None:
-            at_least(0, state_weight=self.state_weight)
+        at_least(0, state_weight=self.state_weight)
 
     def returns(self, episodes: Sequence[Episode], bonus: TurnBonus, greedy: Sequence[Episode]) -> TurnReturns:
         return turn_returns_of(episodes, bonus)

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from mrlm_pl.advantages import NO_MOMENTS, masked_moments
 from mrlm_pl.episode import Episode, Message, by_group
-from mrlm_pl.errors import ConfigurationError, did_you_mean, source_line
+from mrlm_pl.errors import ConfigurationError, source_line
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.policies.reprompts import REPROMPTS, Attempt
 from mrlm_pl.learner.ranks import sum_over_ranks
@@ -22,7 +22,7 @@ from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward.divergence import Lesson, Teaching
 from mrlm_pl.policy.forward.families import forward_path
 from mrlm_pl.policy.sharding import is_split
-from mrlm_pl.settings import Settings, as_settings, at_least, between, positive
+from mrlm_pl.settings import Settings, as_settings, at_least, between, one_of, positive
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +59,11 @@ class Teacher(Settings):
 
     def __post_init__(self) -> None:
         positive("distillation.teachers: ", weight=self.weight)
+        for option, names in {"environments": self.environments, "agents": self.agents}.items():
+            if names is not None and not names:
+                raise ConfigurationError(
+                    f"distillation.teachers: {option} is empty; name some, or leave it out for all"
+                )
         if self.reprompt is not None and self.partner is not None:
             raise ConfigurationError(
                 f"distillation.teachers: reprompt is {self.reprompt!r} and partner {self.partner!r}; give one of them"
@@ -155,9 +160,7 @@ class Distiller:
         for teacher, name in zip(settings.teachers, self.names, strict=True):
             if name is None:
                 continue
-            if name not in learner.policies:
-                hint = did_you_mean(name, learner.policies, f"the policies are {sorted(learner.policies)}")
-                raise ConfigurationError(f"distillation.teachers: there is no policy {name!r}; {hint}")
+            one_of(learner.policies, "distillation.teachers: ", policy=name)
             whose = "" if teacher.partner is None or teacher.policy else f" of the partner {teacher.partner!r}"
             of = students if teacher.agents is None else {learner.seat(agent) for agent in teacher.agents}
             for student in of:
@@ -173,24 +176,31 @@ class Distiller:
     def _check(self, name: str, whose: str, student_name: str) -> None:
         """Validate that a teacher can score the tokens of a student."""
         teacher, student = self.learner.policy(name), self.learner.policy(student_name)
-        differs = _difference(teacher, student)
-        difference = f"({teacher.name_or_path!r}) has another {differs} than its student {student_name!r}"
         sizes = [policy.config.get_text_config().vocab_size for policy in (teacher, student)]
-        frozen = "set `trained: false`, or leave out its name, so that the student is its own teacher"
-        if whose:
-            frozen = "set `policy` to a frozen one, which then reads the partner's conversation, or `trained: false`"
-        faults = {
-            f"is trained; {frozen}": teacher.trained,
-            f"is served by {teacher.served_by}, which scores no tokens; leave out served_by": teacher.served_by,
-            f"{difference} ({student.name_or_path!r}); choose a teacher of the same family": differs == "vocabulary",
-            f"{difference}; set the chat_template that the teacher was trained with for both": differs
-            == "chat template",
-            f"predicts {sizes[0]} tokens, and its student {student_name!r} {sizes[1]}; set distillation.form to "
-            "sampled": self.in_loss and sizes[0] != sizes[1],
-        }
-        fault = next((text for text, holds in faults.items() if holds), None)
-        if fault is not None:
-            raise ConfigurationError(f"distillation.teachers: the policy {name!r}{whose} {fault}")
+        if teacher.trained and whose:
+            fault = (
+                "is trained; set `policy` to a frozen one that reads the partner's conversation, or `trained: false`"
+            )
+        elif teacher.trained:
+            fault = "is trained; set `trained: false`, or leave out its name, so that the student is its own teacher"
+        elif teacher.served_by:
+            fault = f"is served by {teacher.served_by}, which scores no tokens; leave out served_by"
+        elif differs := _difference(teacher, student):
+            remedy = "choose a teacher of the same family"
+            if differs == "chat template":
+                remedy = "set the chat_template that the teacher was trained with for both"
+            fault = (
+                f"({teacher.name_or_path!r}) has another {differs} than its student {student_name!r} "
+                f"({student.name_or_path!r}); {remedy}"
+            )
+        elif self.in_loss and sizes[0] != sizes[1]:
+            fault = (
+                f"predicts {sizes[0]} tokens, and its student {student_name!r} {sizes[1]}; set distillation.form to "
+                "sampled"
+            )
+        else:
+            return
+        raise ConfigurationError(f"distillation.teachers: the policy {name!r}{whose} {fault}")
 
     def prepare(self, batches: Mapping[str, PolicyBatch], episodes: Sequence[Episode]) -> None:
         """Add the teachers' prompts to rows, or for form ``sampled`` their terms to the advantages; all ranks call it.
@@ -240,18 +250,13 @@ class Distiller:
             ConfigurationError: there is no agent or environment of a name, no trained policy decides for an agent that
                 is taught, or a teacher reads the answers of other agents and there are none.
         """
-        choices = {"agents": agents, "partner": agents, "environments": environments}
+        owner = "distillation.teachers: "
         for teacher in self.settings.teachers:
-            partner = () if teacher.partner is None else (teacher.partner,)
-            names_by_option = {"agents": teacher.agents, "partner": partner, "environments": teacher.environments}
-            named = [(option, name) for option, names in names_by_option.items() for name in names or ()]
-            for option, name in named:
-                if name not in choices[option]:
-                    raise ConfigurationError(
-                        f"distillation.teachers: {option} names {name!r}, which this run does not have; choose from "
-                        f"{sorted(choices[option])}"
-                    )
+            one_of(agents, owner, partner=teacher.partner)
+            for environment in teacher.environments or ():
+                one_of(environments, owner, environments=environment)
             for agent in teacher.agents or ():
+                one_of(agents, owner, agents=agent)
                 if not self.learner.policy(self.learner.seat(agent)).trained:
                     raise ConfigurationError(
                         f"distillation.teachers: agents has {agent!r}, for which the frozen policy "
@@ -305,15 +310,14 @@ class Distiller:
 
     def _prompt(self, teacher: Teacher, student: Policy, attempt: Attempt, start: int) -> Sequence[int] | None:
         row, environment = attempt.trajectory, attempt.episode.task.environment
-        if environment not in (teacher.environments or (environment,)) or row.agent not in (
-            teacher.agents or (row.agent,)
-        ):
+        if teacher.environments is not None and environment not in teacher.environments:
+            return None
+        if teacher.agents is not None and row.agent not in teacher.agents:
             return None
         if teacher.partner is not None:
-            if row.agent == teacher.partner or not attempt.episode.trajectories.get(teacher.partner):
-                return None
-            partner = attempt.episode.trajectories[teacher.partner][-1]
-            return partner.token_ids[: partner.turns[-1].start] if partner.turns else None
+            partner_rows = attempt.episode.trajectories.get(teacher.partner, ())
+            read = next((partner for partner in reversed(partner_rows) if partner.turns), None)
+            return None if row.agent == teacher.partner or read is None else read.token_ids[: read.turns[-1].start]
         if teacher.reprompt is None:
             return ()
         reprompt = REPROMPTS[teacher.reprompt] if isinstance(teacher.reprompt, str) else teacher.reprompt

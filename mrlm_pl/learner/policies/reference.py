@@ -14,7 +14,7 @@ from mrlm_pl.engines.reference import Reference
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.batch import PolicyBatch, not_none
-from mrlm_pl.learner.credit.returns import acted_episodes
+from mrlm_pl.learner.credit.returns import acting_rows
 from mrlm_pl.learner.metrics import Metrics
 from mrlm_pl.learner.ranks import sum_over_ranks
 from mrlm_pl.losses import kl_k1, kl_k3, kl_k3_importance_weighted, kl_k3_straight_through, masked_values
@@ -148,7 +148,7 @@ class KLPenalty:
             if rows.ref_logp is not None:
                 divergence = kl_k1(rows.old_logp, rows.ref_logp, rows.action_mask)
                 moments_here[name, "kl"] = masked_moments(divergence, rows.action_mask)
-                moments_here[name, "episodes"] = acted_episodes(episodes, name)
+                moments_here[name, "episodes"] = len({id(e) for e, row in acting_rows(episodes) if row.policy == name})
         totals = sum_over_ranks(metrics.trainer, moments_here)
         for name in policies:
             kl, beta = totals.get((name, "kl"), NO_MOMENTS).mean, self.coefficients[name]

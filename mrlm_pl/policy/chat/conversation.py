@@ -245,9 +245,8 @@ class ChatFormat:
     @cached_property
     def end_id(self) -> int:
         """The token at the end of an assistant's turn: the template's own if it is a special one, else EOS."""
-        first = self.closing_ids[0] if self.closing_ids else None
-        special = set(self.tokenizer.all_special_ids) | set(self.tokenizer.added_tokens_decoder)
-        return first if first is not None and first in special else self.tokenizer.eos_token_id
+        special = self._special_ids.union(self.tokenizer.added_tokens_decoder)
+        return next((first for first in self.closing_ids[:1] if first in special), self.tokenizer.eos_token_id)
 
     @cached_property
     def stop_ids(self) -> tuple[int, ...]:
@@ -321,7 +320,7 @@ class Conversation:
 
     Attributes:
         rows: token rows; several only if the template rewrote history, or whole prompts did not extend one row.
-        place: index of the current row.
+        row_index: index of the current row.
     """
 
     def __init__(self, chat: ChatFormat, tools: Tools = ()) -> None:

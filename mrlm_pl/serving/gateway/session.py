@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mrlm_pl.concurrency.calls import wait_awake
-from mrlm_pl.concurrency.event_loop import END_SECONDS, mark_read
+from mrlm_pl.concurrency.event_loop import END_SECONDS, mark_read, shared_fault
 from mrlm_pl.environment.prompts import Prompt, Reply
 from mrlm_pl.environment.tools import requested_calls, with_written_calls
 from mrlm_pl.episode import Message, ToolCall
@@ -120,7 +120,7 @@ class Session:
         if not self._arrived.is_set():
             raise ProgramError(
                 f"the program made no call within {self.limits.lease_seconds:g} s and has not ended; "
-                "mend it, or raise `lease_seconds`"
+                f"mend it, or raise `lease_seconds`{shared_fault()}"
             )
         return {agent: queue[0][0].prompt for agent, queue in self._queues.items() if queue}
 

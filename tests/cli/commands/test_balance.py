@@ -84,7 +84,7 @@ def test_references_are_right_answers_of_the_questions_that_were_answered(mrlm: 
 @pytest.mark.parametrize(
     ("options", "fault"),
     [
-        (("answers.jsonl", "--output", "answers.jsonl"), "'answers.jsonl' exists"),
+        (("answers.jsonl", "--output", "answers.jsonl"), "output: 'answers.jsonl' exists; name another, or remove it"),
         (("answers.jsonl", "--output", "b.csv"), "must be a file that ends in .jsonl"),
         (("answers.jsonl", "--output", "b.gz"), "must be a file that ends in .jsonl"),
         (("answers.jsonl", "--output", "b.jsonl", "--pairs", "b.jsonl"), "name one file twice"),

@@ -21,7 +21,7 @@ def test_what_is_no_sharded_checkpoint_is_named(mrlm):
     Path("whole.ckpt").write_text("precious")
     status, _, message = mrlm("consolidate", "folder", "whole.ckpt")
     assert status == 2
-    assert "'whole.ckpt' exists" in message
+    assert "output: 'whole.ckpt' exists; name another, or remove it" in message
     assert Path("whole.ckpt").read_text() == "precious"
 
 

@@ -57,6 +57,18 @@ def test_the_model_may_come_first(mrlm, model_folder, evaluate):
     assert Path("first.json").read_bytes() == Path("named.json").read_bytes()
 
 
+def test_two_options_for_models_are_refused(mrlm):
+    for words in (
+        ("eval", "a", "--model", "b"),
+        ("eval", "--model", "a", "--model=b"),
+        ("recredit", "a", "--run", "b"),
+    ):
+        status, _, err = mrlm(*words)
+        option = "run" if words[0] == "recredit" else "model"
+        told = f"{option} is given as 'a' and 'b'; give one, or where the command takes several `--{option} a b`"
+        assert (status, told in err) == (2, True), err
+
+
 def test_the_representation_of_a_report_holds_no_transcripts(model_folder):
     settings = {"num_episodes": 1, "sampling": Sampling(max_tokens=2)}
     report = mrlm_pl.evaluate(str(model_folder), MathEnvironment(difficulty=[1, 1]), **settings)
@@ -241,8 +253,6 @@ def test_agents_find_their_policy():
         (("-n", "10" * 9), "num_episodes is 101010101010101010; it must be 1000000 or below"),
         (("-n", "{}"), "error: num_episodes: expected an integer such as 2, but the value is {}\n"),
         (("--max-tokens=null", "--top-k="), "error: top_k: expected an integer such as 2, but the value is ''\n"),
-        (("--environment=",), "error: environment: expected one name, but the value is null; give one, or"),
-        (("--model=",), "error: model: expected one name, but the value is null; give one\n"),
         (("--config", "{model: 3}"), "error: model: expected one name, but the value is 3; give one\n"),
         (("--policy-sampling", "main"), "error: policy_sampling: expected a mapping, as in `{NAME: VALUE}`, but the"),
         (
@@ -265,6 +275,16 @@ def test_mistakes(evaluate, options, words):
     error = evaluate(*options, status=2)
     assert words in error
     assert "Traceback" not in error
+
+
+def test_an_empty_name_is_refused(mrlm, model_folder):
+    model = ("eval", "--model", str(model_folder))
+    assert (
+        "error: environment: expected one name, but the value is null; give one, or"
+        in mrlm(*model, "--environment=")[2]
+    )
+    told = mrlm("eval", "--model=", "--environment", "parrot")[2]
+    assert "error: model: expected one name, but the value is null; give one\n" in told
 
 
 def test_a_report_may_go_to_a_device(evaluate):

@@ -88,7 +88,10 @@ def test_mistakes_are_told_before_the_port_is_open(mrlm: Any, tmp_path: Path, mo
         ([str(tmp_path / "bare")], "lacks 'score.weight'; give a sequence classifier with one label, or a policy's"),
         ([str(tmp_path / "two")], f"has 2 policies; name one: {tmp_path}/two/policies/one, {tmp_path}/two"),
         ([str(tmp_path / "young")], "has no policies, they are written when it ends"),
-        ([str(tmp_path / "empty")], "is neither a run nor the folder of a model: it has no config.json"),
+        (
+            [str(tmp_path / "empty")],
+            "it has no config.json; name another, or write a model there with `save_pretrained`",
+        ),
         ([str(tmp_path / "none")], f"there is no folder '{tmp_path}/none'"),
         (["x", "--host", "0.0.0.0"], "there is no token; put one into MRLM_TOKEN"),
         ([str(tmp_path / "bare"), "--device", "warp"], "device: 'warp' cannot be used"),

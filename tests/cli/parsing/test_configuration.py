@@ -456,9 +456,13 @@ def test_mistake_in_a_file(mrlm, config, mistake):
 
 
 def test_missing_data_is_named(mrlm):
-    status, _, err = mrlm("fit", "--model", "ToyAlgorithm")
-    assert status == 2
-    assert "data missing" in err
+    Path("part.yaml").write_text("model: ToyAlgorithm\n")
+    status, _, err = mrlm("fit", "--config", "part.yaml")
+    assert (status, "data missing in part.yaml; name one: data modules are AnswerDataModule, " in err) == (2, True), err
+    assert "RolloutDataModule, " in err
+    assert "; give `--data VALUE`, or a file that has it with `--config FILE`" in err
+    status, _, err = mrlm("fit", "--data", "RolloutDataModule", "--data.environment", "math")
+    assert (status, "model missing; name one: algorithms are ATGRPO, " in err, "GRPO, " in err) == (2, True, True), err
 
 
 ENVIRONMENTS = """

@@ -57,6 +57,9 @@ ENVIRONMENTS = {
     "collect --model builtin:tiny --output a.jsonl --environment=mathh": "did you mean 'math'?",
     "serve --environments sql,mathh": "did you mean 'math'?",
     "check-env mathh": "did you mean 'math'?",
+    "eval --model builtin:tiny --environment math --environment=debate": "environment is given as 'math' and 'debate'; "
+    "give one, or where the command takes several `--environment math debate`",
+    "serve --environments math --environments sql": "where the command takes several `--environments math,sql`",
 }
 
 

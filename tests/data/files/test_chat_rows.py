@@ -168,7 +168,7 @@ def test_a_folder_of_episodes_is_read_without_the_failed_ones(tmp_path: Path) ->
     assert len(TrajectoryDataModule(str(plain))._examples["train"]) == 1
     assert len(list(read_episodes(plain))) == 2
     write_episodes(tmp_path / "bad/x.jsonl.gz", [episode(play(["five"]), error="away")])
-    with pytest.raises(DataError, match=r"all 1 episodes of .* failed"):
+    with pytest.raises(DataError, match=r"every episode of .* failed, 1 in all"):
         TrajectoryDataModule(str(tmp_path / "bad"))
     plain.write_text(episode(play(["four"])).to_json() + '\n{"messages": []}\n')
     with pytest.raises(DataError, match=r"row 2 is not an episode record"):

@@ -150,6 +150,13 @@ def test_plain_text_is_used_without_a_template() -> None:
     assert sum(row.action_mask) == len(" three") + 1
 
 
+def test_plain_text_that_spells_its_eos_token_ends_once() -> None:
+    """Data sets of rendered chats end their completions with it."""
+    (row,) = demonstration_rows(demonstration_of({"prompt": "1+1=", "completion": "2<|end|>"}), CHAT, "main")
+    assert TOKENIZER.decode(row.token_ids) == "1+1=2<|end|>"
+    assert row.action_mask == (False,) * 4 + (True,) * 2
+
+
 @pytest.mark.parametrize(
     ("row", "fault"),
     [
@@ -298,6 +305,27 @@ def test_a_run_goes_on_with_another_batch_size_at_the_same_example(
     served = [letter for update in (*first.pieces, *second.pieces) for letter in update]
     assert sorted(served) == list("abcdefghij")
     assert (again.epoch, again.position) == (1, 0)
+
+
+def test_a_run_is_not_resumed_with_other_examples(model_folder: Path, quiet_trainer: Any, tmp_path: Path) -> None:
+    """The place in a longer file is beyond the end of a shorter one, and the first update would be empty."""
+    rows = [chat(f"{letter}?", "x") for letter in "abcdefghij"]
+    source, other = write(tmp_path / "rows.jsonl", rows), write(tmp_path / "other.jsonl", rows[:4])
+    checkpoint = tmp_path / "two.ckpt"
+
+    def sft(**options: Any) -> SFT:
+        return SFT({"main": Policy(str(model_folder), **options)})
+
+    trainer = quiet_trainer(max_steps=2)
+    trainer.fit(sft(), TrajectoryDataModule(source, batch_size=3))
+    trainer.save_checkpoint(checkpoint)
+    with pytest.raises(ConfigurationError, match=r"data\.train: .*other.* differs from the examples the run started w"):
+        quiet_trainer(max_steps=3).fit(sft(), TrajectoryDataModule(other, batch_size=3), ckpt_path=checkpoint)
+    quiet_trainer().validate(sft(), TrajectoryDataModule(other, source), ckpt_path=checkpoint)  # trains on none
+    data = TrajectoryDataModule(source, batch_size=3)
+    quiet_trainer(max_steps=3).fit(sft(), data, ckpt_path=checkpoint)
+    template = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}"
+    quiet_trainer(max_steps=1).fit(sft(chat_template=template), data)  # a new run, with other tokens of these rows
 
 
 def test_the_ranks_share_all_examples_and_one_may_get_none() -> None:
@@ -594,6 +622,21 @@ def test_an_example_that_the_template_refuses_is_named(
     data = TrajectoryDataModule(write(tmp_path / "d.jsonl", rows))
     with pytest.raises(DataError, match=rf"d\.jsonl, row 2: .*{fault}"):
         quiet_trainer(max_steps=1).fit(SFT({"main": Policy(str(model_folder), chat_template=template)}), data)
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "limit"), [(None, "2048 tokens, the context window"), (2047, "2047 tokens, data.max_tokens")]
+)
+def test_rows_that_are_too_long_name_the_limit(
+    model_folder: Path, quiet_trainer: Any, tmp_path: Path, caplog: Any, max_tokens: int | None, limit: str
+) -> None:
+    long = chat("a" * 2048, "b")
+    none, one = (write(tmp_path / f"{n}.jsonl", [long, *others]) for n, others in enumerate(([], [chat("a", "b")])))
+    policies = {"main": Policy(str(model_folder))}
+    with pytest.raises(DataError, match=f"no row with an action token of .* fits into {limit}; give shorter ones"):
+        quiet_trainer(max_steps=1).fit(SFT(policies), TrajectoryDataModule(none, max_tokens=max_tokens))
+    quiet_trainer(max_steps=1).fit(SFT(policies), TrajectoryDataModule(one, batch_size=1, max_tokens=max_tokens))
+    assert f"left out 1 of 2 examples of {one}: longer than {limit}, or without" in caplog.text
 
 
 def test_a_checkpoint_is_refused_by_a_run_on_rollouts(

@@ -46,7 +46,7 @@ def test_one_of_the_tensor_parallel_ranks_writes_their_episodes(
     failed = Episode("1-0-0", task, "1-0", 0, 1, trajectories={}, stop_reason="error", error="away")
     monkeypatch.setattr(collecting, "gather_ranks", lambda trainer, own: [own])
     collection.collector = SimpleNamespace(collect=lambda *_: Collected([failed]))  # type: ignore[assignment]
-    with pytest.raises(RolloutError, match="all 1 episodes"):  # they are written all the same
+    with pytest.raises(RolloutError, match="every episode"):  # they are written all the same
         collection.collect(1, 1)
     collection._writer.finish()
     assert sorted(path.name for path in tmp_path.iterdir()) == names
@@ -97,7 +97,7 @@ def test_the_rank_whose_episodes_all_failed_is_named(
     trainer = SimpleNamespace(world_size=ranks, global_rank=1, default_root_dir=str(tmp_path))
     failed = Episode("0", Task("t", "train", 0), "g", 0, 0, {}, "", error="away")
     with pytest.raises(
-        RolloutError, match=f"all 1 episodes of iteration 3{where} failed; the first: away; try"
+        RolloutError, match=f"every episode of iteration 3{where} failed, 1 in all; the first: away; try"
     ) as error:
         check_played([failed], 3, trainer)
     assert check_played([replace(failed, error=None)], 3, trainer) == {"t"}

@@ -43,9 +43,11 @@ def test_an_endless_source_is_read_in_order() -> None:
     assert [TaskStream({"g": endless}, None, 0)[n].index for n in range(3)] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("weights", [[1.0, float("inf")], [1.0], [1.0, -1.0], [1.0, 0.0]])
-def test_weights_must_fit_the_environments(weights: list[float]) -> None:
-    with pytest.raises(ConfigurationError, match="weights"):
+@pytest.mark.parametrize(
+    "weights", [[1.0, float("inf")], [1.0], [1.0, -1.0], [1.0, 0.0], ["1.0", 1.0], {"a": 3.0, "b": 1.0}]
+)
+def test_weights_must_fit_the_environments(weights: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"data\.weights is .*; give a list with one positive, finite number"):
         TaskStream({"a": source("a", 2), "b": source("b", 2)}, weights, 0)
 
 

@@ -160,9 +160,9 @@ def test_a_run_of_two_environments_is_resumed_as_it_was(model_folder: Path, quie
 
 def test_an_unknown_environment_gets_the_nearest_name(echo: Any) -> None:
     unknown = {f"other{number:02}": TaskSettings() for number in range(20)}
-    with pytest.raises(ConfigurationError, match="task_settings names the environment 'other00'"):
+    with pytest.raises(ConfigurationError, match="task_settings: environment is 'other00'; choose from echo"):
         RolloutDataModule(echo(), task_settings=unknown)
-    with pytest.raises(ConfigurationError, match=r"task_settings names the environment 'ecko'.*did you mean 'echo'"):
+    with pytest.raises(ConfigurationError, match="task_settings: environment is 'ecko'; did you mean 'echo'"):
         RolloutDataModule(echo(), task_settings={"ecko": TaskSettings(group_size=2)})
     with pytest.raises(ConfigurationError, match=r"data\.task_settings\.echo\.grup_size: .*did you mean 'group_size'"):
         RolloutDataModule(echo(), task_settings={"echo": {"grup_size": 2}})

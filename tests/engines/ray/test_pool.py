@@ -486,6 +486,8 @@ def test_released_sessions_are_released_where_they_are(make_pool: MakePool) -> N
     run(pool, request([1, 2], session="a/1"), request([3, 4], session="b/1"))
     pool.release("b/")
     assert ["release" in actor.calls for actor in cluster.actors] == [False, True]
+    pool.close()
+    pool.release("a/")  # by an episode that ends late
 
 
 def test_what_is_reserved(make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,6 +80,37 @@ def test_a_vector_comes_back_from_its_text(space: Any) -> None:
         assert np.array_equal(again, value)
 
 
+@pytest.mark.parametrize(
+    ("space", "reply", "action"),
+    [
+        (VECTORS[0], "1 1 1 2 4", [1, 2, 4]),
+        (VECTORS[0], "I weighed 3 options. Step 1: go right.\n0 2 1", [0, 2, 1]),
+        (VECTORS[1], "Of 4: 0, 1, 2, -3", [[0, 1], [2, -3]]),
+        (VECTORS[2], "<action>1: 0 1 0 1</action> 0", [0, 1, 0, 1]),
+        (VECTORS[4], "See fig.7: .5 -.25 +.125", [0.5, -0.25, 0.125]),
+    ],
+    ids=str,
+)
+def test_a_vector_is_the_last_numbers(space: Any, reply: str, action: list[Any]) -> None:
+    assert TextCodec().action(reply, space).tolist() == action
+
+
+def test_each_number_of_a_vector_may_have_a_mask() -> None:
+    codec, space = TextCodec(), spaces.MultiDiscrete([3, 2], start=[0, 5])
+    mask = np.array([1, 0, 1], np.int8), np.array([0, 1], np.int8)
+    assert codec.choices(space, mask) == "Legal actions: one of 0, 2, then one of 6"
+    assert codec.action("2 6", space, mask).tolist() == [2, 6]
+    for reply in ("1 6", "2 5", "3 6", "6"):
+        with pytest.raises(
+            IllegalActionError, match=r"^Your reply is no legal action\. Legal actions: one of 0, 2, then"
+        ):
+            codec.action(reply, space, mask)
+    flat = np.concatenate(mask)
+    for other, given in ((space, flat), (space, mask[:1]), (VECTORS[1], mask), (VECTORS[2], np.ones(4, np.int8))):
+        with pytest.raises(ConfigurationError, match=r"(?s)action_mask .* has no text form; give a codec of your own"):
+            codec.choices(other, given)
+
+
 def test_an_action_of_parts_has_a_line_for_each() -> None:
     codec = TextCodec()
     parts = {"move": spaces.Discrete(3), "by": spaces.Box(-2.0, 2.0, (2,), np.float64), "say": spaces.Text(9)}
@@ -103,9 +134,9 @@ def test_an_action_of_parts_has_a_line_for_each() -> None:
     ("space", "reply"),
     [
         (VECTORS[0], "1 1"),
-        (VECTORS[0], "1 1 1 1"),
         (VECTORS[0], "1 3 1"),
         (VECTORS[0], "1 1.5 1"),
+        (VECTORS[0], "1 1 1 0.1234567890123456789012"),
         (VECTORS[2], "0 1 2 0"),
         (VECTORS[4], "0 0 2.1"),
         (VECTORS[5], "0 0 0 300"),

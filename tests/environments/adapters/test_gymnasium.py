@@ -7,6 +7,7 @@ import sys
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 from mrlm_environments import GymnasiumEnvironment, TextCodec
 
@@ -128,6 +129,34 @@ def test_names_render_and_success_of_frozen_lake() -> None:
 def test_a_mistake_is_named_at_once(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         GymnasiumEnvironment(**settings)
+
+
+class Masked(gymnasium.Env):  # type: ignore[type-arg]
+    """Earns its action's first number; the info has a mask."""
+
+    observation_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, action_space: Any, mask: Any) -> None:
+        self.action_space, self.mask = action_space, mask
+
+    def reset(self, **settings: Any) -> tuple[int, dict[str, Any]]:
+        return 0, {"action_mask": self.mask}
+
+    def step(self, action: Any) -> tuple[int, float, bool, bool, dict[str, Any]]:
+        return 1, float(action[0]), True, False, {}
+
+
+def test_the_mask_of_a_vector_has_a_text_and_others_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(gymnasium.registry, "Masked-v0", gymnasium.envs.registration.EnvSpec("Masked-v0", Masked))
+    settings = {"action_space": gymnasium.spaces.MultiDiscrete([3, 2]), "mask": (np.array([1, 0, 1]), np.array([1, 1]))}
+    environment = GymnasiumEnvironment("Masked-v0", settings)
+    assert shown(environment.reset(task(0))).endswith("\n0\nLegal actions: one of 0, 2, then one of 0, 1")
+    assert act(environment, "1 1").metrics["illegal"] == 1
+    assert act(environment, "2 1").rewards == {"agent": 2.0}
+    with pytest.raises(ConfigurationError, match="has no text form"):
+        GymnasiumEnvironment(
+            "Masked-v0", {"action_space": gymnasium.spaces.MultiBinary(3), "mask": np.ones(3, np.int8)}
+        )
 
 
 def test_a_missing_library_names_the_extra() -> None:

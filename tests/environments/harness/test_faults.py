@@ -12,6 +12,7 @@ import socket
 import struct
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -362,6 +363,30 @@ def test_a_function_that_blocks_the_shared_event_loop_is_named_and_later_ones_ha
     assert "the event loop has stood still for 1 s in wait (" in str(named.error)
     assert ", called in blocks (" in str(named.error)
     assert (fine.error, fine.reward) == (None, 1.0)
+
+
+def test_a_lease_and_a_deadline_name_what_blocks_the_shared_event_loop_before_it_is_stuck(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    released = threading.Event()
+
+    async def blocks(*arguments: Any) -> float:
+        assert released.wait(120)
+        return 1.0
+
+    for name, value in (("_shared", None), ("_LOOK_SECONDS", 0.05)):
+        monkeypatch.setattr(event_loop, name, value)
+    caller = calls.EnvironmentCaller(1, timeout=2.0)
+    try:
+        (lease,) = played(harness(blocks, lease_seconds=2.0), [{}])
+        (deadline,) = asyncio.run(caller.run([partial(calls.call_function, blocks)]))
+    finally:
+        caller.close()
+        released.set()
+    for error, begin in ((lease.error, "made no call within 2 s"), (deadline.error, "did not answer within 2.0 s")):
+        assert begin in str(error)
+        assert "; the event loop has stood still for " in str(error)
+        assert ", called in blocks (" in str(error)
 
 
 def test_a_function_that_is_stopped_may_fail_or_run_on(

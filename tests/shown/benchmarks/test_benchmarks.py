@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -11,6 +12,8 @@ import pytest
 
 from benchmarks import results_page
 from benchmarks.few_values import mean_and_half
+from benchmarks.learning import learning
+from benchmarks.tables.results import read
 from tests.support.documents import ROOT
 
 SCRIPTS = {path.stem: path for path in sorted((ROOT / "benchmarks").rglob("*.py"))}
@@ -39,6 +42,25 @@ def test_a_script_finds_the_modules_that_it_imports(script: Path) -> None:
 
 def test_the_commands_of_the_page_write_no_file_of_results() -> None:
     assert "--json benchmarks/results" not in results_page.page()
+
+
+@pytest.mark.parametrize("name", results_page.CHAPTERS["Learning"])
+def test_learning_is_shown_with_its_number_of_seeds_or_runs(name: str) -> None:
+    section = results_page.CHAPTERS["Learning"][name]
+    heads = [table.strip().splitlines()[0] for table in section.tables(read(name)).split("\n\n")]
+    assert re.search(r"\bone (run|seed)\b", section.text) or [head for head in heads if "seed" not in head] == []
+
+
+def test_a_file_without_its_command_says_so() -> None:
+    sections = [name for chapter in results_page.CHAPTERS.values() for name in chapter]
+    without = {name for name in sections if "command" not in read(name)}
+    told = {name for name in sections if "these are not known" in results_page.source(name, read(name))}
+    assert told == without == {"shared_machine", "earlier"}
+
+
+def test_the_curve_of_a_policy_has_the_name_of_the_split_that_the_callback_plays() -> None:
+    axes = {axis for curve in learning.CURVES.values() for name, axis in curve.measures.items() if name == "accuracy"}
+    assert axes == {"validation accuracy", "validation success"}
 
 
 def test_intervals_of_any_number_of_seeds_have_their_quantile() -> None:

@@ -46,6 +46,15 @@ def test_every_algorithm_has_a_page_with_its_options() -> None:
         assert "```bash\nmrlm " in page, f"{stem}.md has no command"
 
 
+def test_the_table_of_hooks_names_the_algorithms_with_their_own() -> None:
+    page = (DOCS / "extending/algorithm.md").read_text()
+    named = dict(re.findall(r"^\| `([a-z_]+)`.* \| each .* \| ([^|]+) \|$", page, re.MULTILINE))
+    members = {cls.__name__: vars(cls) for cls in options.classes().values()}
+    own = {hook: ", ".join(sorted(name for name in members if hook in members[name])) for hook in named}
+    assert named == {hook: names or "-" for hook, names in own.items()}
+    assert len(named) > 9
+
+
 def test_the_page_of_each_algorithm_shows_its_learning_curve() -> None:
     curves = results_plots.curves_by_page()
     assert {*curves} == {*options.classes()}

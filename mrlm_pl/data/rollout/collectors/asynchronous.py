@@ -20,7 +20,7 @@ from mrlm_pl.data.rollout.collectors.players import Players
 from mrlm_pl.data.rollout.metrics import token_count
 from mrlm_pl.engines import ContinuousEngine, RoutingEngine, Sampling
 from mrlm_pl.episode import Episode, Turn
-from mrlm_pl.errors import RolloutError
+from mrlm_pl.errors import RolloutError, counted
 from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.settings import Settings, at_least, positive
 
@@ -257,9 +257,8 @@ class AsyncCollector(Collector):
         changed = sorted(name for name in now if state["made_with"].get(name) != now[name])
         if changed and state["complete"]:
             self._dropped = len(state["complete"])
-            logger.warning(
-                "%d groups of the checkpoint are played again: %s changed", self._dropped, ", ".join(changed)
-            )
+            dropped = counted(self._dropped, "group")
+            logger.warning("playing %s of the checkpoint again: %s changed", dropped, ", ".join(changed))
             return
         drop, old = self.options.over_age == "drop", 0
         for iteration, group, *plain in state["complete"]:
@@ -271,9 +270,9 @@ class AsyncCollector(Collector):
         self._dropped, self._reweighted = (old, 0) if drop else (0, old)
         if old:
             logger.warning(
-                "%d groups of the checkpoint are older than data.max_lag %d allows and are %s",
-                old,
+                "data.max_lag %d is less than the lag of %s of the checkpoint, %s",
                 self.max_lag,
+                counted(old, "group"),
                 "played again" if drop else "used for training all the same",
             )
 
@@ -352,8 +351,8 @@ class AsyncCollector(Collector):
                 moves, still = self._moves(), 0.0
             elif still > self.options.patience:
                 raise RolloutError(
-                    f"the learner waits for {len(missing)} groups of iteration {iteration}, and no episode has moved "
-                    f"for {self.options.patience:g} s: {self._waiting()}; look there, or raise "
+                    f"the learner waits for {counted(len(missing), 'group')} of iteration {iteration}, and no "
+                    f"episode has moved for {self.options.patience:g} s: {self._waiting()}; look there, or raise "
                     "data.async_options.patience"
                 )
 
@@ -388,9 +387,7 @@ def groups_ahead(
     saved = [state for state in states if state is not None]
     by_key = {(group[0], group[1]): group for state in saved for group in state["complete"]}
     if by_key and not overlaps:
-        logger.warning(
-            "%d groups of the checkpoint, which an asynchronous run has played ahead, are played again", len(by_key)
-        )
+        logger.warning("playing %s of the checkpoint again: this run is synchronous", counted(len(by_key), "group"))
     if not saved or not overlaps:
         return None
     # Numbers above the last group are kept too: the collector counts and names them as dropped.

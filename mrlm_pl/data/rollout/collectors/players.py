@@ -166,7 +166,7 @@ class Players:
                 "are; set `own_weights: true` of InProcessEngine, or leave data.engine out"
             )
         self.environments, self._options = dict(environments), dict(options)
-        self._attributes: dict[str, list[Any]] = {}  # of each environment, when episodes last began
+        self._attributes: dict[str, dict[str, list[Any]]] = {}  # of each environment, when episodes last began
         self.configured_engine, self._own_weights = engine, own_weights
         self.check_engine: Callable[[Engine], None] | None = None
         self._own: InProcessEngine | None = None
@@ -251,12 +251,13 @@ class Players:
         for name, environment in self.environments.items():
             now = public_attributes(environment)
             before, self._attributes[name] = self._attributes.get(name, now), now
-            if len(before) == len(now) and all(map(_alike, before, now)):
+            changed = [key for key in before | now if not _alike(before.get(key, []), now.get(key, []))]
+            if not changed:
                 continue
             if any(loop is not None for *_, loop in self._players):  # of episodes that play between rollouts
                 raise ConfigurationError(
-                    f"environment {name!r} has changed while data.mode async plays episodes in it, some of which began "
-                    "before; use `--data.mode sync`, or change it in `on_train_start` alone"
+                    f"{changed[0]!r} of environment {name!r} has changed while data.mode async plays episodes in it, "
+                    "some of which began before; use `--data.mode sync`, or change it in `on_train_start` alone"
                 )
             for player in self._players.values():
                 player.renew(name, environment)
@@ -282,8 +283,8 @@ class Players:
                 stack.callback(player.close)
 
 
-def public_attributes(environment: Environment, above: Sequence[Environment] = ()) -> list[Any]:
-    """Return the public attributes of an environment, and of those that it wraps, each with its name and its members.
+def public_attributes(environment: Environment, above: Sequence[Environment] = ()) -> dict[str, list[Any]]:
+    """Return the public attributes of an environment, and of those that it wraps: by name the value and its members.
 
     Args:
         environment: environment with the attributes.
@@ -291,20 +292,23 @@ def public_attributes(environment: Environment, above: Sequence[Environment] = (
 
     >>> from types import SimpleNamespace
     >>> public_attributes(SimpleNamespace(bonus=0.5, weights={"form": 0.1}, _rows=None))
-    ['bonus', 0.5, 'weights', {'form': 0.1}, 'form', 0.1]
+    {'bonus': [0.5], 'weights': [{'form': 0.1}, 'form', 0.1]}
     """
-    parts: list[Any] = []
+    parts: dict[str, list[Any]] = {}
     for name, value in vars(environment).items():
         if name.startswith("_"):  # such as data that are read when they are first needed
             continue
         members = [*value, *value.values()] if isinstance(value, dict) else value
-        parts += [name, value, *(members if isinstance(members, (list, tuple, set)) else ())]
+        parts[name] = [value, *(members if isinstance(members, (list, tuple, set)) else ())]
         if isinstance(value, Environment) and not any(value is other for other in above):
-            parts += public_attributes(value, [*above, environment])
+            inner = public_attributes(value, [*above, environment])
+            parts |= {f"{name}.{part}": found for part, found in inner.items()}
     return parts
 
 
-def _alike(before: Any, now: Any) -> bool:
-    """Return whether two parts are the same object, or equal numbers or texts."""
-    plain = type(before) is type(now) and isinstance(now, (bool, int, float, str))
-    return before is now or (plain and bool(before == now))
+def _alike(before: Sequence[Any], now: Sequence[Any]) -> bool:
+    """Return whether the parts of a value are the same objects, or equal numbers or texts."""
+    return len(before) == len(now) and all(
+        old is new or (type(old) is type(new) and isinstance(new, (bool, int, float, str)) and bool(old == new))
+        for old, new in zip(before, now, strict=True)
+    )
