@@ -311,11 +311,11 @@ def test_questions_in_both_files_are_a_warning(
     source = write(tmp_path, ROWS)
     other = write(tmp_path, [row("other?", "1", True), row("other?", "2", False)], "other.jsonl")
     quiet_trainer().fit(model(model_folder), AnswerDataModule(source, other))
-    assert "questions of" not in caplog.text
+    assert "training question" not in caplog.text
     algorithm, data = model(model_folder), AnswerDataModule(source, write(tmp_path, ROWS[:4], "same.jsonl"))
     quiet_trainer().fit(algorithm, data)
     quiet_trainer().validate(algorithm, data)
-    assert caplog.text.count("2 questions of") == 1, "one warning for all stages"
+    assert caplog.text.count("2 training questions in") == 1, "one warning for all stages"
 
 
 def test_wrong_arguments_are_refused(model_folder: Path, quiet_trainer: Any, tmp_path: Path) -> None:

@@ -8,9 +8,16 @@ from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.summary.writer import event_file_writer
 
 from mrlm_pl.errors import DataError, StorageError
 from mrlm_pl.runs.metrics_file import MetricsFile, RunTensorBoard, outlive
+
+
+@pytest.fixture(autouse=True)
+def first_writers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Number event files from 0: those of one second are read by their names' order, in which 10 precedes 9."""
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(0))
 
 
 def full(*_: Any, **__: Any) -> None:
