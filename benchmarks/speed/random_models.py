@@ -24,6 +24,15 @@ SIZES = {
         "num_attention_heads": 8,
         "vocab": 32000,
     },
+    "135m": {
+        "hidden_size": 576,
+        "num_hidden_layers": 30,
+        "intermediate_size": 1536,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "tie_word_embeddings": True,
+        "vocab": 49152,
+    },
     "0.5b": {
         "hidden_size": 896,
         "num_hidden_layers": 24,
