@@ -21,7 +21,6 @@ from mrlm_pl.losses import BatchTotals
 from mrlm_pl.policy import LoRA, Policy
 from tests.support.runs.watching import Watch
 
-
 ROLES_OF = {"prompt": "user", "chosen": "assistant", "rejected": "assistant"}
 
 
