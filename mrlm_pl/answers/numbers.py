@@ -50,10 +50,11 @@ _LEADING = re.compile(
     re.IGNORECASE,
 )
 _OPERATION = re.compile(r"[0-9.,]*\s{0,2}(?:[-+*/x×=^]|\\times|\\cdot)\s{0,2}\$?[0-9]")
+_MAYBE = r"\s{1,2}(?:(?:maybe|perhaps|possibly)\s)?"
 _OTHERS = re.compile(
-    rf"(?:[,;]?[^\S\n]{{0,2}}\(?\bor\s{{1,2}}(?:(?:maybe|perhaps|possibly)\s)?|[^\S\n]{{0,2}}(?:\b(?:and|to)\s|&)\s?)"
-    rf"(?P<other>{_NUMBER})|[^\S\n]{{0,2}}[,;][ ]?(?P<listed>{_NUMBER})"
-    rf"(?=[ ]?(?:[\n;!?)\]}}&$]|\\[)\]}}]|\.(?![0-9])|,(?![0-9]{{3}})|(?:or|and)\b|$)|[ ]\()|[xyznk]\b|:[0-9]"
+    rf"[^\S\n]{{0,2}}(?:(?:\bor{_MAYBE}|\b(?:and|to)\s{{1,2}}|&\s?)(?P<other>{_NUMBER})"
+    rf"|(?:[,;][ ]?(?:or{_MAYBE})?|\(or{_MAYBE})(?P<listed>{_NUMBER})"
+    rf"(?=[ ]?(?:[\n;!?)\]}}&$]|\\[)\]}}]|\.(?![0-9])|,(?![0-9]{{3}})|(?:or|and)\b|$)|[ ]\())|[xyznk]\b|:[0-9]"
 )
 _SENTENCE_END = re.compile(r"[.!?;](?=\s|$)|\n")
 _BRACES = re.compile(r"\\[{}]|\\(?:boxed|fbox|framebox)\s{0,4}\{|[{}]")
