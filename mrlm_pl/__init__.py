@@ -23,7 +23,7 @@ def __getattr__(name: str) -> Any:
         return names
     if name in names or name.startswith("_"):
         return attribute(name)
-    if find_spec(module := f"{__name__}.{name}"):
+    if name.isidentifier() and find_spec(module := f"{__name__}.{name}"):
         return import_module(module)
     raise AttributeError(_absence(name))
 

@@ -20,7 +20,6 @@ from mrlm_pl.durable_files import write_json
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.evaluation.elo import GameTable, elo_ratings
-from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.ranks import gather_ranks
 from mrlm_pl.policy.lora import merged_state
 from mrlm_pl.rollout.cross_policy import stale_turns
@@ -87,7 +86,7 @@ class SelfPlay(Callback, CollectionObserver):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
             return
-        algorithm = self._algorithm(trainer)
+        algorithm = self._data(trainer).algorithm()
         if self._data(trainer).collection.max_lag:
             raise ConfigurationError(
                 "SelfPlay seats an opponent for each iteration, but with data.mode async episodes of later iterations "
@@ -114,7 +113,7 @@ class SelfPlay(Callback, CollectionObserver):
         self._sides = self._find_sides(trainer)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        algorithm, data = self._algorithm(trainer), self._data(trainer)
+        algorithm, data = self._data(trainer).algorithm(), self._data(trainer)
         learner, opponent = algorithm.policy(self.learner), algorithm.policy(self.opponent)
         merged = merged_state(learner.network) if learner.lora else dict(learner.network.named_parameters())
         check_fit(opponent, merged, f"the learner's {learner.name_or_path!r}")
@@ -161,9 +160,9 @@ class SelfPlay(Callback, CollectionObserver):
         if rating := ratings.get(str(opponent)):
             logged["opponent_elo"] = rating.elo
         values = {f"self_play/{name}": value for name, value in logged.items()}
-        self._algorithm(trainer).metrics.log(values, lambda name: name == "self_play/elo")
+        self._data(trainer).algorithm().metrics.log(values, lambda name: name == "self_play/elo")
         if data.stream.iteration % self.snapshot_every == 0:
-            self.pool.add(data.stream.iteration, weights_of(self._algorithm(trainer).policy(self.learner)))
+            self.pool.add(data.stream.iteration, weights_of(self._data(trainer).algorithm().policy(self.learner)))
         self._score = float("nan")
         self._seat_opponent(trainer)
         if trainer.is_global_zero and due:
@@ -196,7 +195,7 @@ class SelfPlay(Callback, CollectionObserver):
         self._load_opponent(trainer, self.pool.snapshots[self._drawn[1]])
 
     def _load_opponent(self, trainer: Trainer, weights: Mapping[str, Tensor]) -> None:
-        algorithm = self._algorithm(trainer)
+        algorithm = self._data(trainer).algorithm()
         load_snapshot(algorithm.policy(self.opponent), weights, algorithm.policy(self.learner))
 
     # Measurements.
@@ -229,7 +228,7 @@ class SelfPlay(Callback, CollectionObserver):
         metrics = {"self_play/alarm": float(any(row["alarm"] is not None for row in latest))}
         keys = ("score", "low", "high", "wins", "draws")
         metrics |= {f"self_play/{row['anchor']}/{key}": row[key] for row in latest for key in keys}
-        self._algorithm(trainer).metrics.log(metrics)
+        self._data(trainer).algorithm().metrics.log(metrics)
 
     def _latest(self) -> list[dict[str, Any]]:
         """Return the last results against the anchors."""
@@ -256,7 +255,7 @@ class SelfPlay(Callback, CollectionObserver):
 
     def _find_sides(self, trainer: Trainer) -> dict[str, tuple[list[str], list[str]]]:
         """Return agents of the learner and of the opponent, by environment, where both play."""
-        algorithm = self._algorithm(trainer)
+        algorithm = self._data(trainer).algorithm()
         sides = {}
         for name, environment in self._data(trainer).environments.items():
             learner_agents, opponent_agents = (
@@ -274,6 +273,3 @@ class SelfPlay(Callback, CollectionObserver):
 
     def _data(self, trainer: Any) -> RolloutDataModule:
         return rollouts_of(trainer, "SelfPlay")
-
-    def _algorithm(self, trainer: Any) -> Algorithm:
-        return self._data(trainer).algorithm()

@@ -50,10 +50,11 @@ _LEADING = re.compile(
     re.IGNORECASE,
 )
 _OPERATION = re.compile(r"[0-9.,]*\s{0,2}(?:[-+*/x×=^]|\\times|\\cdot)\s{0,2}\$?[0-9]")
+_MAYBE = r"\s{1,2}(?:(?:maybe|perhaps|possibly)\s)?"
 _OTHERS = re.compile(
-    rf"(?:[,;]?[^\S\n]{{0,2}}\(?\bor\s{{1,2}}(?:(?:maybe|perhaps|possibly)\s)?|[^\S\n]{{0,2}}(?:\b(?:and|to)\s|&)\s?)"
-    rf"(?P<other>{_NUMBER})|[^\S\n]{{0,2}}[,;][ ]?(?P<listed>{_NUMBER})"
-    rf"(?=[ ]?(?:[\n;!?)\]}}(&$\\]|\.(?![0-9])|,(?![0-9]{{3}})|(?:or|and)\b|$))|[xyznk]\b|:[0-9]"
+    rf"[^\S\n]{{0,2}}(?:(?:\bor{_MAYBE}|\b(?:and|to)\s{{1,2}}|&\s?)(?P<other>{_NUMBER})"
+    rf"|(?:[,;][ ]?(?:or{_MAYBE})?|\(or{_MAYBE})(?P<listed>{_NUMBER})"
+    rf"(?=[ ]?(?:[\n;!?)\]}}&$]|\\[)\]}}]|\.(?![0-9])|,(?![0-9]{{3}})|(?:or|and)\b|$)|[ ]\())|[xyznk]\b|:[0-9]"
 )
 _SENTENCE_END = re.compile(r"[.!?;](?=\s|$)|\n")
 _BRACES = re.compile(r"\\[{}]|\\(?:boxed|fbox|framebox)\s{0,4}\{|[{}]")
@@ -151,9 +152,8 @@ def number_value(text: str) -> Fraction | None:
     bottom = _part_value(match["bottom"] or match["under"] or match["right"] or "1")
     if top is None or not bottom:
         return None
-    value = (whole + top / bottom) * SCALES.get(match["scale"], 1)
-    if "-" in match["sign"]:
-        value = -value
+    sign = -1 if "-" in match["sign"] else 1
+    value = sign * (whole + top / bottom) * SCALES.get(match["scale"], 1)
     return value / 100 if plain.endswith("%") else value
 
 
@@ -281,13 +281,15 @@ def _stated_number(text: str, start: int) -> Iterator[str | None]:
     if spaced and spaced.end() > end:
         yield spaced.group().replace(" ", "")
     elif _OPERATION.match(text, end):
-        stop = _SENTENCE_END.search(text, end)
-        yield _single_number(text[match.start("number") : stop.start() if stop else len(text)])
+        yield _single_number(text[match.start("number") : end] + _SENTENCE_END.split(text[end:], maxsplit=1)[0])
     else:
         number = match["number"].strip().lower()
         number = WORDS.get(number) or re.sub(r"^(?:minus|negative)\s+", "-", number)
-        others = _OTHERS.match(text, end)
-        yield number if others is None or equal_answers(number, others["other"] or others["listed"] or "") else None
+        while others := _OTHERS.match(text, end):
+            other, end = others["other"] or others["listed"] or "", others.end()
+            if not any(map(equal_answers, (number, other), (other, number))):
+                yield None
+        yield number
 
 
 def _last_number(text: str) -> str | None:

@@ -16,7 +16,7 @@ import sysconfig
 import threading
 import time
 import traceback
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import partial
@@ -49,6 +49,8 @@ _ADVICE = (
 
 END_SECONDS = 10.0
 """Longest wait for cancelled coroutines at the end of a run."""
+
+_CONTINUES = "cancelled, but not ended within %g s: %s"
 
 
 class EventLoopThread:
@@ -139,7 +141,7 @@ class EventLoopThread:
         """
         ending = self.submit(_cancel_others())
         if not wait([ending], 2 * END_SECONDS).done:
-            _warn_running(["the call that blocks the event loop"])
+            logger.warning(_CONTINUES, END_SECONDS, "the call that blocks the event loop")
         return ending
 
     def close(self) -> None:
@@ -216,12 +218,9 @@ async def _cancel_others() -> None:
         task.add_done_callback(mark_read)
     if tasks:
         _, running = await asyncio.wait(tasks, timeout=END_SECONDS)
-        _warn_running(sorted(str(getattr(task.get_coro(), "__qualname__", task)) for task in running))
-
-
-def _warn_running(running: Sequence[str]) -> None:
-    if running:
-        logger.warning("cancelled, but not ended within %g s: %s", END_SECONDS, ", ".join(running))
+        if running:
+            names = sorted(str(getattr(task.get_coro(), "__qualname__", task)) for task in running)
+            logger.warning(_CONTINUES, END_SECONDS, ", ".join(names))
 
 
 def mark_read(done: asyncio.Future[Any]) -> None:

@@ -154,8 +154,10 @@ class Metrics:
             ConfigurationError: a metric is not one number, or has the name of one of the update, which replaces it.
         """
         metrics, self.rollout = self.rollout, {}
+        owners = {"train/", *(self.name("", policy) for policy in self.policies)}
         for name, value in metrics.items():
-            if fault := _metric_fault(name.removeprefix("train/"), value):
+            owner, metric = name[: name.rfind("/") + 1], name.rpartition("/")[2]
+            if fault := _metric_fault(metric if owner in owners else "", value):
                 raise ConfigurationError(f"the metric {name!r} {fault}; give it a name of its own and one number")
         return metrics
 

@@ -382,8 +382,8 @@ class PolicyGradient(Algorithm):
                 f"`dataclasses.replace(returns, baseline=...)` ({source_line(self.with_baselines)})"
             )
         if self.unit.has_rule and self._overrides("with_baselines") and not self._overrides("advantages"):
-            ruled = self.unit.with_baselines(compared)
-            if paired(ruled.returns, ruled.baseline) != paired(compared.returns, compared.baseline):
+            ruled = self.unit.with_baselines(compared)  # as texts, NaN equals NaN
+            if str(paired(ruled.returns, ruled.baseline)) != str(paired(compared.returns, compared.baseline)):
                 raise ConfigurationError(
                     f"{self.with_baselines.__qualname__} sets returns or baselines that {type(self.unit).__name__} "
                     "does not compare; return super().with_baselines(returns), or override `advantages` as well "

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from torch import Tensor
 
 from mrlm_pl.algorithms import DPO
 from mrlm_pl.data import PreferenceDataModule
@@ -19,6 +20,8 @@ from mrlm_pl.learner.batch import Batch, collate_rows
 from mrlm_pl.losses import BatchTotals
 from mrlm_pl.policy import LoRA, Policy
 from tests.support.runs.watching import Watch
+
+ROLES_OF = {"prompt": "user", "chosen": "assistant", "rejected": "assistant"}
 
 
 def pairs_file(folder: Path, count: int = 8) -> str:
@@ -160,6 +163,29 @@ def test_other_pairs_than_the_run_began_with_are_refused(
     other = PreferenceDataModule(pairs_file(tmp_path, count=6), batch_size=2)
     with pytest.raises(ConfigurationError, match=r"data\.train: .* differs from the examples the run started with"):
         fit(model_folder, other, quiet_trainer(max_epochs=2), ckpt=tmp_path / "one.ckpt")
+
+
+def test_tokens_that_differ_after_a_resume_have_a_reference_of_their_own(
+    model_folder: Path, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    """As where a chat template writes the date. The initial weights score the tokens of the second day."""
+    chats = [{key: [{"role": role, "content": f"{key} {n}"}] for key, role in ROLES_OF.items()} for n in range(4)]
+    source = tmp_path / "chats.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in chats))
+
+    def fitted(day: int, trainer: Any, ckpt: Path | None = None) -> Tensor:
+        template = f"Day {day}\n{{% for m in messages %}}{{{{ m['content'] }}}}\n{{% endfor %}}"
+        data = PreferenceDataModule(str(source), batch_size=2)
+        policy = Policy(str(model_folder), learning_rate=1e-2, chat_template=template)
+        trainer.fit(DPO({"main": policy}), data, ckpt_path=ckpt)
+        return data.references["train"]
+
+    trainer = quiet_trainer(max_steps=1)
+    before = fitted(9, trainer)
+    trainer.save_checkpoint(tmp_path / "one.ckpt")
+    resumed = fitted(10, quiet_trainer(max_steps=2), tmp_path / "one.ckpt")
+    assert not torch.allclose(resumed, before, atol=1e-3)
+    torch.testing.assert_close(resumed, fitted(10, quiet_trainer(max_steps=1)))
 
 
 def test_a_validation_measures_against_the_reference_of_the_run(

@@ -79,6 +79,7 @@ def test_modules_are_attributes_of_the_package_and_imported_when_they_are_used()
         ("GRPOTrainer", "did you mean 'GRPO'"),
         ("Polcy", "did you mean 'Policy'"),
         ("xyz", "mrlm_pl has no 'xyz'$"),
+        ("nothing.there", r"mrlm_pl has no 'nothing\.there'$"),
     ],
 )
 def test_a_name_that_the_package_lacks_is_answered(name: str, message: str) -> None:

@@ -126,7 +126,8 @@ def test_what_waits_behind_a_blocking_call_ends_also_after_the_loop_is_abandoned
     released.set()
     with pytest.raises(CancelledError):
         waiting.result(10)
-    loop._thread.join(60)
+    loop._thread.join(10)
+    assert not loop._thread.is_alive()
     del loop, waiting
     gc.collect()
     assert not recwarn.list, "as of a coroutine that was never awaited"

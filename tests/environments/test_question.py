@@ -222,7 +222,8 @@ def test_coroutines_of_plain_functions_and_in_subclasses_are_awaited() -> None:
 
     assert played(question([asks]), "x").rewards == {"agent": 2.0}
     assert played(question([asks, other]), "x").rewards == {"agent": 3.0}
-    assert played(Mine(ROWS, [judge, length], prompt="{question}"), "x").rewards == {"agent": 3.0}
+    in_order = played(Mine(ROWS, [judge, length], prompt="{question}"), "x").components
+    assert in_order == {"agent": {"judge": 2.0, "length": 1.0}}, "though the plain one is called first"
 
 
 def test_async_functions_share_an_event_loop_so_that_a_client_lives_on() -> None:

@@ -65,6 +65,18 @@ def test_players_without_a_chain_of_games_to_the_first_one_have_no_rating() -> N
 
 
 def test_a_long_chain_of_perfect_scores() -> None:
-    """The search neither overshoots nor ends early: each link adds 400 log10(100.5 / 0.5) points."""
+    """The search does not end early: each link adds 400 log10(100.5 / 0.5) points."""
     ratings = elo_ratings(table(*((f"{n + 1:03}", f"{n:03}", 100, 100) for n in range(200))), zero="000")
     assert ratings["200"].elo == pytest.approx(200 * 400 * math.log10(100.5 / 0.5), abs=1e-3)
+
+
+def test_the_search_does_not_overshoot() -> None:
+    """Full steps of Newton's method leave these games. At the highest likelihood, expected scores equal scores."""
+    rows = [("b", "a", 1, 1), ("d", "a", 1000, 1000), ("c", "b", 10_000, 10_000), ("d", "c", 10_000, 10_000)]
+    ratings = elo_ratings(table(*rows), zero="a")
+    missing = dict.fromkeys("abcd", 0.0)
+    for player, other, won, count in rows:
+        chance = 1 / (1 + 10 ** ((ratings[other].elo - ratings[player].elo) / 400))
+        difference = won + 0.5 - (count + 1) * chance  # with a drawn game of each pair
+        missing[player], missing[other] = missing[player] + difference, missing[other] - difference
+    assert list(missing.values()) == pytest.approx([0.0] * 4, abs=1e-6)

@@ -391,10 +391,11 @@ def test_a_mean_of_an_evaluation_that_is_not_finite_is_logged_as_it_is(
         ("train/mine", torch.ones(2), r"'train/mine' has shape \[2\]"),
         ("train/mine", None, "'train/mine' is None"),
         ("train/loss", 1.0, "'train/loss' has the name of one that is logged already"),
+        ("train/main/kl", 1.0, "'train/main/kl' has the name of one that is logged already"),
     ],
 )
 def test_a_metric_of_a_rollout_is_one_number_with_a_name_of_its_own(name: str, value: Any, fault: str) -> None:
-    metrics = Metrics(["main"])
-    metrics.rollout = {"train/fine": torch.tensor(2.0), name: value}  # type: ignore[dict-item]
+    metrics = Metrics(["main", "other"])
+    metrics.rollout = {"train/fine": torch.tensor(2.0), "kl": 0.0, "train/row/kl": 0.0, name: value}  # type: ignore[dict-item]
     with pytest.raises(ConfigurationError, match=rf"the metric {fault}; give it a name of its own and one number"):
         metrics.take_rollout()

@@ -286,6 +286,27 @@ def test_baselines_that_the_rule_of_the_unit_ignores_are_refused(own: str) -> No
     assert advantages.tolist()[0] < 0 < advantages.tolist()[2]
 
 
+class KnownBaselines(EpisodeCredit):
+    """Credits agents with a baseline."""
+
+    def advantages(self, returns: Any) -> Tensor:
+        return (returns.returns - returns.baseline).nan_to_num()
+
+
+class FirstAlone(PolicyGradient):
+    def with_baselines(self, returns: Any) -> Any:
+        return replace(returns, baseline=torch.tensor([1.0, torch.nan], dtype=torch.float64))
+
+
+def test_baselines_that_are_unknown_may_be_nan(model_folder: Path) -> None:
+    learner = FirstAlone({"main": str(model_folder)})
+    learner.unit = KnownBaselines()
+    returns = two_returns()
+    compared, advantages = learner._with_advantages(returns)
+    assert advantages.tolist() == [returns.reward[0].item() - 1.0, 0.0]
+    assert compared.baseline.isnan().tolist() == [False, True]
+
+
 def test_a_rule_that_the_unit_of_credit_never_calls_is_refused() -> None:
     class Centered(PPO):
         def advantages(self, returns: Any) -> Tensor:

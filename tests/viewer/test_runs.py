@@ -184,10 +184,11 @@ def test_tokens_have_text_once_the_tokenizer_is_whole(folder: Path) -> None:
         ({"x": 4, "ĠÃ": 27, "©": 2, "Ã": 23}, ["x", " \ufffd", "é", "\ufffd", "é"]),
         ({"Ã": 4, "y": 27, "©": 2, "z": 23}, ["\ufffd", "y", "\ufffd", "z", "\ufffd"]),
         ({"Ã": 4, "y": 27, "©z": 2, "ÃÃ": 23}, ["\ufffd", "y", "z", "\ufffd", "éz"]),
+        ({"ð": 4, "Ł": 27, "ĺ": 2, "Ģ": 23}, ["\ufffd", "\ufffd", "\ufffd", "😀", "\ufffd"]),
     ],
 )
 def test_the_last_of_the_tokens_of_a_character_has_it(folder: Path, pieces: dict[str, int], texts: list[str]) -> None:
-    """In UTF-8 é is the bytes C3 and A9, which a byte-level tokenizer spells Ã and ©."""
+    """In UTF-8 é is the bytes C3 and A9, which a byte-level tokenizer spells Ã and ©; 😀 is F0 9F 98 80, ð Ł ĺ Ģ."""
     path = folder / "policies" / "main" / "tokenizer.json"
     path.parent.mkdir(parents=True)
     tokenizer = Tokenizer(models.BPE(pieces, []))

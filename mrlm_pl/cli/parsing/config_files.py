@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 
-from mrlm_pl.errors import ConfigurationError, did_you_mean, nearest
+from mrlm_pl.errors import ConfigurationError, did_you_mean, meant, nearest
 from mrlm_pl.runs.records.configuration_file import read_yaml_file
 
 _OPTION = "--config"
@@ -56,7 +56,7 @@ def check_given_once(option: str, arguments: Sequence[str], between: str = " ") 
     """
     values = [value for name, value in option_values(arguments) if name == option]
     if len(values) > 1:
-        remedy = f"give one, or where the command takes several `{option} {between.join(values)}`"
+        remedy = f"give one, or, where the command takes several, `{option} {between.join(values)}`"
         raise ConfigurationError(f"{option[2:]} is given as {' and '.join(map(repr, values))}; {remedy}")
 
 
@@ -75,9 +75,8 @@ def check_files(arguments: Sequence[str]) -> None:
     for path in _named_files(arguments):
         if path.suffix in _SUFFIXES and not path.exists():  # other values may be the configuration itself
             near = nearest(path.name, [file.name for suffix in _SUFFIXES for file in path.parent.glob(f"*{suffix}")])
-            location = f"it is looked for in {path.parent.resolve()}, check the path"
-            hint = f"did you mean {str(path.parent / near)!r}?" if near else location
-            raise ConfigurationError(f"config: File does not exist: {str(path)!r}; {hint}")
+            fault = f"config: File does not exist: {str(path)!r}, looked for in {path.parent.resolve()}"
+            raise ConfigurationError(f"{fault}; {meant(path.parent / near if near else None)}")
         if path.is_dir():
             files = sorted(str(file) for file in path.iterdir() if file.suffix in _SUFFIXES)
             hint = f"name a file, such as {files[0]!r}" if files else "name a .yaml file"

@@ -8,7 +8,6 @@ import itertools
 import logging
 import os
 from abc import ABC, abstractmethod
-from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -94,7 +93,7 @@ class FixedDataModule(ChecksArguments, LightningDataModule, ABC):
         self.examples: dict[DataSplit, list[Any]] = {}
         self._tokenized_for: Algorithm | None = None
         self._fitted: Algorithm | None = None
-        self._digests: dict[DataSplit, str] = {}
+        self._digest = ""
 
     def read(self, source: str, split: str) -> list[Any]:
         """Return the examples of a source before they are tokenized.
@@ -189,15 +188,11 @@ class FixedDataModule(ChecksArguments, LightningDataModule, ABC):
                 left_out = f"{len(tokenized) - len(fitting)} of {len(tokenized)} examples of {source}"
                 logger.warning("left out %s: longer than %s, or without tokens to learn from", left_out, limit)
             self.examples[split] = fitting
-        self._digests = {split: self._digest(examples) for split, examples in self.examples.items()}
-
-    def _digest(self, examples: Sequence[Any]) -> str:
-        """Return a hash of the tokens of examples."""
-        digest = hashlib.sha256()
-        for row in (row for example in examples for row in self.rows_of(example)):
-            digest.update(row.policy.encode())
-            digest.update(array("q", (len(row.token_ids), *row.token_ids)).tobytes() + bytes(row.action_mask))
-        return digest.hexdigest()[:16]
+        digest = hashlib.sha256()  # not of all tokens: some chat templates write the date
+        for row in (row for example in self.examples["train"] for row in self.rows_of(example)):
+            messages = [message.to_chat() for message in row.messages]
+            digest.update(repr((row.policy, row.num_actions, messages)).encode())
+        self._digest = digest.hexdigest()[:16]
 
     def count(self, split: DataSplit) -> int:
         """Return the number of examples in a split; 0 for a split without a source."""
@@ -230,13 +225,13 @@ class FixedDataModule(ChecksArguments, LightningDataModule, ABC):
         return EpochStream(self, "test")
 
     def state_dict(self) -> dict[str, Any]:
-        return {"epoch": self.epoch, "position": self.position, "digest": self._digests.get("train")}
+        return {"epoch": self.epoch, "position": self.position, "digest": self._digest}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if state_dict["digest"] != self._digests.get("train") and self.algorithm().trainer.state.fn == "fit":
+        if state_dict["digest"] != self._digest and self.algorithm().trainer.state.fn == "fit":
             raise ConfigurationError(
                 f"data.train: {self.sources['train']!r} differs from the examples the run started with; resume it with "
-                "its files, or train on others in a new run, whose model is RUN/policies/NAME"
+                "its files and settings, or train on others in a new run, whose model is RUN/policies/NAME"
             )
         self.epoch, self.position = state_dict["epoch"], state_dict["position"]
 

@@ -32,11 +32,12 @@ class ReferencedDataModule(FixedDataModule):
     """
 
     references: dict[DataSplit, Tensor]
-    _referenced: dict[DataSplit, str]  # digests of the rows that they were computed for
+    _referenced: dict[DataSplit, int]  # hashes of the rows that they were computed for
 
     def tokenize(self) -> None:
         super().tokenize()
         self.references, self._referenced = {}, {}
+        self._hashes = {split: self._hash(examples) for split, examples in self.examples.items()}
         self._starts = {  # the place of each example's first row, and at last the number of rows
             split: list(itertools.accumulate((len(self.rows_of(example)) for example in examples), initial=0))
             for split, examples in self.examples.items()
@@ -64,7 +65,7 @@ class ReferencedDataModule(FixedDataModule):
         begins = fits and not self.references and not trainer.global_step
         evaluated: DataSplit = "test" if trainer.state.fn == "test" else "validation"
         for split in self.examples if fits else (evaluated,):
-            if self._referenced.get(split) != self._digests[split]:
+            if self._referenced.get(split) != self._hashes[split]:
                 if not self._referenced and not begins:
                     free = ", or use `model.reference_free`" if hasattr(algorithm, "reference_free") else ""
                     raise ConfigurationError(
@@ -72,7 +73,7 @@ class ReferencedDataModule(FixedDataModule):
                         "first update; give the checkpoint of a run, `--ckpt_path RUN/checkpoints/last.ckpt`" + free
                     )
                 self.references[split] = self._reference_sums(split, initial=not begins)
-                self._referenced[split] = self._digests[split]
+                self._referenced[split] = self._hashes[split]
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "references": self.references, "referenced": self._referenced}
@@ -81,6 +82,11 @@ class ReferencedDataModule(FixedDataModule):
         super().load_state_dict(state_dict)
         self.references = {split: sums.cpu() for split, sums in state_dict["references"].items()}
         self._referenced = dict(state_dict["referenced"])
+
+    def _hash(self, examples: Sequence[Any]) -> int:
+        """Return a hash of the tokens of examples, equal in all processes, as those of numbers are."""
+        rows = (row for example in examples for row in self.rows_of(example))
+        return hash(tuple(hash((*row.policy.encode(), row.token_ids, row.action_mask)) for row in rows))
 
     @contextmanager
     def _scoring(self, *, initial: bool) -> Iterator[list[Policy]]:

@@ -65,7 +65,7 @@ def test_two_options_for_models_are_refused(mrlm):
     ):
         status, _, err = mrlm(*words)
         option = "run" if words[0] == "recredit" else "model"
-        told = f"{option} is given as 'a' and 'b'; give one, or where the command takes several `--{option} a b`"
+        told = f"{option} is given as 'a' and 'b'; give one, or, where the command takes several, `--{option} a b`"
         assert (status, told in err) == (2, True), err
 
 

@@ -312,6 +312,7 @@ MISTAKES = {
     "file without its option": (("run.yaml",), ("unexpected argument 'run.yaml'", "`--config run.yaml`")),
     "folder": (("--config", "."), ("config: '.' is a folder; name a file, such as 'toy.yaml'",)),
     "file name": (("--config", "toi.yaml"), ("config", "toi.yaml", "did you mean 'toy.yaml'")),
+    "file of another folder": (("--config", "zebra.yaml"), ("'zebra.yaml', looked for in /", "; check the path")),
     "one of several values": (
         ("--data.environment", "code", "--data.environment.sandbox.minimum", "namespces"),
         ("data.environment.sandbox.minimum", "namespces", "did you mean 'namespaces'"),

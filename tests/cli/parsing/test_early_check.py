@@ -58,8 +58,8 @@ ENVIRONMENTS = {
     "serve --environments sql,mathh": "did you mean 'math'?",
     "check-env mathh": "did you mean 'math'?",
     "eval --model builtin:tiny --environment math --environment=debate": "environment is given as 'math' and 'debate'; "
-    "give one, or where the command takes several `--environment math debate`",
-    "serve --environments math --environments sql": "where the command takes several `--environments math,sql`",
+    "give one, or, where the command takes several, `--environment math debate`",
+    "serve --environments math --environments sql": "where the command takes several, `--environments math,sql`",
 }
 
 

@@ -328,6 +328,24 @@ def test_a_run_is_not_resumed_with_other_examples(model_folder: Path, quiet_trai
     quiet_trainer(max_steps=1).fit(sft(chat_template=template), data)  # a new run, with other tokens of these rows
 
 
+def test_a_run_is_resumed_on_another_day_than_its_chat_template_wrote(
+    model_folder: Path, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    """Those of Llama 3 and gpt-oss write the date before the first message."""
+    source = write(tmp_path / "rows.jsonl", [chat(f"{letter}?", "x") for letter in "abcdefgh"])
+    for day in (9, 10):
+        template = f"Day {day}\n{{% for m in messages %}}{{{{ m['content'] }}}}\n{{% endfor %}}"
+        data, checkpoint = TrajectoryDataModule(source, batch_size=2), tmp_path / "two.ckpt"
+        trainer = quiet_trainer(max_steps=day - 7)
+        trainer.fit(
+            SFT({"main": Policy(str(model_folder), chat_template=template)}),
+            data,
+            ckpt_path=checkpoint if checkpoint.exists() else None,
+        )
+        trainer.save_checkpoint(checkpoint)
+    assert data.position == 3 * 2
+
+
 def test_the_ranks_share_all_examples_and_one_may_get_none() -> None:
     data = Stub(9, batch_size=4)
     shares = [list(EpochStream(data.of(rank, 2), "validation")) for rank in (0, 1)]
