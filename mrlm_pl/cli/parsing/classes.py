@@ -12,7 +12,7 @@ from typing import Any, Literal, get_origin, get_type_hints
 
 from jsonargparse import ArgumentError, ArgumentParser
 
-from mrlm_pl.cli.parsing.config_files import MistakeError, unknown_key
+from mrlm_pl.cli.parsing.config_files import OWN_CLASS, MistakeError, unknown_key
 from mrlm_pl.cli.parsing.configuration import ARGUMENTS, CLASS, DROPPED, EARLIER, leaves
 from mrlm_pl.cli.parsing.parameter_types import (
     KINDS,
@@ -26,7 +26,7 @@ from mrlm_pl.cli.parsing.parameter_types import (
     type_name,
 )
 from mrlm_pl.environment import Environment
-from mrlm_pl.errors import MRLMError, nearest, nearest_path, source_line_of_class, tell
+from mrlm_pl.errors import MRLMError, did_you_mean, nearest, nearest_path, source_line_of_class, tell
 from mrlm_pl.runs.plugins import (
     class_path,
     defaults,
@@ -434,9 +434,8 @@ def unknown_name(name: str, bases: Sequence[type]) -> str:
     classes = [cls.__name__ for cls in offered]
     known_names = sorted(environments_by_name() if issubclass(base, Environment) else classes, key=str.lower)
     near = nearest(name, [*known_names, *classes])
-    hint = f"did you mean {near!r}?" if near else ""
-    if not near or len(known_names) <= MOST_NAMES:
-        hint = f"{hint} {'Known' if near else 'known'} are: {', '.join(known_names)}".strip()
+    listed = "" if near and len(known_names) > MOST_NAMES else f"known are: {', '.join(known_names)}; "
+    hint = did_you_mean(name, [near] if near else [], listed + OWN_CLASS)
     kind = re.sub(r"\B(?=[A-Z][a-z])", " ", base.__name__.removeprefix("Lightning")).lower()  # "data module"
     return f"there is no {kind} {name!r}; {hint}" if name else f"name one: {kind}s are {', '.join(known_names)}"
 

@@ -14,6 +14,7 @@ from mrlm_pl.runs.records.configuration_file import read_yaml_file
 
 _OPTION = "--config"
 _SUFFIXES = (".yaml", ".yml")
+OWN_CLASS = "name a class of your own by its path, as in `my_module.MyClass` or `./my_file.py:MyClass`"
 NAMED = ("policies", "critics", "agent_critics", "seats", "settings", "task_settings", "weights")
 """Settings whose keys are names that the user chooses; a later file replaces them as a whole."""
 

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from mrlm_pl.cli.parsing.config_files import MistakeError, check_given_once, option_values, unknown_key
+from mrlm_pl.cli.parsing.config_files import OWN_CLASS, MistakeError, check_given_once, option_values, unknown_key
 from mrlm_pl.cli.parsing.configuration import ARGUMENTS, CLASS, EARLIER, merge_arguments
 from mrlm_pl.errors import SYNONYMS, nearest
 from mrlm_pl.runs.plugins import plugin_entry_points
@@ -130,7 +130,7 @@ def _check_name(name: Any, key: str, kind: str, known: Sequence[str]) -> None:
         return
     near = nearest(name, known)
     if near and all(item.value in OWN_PLUGINS for item in plugin_entry_points()):
-        raise MistakeError(key, f"there is no {kind} {name!r}; did you mean {near!r}?")
+        raise MistakeError(key, f"there is no {kind} {name!r}; did you mean {near!r}? Otherwise {OWN_CLASS}")
 
 
 def _check_class(

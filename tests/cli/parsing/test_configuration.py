@@ -330,6 +330,10 @@ MISTAKES = {
         ("data.environment.difficulty: put `difficulty` under `init_args`, as in `{class_path: parrot, init_args: {",),
     ),
     "help of an unknown class": (("--model.help", "ToyAlgoritm"), ("model: there is no algorithm", "'ToyAlgorithm'")),
+    "class of a file, without the file": (
+        ("--model", "Zebra"),
+        ("there is no algorithm 'Zebra'; known are: ", "name a class of your own by its path, as in `my_"),
+    ),
     "help of an unknown class of a class": (
         ("--data.environment.help=parot",),
         ("data.environment: there is no environment 'parot'; did you mean 'parrot'?",),

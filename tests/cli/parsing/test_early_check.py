@@ -39,6 +39,7 @@ TYPOS = {
     "--model.kl.coeficient": "'coefficient'",
     "--model.stop_at_k": "'stop_at_kl'",
     "--model.policies.main.lerning_rate": "'learning_rate'",
+    "--data.environment=SumsEnvironment": "did you mean 'SqlEnvironment'? Otherwise name a class of your own by its ",
     "--model.policies.mian.learning_rate": "there is no policy 'mian'; did you mean 'main'?",
     "--data.sampling.temprature": "'temperature'",
     "--data.grups": "'groups'",
@@ -101,10 +102,10 @@ def test_a_typo_in_a_file_has_its_line_and_one_in_an_option_has_none(
     monkeypatch.setattr("mrlm_pl.cli.parsing.early_check.plugin_entry_points", list)  # tests have a plugin of their own
     file = tmp_path / "run.yaml"
     file.write_text("data:\n  class_path: RolloutDataModule\n  init_args:\n    environment: mathh\n")
-    with pytest.raises(ConfigurationError, match=r"did you mean 'math'\? \(.*run.yaml, line 4\)"):
+    with pytest.raises(ConfigurationError, match=r"did you mean 'math'\? .+ \(.*run.yaml, line 4\)"):
         check(["--config", str(file)])
     file.write_text("data:\n  class_path: RolloutDataModule\n  init_args:\n    environment: math\n")
-    with pytest.raises(ConfigurationError, match=r"did you mean 'code'\?$"):
+    with pytest.raises(ConfigurationError, match=r"did you mean 'code'\? .+:MyClass`$"):
         check(["--config", str(file), "--data.environment", "coode"])
 
 
