@@ -172,7 +172,8 @@ CHAPTERS: dict[str, dict[str, Section]] = {
             "Generation, reward, loss and update of the same model, prompts and lengths. In float32 mrlm multiplies "
             "matrices with oneDNN here, TRL with MKL: [scaling](../scaling/README.md#precision). The first two rows "
             "were measured before generation packed its weights; s and xs without matplotlib, which takes 27 MiB "
-            "where it is installed.",
+            "where it is installed. 135m has SmolLM2-135M's shape and was measured last, on another "
+            "machine and two threads.",
             costs.grpo_step,
         ),
         "grpo_step_amx": Section(
