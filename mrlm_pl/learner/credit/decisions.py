@@ -79,7 +79,7 @@ class DecisionReturns:
     greedy: Tensor
     baseline: Tensor | None = None
 
-    returns = property(attrgetter("reward"), doc="Returns [N] fp64 that are compared: :attr:`reward`.")
+    returns = property(attrgetter("reward"), doc="Returns [N] fp64 that are compared, those of :attr:`reward`.")
 
     @property
     def policies(self) -> tuple[str, ...]:

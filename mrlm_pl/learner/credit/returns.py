@@ -74,7 +74,7 @@ class Returns:
     episode: tuple[Episode, ...]
     baseline: Tensor | None = None
 
-    returns = property(attrgetter("reward"), doc="Returns [N] fp64 that are compared: :attr:`reward`.")
+    returns = property(attrgetter("reward"), doc="Returns [N] fp64 that are compared, those of :attr:`reward`.")
 
     @property
     def roles(self) -> list[str]:
