@@ -135,7 +135,9 @@ FROM_FILES += ("pairwise_reward_model", "joint_reward_model")
 PLAYING = [
     path
     for path in CONFIGS
-    if path.parent.name not in ("servers", "logging") and path.stem not in UNTRIED and not {path.parent.name, path.stem} & {*FROM_FILES}
+    if path.parent.name not in ("servers", "logging")
+    and path.stem not in UNTRIED
+    and not {path.parent.name, path.stem} & {*FROM_FILES}
 ]
 
 
