@@ -33,9 +33,9 @@ from mrlm_pl.learner.credit.returns import (
     CreditParts,
     EpisodeCredit,
     check_advantages,
+    check_compared,
     check_takes,
     equal_returns,
-    paired,
 )
 from mrlm_pl.learner.entropy import EntropyBonus
 from mrlm_pl.learner.metrics import check_token_losses
@@ -382,13 +382,7 @@ class PolicyGradient(Algorithm):
                 f"`dataclasses.replace(returns, baseline=...)` ({source_line(self.with_baselines)})"
             )
         if self.unit.has_rule and self._overrides("with_baselines") and not self._overrides("advantages"):
-            ruled = self.unit.with_baselines(compared)  # as texts, NaN equals NaN
-            if str(paired(ruled.returns, ruled.baseline)) != str(paired(compared.returns, compared.baseline)):
-                raise ConfigurationError(
-                    f"{self.with_baselines.__qualname__} sets returns or baselines that {type(self.unit).__name__} "
-                    "does not compare; return super().with_baselines(returns), or override `advantages` as well "
-                    f"({source_line(self.with_baselines)})"
-                )
+            check_compared(self.unit, compared, self.with_baselines)
         advantages = check_advantages(self.advantages(compared), len(compared.reward), self.advantages)
         unused = self.unit.has_rule and self._overrides("advantages")
         return replace(compared, baseline=None) if unused else compared, advantages

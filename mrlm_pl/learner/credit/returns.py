@@ -319,6 +319,27 @@ def check_takes(rule: Callable[..., Any], *arguments: str) -> None:
         ) from error
 
 
+def check_compared(unit: EpisodeCredit, compared: Any, rule: Callable[..., Any]) -> None:
+    """Validate that the rule of a unit compares the returns and baselines that a user's rule has set.
+
+    Raises:
+        ConfigurationError: the unit replaces them.
+    """
+    ruled = unit.with_baselines(compared)
+    if not (_same(compared.returns, ruled.returns) and _same(compared.baseline, ruled.baseline)):
+        raise ConfigurationError(
+            f"{rule.__qualname__} sets returns or baselines that {type(unit).__name__} does not compare; return "
+            f"super().with_baselines(returns), or override `advantages` as well ({source_line(rule)})"
+        )
+
+
+def _same(one: Tensor | None, other: Tensor | None) -> bool:
+    """Return whether numbers are equal, NaN to NaN."""
+    if one is None or other is None:
+        return one is other
+    return torch.allclose(one.double(), other.double(), rtol=0, atol=0, equal_nan=True)
+
+
 def check_advantages(result: Any, expected: int, rule: Callable[..., Any]) -> Tensor:
     """Return the advantages that a rule returned.
 

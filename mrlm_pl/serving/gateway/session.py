@@ -184,10 +184,10 @@ class Session:
                     served.set_exception(refusal)
                     mark_read(served)  # the program may be gone
             queue.clear()
-        if (program := vars(self).get("program")) is not None:  # unset where the start was cancelled
-            program.add_done_callback(mark_read)
-            program.cancel()
-            await asyncio.wait((program,), timeout=END_SECONDS)
+        if hasattr(self, "program"):  # it has none where its start was cancelled
+            self.program.add_done_callback(mark_read)
+            self.program.cancel()
+            await asyncio.wait((self.program,), timeout=END_SECONDS)
 
     def _restore(self, agent: str, prompt: Prompt) -> Prompt:
         """Return a prompt in which replies and calls that were served are as they were sampled; count its kind."""

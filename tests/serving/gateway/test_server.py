@@ -37,7 +37,11 @@ async def begin(session: Session) -> None:
 def test_an_episode_whose_start_was_cancelled_is_removed() -> None:
     made = Gateway()
     session = made.add(Session(("agent",), Limits(), {}, ()))
+    endpoint = made.endpoint(session)
+    made.patient = True  # it keeps listening
     made.submit(made.remove(session)).result(10)
+    assert sent(endpoint, NEXT).startswith("HTTP/1.1 410")
+    made.patient = False
     made.rest()
 
 

@@ -11,7 +11,7 @@ import pytest
 from mrlm_environments import CoordinationGame
 
 import mrlm_pl
-from benchmarks import results_page, results_plots
+from benchmarks import readme_numbers, results_page, results_plots
 from benchmarks.tables.correctness import kills
 from benchmarks.tables.results import RESULTS, read
 from docs import catalog, options
@@ -103,17 +103,17 @@ def test_the_results_page_is_that_of_the_files() -> None:
 
 
 def test_the_numbers_of_the_readme_are_those_of_the_files() -> None:
-    readme = results_page.README.read_text()
-    assert results_page.with_numbers(readme) == readme, "run `make results`"
-    begin, end = results_page.MARKS
+    readme = readme_numbers.README.read_text()
+    assert readme_numbers.with_numbers(readme) == readme, "run `make results`"
+    begin, end = readme_numbers.MARKS
     head, _, rest = readme.partition(begin)
-    assert results_page.with_numbers(f"{head}{begin}0.99\n{end}{rest.partition(end)[2]}") == readme
+    assert readme_numbers.with_numbers(f"{head}{begin}0.99\n{end}{rest.partition(end)[2]}") == readme
 
 
 def test_the_readme_is_short_and_names_its_peers() -> None:
-    readme = results_page.README.read_text()
+    readme = readme_numbers.README.read_text()
     assert len(readme.splitlines()) < 200
-    table = readme.partition(results_page.MARKS[0])[2].partition("\n\n![")[0]
+    table = readme.partition(readme_numbers.MARKS[0])[2].partition("\n\n![")[0]
     assert all(f" {peer} " in table for peer in ("TRL", "CoMLRL", "verl"))
 
 
