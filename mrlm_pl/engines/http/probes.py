@@ -198,8 +198,10 @@ def checked_folder(policy: str, folder: Path | None, targets: str) -> Path:
 
 
 @torch.no_grad()
-def check_weights(probe: Drawn, model: torch.nn.Module, targets: str, policy: str) -> None:
+def check_weights(probe: Drawn, model: torch.nn.Module, targets: str, policy: str) -> float:
     """Compare a server's sample for :data:`WEIGHT_PROBE` with a model that should have the same weights.
+
+    Returns the mean difference of their log-probabilities, in nats.
 
     Args:
         probe: the sample.
@@ -220,7 +222,7 @@ def check_weights(probe: Drawn, model: torch.nn.Module, targets: str, policy: st
         )
         apart = (model_logprobs - torch.tensor(probe.logprobs)).abs().mean().item()
         if apart <= TOLERANCE:
-            return
+            return apart
         difference = f"log-probabilities {apart:.2f} nats away"
     raise ConfigurationError(
         f"policy {policy!r}: {targets} has other weights than the policy's model ({difference}); start the server with "

