@@ -41,7 +41,7 @@ import torch
 from grpo_step import GROUP, NEW_TOKENS, PROMPT_TOKENS, PROMPTS, WARMUP, run_ours
 from lightning import Callback
 from provenance import provenance
-from random_models import SIZES, make_model
+from random_models import SIZES, make_model, shape_of
 from team_step import Work
 from team_step import run_ours as run_team
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -99,10 +99,10 @@ class Passes(NamedTuple):
 
 def decoder(size: str, rows: int) -> list[Product]:
     """Return the products of all layers for rows of a token."""
-    shape = SIZES[size]
+    shape = shape_of(size)
     width, inner, layers = (shape[name] for name in ("hidden_size", "intermediate_size", "num_hidden_layers"))
-    # as many key heads as value heads, together as many as query heads
-    layer = [(width, 2 * width), (width, width), (width, 2 * inner), (inner, width)]
+    keys = width * shape["num_key_value_heads"] // shape["num_attention_heads"]  # as wide as the values
+    layer = [(width, width + 2 * keys), (width, width), (width, 2 * inner), (inner, width)]
     return [Product(rows, one, other, layers) for one, other in layer]
 
 
@@ -192,8 +192,9 @@ def pass_seconds(products: Sequence[Product], dtype: torch.dtype) -> float:
 
 def attention_seconds(folder: str, size: str) -> dict[str, float]:
     """Return the least seconds of all layers' attention in each phase, for the model of a folder."""
-    heads, layers = SIZES[size]["num_attention_heads"], SIZES[size]["num_hidden_layers"]
-    kv_heads, width = heads // 2, SIZES[size]["hidden_size"] // heads
+    shape = shape_of(size)
+    heads, kv_heads = shape["num_attention_heads"], shape["num_key_value_heads"]
+    layers, width = shape["num_hidden_layers"], shape["hidden_size"] // heads
     # the last token of a row predicts none, so it is not fed
     lengths = (PROMPT_TOKENS,) * PROMPTS, (NEW_TOKENS - 1,) * ROWS
     ancestors = ((),) * PROMPTS, tuple((row // GROUP,) for row in range(ROWS))

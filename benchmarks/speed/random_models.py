@@ -55,6 +55,12 @@ SIZES = {
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
+def shape_of(size: str, **changes: int) -> dict[str, int]:
+    """Return a size's shape with changed entries; a half as many key heads as query heads unless it says otherwise."""
+    chosen = SIZES[size] | changes
+    return {"num_key_value_heads": chosen["num_attention_heads"] // 2, "tie_word_embeddings": False} | chosen
+
+
 def make_model(folder: Path, size: str, *, knows_eos: bool = False, seed: int = 0, **changes: int) -> None:
     """Write a random model and a tokenizer of whitespace-separated words.
 
@@ -66,9 +72,7 @@ def make_model(folder: Path, size: str, *, knows_eos: bool = False, seed: int = 
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-    chosen = SIZES[size] | changes
-    defaults = {"num_key_value_heads": chosen["num_attention_heads"] // 2, "tie_word_embeddings": False}
-    options: dict[str, Any] = {"max_position_embeddings": 512} | defaults | chosen
+    options: dict[str, Any] = {"max_position_embeddings": 512} | shape_of(size, **changes)
     vocabulary = options.pop("vocab")
     torch.manual_seed(seed)
     config = LlamaConfig(

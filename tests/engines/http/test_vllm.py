@@ -34,7 +34,7 @@ Saved = Callable[..., Path]
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
-    """Return a function that saves a random Llama with the built-in tokenizer; on a CPU vLLM needs 32 features a head."""
+    """Return a function that saves a random Llama; on a CPU vLLM needs heads of at least 32 features."""
 
     def save(**changes: Any) -> Path:
         tiny = Policy("builtin:tiny")
