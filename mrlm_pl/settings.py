@@ -161,11 +161,11 @@ class ChecksArguments:
             cls.__init__ = check_arguments(cls.__init__)  # type: ignore[method-assign]
 
 
-def check_instance(cls: type, value: Any, name: str, kind: str) -> None:
+def check_instance(cls: type | tuple[type, ...], value: Any, name: str, kind: str) -> None:
     """Validate that a value is an instance of a class.
 
     Args:
-        cls: expected class.
+        cls: expected class, or several.
         value: value to check.
         name: name of the setting, for messages.
         kind: kind of the instances, in words.

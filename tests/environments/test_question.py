@@ -60,6 +60,30 @@ def shown(environment: QuestionEnvironment) -> dict[str, list[tuple[str, str]]]:
     return {agent: [(message.role, message.content) for message in messages] for agent, messages in posed.items()}
 
 
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_subclass_chooses_what_its_reward_functions_get(waits: bool) -> None:
+    class Shouted(QuestionEnvironment):
+        def arguments(self, actions: Mapping[str, Message]) -> tuple[Any, dict[str, Any]]:
+            reply, row = super().arguments(actions)
+            return reply.upper(), {**row, "shouted": True}
+
+    async def waiting(reply: str, row: Mapping[str, Any]) -> float:
+        return float((reply, row["shouted"]) == ("AB", True))
+
+    def plain(reply: str, row: Mapping[str, Any]) -> float:
+        return float((reply, row["shouted"]) == ("AB", True))
+
+    environment = Shouted(ROWS, [waiting if waits else plain], prompt="{question}")
+    assert played(environment, "ab").rewards == {"agent": 1.0}
+
+
+def test_a_function_that_does_not_apply_returns_no_component() -> None:
+    step = played(question([exact, Reward(lambda reply, row: {}, name="other")]), "x")
+    assert step.components == {"agent": {"exact": 0.0}}
+    with pytest.raises(EnvironmentContractError, match=r"'other' returned None; return a number, .* \({} for none\)"):
+        played(question([Reward(lambda reply, row: None, name="other")]), "x")
+
+
 def test_the_components_are_the_weighted_values_of_the_functions() -> None:
     environment = question([exact, {"call": length, "weight": -0.5, "name": "brevity"}])
     row = environment.tasks("train")[0].data

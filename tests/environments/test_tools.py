@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mrlm_environments.toolbox.calculator import Calculator
 from mrlm_environments.toolbox.files import FileSystem
+from mrlm_environments.toolbox.functions import FunctionTool
 from mrlm_environments.toolbox.search import WebSearch
 from mrlm_environments.tools.environment import BUILT_IN, NUDGE, ToolEnvironment, same_answer
 from mrlm_environments.tools.problems import KINDS, REQUIRED_TOOLS
@@ -394,6 +395,27 @@ def test_a_function_is_a_tool() -> None:
     answers = environment.step({"agent": Message("assistant", calls)}).observations["agent"]
     assert [answer.content for answer in answers[:2]] == ["42", "3"]
     assert all(answer.content.startswith("error: wrong arguments of add") for answer in answers[2:])
+
+
+def test_a_method_is_a_tool_of_its_object_and_no_tool_of_an_environment_that_does_not_reset_it() -> None:
+    class Counter:
+        count = 0
+
+        def increment(self, step: int) -> int:
+            """Increment.
+
+            Args:
+                step: By how much.
+            """
+            self.count += step
+            return self.count
+
+    counter = Counter()
+    tool = FunctionTool(counter.increment)
+    assert list(tool.schema.parameters["properties"]) == ["step"]
+    assert [tool.call({"step": 2}), tool.call({"step": 3}), counter.count] == ["2", "5", 5]
+    with pytest.raises(ConfigurationError, match="is no tool or function"):
+        ToolEnvironment(tools=[counter.increment], data="x.jsonl")
 
 
 def test_an_exception_of_a_function_is_an_answer_that_the_agent_reads() -> None:

@@ -11,7 +11,6 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from string import Formatter
 from typing import Any, SupportsFloat
 
@@ -134,12 +133,17 @@ class QuestionEnvironment(Environment):
         """Reward the replies; see :meth:`Environment.step`."""
         # Async ones last: where a plain one raises, no coroutine has been made.
         order = sorted(self.rewards, key=lambda name: _is_async(self.rewards[name].call))
-        found = {name: self.rewards[name].call(*self._arguments(actions)) for name in order}
+        found = {name: self.rewards[name].call(*self.arguments(actions)) for name in order}
         values = [found[name] for name in self.rewards]
         if any(map(inspect.isawaitable, values)):  # of a plain function, or in a subclass
             waiting = [value if inspect.isawaitable(value) else asyncio.sleep(0, value) for value in values]
             values = shared_loop().submit_watched(together(waiting)).result()
         return self._judge(values)
+
+    def arguments(self, actions: Mapping[str, Message]) -> tuple[Any, dict[str, Any]]:
+        """Return the arguments of a reward function: the replies and a copy of the row."""
+        replies = {agent: actions[agent].content for agent in self.agents}
+        return (replies if len(replies) > 1 else replies[self.agents[0]]), copy.deepcopy(dict(self._row))
 
     async def awaited(self, arguments: Callable[[], tuple[Any, ...]]) -> list[Any]:
         """Return the values of the reward functions, which wait side by side, each with arguments of its own."""
@@ -188,11 +192,6 @@ class QuestionEnvironment(Environment):
         self._pose(plain)
         return plain
 
-    def _arguments(self, actions: Mapping[str, Message]) -> tuple[Any, dict[str, Any]]:
-        """Return the arguments of a reward function."""
-        replies = {agent: actions[agent].content for agent in self.agents}
-        return (replies if len(replies) > 1 else replies[self.agents[0]]), copy.deepcopy(dict(self._row))
-
     def _judge(self, values: Sequence[Any]) -> Step:
         """Return the end of the episode from the values of the reward functions."""
         components: dict[str, dict[str, float]] = {agent: {} for agent in self.agents}
@@ -226,8 +225,8 @@ class QuestionEnvironment(Environment):
             or not all(isinstance(component, str) for item in found.values() for component in item)
         ):
             raise EnvironmentContractError(
-                f"{self.name}: the reward {name!r} returned {value!r:.200}; return a number, numbers by name, or "
-                f"either by agent ({', '.join(self.agents)})"
+                f"{self.name}: the reward {name!r} returned {value!r:.200}; return a number, numbers by name ({{}} "
+                f"for none), or either by agent ({', '.join(self.agents)})"
             )
         return {agent: {key: float(number) for key, number in item.items()} for agent, item in found.items()}
 
@@ -237,7 +236,7 @@ class _Awaited(QuestionEnvironment):
 
     async def step(self, actions: Mapping[str, Message]) -> Step:  # type: ignore[override]
         """Reward the replies; see :meth:`Environment.step`."""
-        return self._judge(await self.awaited(partial(self._arguments, actions)))
+        return self._judge(await self.awaited(lambda: self.arguments(actions)))
 
 
 def _is_async(call: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any
 
 from mrlm_pl.environment import ToolSchema
@@ -17,7 +17,7 @@ class FunctionTool(Tool):
     """A function as a tool. Its name, annotations and docstring, in Google's style, are the schema.
 
     Args:
-        function: function of the arguments of a call; its result is written as text.
+        function: function of the arguments of a call, also a method of an object; its result is written as text.
 
     Raises:
         ConfigurationError: it is no function or async, or lacks an annotation or a description of an argument.
@@ -27,7 +27,7 @@ class FunctionTool(Tool):
         # Imported here: it brings torch.
         from transformers.utils import DocstringParsingException, TypeHintParsingException, get_json_schema
 
-        check_instance(FunctionType, function, "tools", "tool or function")
+        check_instance((FunctionType, MethodType), function, "tools", "tool or function")
         if inspect.iscoroutinefunction(function):
             raise ConfigurationError(f"tools: the function {function.__name__} is async; give a plain one")
         try:

@@ -7,7 +7,8 @@ import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from types import FunctionType
+from typing import Any, Literal
 
 from mrlm_environments.data_tasks import DataTasks, opening
 from mrlm_environments.toolbox.calculator import Calculator
@@ -21,7 +22,7 @@ from mrlm_pl.environment import Message, Outcome, SingleAgentEnvironment, Task, 
 from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.environment.tools import Tool, ToolCall, ToolError, ToolSet, answer_calls, requested_calls, stated_answer
 from mrlm_pl.errors import ConfigurationError, did_you_mean
-from mrlm_pl.settings import at_least, between, some_of
+from mrlm_pl.settings import at_least, between, check_instance, some_of
 
 CORRECT, TOOLS, SPEED = 0.5, 0.3, 0.2
 BUILT_IN = {tool.schema.name: tool for tool in (Calculator, FileSystem, PythonRepl, Shell, WebSearch)}
@@ -125,7 +126,7 @@ class ToolEnvironment(SingleAgentEnvironment):
 
     def begin(self, task: Task) -> Sequence[Message]:
         """Return the question; see :meth:`SingleAgentEnvironment.begin`."""
-        self._finish_tools()
+        self._end_tools("finish")
         for item in self.toolbox:
             item.open(task)
         self._task, self._available = task, self._named_tools()
@@ -139,7 +140,9 @@ class ToolEnvironment(SingleAgentEnvironment):
         self._turn += 1
         answer = stated_answer(_CALLS.sub(" ", message.content))
         if answer is not None:
-            return self._end(self._is_right(answer), self._share(), "answered")
+            files: Mapping[str, str] = self._task.data.get("expected_files") or {}
+            right = same_answer(answer, self._task.data["answer"]) and all(self._holds(*file) for file in files.items())
+            return self._end(right, self._share(), "answered")
         earned = self._share()
         calls, how = requested_calls(message), 'Write {"name": NAME, "arguments": OBJECT}.'
         schemas = [tool.schema for tool in self._available.values()]
@@ -154,18 +157,12 @@ class ToolEnvironment(SingleAgentEnvironment):
 
     def close(self) -> None:
         """Close all tools, also when one cannot be closed."""
-        with ExitStack() as stack:
-            for item in self.toolbox:
-                stack.callback(item.close)
-
-    def _is_right(self, answer: str) -> bool:
-        files: Mapping[str, str] = self._task.data.get("expected_files") or {}
-        return same_answer(answer, self._task.data["answer"]) and all(self._holds(*file) for file in files.items())
+        self._end_tools("close")
 
     def _end(self, correct: bool, earned: float, reason: str) -> Outcome:
         """Return the final reward; ``earned`` is the share of tools that earlier replies were rewarded for."""
         share = self._share() if self._required else float(correct)
-        self._finish_tools()
+        self._end_tools("finish")
         return Outcome(
             {
                 "correct": CORRECT * correct,
@@ -199,10 +196,10 @@ class ToolEnvironment(SingleAgentEnvironment):
     def _metrics(self) -> dict[str, float]:
         return {"tool_calls": float(self._calls), "tool_errors": float(self._errors)}
 
-    def _finish_tools(self) -> None:
+    def _end_tools(self, how: Literal["finish", "close"]) -> None:
         with ExitStack() as stack:
             for item in self.toolbox:
-                stack.callback(item.finish)
+                stack.callback(getattr(item, how))
 
     def _named_tools(self) -> dict[str, Tool]:
         found = [tool for item in self.toolbox for tool in item.tools()]
@@ -229,6 +226,7 @@ def _built(item: ToolSet | Callable[..., Any] | str) -> ToolSet:
     if isinstance(item, ToolSet):
         return item
     if not isinstance(item, str):
+        check_instance(FunctionType, item, "tools", "tool or function")  # nothing resets a method's object
         return FunctionTool(item)
     if item not in BUILT_IN:
         known = f"known are: {', '.join(BUILT_IN)}; a function is given itself, or ./FILE.py:NAME in a configuration"

@@ -19,7 +19,8 @@ def members_of(annotation: Any) -> list[Any]:
     """Return the types of a union, or the type itself."""
     if get_origin(annotation) in (Union, types.UnionType):
         return [member for item in get_args(annotation) for member in members_of(item)]
-    return [annotation]
+    bare = Callable in (annotation, get_origin(annotation)) and not get_args(annotation)
+    return [Callable[..., Any] if bare else annotation]
 
 
 def inner_type(members: Sequence[Any], mapping: bool) -> Any:

@@ -171,6 +171,18 @@ def install(tmp_path: Path, monkeypatch) -> Callable[[str, str], None]:
     return installed
 
 
+@pytest.mark.parametrize("source", ["collections.abc", "typing"])
+@pytest.mark.parametrize("annotation", ["Callable", "list[Callable] | None", "Callable[..., float]"])
+def test_a_parameter_of_functions_needs_no_signature(mrlm, folder: Path, module: str, source: str, annotation: str):
+    path = folder / f"{module}.py"
+    own = path.read_text().replace("words: int = 40", f"score: {annotation}, words: int = 40")
+    own = own.replace("self.words =", f"assert callable(score[0] if {'list' in annotation} else score); self.words =")
+    path.write_text(f"from {source} import Callable\n{own}\n\ndef half(text):\n    return 0.5\n")
+    function = f"[./{module}.py:half]" if "list" in annotation else f"{module}.half"
+    status, out, err = mrlm("check-env", f"{module}.Rhyme", "--environment.score", function)
+    assert status == 0, out + err
+
+
 def test_a_plugin_without_a_list_of_exports_brings_its_own_classes(mrlm, install) -> None:
     install("mrlm_unlisted", ENVIRONMENT.replace('"rhyme"', '"unlisted"'))
     status, out, err = mrlm("check-env", "unlisted")

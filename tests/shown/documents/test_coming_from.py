@@ -16,7 +16,7 @@ from mrlm_pl import algorithms, data
 from mrlm_pl.cli.parsing.early_check import training_options
 from mrlm_pl.data.files.preferences import PreferenceDataModule
 from mrlm_pl.data.rollout.collectors.asynchronous import AsyncOptions
-from mrlm_pl.learner.policies.reference import ReferenceSync
+from mrlm_pl.learner.policies.reference import KL, ReferenceSync
 from mrlm_pl.losses import Entropy
 from tests.support.documents import ROOT
 
@@ -31,6 +31,16 @@ NESTED = {
 }
 """Settings whose names `training_options` leaves out."""
 
+OWNERS = {
+    "model": mrlm_pl.PPO,
+    "model.policies.main": mrlm_pl.Policy,
+    "model.kl": KL,
+    "data": mrlm_pl.RolloutDataModule,
+    "data.sampling": mrlm_pl.Sampling,
+}
+"""Classes whose defaults the pages state."""
+
+STATED = re.compile(r"(?<!\w)([\d.]+(?:e-?\d+)?) by default")
 OPTION = re.compile(r"(?:model|data|trainer|checkpoint)\.[\w.]+")
 CLASS = re.compile(r"[A-Z]\w+")
 OTHERS = {"Outcome", "Task", "Tool", "Environment.tasks", "Environment"}
@@ -64,6 +74,15 @@ def test_our_options_and_classes_exist(page: Path) -> None:
     assert named - of_theirs <= options
     for row in table:
         assert {text for text in code(row[1]) if CLASS.fullmatch(text)} <= classes, row
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_defaults_that_a_page_states_are_ours(page: Path) -> None:
+    for row in (row for row in rows(page) if STATED.search(row[-1])):
+        place, _, name = code(row[1])[0].rpartition(".")
+        owner = PreferenceDataModule if name == "batch_size" else OWNERS[place]
+        default = inspect.signature(owner).parameters[name].default
+        assert float(STATED.findall(row[-1])[0]) == default, row
 
 
 def site_packages(environment: str, package: str) -> Path:
