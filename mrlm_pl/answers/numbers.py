@@ -56,6 +56,7 @@ _OTHERS = re.compile(
     rf"|(?:[,;][ ]?(?:or{_MAYBE})?|\(or{_MAYBE})(?P<listed>{_NUMBER})"
     rf"(?=[ ]?(?:[\n;!?)\]}}&$]|\\[)\]}}]|\.(?![0-9])|,(?![0-9]{{3}})|(?:or|and)\b|$)|[ ]\())|[xyznk]\b|:[0-9]"
 )
+_MINUS = re.compile(r"(?:\bnegative|(?:^|[^\w\s)]|\b(?:is|equals|be))\s*minus)\s$", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"[.!?;](?=\s|$)|\n")
 _BRACES = re.compile(r"\\[{}]|\\(?:boxed|fbox|framebox)\s{0,4}\{|[{}]")
 _TAGGED = re.compile(r"<answer>((?:(?!<answer>).)*)</answer>", re.DOTALL)
@@ -76,9 +77,10 @@ _UNIT_MARKS = re.compile(
     r"\\(?:boxed|fbox|framebox)|(?<=[A-Za-z])[ ]?\^[ ]?\{?[0-9]\}?|(?<=[A-Za-z])(?:-|[ ]{0,2}/[ ]{0,2})(?=[A-Za-z])|"
     r"(?<=[0-9])\^\{?[ ]?(?:st|nd|rd|th)\b[ ]?\}?"
 )
+_EMPHASIS = re.compile(r"(?<![0-9)] )(?<![\w)*])(\*\*|\*|__|_)(?=[^\s*_])([^*_]*[^\s*_])\1(?![\w*(])")
 _LIST = re.compile(r"[,;]|\b(?:and|or)\b")
 _NO_VALUE = re.compile(
-    r"[-+*/^<>≤≥≠±×÷√|:!]|\\(?!approx|quad|qquad|degree|circ|euro|pounds)[A-Za-z]+|\b(?:not|[xyznk])\b|[0-9]"
+    r"[-+*/^<>≤≥≠±×÷√|!]|(?<![A-Za-z]):|\\(?!approx|quad|qquad|degree|circ|euro|pounds)[A-Za-z]+|\b(?:not|[xyznk])\b|[0-9]"
 )
 _EXPRESSION_MARKS = ((r"\\times|\\cdot|×|·|(?<=[0-9]) x (?=[0-9])", "*"), (r"÷|\\div", "/"), (r"[ {}$,]", ""))
 _EXPRESSION = re.compile(r"-?[0-9.]+(?:\^-?[0-9]+)?(?:[-+*/]-?[0-9.]+(?:\^-?[0-9]+)?){0,8}")
@@ -257,7 +259,8 @@ def _single_number(text: str) -> str | None:
     """Return the number of a text with one value: a number with its unit, an equation's right side, an operation."""
     if len(text) > 2 * MAX_DIGITS:
         return None
-    text = _SPACED_GROUPS.sub(lambda match: match.group().replace(" ", ""), _UNIT_MARKS.sub("", text))
+    text = _UNIT_MARKS.sub("", _EMPHASIS.sub(r"\2", text))
+    text = _SPACED_GROUPS.sub(lambda match: match.group().replace(" ", ""), text)
     if len(_NUMBERS.findall(text)) > 1 and _LIST.search(_NUMBERS.sub(" ", text)):
         return None
     side = text.rpartition("=")[2].strip()
@@ -294,9 +297,9 @@ def _stated_number(text: str, start: int) -> Iterator[str | None]:
 
 def _last_number(text: str) -> str | None:
     for match in reversed(list(_NUMBERS.finditer(text))):
-        before, after = text[max(0, match.start() - 5) : match.start()], text[match.end() : match.end() + 2]
+        before, after = text[max(0, match.start() - 20) : match.start()], text[match.end() : match.end() + 2]
         if not re.search(r"\bnot\s$|[0-9]:$", before) and not re.match(r":[0-9]", after):
-            return match.group().strip()
+            return "-" * bool(_MINUS.search(before)) + match.group().strip()
     return None
 
 

@@ -16,7 +16,7 @@ from mrlm_environments.toolbox.functions import FunctionTool
 from mrlm_environments.toolbox.programs import PythonRepl, Shell
 from mrlm_environments.toolbox.search import WebSearch
 from mrlm_environments.tools.problems import KINDS, REQUIRED_TOOLS, Kind, data_problem, generate_problem
-from mrlm_pl.answers.numbers import equal_answers, number_value
+from mrlm_pl.answers.numbers import equal_answers, extract_answer, number_value
 from mrlm_pl.environment import Message, Outcome, SingleAgentEnvironment, Task, TaskSource, ToolSchema
 from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.environment.tools import Tool, ToolCall, ToolError, ToolSet, answer_calls, requested_calls, stated_answer
@@ -45,8 +45,9 @@ class ToolEnvironment(SingleAgentEnvironment):
     A reply before the last one earns ``shaping`` times the increase of the share, and the last decision gives all of it
     back: the sum over an episode is the final reward alone, however often tools are called.
 
-    Numbers are compared by value, other answers as text without regard to case, spacing and a full stop at the end.
-    Where a task names ``expected_files``, the answer is right only if the files hold their texts.
+    Numbers are compared by value, with or without a unit or a sentence around them, other answers as text without
+    regard to case, spacing and a full stop at the end. Where a task names ``expected_files``, the answer is right only
+    if the files hold their texts.
 
     Args:
         tools: tools by name (``calculator``, ``file_system``, ``web_search``, ``python_repl``, ``shell``), functions
@@ -160,7 +161,11 @@ class ToolEnvironment(SingleAgentEnvironment):
 
     def _is_right(self, answer: str) -> bool:
         files: Mapping[str, str] = self._task.data.get("expected_files") or {}
-        return same_answer(answer, self._task.data["answer"]) and all(self._holds(*file) for file in files.items())
+        number = extract_answer(f"<answer>{answer}</answer>") or ""
+        # The value of an operation is not in the answer: computing it is the task.
+        given = (answer, *([number] if number in answer else []))
+        right = any(same_answer(one, self._task.data["answer"]) for one in given)
+        return right and all(self._holds(*file) for file in files.items())
 
     def _end(self, correct: bool, earned: float, reason: str) -> Outcome:
         """Return the final reward; ``earned`` is the share of tools that earlier replies were rewarded for."""
