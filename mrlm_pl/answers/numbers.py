@@ -13,6 +13,8 @@ import unicodedata
 from collections.abc import Iterator
 from fractions import Fraction
 
+from mrlm_pl.episode import final_text
+
 MAX_CHARACTERS = 100_000
 MAX_DIGITS = 300
 MAX_EQUATIONS = 200
@@ -126,8 +128,7 @@ def marked_answer(reply: str) -> tuple[str, bool, bool]:
     >>> marked_answer(r"<think>7?</think> <answer>so \boxed{5}</answer>"), marked_answer("so 5")
     (('5', True, True), ('so 5', False, False))
     """
-    thought = reply.rpartition("</think>")[2]
-    text = thought if thought.strip() else reply
+    text = final_text(reply)
     tags = [match.group(1) for match in _TAGGED.finditer(text)]
     text = tags[-1] if tags else text
     box = _last_box(text)

@@ -152,10 +152,10 @@ class AlfWorldEnvironment(Environment):
         if agent == PLANNER:
             self._turns += 1
             self._planned = self._turns
-            self._held[ACTOR].append(Message("user", f"Plan: {clip(message.content, PLAN_CHARACTERS)}"))
+            self._held[ACTOR].append(Message("user", f"Plan: {clip(message.final_text, PLAN_CHARACTERS)}"))
             return self._next(ACTOR)
         calls = requested_calls(message)
-        written = None if calls else _WRITTEN.search(message.content)
+        written = None if calls else _WRITTEN.search(message.final_text)
         if not calls:
             text = self._act(agent, written[1]) if written else self._failed(HOW_TO_ACT)
             self._held[agent].append(Message("user", text))

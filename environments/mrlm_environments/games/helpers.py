@@ -64,7 +64,7 @@ class Helpers(Environment):
     def step(self, actions: Mapping[str, Message]) -> Step:
         """Ask a helper, report its letter, or end; see :meth:`Environment.step`."""
         ((agent, message),) = actions.items()
-        letter, last = chosen_letter(message.content, "AC"), self._asked == len(self.agents) - 1
+        letter, last = chosen_letter(message.final_text, "AC"), self._asked == len(self.agents) - 1
         if agent != "planner":
             told = self.score * (letter == self._letter)
             self._answers = last

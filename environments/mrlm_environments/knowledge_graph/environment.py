@@ -169,7 +169,7 @@ class KnowledgeGraphEnvironment(Environment):
         self._turns += 1
         self._own += 1
         answers = agent == self.agents[-1]
-        text = message.content.partition("Observation:")[0].replace("\\_", "_")
+        text = message.final_text.partition("Observation:")[0].replace("\\_", "_")
         calls = requested_calls(message)
         written = None if calls else _ACTION.search(text)
         final = _FINAL.search(text) if answers and not calls else None

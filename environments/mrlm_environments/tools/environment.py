@@ -138,7 +138,7 @@ class ToolEnvironment(SingleAgentEnvironment):
     def reply(self, message: Message) -> Outcome:
         """Make the calls of one reply, or judge its answer; see :meth:`SingleAgentEnvironment.reply`."""
         self._turn += 1
-        answer = stated_answer(_CALLS.sub(" ", message.content))
+        answer = stated_answer(_CALLS.sub(" ", message.final_text))
         if answer is not None:
             return self._end(self._is_right(answer), self._share(), "answered")
         earned = self._share()

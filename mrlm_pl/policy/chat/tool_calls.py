@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any
 
 from mrlm_pl.environment.tools import MAX_CALL_CHARACTERS, MAX_CALLS, call_of, tool_schema
-from mrlm_pl.episode import Message, ToolCall
+from mrlm_pl.episode import Message, ToolCall, final_text
 from mrlm_pl.grouping import common_prefix
 
 _NAME = "probe_tool"
@@ -34,7 +34,7 @@ class CallForm(ABC):
     opening: str
 
     def read(self, text: str, tools: Tools) -> tuple[ToolCall, ...]:
-        """Return the calls in a reply; none if one is malformed, which an environment sees in the text.
+        """Return the calls after a reply's reasoning; none if one is malformed, which an environment sees in the text.
 
         Args:
             text: reply with its special tokens.
@@ -43,7 +43,7 @@ class CallForm(ABC):
         if len(text) > MAX_CALL_CHARACTERS:
             return ()
         try:
-            values = islice(self.values(text, tools), MAX_CALLS)
+            values = islice(self.values(final_text(text), tools), MAX_CALLS)
             calls = [call_of(value, number) for number, value in enumerate(values)]
         except (ValueError, RecursionError):
             return ()
