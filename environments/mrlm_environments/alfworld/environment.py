@@ -183,7 +183,7 @@ class AlfWorldEnvironment(Environment):
 
     def _act(self, agent: str, given: str) -> str:
         """Take an action and return its observation."""
-        text = " ".join(given[:PLAN_CHARACTERS].lower().split())
+        text = " ".join(given[:PLAN_CHARACTERS].lower().split()).strip(" .!*\"'`")  # else the number is another word
         known = self._game.actions(self._state)
         if text not in known and self.snap == "bleu":
             text = most_similar(text, known) or text

@@ -174,6 +174,15 @@ def test_an_action_that_is_not_admissible_snaps_to_the_most_similar_or_does_noth
     assert read(step) == [NOTHING]
 
 
+@pytest.mark.parametrize("written", ["{}.", '"{}"', "**{}**", "`{}`!"])
+def test_marks_around_an_action_do_not_make_it_another_one(written: str) -> None:
+    task = AlfWorldEnvironment().tasks("train")[0]
+    *_, target = generated(task.data).house.receptacles
+    for snap in ("bleu", "exact"):
+        (step,) = played(AlfWorldEnvironment(snap=snap, **BARE), task, [act(written.format(f"go to {target}"))])
+        assert read(step)[0].startswith(f"You arrive at {target}.")
+
+
 def test_similarity_is_that_of_nltk() -> None:
     """AgentBench's ``sentence_bleu([choice], text, smoothing_function=SmoothingFunction().method4)``."""
     translate = pytest.importorskip("nltk.translate.bleu_score")
