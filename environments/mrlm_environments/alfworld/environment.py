@@ -38,7 +38,7 @@ HOW_TO_ACT = (
 AGENT, PLANNER, ACTOR = "agent", "planner", "actor"
 PLAN_CHARACTERS = 1000
 ANY_STEPS = (1, 50)
-_WRITTEN = re.compile(r"^[ \t*>#-]{0,8}action:(.*)", re.IGNORECASE | re.MULTILINE)
+_WRITTEN = re.compile(r"^[ \t*>#-]{0,8}action[ \d*]{0,8}:(.*)", re.IGNORECASE | re.MULTILINE)
 
 
 class AlfWorldEnvironment(Environment):

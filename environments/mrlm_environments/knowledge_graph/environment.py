@@ -36,8 +36,8 @@ AGENT, TEAM = "agent", ("explorer_1", "explorer_2", "answerer")
 EXPLORING = ("get_relations", "get_neighbors", "get_attributes")
 DONE = "Done."
 NO_CALL = "No valid function calls found! Need to recheck the function calls."
-_FINAL = re.compile(r"(?:Find|Final) Answer: #(\d{1,6})")
-_ACTION = re.compile(r"^Action.*?:(.*)", re.MULTILINE)
+_FINAL = re.compile(r"(?:Find|Final) Answer[:\s*_`(]{1,8}(?:variable )?#(\d{1,6})", re.IGNORECASE)
+_ACTION = re.compile(r"^[ \t*>#-]{0,8}action.*?:(.*)", re.IGNORECASE | re.MULTILINE)
 
 
 class KnowledgeGraphEnvironment(Environment):

@@ -150,7 +150,7 @@ def test_an_action_comes_as_a_call_of_either_form_or_as_a_line() -> None:
     replies = [
         Message("assistant", "", tool_calls=calls),
         act("inventory"),
-        "I wonder.\n**Action: inventory",
+        "I wonder.\n**Action 1**: inventory",
         "\n " * 100_000,
     ]
     steps = played(environment, task, [*replies, "<tool_call>{oops</tool_call>", written_call("fly", action="up")])
