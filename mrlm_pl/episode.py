@@ -59,11 +59,11 @@ class ToolCall:
 def final_text(reply: str) -> str:
     """Return a reply's text after the model's reasoning, which ``</think>`` ends; all of it where nothing follows.
 
-    >>> final_text("<think>7 or 8?</think>\\n8"), final_text("8"), final_text("<think>8</think>")
-    ('8', '8', '<think>8</think>')
+    >>> final_text("<think>7 or 8?</think>\\n8"), final_text("\\n8"), final_text("<think>8</think>")
+    ('8', '\\n8', '<think>8</think>')
     """
-    text = reply.rpartition("</think>")[2]
-    return text.lstrip("\n") if text.strip() else reply
+    _, end, text = reply.rpartition("</think>")
+    return text.lstrip("\n") if end and text.strip() else reply
 
 
 @dataclass(frozen=True)

@@ -40,10 +40,11 @@ class CallForm(ABC):
             text: reply with its special tokens.
             tools: schemas with the types of values.
         """
+        text = final_text(text)
         if len(text) > MAX_CALL_CHARACTERS:
             return ()
         try:
-            values = islice(self.values(final_text(text), tools), MAX_CALLS)
+            values = islice(self.values(text, tools), MAX_CALLS)
             calls = [call_of(value, number) for number, value in enumerate(values)]
         except (ValueError, RecursionError):
             return ()
