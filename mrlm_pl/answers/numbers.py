@@ -64,7 +64,8 @@ _BRACES = re.compile(r"\\[{}]|\\(?:boxed|fbox|framebox)\s{0,4}\{|[{}]")
 _TAGGED = re.compile(r"<answer>((?:(?!<answer>).)*)</answer>", re.DOTALL)
 
 _FONTS = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|boldsymbol|mbox|operatorname)\s?\{([^{}]{0,200})\}")
-_FRACTIONS = re.compile(r"\\[dtc]?frac\s{0,2}(\{[^{}]{0,400}\}|[0-9])\s{0,2}(\{[^{}]{0,400}\}|[0-9])")
+_ARGUMENT = r"\s{0,2}(?:\{([^{}]{0,400})\}|([0-9]))"
+_FRACTIONS = re.compile(rf"\\[dtc]?frac{_ARGUMENT}{_ARGUMENT}")
 _LATEX = (
     *(("\\!", ""), ("\\,", ""), ("{,}", ","), ("\\%", "%"), ("\\$", "$"), ("\\ ", " "), ("\\;", " "), ("\\:", " ")),
     *(("\\left", ""), ("\\right", ""), ("\\displaystyle", ""), ("^\\circ", ""), ("^{\\circ}", ""), ("~", " ")),
@@ -218,7 +219,7 @@ def _plain_text(text: str) -> str:
     if _LATEX_MARKS.search(text):
         for latex, plain in _LATEX:
             text = text.replace(latex, plain)
-        text = _FRACTIONS.sub(_braced_fraction, _FONTS.sub(r" \1 ", text))
+        text = _FRACTIONS.sub(r"\\frac{\1\2}{\3\4}", _FONTS.sub(r" \1 ", text))
     return _NEGATED.sub(r"-\1", text)
 
 
@@ -232,12 +233,6 @@ def _ascii(character: str) -> str:
     if kind == "No" and "\u2044" in (fraction := unicodedata.normalize("NFKC", character)):
         return " " + fraction.replace("\u2044", "/")
     return "" if kind == "Cf" else "'" if character == "\u2019" else character
-
-
-def _braced_fraction(match: re.Match[str]) -> str:
-    return "\\frac" + "".join(
-        argument if argument.startswith("{") else f"{{{argument}}}" for argument in match.groups()
-    )
 
 
 def _last_box(text: str) -> str | None:

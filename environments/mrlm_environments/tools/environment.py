@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -126,7 +126,7 @@ class ToolEnvironment(SingleAgentEnvironment):
 
     def begin(self, task: Task) -> Sequence[Message]:
         """Return the question; see :meth:`SingleAgentEnvironment.begin`."""
-        self._finish_tools()
+        _call_all(item.finish for item in self.toolbox)
         for item in self.toolbox:
             item.open(task)
         self._task, self._available = task, self._named_tools()
@@ -155,22 +155,20 @@ class ToolEnvironment(SingleAgentEnvironment):
 
     def close(self) -> None:
         """Close all tools, also when one cannot be closed."""
-        with ExitStack() as stack:
-            for item in self.toolbox:
-                stack.callback(item.close)
+        _call_all(item.close for item in self.toolbox)
 
     def _is_right(self, answer: str) -> bool:
         files: Mapping[str, str] = self._task.data.get("expected_files") or {}
-        number = extract_answer(f"<answer>{answer}</answer>") or ""
+        number = extract_answer(f"<answer>{answer}</answer>") or answer
         # The value of an operation is not in the answer: computing it is the task.
-        given = (answer, *([number] if number in answer else []))
-        right = any(same_answer(one, self._task.data["answer"]) for one in given)
+        given = {answer, number if number in answer else answer}
+        right = any(same_answer(text, self._task.data["answer"]) for text in given)
         return right and all(self._holds(*file) for file in files.items())
 
     def _end(self, correct: bool, earned: float, reason: str) -> Outcome:
         """Return the final reward; ``earned`` is the share of tools that earlier replies were rewarded for."""
         share = self._share() if self._required else float(correct)
-        self._finish_tools()
+        _call_all(item.finish for item in self.toolbox)
         return Outcome(
             {
                 "correct": CORRECT * correct,
@@ -204,11 +202,6 @@ class ToolEnvironment(SingleAgentEnvironment):
     def _metrics(self) -> dict[str, float]:
         return {"tool_calls": float(self._calls), "tool_errors": float(self._errors)}
 
-    def _finish_tools(self) -> None:
-        with ExitStack() as stack:
-            for item in self.toolbox:
-                stack.callback(item.finish)
-
     def _named_tools(self) -> dict[str, Tool]:
         found = [tool for item in self.toolbox for tool in item.tools()]
         _check_names([tool.schema.name for tool in found])
@@ -228,6 +221,13 @@ def same_answer(reply: str, expected: str) -> bool:
 
 def _normalize(text: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split()).removesuffix(".")
+
+
+def _call_all(methods: Iterable[Callable[[], None]]) -> None:
+    """Call all, also when one raises."""
+    with ExitStack() as stack:
+        for method in methods:
+            stack.callback(method)
 
 
 def _built(item: ToolSet | Callable[..., Any] | str) -> ToolSet:
