@@ -90,7 +90,7 @@ def test_reasoning_is_neither_judged_nor_shown_to_others(name: str, request: pyt
         request.getfixturevalue("namespaces")
     environment = ENVIRONMENTS[name]()
     task = environment.tasks("train")[0]
-    replies = environment.gold(task) or {agent: ["Bet 5, because taxes are paid."] for agent in environment.agents}
+    replies = environment.gold(task) or {agent: ["Bet 5, because all pay taxes."] for agent in environment.agents}
     reasoned = {agent: [f"{REASONING}{text}" for text in texts] for agent, texts in replies.items()}
     alone, with_reasoning = (
         play_copy(environment, task, given, max_turns=60, must_end=False).as_json() for given in (replies, reasoned)
