@@ -56,6 +56,16 @@ class ToolCall:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
+def final_text(reply: str) -> str:
+    """Return a reply's text after the model's reasoning, which ``</think>`` ends; all of it where nothing follows.
+
+    >>> final_text("<think>7 or 8?</think>\\n8"), final_text("\\n8"), final_text("<think>8</think>")
+    ('8', '\\n8', '<think>8</think>')
+    """
+    _, end, text = reply.rpartition("</think>")
+    return text.lstrip("\n") if end and text.strip() else reply
+
+
 @dataclass(frozen=True)
 class Message:
     """One chat message.
@@ -80,6 +90,11 @@ class Message:
     def __post_init__(self) -> None:
         if self.role not in ROLES:
             raise ValueError(f"message role is {self.role!r}; it must be one of {', '.join(ROLES)}")
+
+    @property
+    def final_text(self) -> str:
+        """The content after the reasoning; see :func:`final_text`."""
+        return final_text(self.content)
 
     def to_chat(self) -> dict[str, Any]:
         """Return the message in the form that chat templates read (OpenAI's field names).

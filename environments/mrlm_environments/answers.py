@@ -81,9 +81,7 @@ def _without_copies(reply: str, question: str) -> str:
 
 def is_right(answer: str | None, expected: str, form: Format) -> bool:
     """Return whether an answer that was read is the expected one: numbers by value, labels by name."""
-    if answer is None:
-        return False
-    return equal_answers(answer, expected) if form == "math" else answer == expected
+    return answer is not None and (equal_answers(answer, expected) if form == "math" else answer == expected)
 
 
 def vote(answers: Sequence[str | None], form: Format) -> str | None:

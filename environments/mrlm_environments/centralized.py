@@ -89,7 +89,7 @@ class Centralized(Environment):
 
     def step(self, actions: Mapping[str, Message]) -> Step:
         """Judge the parts of the reply; see :meth:`Environment.step`."""
-        parts = self.parts(actions["team"].content)
+        parts = self.parts(actions["team"].final_text)
         self._found += sum(part is not None for part in parts.values())
         self._asked += len(parts)
         step = self.environment.step({agent: Message("assistant", part or "") for agent, part in parts.items()})

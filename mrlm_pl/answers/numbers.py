@@ -13,6 +13,8 @@ import unicodedata
 from collections.abc import Iterator
 from fractions import Fraction
 
+from mrlm_pl.episode import final_text
+
 MAX_CHARACTERS = 100_000
 MAX_DIGITS = 300
 MAX_EQUATIONS = 200
@@ -56,12 +58,14 @@ _OTHERS = re.compile(
     rf"|(?:[,;][ ]?(?:or{_MAYBE})?|\(or{_MAYBE})(?P<listed>{_NUMBER})"
     rf"(?=[ ]?(?:[\n;!?)\]}}&$]|\\[)\]}}]|\.(?![0-9])|,(?![0-9]{{3}})|(?:or|and)\b|$)|[ ]\())|[xyznk]\b|:[0-9]"
 )
+_MINUS = re.compile(r"(?:\bnegative|(?:^|[^\w\s)]|\b(?:is|equals|be))\s*minus)\s$", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"[.!?;](?=\s|$)|\n")
 _BRACES = re.compile(r"\\[{}]|\\(?:boxed|fbox|framebox)\s{0,4}\{|[{}]")
 _TAGGED = re.compile(r"<answer>((?:(?!<answer>).)*)</answer>", re.DOTALL)
 
 _FONTS = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|boldsymbol|mbox|operatorname)\s?\{([^{}]{0,200})\}")
-_FRACTIONS = re.compile(r"\\[dtc]?frac\s{0,2}(\{[^{}]{0,400}\}|[0-9])\s{0,2}(\{[^{}]{0,400}\}|[0-9])")
+_ARGUMENT = r"\s{0,2}(?:\{([^{}]{0,400})\}|([0-9]))"
+_FRACTIONS = re.compile(rf"\\[dtc]?frac{_ARGUMENT}{_ARGUMENT}")
 _LATEX = (
     *(("\\!", ""), ("\\,", ""), ("{,}", ","), ("\\%", "%"), ("\\$", "$"), ("\\ ", " "), ("\\;", " "), ("\\:", " ")),
     *(("\\left", ""), ("\\right", ""), ("\\displaystyle", ""), ("^\\circ", ""), ("^{\\circ}", ""), ("~", " ")),
@@ -76,9 +80,10 @@ _UNIT_MARKS = re.compile(
     r"\\(?:boxed|fbox|framebox)|(?<=[A-Za-z])[ ]?\^[ ]?\{?[0-9]\}?|(?<=[A-Za-z])(?:-|[ ]{0,2}/[ ]{0,2})(?=[A-Za-z])|"
     r"(?<=[0-9])\^\{?[ ]?(?:st|nd|rd|th)\b[ ]?\}?"
 )
+_EMPHASIS = re.compile(r"(?<![0-9)] )(?<![\w)*])(\*\*|\*|__|_)(?=[^\s*_])([^*_]*[^\s*_])\1(?![\w*(])")
 _LIST = re.compile(r"[,;]|\b(?:and|or)\b")
 _NO_VALUE = re.compile(
-    r"[-+*/^<>≤≥≠±×÷√|:!]|\\(?!approx|quad|qquad|degree|circ|euro|pounds)[A-Za-z]+|\b(?:not|[xyznk])\b|[0-9]"
+    r"[-+*/^<>≤≥≠±×÷√|!]|(?<![A-Za-z]):|\\(?!approx|quad|qquad|degree|circ|euro|pounds)[A-Za-z]+|\b(?:not|[xyznk])\b|[0-9]"
 )
 _EXPRESSION_MARKS = ((r"\\times|\\cdot|×|·|(?<=[0-9]) x (?=[0-9])", "*"), (r"÷|\\div", "/"), (r"[ {}$,]", ""))
 _EXPRESSION = re.compile(r"-?[0-9.]+(?:\^-?[0-9]+)?(?:[-+*/]-?[0-9.]+(?:\^-?[0-9]+)?){0,8}")
@@ -124,8 +129,7 @@ def marked_answer(reply: str) -> tuple[str, bool, bool]:
     >>> marked_answer(r"<think>7?</think> <answer>so \boxed{5}</answer>"), marked_answer("so 5")
     (('5', True, True), ('so 5', False, False))
     """
-    thought = reply.rpartition("</think>")[2]
-    text = thought if thought.strip() else reply
+    text = final_text(reply)
     tags = [match.group(1) for match in _TAGGED.finditer(text)]
     text = tags[-1] if tags else text
     box = _last_box(text)
@@ -215,7 +219,7 @@ def _plain_text(text: str) -> str:
     if _LATEX_MARKS.search(text):
         for latex, plain in _LATEX:
             text = text.replace(latex, plain)
-        text = _FRACTIONS.sub(_braced_fraction, _FONTS.sub(r" \1 ", text))
+        text = _FRACTIONS.sub(r"\\frac{\1\2}{\3\4}", _FONTS.sub(r" \1 ", text))
     return _NEGATED.sub(r"-\1", text)
 
 
@@ -229,12 +233,6 @@ def _ascii(character: str) -> str:
     if kind == "No" and "\u2044" in (fraction := unicodedata.normalize("NFKC", character)):
         return " " + fraction.replace("\u2044", "/")
     return "" if kind == "Cf" else "'" if character == "\u2019" else character
-
-
-def _braced_fraction(match: re.Match[str]) -> str:
-    return "\\frac" + "".join(
-        argument if argument.startswith("{") else f"{{{argument}}}" for argument in match.groups()
-    )
 
 
 def _last_box(text: str) -> str | None:
@@ -257,7 +255,8 @@ def _single_number(text: str) -> str | None:
     """Return the number of a text with one value: a number with its unit, an equation's right side, an operation."""
     if len(text) > 2 * MAX_DIGITS:
         return None
-    text = _SPACED_GROUPS.sub(lambda match: match.group().replace(" ", ""), _UNIT_MARKS.sub("", text))
+    text = _UNIT_MARKS.sub("", _EMPHASIS.sub(r"\2", text))
+    text = _SPACED_GROUPS.sub(lambda match: match.group().replace(" ", ""), text)
     if len(_NUMBERS.findall(text)) > 1 and _LIST.search(_NUMBERS.sub(" ", text)):
         return None
     side = text.rpartition("=")[2].strip()
@@ -294,9 +293,9 @@ def _stated_number(text: str, start: int) -> Iterator[str | None]:
 
 def _last_number(text: str) -> str | None:
     for match in reversed(list(_NUMBERS.finditer(text))):
-        before, after = text[max(0, match.start() - 5) : match.start()], text[match.end() : match.end() + 2]
+        before, after = text[max(0, match.start() - 20) : match.start()], text[match.end() : match.end() + 2]
         if not re.search(r"\bnot\s$|[0-9]:$", before) and not re.match(r":[0-9]", after):
-            return match.group().strip()
+            return "-" * bool(_MINUS.search(before)) + match.group().strip()
     return None
 
 

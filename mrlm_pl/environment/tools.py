@@ -108,7 +108,7 @@ class Tool(ToolSet):
 
 
 def requested_calls(message: Message) -> tuple[ToolCall | MalformedCall, ...]:
-    """Return the calls that an assistant's message asks for, in order.
+    """Return the calls that an assistant's message asks for, in order, without those in its reasoning.
 
     >>> requested_calls(Message("assistant", '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'))
     (ToolCall(id='call00000', name='add', arguments={'a': 1}),)
@@ -117,7 +117,7 @@ def requested_calls(message: Message) -> tuple[ToolCall | MalformedCall, ...]:
     """
     if message.tool_calls:
         return message.tool_calls
-    texts = [match[1].strip() for match in islice(_CALL.finditer(message.content), MAX_CALLS + 1)]
+    texts = [match[1].strip() for match in islice(_CALL.finditer(message.final_text), MAX_CALLS + 1)]
     calls = [read_call(text, number) for number, text in enumerate(texts[:MAX_CALLS])]
     surplus = [MalformedCall(f"a reply may ask for {MAX_CALLS} calls at most")] if len(texts) > MAX_CALLS else []
     return (*calls, *surplus)

@@ -116,7 +116,22 @@ def test_the_last_label_that_is_stated_and_not_denied(reply: str, label: str | N
 
 
 @pytest.mark.parametrize(
-    ("reply", "answer"), [(r"\boxed{5}", "5"), ("#### 1,234", "1,234"), ("no", None), ("9" * 400, None)]
+    ("reply", "answer"),
+    [
+        (r"\boxed{5}", "5"),
+        ("#### 1,234", "1,234"),
+        ("no", None),
+        ("9" * 400, None),
+        ("<answer>**5**</answer>", "5"),
+        ("<answer>x = *5* apples</answer>", "5"),
+        (r"\boxed{2 *3* 4}", "24"),
+        (r"\boxed{2*3*4}", "24"),
+        (r"\boxed{\text{Total cost: } \$5}", "$5"),
+        (r"\boxed{3:5}", None),
+        ("x equals minus 5.", "-5"),
+        ("So it is negative 5", "-5"),
+        ("8 minus 5", "5"),
+    ],
 )
 def test_numbers_are_read_as_in_the_math_environment(reply: str, answer: str | None) -> None:
     assert read_answer(reply, "math") == answer

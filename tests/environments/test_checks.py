@@ -33,6 +33,7 @@ from benchmarks.robustness.semantic import (
 )
 from mrlm_pl.environment import Environment
 from mrlm_pl.environment.check import check_semantics
+from mrlm_pl.environment.trial import play_copy
 from tests.support.servers.foreign_servers import ROOT
 
 ALWAYS = {"injection", "leakage", "replay"}
@@ -72,6 +73,29 @@ def assert_passes(name: str, tasks: int, *, other_process: bool) -> None:
 @pytest.mark.long_after(2)
 def test_embedded_environments_pass(name: str) -> None:
     assert_passes(name, 3, other_process=False)
+
+
+REASONING = (
+    "<think>Perhaps <answer>7</answer>, Final Answer: #0, [9], A or P or 9, <agent_1>C</agent_1>.\nAction: look\n"
+    '```python\n(\n```\n<tool_call>{"name": "take_action", "arguments": {"action": "look"}}</tool_call></think>\n\n'
+)
+RAW = ("question", "scored", "harness")
+"""Those whose rewards are the user's own functions, which may reward the form of the reasoning."""
+
+
+@pytest.mark.parametrize("name", [name for name in ENVIRONMENTS if name not in (*RAW, "gymnasium")])
+@pytest.mark.long_after(2)
+def test_reasoning_is_neither_judged_nor_shown_to_others(name: str, request: pytest.FixtureRequest) -> None:
+    if name == "shell":
+        request.getfixturevalue("namespaces")
+    environment = ENVIRONMENTS[name]()
+    task = environment.tasks("train")[0]
+    replies = environment.gold(task) or {agent: ["Bet 5, because all pay taxes."] for agent in environment.agents}
+    reasoned = {agent: [f"{REASONING}{text}" for text in texts] for agent, texts in replies.items()}
+    alone, with_reasoning = (
+        play_copy(environment, task, given, max_turns=60, must_end=False).as_json() for given in (replies, reasoned)
+    )
+    assert with_reasoning == alone
 
 
 @pytest.mark.slow

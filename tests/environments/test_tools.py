@@ -243,6 +243,30 @@ def test_a_written_file_is_part_of_the_answer() -> None:
 
 
 @pytest.mark.parametrize(
+    ("answer", "right"),
+    [
+        ("395", True),
+        ("The result is 395.", True),
+        ("395 km", True),
+        ("x = 395", True),
+        (r"\boxed{395}", True),
+        ("**395**", True),
+        ("Total: $395", True),
+        ("17*23+4 = 395", True),
+        ("17*23+4", False),
+        ("395 or 396", False),
+        ("17, 395", False),
+        ("not 395", False),
+        ("The result is 396.", False),
+    ],
+)
+def test_a_number_is_read_from_the_words_around_it(answer: str, right: bool) -> None:
+    environment = ToolEnvironment()
+    environment.reset(Task("tools", "train", 0, 0, {"question": "17*23+4=?", "answer": "395"}))
+    assert environment.step({"agent": Message("assistant", f"<answer>{answer}</answer>")}).success is right
+
+
+@pytest.mark.parametrize(
     ("reply", "expected", "same"),
     [
         ("395.0", "395", True),

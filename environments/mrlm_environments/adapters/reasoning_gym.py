@@ -115,15 +115,15 @@ class ReasoningGymEnvironment(SingleAgentEnvironment):
     def reply(self, message: Message) -> Outcome:
         """Score the answer; see :meth:`SingleAgentEnvironment.reply`."""
         extract = _library().utils.extract_answer
-        answer = extract(message.content, self.tag) if self.tag else message.content.strip()
-        failed = False
-        try:
-            dataset_score = float(self._dataset(self._generator).score_answer(answer, self._entry))
-            score = min(1.0, max(0.0, dataset_score))  # sums of the library's may round to more
-        except Exception:  # scorers parse answers in many ways, and raise anything on a malformed one
-            score, failed = 0.0, True
-        if _NAN.search(answer or "") and not _NAN.search(str(self._entry["answer"])):
-            score = 0.0
+        answer = extract(message.content, self.tag) if self.tag else message.final_text.strip()
+        score, failed = 0.0, False
+        # Some scorers give a little for any text, and for none.
+        if answer is not None and (_NAN.search(str(self._entry["answer"])) or not _NAN.search(answer)):
+            try:
+                dataset_score = float(self._dataset(self._generator).score_answer(answer, self._entry))
+                score = min(1.0, max(0.0, dataset_score))  # sums of the library's may round to more
+            except Exception:  # scorers parse answers in many ways, and raise anything on a malformed one
+                failed = True
         return Outcome(
             {"score": score},
             stop_reason="answered" if answer is not None else "unparsed",

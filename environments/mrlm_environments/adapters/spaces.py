@@ -139,7 +139,7 @@ class SpacesEnvironment(Environment):
         for agent, message in actions.items():
             space, mask = self.action_space(env, agent), self._views[agent].mask
             try:
-                self._actions[agent] = self.codec.action(message.content, space, mask)
+                self._actions[agent] = self.codec.action(message.final_text, space, mask)
             except IllegalActionError as error:
                 faults[agent] = str(error)
         self._counts["illegal"] += len(faults)

@@ -127,7 +127,7 @@ class TextArenaEnvironment(Environment):
         with _drawing_from(self._draws):
             facts = self._game.state.game_info[self._players.index(agent)]
             facts["invalid_move"] = False  # games that continue after an illegal move leave it True
-            done, _ = self._game.step(action=self.codec.action(message.content))
+            done, _ = self._game.step(action=self.codec.action(message.final_text))
             state, lost = self._game.state, facts["invalid_move"]
             self._counts["illegal"] += lost or getattr(state, "error_count", 0) > 0
             self._counts["illegal_of"] += 1

@@ -38,7 +38,7 @@ HOW_TO_ACT = (
 AGENT, PLANNER, ACTOR = "agent", "planner", "actor"
 PLAN_CHARACTERS = 1000
 ANY_STEPS = (1, 50)
-_WRITTEN = re.compile(r"^[ \t*>#-]{0,8}action:(.*)", re.IGNORECASE | re.MULTILINE)
+_WRITTEN = re.compile(r"^[ \t*>#-]{0,8}action[ \d*]{0,8}:(.*)", re.IGNORECASE | re.MULTILINE)
 
 
 class AlfWorldEnvironment(Environment):
@@ -152,10 +152,10 @@ class AlfWorldEnvironment(Environment):
         if agent == PLANNER:
             self._turns += 1
             self._planned = self._turns
-            self._held[ACTOR].append(Message("user", f"Plan: {clip(message.content, PLAN_CHARACTERS)}"))
+            self._held[ACTOR].append(Message("user", f"Plan: {clip(message.final_text, PLAN_CHARACTERS)}"))
             return self._next(ACTOR)
         calls = requested_calls(message)
-        written = None if calls else _WRITTEN.search(message.content)
+        written = None if calls else _WRITTEN.search(message.final_text)
         if not calls:
             text = self._act(agent, written[1]) if written else self._failed(HOW_TO_ACT)
             self._held[agent].append(Message("user", text))
@@ -183,7 +183,7 @@ class AlfWorldEnvironment(Environment):
 
     def _act(self, agent: str, given: str) -> str:
         """Take an action and return its observation."""
-        text = " ".join(given[:PLAN_CHARACTERS].lower().split())
+        text = " ".join(given[:PLAN_CHARACTERS].lower().split()).strip(" .!*\"'`")  # else the number is another word
         known = self._game.actions(self._state)
         if text not in known and self.snap == "bleu":
             text = most_similar(text, known) or text

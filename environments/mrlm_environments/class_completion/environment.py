@@ -99,7 +99,7 @@ class ClassCompletionEnvironment(Environment):
             SandboxError: the sandbox is broken, which is no fault of the program.
         """
         data = self._task.data
-        texts = [actions[agent].content[:MAX_REPLY_CHARACTERS] for agent in self.agents if agent in actions]
+        texts = [actions[agent].final_text[:MAX_REPLY_CHARACTERS] for agent in self.agents if agent in actions]
         merged = None
         with suppress(*BROKEN):
             replies = [read_reply(text, data["class"], data["methods"]) for text in texts]

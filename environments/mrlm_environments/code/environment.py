@@ -103,7 +103,7 @@ class CodeEnvironment(SingleAgentEnvironment):
         """
         self._attempts += 1
         data = self._task.data
-        program = program_of(message.content[:MAX_PROGRAM_CHARACTERS], data["given"], data["entry"])
+        program = program_of(message.final_text[:MAX_PROGRAM_CHARACTERS], data["given"], data["entry"])
         result = grade(self.sandbox, program, tests_of(data))
         valid = result.loaded and result.ending != "time"
         components = {

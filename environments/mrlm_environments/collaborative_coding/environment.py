@@ -142,7 +142,7 @@ class CollaborativeCodingEnvironment(Environment):
             SandboxError: the sandbox is broken, which is no fault of the program.
         """
         self._turn += 1
-        judged = self._judge(*(actions[agent].content[:MAX_REPLY_CHARACTERS] for agent in self.agents))
+        judged = self._judge(*(actions[agent].final_text[:MAX_REPLY_CHARACTERS] for agent in self.agents))
         done = self._turn == self.turns or judged.total == MAXIMUM
         change = {name: value - self._paid.get(name, 0.0) for name, value in judged.components.items()}
         self._paid = dict(judged.components)

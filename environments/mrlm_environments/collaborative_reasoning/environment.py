@@ -167,7 +167,7 @@ class CollaborativeReasoningEnvironment(Environment):
             EnvironmentContractError: the scorer gave something that is no score.
         """
         # Halves of characters cannot be given to models.
-        replies = {person_of(agent): message.content for agent, message in actions.items()}
+        replies = {person_of(agent): message.final_text for agent, message in actions.items()}
         texts = {person: text.encode("utf-8", "replace").decode() for person, text in replies.items()}
         for person, text in texts.items():
             self._said[person].append(Message("assistant", text))

@@ -108,7 +108,7 @@ class DebateEnvironment(Environment):
     def step(self, actions: Mapping[str, Message]) -> Step:
         """Pass an argument on to the other side, or have the debate judged; see :meth:`Environment.step`."""
         ((agent, message),) = actions.items()
-        self._arguments.append(Argument(SIDE_OF[agent], self._read(message.content)))
+        self._arguments.append(Argument(SIDE_OF[agent], self._read(message.final_text)))
         if len(self._arguments) < 2 * self.max_turns:
             return Step(self._observations(OPPONENT[SIDE_OF[agent]]))
         debate = Debate(self._topic, tuple(self._arguments), derive_seed("judge", self._seed))

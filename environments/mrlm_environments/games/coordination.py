@@ -62,7 +62,7 @@ class CoordinationGame(Environment):
 
     def step(self, actions: Mapping[str, Message]) -> Step:
         """Pay both players; see :meth:`Environment.step`."""
-        choices = {agent: chosen_letter(message.content, COLLABORATE + ALONE) for agent, message in actions.items()}
+        choices = {agent: chosen_letter(message.final_text, COLLABORATE + ALONE) for agent, message in actions.items()}
         together = all(chosen == COLLABORATE for chosen in choices.values())
         pay = {COLLABORATE: self.together if together else self.deserted, ALONE: self.alone, None: 0.0}
         return Step(

@@ -62,7 +62,7 @@ class Halves(Environment):
 
     def step(self, actions: Mapping[str, Message]) -> Step:
         """Pay both players; see :meth:`Environment.step`."""
-        chosen = {agent: self.chosen(message.content) for agent, message in actions.items()}
+        chosen = {agent: self.chosen(message.final_text) for agent, message in actions.items()}
         whole = set(chosen.values()) == set(self.halves)
         return Step(
             rewards=dict.fromkeys(self.agents, float(whole)),

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
+from mrlm_environments.data_tasks import ending
 from mrlm_environments.games.letters import chosen_letter
 from mrlm_pl.environment import Environment, Message, Observations, SeededTasks, Step, Task, TaskSource
 from mrlm_pl.settings import at_least, between
@@ -64,7 +65,7 @@ class Helpers(Environment):
     def step(self, actions: Mapping[str, Message]) -> Step:
         """Ask a helper, report its letter, or end; see :meth:`Environment.step`."""
         ((agent, message),) = actions.items()
-        letter, last = chosen_letter(message.content, "AC"), self._asked == len(self.agents) - 1
+        letter, last = chosen_letter(message.final_text, "AC"), self._asked == len(self.agents) - 1
         if agent != "planner":
             told = self.score * (letter == self._letter)
             self._answers = last
@@ -72,13 +73,7 @@ class Helpers(Environment):
             return Step(observations=shown, components={agent: {"told": told}})
         if self._answers:
             success = letter == self._letter
-            return Step(
-                components={agent: {"right": float(success)}},
-                done=True,
-                stop_reason="answered",
-                success=success,
-                metrics={"calls": float(self._asked)},
-            )
+            return ending([agent], {"right": float(success)}, "answered", success, {"calls": float(self._asked)})
         if letter != "C":
             self._answers = True
             return Step(observations=self._shown("planner", "A or C?"))

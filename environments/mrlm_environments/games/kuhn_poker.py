@@ -47,7 +47,7 @@ class KuhnPoker(OpponentsGame):
     def step(self, actions: Mapping[str, Message]) -> Step:
         """Pass, bet or fold; see :meth:`Environment.step`."""
         ((agent, message),) = actions.items()
-        action = chosen_letter(message.content, "PB")
+        action = chosen_letter(message.final_text, "PB")
         self._history += action or ""
         if action is None:
             return self._end("illegal_action", self._other(agent), chips=1.0)

@@ -80,7 +80,7 @@ class LengthRatioGame(Environment):
     def step(self, actions: Mapping[str, Message]) -> Step:
         """Pay a round; see :meth:`Environment.step`."""
         self._round += 1
-        first, second = (len(actions[agent].content[:MAX_CHARACTERS].strip()) for agent in self.agents)
+        first, second = (len(actions[agent].final_text[:MAX_CHARACTERS].strip()) for agent in self.agents)
         pay = ratio_pay(first, second, self.target) if min(first, second) >= self.minimum else 0.0
         done = self._round == self.rounds
         shown = Message("user", f"The first text had {first} characters, the second {second}. Write again.")

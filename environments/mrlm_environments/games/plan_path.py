@@ -106,7 +106,7 @@ class PlanPath(Environment):
     def step(self, actions: Mapping[str, Message]) -> Step:
         """Judge a proposal, or move; see :meth:`Environment.step`."""
         ((agent, message),) = actions.items()
-        moves = moves_of(message.content, self.moves)
+        moves = moves_of(message.final_text, self.moves)
         reached = self._after(moves)
         if agent == "planner":
             earned = SHARE * (self._proposed - self._distances[reached]) / self._far

@@ -50,7 +50,7 @@ class TicTacToe(OpponentsGame):
     def step(self, actions: Mapping[str, Message]) -> Step:
         """Make a move; see :meth:`Environment.step`."""
         ((agent, message),) = actions.items()
-        cell = move(message.content)
+        cell = move(message.final_text)
         if cell is None or self._board[cell - 1] in MARKS:
             return self._end("illegal_move", winner=self._other(agent))
         mark = MARKS[self._moves % 2]

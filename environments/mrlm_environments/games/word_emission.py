@@ -63,7 +63,7 @@ class WordEmission(Environment):
 
     def step(self, actions: Mapping[str, Message]) -> Step:
         """Pay all agents; see :meth:`Environment.step`."""
-        shares = {agent: word_share(message.content, self._word) for agent, message in actions.items()}
+        shares = {agent: word_share(message.final_text, self._word) for agent, message in actions.items()}
         metrics = {f"{agent}_share": share for agent, share in shares.items()}
         success = all(share == 1 for share in shares.values())
         return ending(self.agents, {"word": sum(shares.values()) / len(shares)}, "answered", success, metrics)

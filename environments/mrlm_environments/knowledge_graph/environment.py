@@ -36,8 +36,8 @@ AGENT, TEAM = "agent", ("explorer_1", "explorer_2", "answerer")
 EXPLORING = ("get_relations", "get_neighbors", "get_attributes")
 DONE = "Done."
 NO_CALL = "No valid function calls found! Need to recheck the function calls."
-_FINAL = re.compile(r"(?:Find|Final) Answer: #(\d{1,6})")
-_ACTION = re.compile(r"^Action.*?:(.*)", re.MULTILINE)
+_FINAL = re.compile(r"(?:Find|Final) Answer[:\s*_`(]{1,8}(?:variable )?#(\d{1,6})", re.IGNORECASE)
+_ACTION = re.compile(r"^[ \t*>#-]{0,8}action.*?:(.*)", re.IGNORECASE | re.MULTILINE)
 
 
 class KnowledgeGraphEnvironment(Environment):
@@ -169,7 +169,7 @@ class KnowledgeGraphEnvironment(Environment):
         self._turns += 1
         self._own += 1
         answers = agent == self.agents[-1]
-        text = message.content.partition("Observation:")[0].replace("\\_", "_")
+        text = message.final_text.partition("Observation:")[0].replace("\\_", "_")
         calls = requested_calls(message)
         written = None if calls else _ACTION.search(text)
         final = _FINAL.search(text) if answers and not calls else None

@@ -17,7 +17,7 @@ from mrlm_environments.toolbox.functions import FunctionTool
 from mrlm_environments.toolbox.programs import PythonRepl, Shell
 from mrlm_environments.toolbox.search import WebSearch
 from mrlm_environments.tools.problems import KINDS, REQUIRED_TOOLS, Kind, data_problem, generate_problem
-from mrlm_pl.answers.numbers import equal_answers, number_value
+from mrlm_pl.answers.numbers import equal_answers, extract_answer, number_value
 from mrlm_pl.environment import Message, Outcome, SingleAgentEnvironment, Task, TaskSource, ToolSchema
 from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.environment.tools import Tool, ToolCall, ToolError, ToolSet, answer_calls, requested_calls, stated_answer
@@ -46,8 +46,9 @@ class ToolEnvironment(SingleAgentEnvironment):
     A reply before the last one earns ``shaping`` times the increase of the share, and the last decision gives all of it
     back: the sum over an episode is the final reward alone, however often tools are called.
 
-    Numbers are compared by value, other answers as text without regard to case, spacing and a full stop at the end.
-    Where a task names ``expected_files``, the answer is right only if the files hold their texts.
+    Numbers are compared by value, with or without a unit or a sentence around them, other answers as text without
+    regard to case, spacing and a full stop at the end. Where a task names ``expected_files``, the answer is right only
+    if the files hold their texts.
 
     Args:
         tools: tools by name (``calculator``, ``file_system``, ``web_search``, ``python_repl``, ``shell``), functions
@@ -138,11 +139,9 @@ class ToolEnvironment(SingleAgentEnvironment):
     def reply(self, message: Message) -> Outcome:
         """Make the calls of one reply, or judge its answer; see :meth:`SingleAgentEnvironment.reply`."""
         self._turn += 1
-        answer = stated_answer(_CALLS.sub(" ", message.content))
+        answer = stated_answer(_CALLS.sub(" ", message.final_text))
         if answer is not None:
-            files: Mapping[str, str] = self._task.data.get("expected_files") or {}
-            right = same_answer(answer, self._task.data["answer"]) and all(self._holds(*file) for file in files.items())
-            return self._end(right, self._share(), "answered")
+            return self._end(self._is_right(answer), self._share(), "answered")
         earned = self._share()
         calls, how = requested_calls(message), 'Write {"name": NAME, "arguments": OBJECT}.'
         schemas = [tool.schema for tool in self._available.values()]
@@ -158,6 +157,14 @@ class ToolEnvironment(SingleAgentEnvironment):
     def close(self) -> None:
         """Close all tools, also when one cannot be closed."""
         self._end_tools("close")
+
+    def _is_right(self, answer: str) -> bool:
+        files: Mapping[str, str] = self._task.data.get("expected_files") or {}
+        number = extract_answer(f"<answer>{answer}</answer>") or answer
+        # The value of an operation is not in the answer: computing it is the task.
+        given = {answer, number if number in answer else answer}
+        right = any(same_answer(text, self._task.data["answer"]) for text in given)
+        return right and all(self._holds(*file) for file in files.items())
 
     def _end(self, correct: bool, earned: float, reason: str) -> Outcome:
         """Return the final reward; ``earned`` is the share of tools that earlier replies were rewarded for."""

@@ -108,7 +108,7 @@ class WritingEnvironment(Environment):
     def step(self, actions: Mapping[str, Message]) -> Step:
         """Score the pair, or show it to both agents; see :meth:`Environment.step`."""
         self._turn += 1
-        parts = (actions[self.agents[0]].content, actions[self.agents[1]].content)
+        parts = (actions[self.agents[0]].final_text, actions[self.agents[1]].final_text)
         score = score_parts(RULES[self.family], parts, self._source, self.faithfulness)
         if self._turn < self.turns:
             return self._shown(parts, score)

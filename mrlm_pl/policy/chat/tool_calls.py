@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any
 
 from mrlm_pl.environment.tools import MAX_CALL_CHARACTERS, MAX_CALLS, call_of, tool_schema
-from mrlm_pl.episode import Message, ToolCall
+from mrlm_pl.episode import Message, ToolCall, final_text
 from mrlm_pl.grouping import common_prefix
 
 _NAME = "probe_tool"
@@ -34,12 +34,13 @@ class CallForm(ABC):
     opening: str
 
     def read(self, text: str, tools: Tools) -> tuple[ToolCall, ...]:
-        """Return the calls in a reply; none if one is malformed, which an environment sees in the text.
+        """Return the calls after a reply's reasoning; none if one is malformed, which an environment sees in the text.
 
         Args:
             text: reply with its special tokens.
             tools: schemas with the types of values.
         """
+        text = final_text(text)
         if len(text) > MAX_CALL_CHARACTERS:
             return ()
         try:

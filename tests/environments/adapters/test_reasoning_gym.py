@@ -49,6 +49,13 @@ def test_the_reward_is_the_librarys_score(reply: str, expected: float | None) ->
     assert step.success == (expected == 1.0)
 
 
+def test_a_reply_without_a_tag_earns_nothing() -> None:
+    environment = ReasoningGymEnvironment({"fraction_simplification": None})  # .01 for any text
+    task = environment.tasks("train")[0]
+    environment.reset(task)
+    assert environment.step({"agent": Message("assistant", task.data["answer"])}).rewards == {"agent": 0.0}
+
+
 def test_without_a_tag_the_whole_reply_is_scored() -> None:
     environment = ReasoningGymEnvironment({"chain_sum": EASY}, tag="", system_prompt="", success_at=0.3)
     task = environment.tasks("train")[0]

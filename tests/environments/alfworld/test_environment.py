@@ -150,7 +150,7 @@ def test_an_action_comes_as_a_call_of_either_form_or_as_a_line() -> None:
     replies = [
         Message("assistant", "", tool_calls=calls),
         act("inventory"),
-        "I wonder.\n**Action: inventory",
+        "I wonder.\n**Action 1**: inventory",
         "\n " * 100_000,
     ]
     steps = played(environment, task, [*replies, "<tool_call>{oops</tool_call>", written_call("fly", action="up")])
@@ -172,6 +172,15 @@ def test_an_action_that_is_not_admissible_snaps_to_the_most_similar_or_does_noth
         assert read(step)[0].startswith(expected)
     (step,) = played(AlfWorldEnvironment(**BARE), task, [act("dance wildly")])
     assert read(step) == [NOTHING]
+
+
+@pytest.mark.parametrize("written", ["{}.", '"{}"', "**{}**", "`{}`!"])
+def test_marks_around_an_action_do_not_make_it_another_one(written: str) -> None:
+    task = AlfWorldEnvironment().tasks("train")[0]
+    *_, target = generated(task.data).house.receptacles
+    for snap in ("bleu", "exact"):
+        (step,) = played(AlfWorldEnvironment(snap=snap, **BARE), task, [act(written.format(f"go to {target}"))])
+        assert read(step)[0].startswith(f"You arrive at {target}.")
 
 
 def test_similarity_is_that_of_nltk() -> None:

@@ -85,7 +85,17 @@ def test_a_number_is_the_answer_of_a_count() -> None:
     assert not played(posed(["3"]), FILMS, "Action: count(#0)", "Final Answer: #0")[-1].success
 
 
-@pytest.mark.parametrize("text", ["Thought: it is #0.\nFinal Answer: #0", "Find Answer: #0", "Final Answer: #0\\_"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Thought: it is #0.\nFinal Answer: #0",
+        "Find Answer: #0",
+        "Final Answer: #0\\_",
+        "**Final Answer:** #0",
+        "final answer:\n`#0`",
+        "Final Answer: variable #0",
+    ],
+)
 def test_forms_of_the_final_answer(text: str) -> None:
     assert played(posed(["m.f1", "m.f2", "m.f3"]), FILMS, text)[-1].success
 
@@ -122,7 +132,12 @@ def test_the_question_names_its_entities() -> None:
 
 def test_calls_in_every_form_are_made() -> None:
     native = Message("assistant", "", tool_calls=(ToolCall("c1", "get_relations", {"variable": "Acme"}),))
-    texts = ("Thought: look.\nAction: get_relations(Acme)", "Action 1: get\\_relations(Acme)\nObservation: [made.up]")
+    texts = (
+        "Thought: look.\nAction: get_relations(Acme)",
+        "Action 1: get\\_relations(Acme)\nObservation: [made.up]",
+        "**Action:** `get_relations(Acme)`",
+        "- action: get_relations(Acme)",
+    )
     for reply in (native, written_call("get_relations", variable="Acme"), *texts):
         (step,) = played(posed(["m.f1"]), reply)
         assert told(step) == ["Observation: [film.studio.films]"]

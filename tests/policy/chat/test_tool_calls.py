@@ -126,6 +126,12 @@ def test_a_malformed_call_is_left_to_the_environment() -> None:
     assert getattr(malformed, "fault", None) == "it is not JSON"
 
 
+def test_a_call_in_the_reasoning_is_not_read() -> None:
+    first, second = (f'<tool_call>{{"name": "add", "arguments": {{"a": {number}}}}}</tool_call>' for number in (1, 2))
+    calls = [JSONForm("<tool_call>").read(f"{first}</think>{said}", [ADD]) for said in (second, "Nothing to add.")]
+    assert [[call.arguments for call in read] for read in calls] == [[{"a": 2}], []]
+
+
 def test_arguments_that_are_too_deep_for_records_are_malformed() -> None:
     for levels, read in ((MAX_LEVELS - 1, True), (MAX_LEVELS, False), (600, False)):
         text = '<tool_call>{"name": "add", "arguments": {"a": ' + "[" * levels + "]" * levels + "}}</tool_call>"
