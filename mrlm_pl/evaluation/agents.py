@@ -99,12 +99,13 @@ def stop_reasons(episodes: Sequence[Episode], weights: Sequence[float]) -> Compo
 def means_by_agent(
     episodes: Sequence[Episode], weights: Sequence[float], turns: Iterable[tuple[Turn, Trajectory]]
 ) -> Means:
-    """Return the metrics of each agent and of each policy.
+    """Return the metrics of each agent, of each policy, and those of all turns.
 
-    For an agent, as ``agent/NAME/...``, of the episodes that have it: ``reward`` (its return), ``turns`` and
-    ``first_turn`` (the step, from 0, at which it first acts, where it does). For a policy, as ``policy/NAME/...``:
-    ``reward``, the mean return of the agents in its seats. For both: ``response_tokens`` per turn and
-    ``truncated_turns``, the fraction of turns truncated at ``max_tokens``.
+    For an agent, as ``agent/NAME/...``, of the episodes that have it: ``reward`` (its return, 0 where it does not act),
+    ``turns`` and ``first_turn`` (the step, from 0, at which it first acts, where it does). For a policy, as
+    ``policy/NAME/...``: ``reward``, the mean return of the agents in its seats, of the episodes in which they act. For
+    both, and without a prefix for all turns: ``response_tokens`` per turn, ``truncated_turns``, the fraction of turns
+    truncated at ``max_tokens``, and ``entropy``, the mean ``-log mu`` of the tokens that current weights sampled.
 
     Args:
         episodes: episodes that did not fail.
@@ -115,20 +116,23 @@ def means_by_agent(
 
     def add(name: str, value: float, weight: float = 1.0) -> None:
         total, count = means.get(name, (0.0, 0.0))
-        means[name] = total + value * weight, count + weight
+        means[name] = total + value, count + weight
 
     for episode, weight in zip(episodes, weights, strict=True):
         for play in _agent_plays(episode):
-            add(f"agent/{play.agent}/reward", play.reward, weight)
-            add(f"agent/{play.agent}/turns", float(len(play.turns)), weight)
+            add(f"agent/{play.agent}/reward", play.reward * weight, weight)
+            add(f"agent/{play.agent}/turns", len(play.turns) * weight, weight)
             if play.turns:
-                add(f"agent/{play.agent}/first_turn", float(play.first_turn), weight)
+                add(f"agent/{play.agent}/first_turn", play.first_turn * weight, weight)
             for policy in play.policies:
-                add(f"policy/{policy}/reward", play.reward, weight)
+                add(f"policy/{policy}/reward", play.reward * weight, weight)
     for turn, row in turns:
-        for owner in (f"agent/{turn.agent}", f"policy/{row.policy}"):
-            add(f"{owner}/response_tokens", float(turn.stop - turn.start))
-            add(f"{owner}/truncated_turns", float(turn.finish_reason == "length"))
+        surprise, tokens = -math.fsum(row.logprobs[turn.start : turn.stop]), float(turn.stop - turn.start)
+        for owner in ("", f"agent/{turn.agent}/", f"policy/{row.policy}/"):
+            add(f"{owner}response_tokens", tokens)
+            add(f"{owner}truncated_turns", float(turn.finish_reason == "length"))
+            if turn.policy == row.policy:  # not of a stale snapshot
+                add(f"{owner}entropy", surprise, tokens)
     return means
 
 

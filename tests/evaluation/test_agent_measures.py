@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from mrlm_pl.data.rollout.evaluation import EpisodeBatch
@@ -50,6 +52,24 @@ def test_policies_have_the_mean_of_the_agents_that_they_play() -> None:
     assert found["rollout/policy/other/truncated_turns"] == 0
 
 
+def test_agents_and_policies_have_the_entropy_of_their_own_tokens() -> None:
+    """A policy that collapses beside a partner that does not is seen."""
+    pro, con = FIRST.rows()
+    likely = dataclasses.replace(pro, logprobs=(0.0, -0.25, -0.25, 0.0, 0.0, 0.0, 0.0))
+    unlikely = dataclasses.replace(con, logprobs=(0.0, -1.0, -2.0, -3.0))
+    played = dataclasses.replace(FIRST, trajectories={"pro": (likely,), "con": (unlikely,)})
+    found = CollectionSums.of([played], 1.0).metrics()
+    assert found["rollout/agent/pro/entropy"] == found["rollout/policy/main/entropy"] == 0.5 / 6
+    assert found["rollout/agent/con/entropy"] == found["rollout/policy/other/entropy"] == 6.0 / 3
+    assert found["rollout/entropy"] == 6.5 / 9
+    stale = dataclasses.replace(con.turns[0], policy="other@3")
+    earlier = dataclasses.replace(unlikely, turns=(stale,))
+    played = dataclasses.replace(FIRST, trajectories={"pro": (likely,), "con": (earlier,)})
+    found = CollectionSums.of([played], 1.0).metrics()
+    assert "rollout/agent/con/entropy" not in found, "a snapshot sampled it"
+    assert found["rollout/entropy"] == 0.5 / 6
+
+
 def test_stop_reasons_are_shares_of_the_episodes() -> None:
     found = stop_reasons([FIRST, SECOND], [1.0, 3.0]).means()
     assert found == {"truncated_episodes": 0.75, "stop/judged": 0.25, "stop/max_turns": 0.75}
@@ -75,6 +95,12 @@ def test_validation_has_every_agent() -> None:
     assert means["agent/pro/reward"] == (0.75, 2)
     assert means["agent/con/reward"] == (-0.5, 2)
     assert means["agent/pro/truncated_turns"] == (pytest.approx(2 / 3), 3)
+
+
+def test_an_agent_without_a_token_has_no_entropy_in_a_validation() -> None:
+    means = EpisodeBatch([episode(0, "judged", False, trajectory("pro", "main", (0, 0, {}, "stop")))]).means()
+    assert means["agent/pro/response_tokens"] == (0.0, 1)
+    assert "agent/pro/entropy" not in means
 
 
 def test_the_whole_is_reported_where_some_turns_have_no_named_component() -> None:

@@ -97,7 +97,7 @@ class EpisodeBatch:
         played = [episode for episode in self.episodes if not episode.failed and episode.team_size > 1]
         turns = [(turn, row) for episode in played for row in episode.rows() for turn in row.turns]
         for name, (total, count) in means_by_agent(played, [1.0] * len(played), turns).items():
-            if name.startswith("agent/"):
+            if name.startswith("agent/") and count:
                 means[name] = total / count, count
         for name in dict.fromkeys(episode.task.environment for episode in self.episodes if self.by_task):
             task_means = _means([episode for episode in self.episodes if episode.task.environment == name])

@@ -117,7 +117,6 @@ class CollectionSums:
             if branch.group in groups:
                 groups[branch.group].append(branch)
         means = {
-            "rollout/truncated_turns": (float(sum(turn.finish_reason == "length" for turn, _ in turns)), len(turns)),
             "rollout/zero_variance_groups": (float(sum(map(without_signal, groups.values()))), len(groups)),
             **outcomes,
         }
@@ -128,11 +127,6 @@ class CollectionSums:
             f"rollout/agent/{agent}/components/": agent_components for agent, agent_components in by_agent.items()
         }
         components["rollout/"] = stop_reasons(played, weights)
-        # The turns of a stale snapshot do not count in the policy's entropy.
-        current_turns = [(turn, row) for turn, row in turns if turn.policy == row.policy]
-        surprise = -math.fsum(sum(row.logprobs[turn.start : turn.stop]) for turn, row in current_turns)
-        means["rollout/entropy"] = (surprise, _tokens(current_turns))
-        means["rollout/response_tokens"] = (_tokens(turns), float(len(turns)))
         everything = [*episodes, *unused]
         sampled = turns if len(everything) == len(played) else distinct_turns(everything)
         counts = {
