@@ -587,6 +587,21 @@ def test_measures_of_tokens_are_offered_where_the_run_kept_them(browser: Any, se
     assert "kl -0.375" in readout
 
 
+@pytest.mark.parametrize(
+    ("advantages", "shades"),
+    [([2.0, 2.0], ["215 0.68", "215 0.68"]), ([2.0, -0.5], ["215 0.68", "5 0.23"]), ([0.0, 0.0], ["215 0.08"] * 2)],
+)
+def test_the_shade_of_an_advantage_tells_its_sign_and_size(
+    advantages: list[float], shades: list[str], browser: Any, demo: str
+) -> None:
+    show(browser, demo)
+    script = """const [values, done] = arguments;
+    import('/tokens.js').then(({ scale }) => done(values.map(scale('advantage', Math.min(...values), Math.max(...values)))))"""
+    found = [shade.replace("%", "").rstrip(")").split() for shade in browser.execute_async_script(script, advantages)]
+    # 0.08 + 0.6 times the value over the largest in magnitude
+    assert [f"{hue.removeprefix('hsl(')} {float(alpha):.2f}" for hue, _, _, _, alpha in found] == shades
+
+
 def test_an_episode_opens_short_observations_and_shows_its_commands(browser: Any, served: Any, tmp_path: Path) -> None:
     whole = episode("0-0")
     (row,), (other,) = whole.trajectories.values()
