@@ -654,7 +654,8 @@ def test_the_shade_of_an_advantage_tells_its_sign_and_size(
 ) -> None:
     show(browser, demo)
     script = """const [values, done] = arguments;
-    import('/tokens.js').then(({ scale }) => done(values.map(scale('advantage', Math.min(...values), Math.max(...values)))))"""
+    const bounds = [Math.min(...values), Math.max(...values)];
+    import('/tokens.js').then(({ scale }) => done(values.map(scale('advantage', ...bounds))))"""
     found = [shade.replace("%", "").rstrip(")").split() for shade in browser.execute_async_script(script, advantages)]
     # 0.08 + 0.6 times the value over the largest in magnitude
     assert [f"{hue.removeprefix('hsl(')} {float(alpha):.2f}" for hue, _, _, _, alpha in found] == shades

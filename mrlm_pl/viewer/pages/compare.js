@@ -21,7 +21,7 @@ export async function compareView({ run, other }) {
       part.gain === undefined ? told(part.reason) : `${part.own_measure} ${number(part.own)} against ${number(part.other)}: gain ${estimate(part.gain, part.ci95, UNKNOWN)} over ${counted(part.tasks, "task")}`)),
     found.tasks ? el("p", {}, `Episodes: mean reward ${number(found.own)} against ${number(found.theirs)} over ${counted(found.tasks, "common task")}, paired by task: difference ${estimate(found.difference, found.ci95, UNKNOWN)}.`)
       : el("p", {}, "These episodes have no task in common."),
-    found.rows.length ? table(["task", "reward", "against", "difference"], found.rows.sort(([, one, other], [, third, fourth]) => Math.abs(third - fourth) - Math.abs(one - other)).map(([task, own, theirs]) => el("tr", {}, cell(told(task)), ...[own, theirs, own - theirs].map((value) => numberCell(value))))) : null,
+    found.rows.length ? table(["task", "reward", "against", "difference"], found.rows.map(([task, own, theirs]) => el("tr", {}, cell(told(task)), ...[own, theirs, own - theirs].map((value) => numberCell(value))))) : null,
     el("h2", {}, "Same task and seed"),
     found.pairs.length ? el("ul", {}, found.pairs.map((pair) => el("li", {}, link(`${pair.task}: ${number(pair.rewards[0])} against ${number(pair.rewards[1])}`, "pair", { run: one, id: pair.ids[0], other: two, second: pair.ids[1] })))) : found.pairs_left_out ? null : el("p", {}, "No task was played with the same seed in both."),
     found.pairs_left_out ? el("p", { class: "note" }, `${counted(found.pairs_left_out, "pair")} of episodes that this page does not hold: \`mrlm view RUN RUN\` shows them.`) : null,
