@@ -83,9 +83,7 @@ def test_a_narrow_terminal_gets_whole_lines_and_numbers(tmp_path: Path, width: i
     assert {"1,234,567", "-0.4688"} <= set(out.getvalue().split())
 
 
-def test_a_narrow_terminal_lacks_columns_before_it_folds_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_narrow_terminal_lacks_columns_before_it_folds_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     texts = [episode(f"0-{number}", task=10**6, iteration=number) for number in range(3)]
     for name in ("question-answering", "other"):
