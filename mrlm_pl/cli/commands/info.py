@@ -48,7 +48,8 @@ def collect() -> dict[str, Any]:
 
     import_packages()
     import_exports()
-    named = [*sorted(environments_by_name().items()), (RemoteEnvironment.__name__, RemoteEnvironment)]
+    named: list[tuple[str, type]] = sorted(environments_by_name().items())
+    named.append((RemoteEnvironment.__name__, RemoteEnvironment))
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),

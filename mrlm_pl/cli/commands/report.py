@@ -33,9 +33,8 @@ def run(arguments: Sequence[str]) -> int:
     text = "files for the table (.md) and the curves (.csv, .png, .pdf, .svg)"
     parser.add_argument("--output", metavar="FILE", type=Path, nargs="+", default=[], help=text)
     options = parser.parse_args(arguments)
-    for file in options.output:
-        if file.suffix not in SUFFIXES:
-            raise ConfigurationError(f"output: {str(file)!r} must end in {', '.join(SUFFIXES)}")
+    if wrong := next((file for file in options.output if file.suffix not in SUFFIXES), None):
+        raise ConfigurationError(f"output: {str(wrong)!r} must end in {', '.join(SUFFIXES)}")
     write(compare_metrics(find_runs(options.runs), options), options.output)
     return 0
 
