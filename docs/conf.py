@@ -56,6 +56,8 @@ napoleon_use_rtype = False
 
 html_theme = "furo"
 html_title = "mrlm"
+html_static_path = ["site.css"]
+html_css_files = ["site.css"]
 html_show_sourcelink = False  # llms.txt links the sources
 copybutton_exclude = ".linenos, .gp, .c1"  # comments behind commands are not copied
 llms_txt_summary = "Train language models with reinforcement learning, alone or as teams, on PyTorch Lightning."

@@ -32,9 +32,9 @@ def compare_runs(one: Run, other: Run, shown_ids: Sequence[Container[str]] | Non
     """
     tables = [run.index.table() for run in (one, other)]
     own_episodes, other_episodes = map(_episodes, tables)
-    other_rewards = _task_rewards(other_episodes)
-    own_rewards = _task_rewards(own_episodes).items()
-    rows = [(task, reward, other_rewards[task]) for task, reward in own_rewards if task in other_rewards]
+    own_rewards, other_rewards = _task_rewards(own_episodes), _task_rewards(other_episodes)
+    rows = [(task, reward, other_rewards[task]) for task, reward in own_rewards.items() if task in other_rewards]
+    rows.sort(key=lambda row: -abs(row[1] - row[2]))
     differences = [[first - second] for _, first, second in rows]
     other_by_seed = {(row.task, row.seed): row for row in other_episodes}
     pairs = [
@@ -82,10 +82,9 @@ def by_number(name: str) -> list[str | int]:
 
 
 def _differing_settings(own: Mapping[str, Any], other: Mapping[str, Any]) -> list[list[Any]]:
-    names = sorted({*own, *other})
     return [
         [name, _plain_value(own.get(name)), _plain_value(other.get(name))]
-        for name in names
+        for name in sorted({*own, *other})
         if str(own.get(name)) != str(other.get(name))
     ][:MOST]
 

@@ -170,14 +170,7 @@ def branches_of(line: bytes) -> dict[str, Any]:
     """
     tree = TurnTree.from_dict(msgspec.json.decode(line))
     actions = [
-        {
-            "name": name,
-            "node": action.node,
-            "decisions": action.decisions,
-            "rewards": action.rewards,
-            "path": action.path.id,
-            "failed": action.failed,
-        }
+        {**vars(action), "name": name, "rewards": action.rewards, "path": action.path.id}
         for name, action in tree.actions.items()
     ]
     decisions = []

@@ -344,9 +344,7 @@ class Run:
 
     def _inside(self, path: Path | None) -> Path | None:
         """Return a regular file that lies in the given folder; None for any other, such as a link that leads out."""
-        if path is None or not path.is_file():
-            return None
-        return path if path.resolve().is_relative_to(self._root) else None
+        return path if path and path.is_file() and path.resolve().is_relative_to(self._root) else None
 
     def _content(self, path: Path | None) -> str:
         """Return the text of a file in the given folder; empty for any other."""

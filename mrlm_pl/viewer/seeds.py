@@ -114,7 +114,7 @@ class SeedComparison:
     def markdown(self) -> str:
         """Return the comparison as a table."""
         cost, (last, whole) = f"{self.points[-1]:,.0f} {self.axis}", (slice(-LAST, None), slice(None))
-        header = ["runs", "seeds", f"`{self.metric}`, last tenth of {cost}", "mean over all", "last value of each run"]
+        header = ["runs", "seeds", f"last tenth of {cost}", "mean over all", "last value of each run"]
         rows = []
         for family in self.families:
             estimates = (family.estimate(last), family.estimate(whole), _estimate(list(family.last.values())))
@@ -126,7 +126,8 @@ class SeedComparison:
                 row.append("" if family is self.families[0] else f"{_text(difference)}, {self._pairs(family, seeds)}")
         lines = [header, ["---"] * len(header), *rows]
         table = "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
-        return "\n".join([table, "", "Means over seeds with 95 % intervals (Student's t).", *self.notes]) + "\n"
+        notes = "".join(f"\n- {note}" for note in self.notes)
+        return f"{table}\n\nMeans of `{self.metric}` over seeds with 95 % intervals (Student's t).{notes}\n"
 
     def _pairs(self, family: Family, seeds: Sequence[Any]) -> str:
         """Return the number of paired seeds, and their names if a family has others too."""

@@ -33,6 +33,9 @@ LEAST = 12
 SHORTENED = {"stop": 60, "prompt": 24, "reply": 24}
 """Columns with long texts and their least widths; they fill the terminal."""
 
+OMITTED = ("algorithm", "iteration")
+"""Columns that a narrow terminal lacks before it folds a name; an episode's id begins with its iteration."""
+
 SUMMARY = re.compile(r"rollout/(success|entropy|response_tokens|failed_episodes)|train/(nll|kl)|(held_out|curve)/.*")
 """Metrics whose last values are printed."""
 
@@ -187,6 +190,9 @@ def _print_whole(table: Table, console: Console) -> None:
         column.max_width = width + (free if narrow else max(0, free))
         if column.max_width < LEAST:
             table.columns.remove(column)
+    for column in list(table.columns):
+        if narrow and column.header in OMITTED and excess() > 0:
+            table.columns.remove(column)
     for column in table.columns if narrow else ():
         column.overflow = "ellipsis" if column.no_wrap else "fold"
         column.no_wrap |= longest[column.header] <= LEAST
@@ -202,8 +208,9 @@ def _print_whole(table: Table, console: Console) -> None:
 def print_episode(record: Mapping[str, Any], console: Console) -> None:
     """Print an episode by agent and turn, with rewards and advantages."""
     task = record["task"]
-    iteration = _iteration(record["iteration"])
-    console.print(visible(f"episode {record['id']}  group {record['group']}  iteration {iteration}"))
+    console.print(
+        visible(f"episode {record['id']}  group {record['group']}  iteration {_iteration(record['iteration'])}")
+    )
     console.print(visible(f"task {task['environment']}/{task['split']}/{task['index']}  seed {record['seed']}"))
     ending = f"failed: {record['error']}" if record["error"] else f"ended: {record['stop_reason']}"
     console.print(visible(ending if record["error"] else f"reward {_number(record['reward'])}  {ending}"))

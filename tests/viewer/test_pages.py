@@ -344,7 +344,7 @@ def test_a_command_is_selected_where_the_browser_offers_no_clipboard(browser: An
 def test_heads_of_numbers_stand_over_them(browser: Any, demo: str) -> None:
     show(browser, demo)
     heads = "return [...document.querySelectorAll('th.number')].map((head) => head.textContent)"
-    assert browser.execute_script(heads) == ["iterations", "episodes", "last reward [95 %]"]
+    assert browser.execute_script(heads) == ["last reward [95 %]", "iterations", "episodes"]
 
 
 def test_a_band_is_the_interval_of_student(browser: Any, demo: str) -> None:
@@ -355,6 +355,64 @@ def test_a_band_is_the_interval_of_student(browser: Any, demo: str) -> None:
     assert found["mean"] == [[1, 2]]
     # 4.303 times the standard error sqrt(1 / 3) with two degrees of freedom
     assert found["interval"][0] == pytest.approx([1, 2 - 2.48434, 2 + 2.48434], abs=1e-4)
+
+
+def test_a_wide_band_leaves_half_of_the_chart_to_its_lines(browser: Any, demo: str) -> None:
+    show(browser, demo)
+    script = """const done = arguments[arguments.length - 1];
+    import('/chart.js').then(({ chart }) => {
+      const bands = [{ points: [[0, -50, 50], [1, 0.5, 0.6]], color: 0 }];
+      const figure = chart('x', [{ name: 'x', points: [[0, 0], [1, 1]], color: 0 }], { bands, unit: 'tokens' });
+      document.body.replaceChildren(figure);
+      const unit = figure.querySelector('.unit'), box = unit.getBoundingClientRect();
+      const heights = [...figure.querySelectorAll('.tick.end')].map((tick) => tick.textContent).slice(0, 5);
+      done([heights, unit.textContent, document.elementFromPoint(box.x + 9, box.y + 9).getAttribute('class')]);
+    })"""
+    heights, unit, element = browser.execute_async_script(script)
+    assert heights == ["-0.5", "0", "0.5", "1", "1.5"]  # the range of the line and half of it on either side
+    assert (unit, element) == ("tokens", "unit middle"), "the band ends at the axis"
+
+
+def test_updates_of_one_iteration_are_one_point_of_a_curve(browser: Any, demo: str) -> None:
+    show(browser, demo)
+    columns = {"progress/iteration": [1, 1, 2, 2], "step": [0, 1, 2, 3], "train/loss": [0.5, 1.5, None, 3]}
+    script = """const [columns, axis, done] = arguments;
+    import('/curves.js').then((module) => done(module.points(columns, axis, 'train/loss')))"""
+    assert browser.execute_async_script(script, columns, "progress/iteration") == [[1, 1], [2, 3]]
+    assert browser.execute_async_script(script, columns, "step") == [[0, 0.5], [1, 1.5], [3, 3]]
+
+
+@pytest.mark.parametrize(
+    ("mean", "bounds", "text"),
+    [
+        (0.035057, [0.007488, 0.062626], "0.035 [0.007, 0.063]"),
+        (1, [0.6752, 1.3248], "1.00 [0.68, 1.32]"),
+        (1234.5, [1000, 1469], "1235 [1000, 1469]"),
+        (0.95, [0.95, 0.95], "0.95 [0.95, 0.95]"),
+        (0.56254, [None, 2.9], "0.5625 [−∞, 2.9]"),
+        (0.56254, [None, None], "0.5625"),
+        (0.56254, None, "0.5625"),
+        (None, None, ""),
+    ],
+)
+def test_a_mean_has_the_digits_of_its_interval(
+    mean: float | None, bounds: list[float | None] | None, text: str, browser: Any, demo: str
+) -> None:
+    show(browser, demo)
+    script = """const [mean, bounds, done] = arguments;
+    import('/dom.js').then((module) => done(module.estimate(mean, bounds)))"""
+    assert browser.execute_async_script(script, mean, bounds) == text
+
+
+def test_tasks_of_two_runs_are_ordered_by_their_difference(browser: Any, served: Any, tmp_path: Path) -> None:
+    for name, rewards in (("one", [0.5, 0.0, 1.0]), ("two", [0.5, 0.25, 0.0])):
+        played = [episode(f"{task}-0", task=task, rewards=(reward, reward)) for task, reward in enumerate(rewards)]
+        write_run(tmp_path / name, [played])
+    runs = find_runs([str(tmp_path)])
+    one, two = runs
+    show(browser, f"{served(runs)}#compare?run={one}&other={two}")
+    cells = "return [...document.querySelector('tbody').rows].map((row) => row.cells[3].textContent)"
+    assert browser.execute_script(cells) == ["1", "-0.25", "0"]
 
 
 def test_filters_filter_and_the_address_keeps_them(browser: Any, demo: str) -> None:
@@ -587,6 +645,22 @@ def test_measures_of_tokens_are_offered_where_the_run_kept_them(browser: Any, se
     assert "kl -0.375" in readout
 
 
+@pytest.mark.parametrize(
+    ("advantages", "shades"),
+    [([2.0, 2.0], ["215 0.68", "215 0.68"]), ([2.0, -0.5], ["215 0.68", "5 0.23"]), ([0.0, 0.0], ["215 0.08"] * 2)],
+)
+def test_the_shade_of_an_advantage_tells_its_sign_and_size(
+    advantages: list[float], shades: list[str], browser: Any, demo: str
+) -> None:
+    show(browser, demo)
+    script = """const [values, done] = arguments;
+    const bounds = [Math.min(...values), Math.max(...values)];
+    import('/tokens.js').then(({ scale }) => done(values.map(scale('advantage', ...bounds))))"""
+    found = [shade.replace("%", "").rstrip(")").split() for shade in browser.execute_async_script(script, advantages)]
+    # 0.08 + 0.6 times the value over the largest in magnitude
+    assert [f"{hue.removeprefix('hsl(')} {float(alpha):.2f}" for hue, _, _, _, alpha in found] == shades
+
+
 def test_an_episode_opens_short_observations_and_shows_its_commands(browser: Any, served: Any, tmp_path: Path) -> None:
     whole = episode("0-0")
     (row,), (other,) = whole.trajectories.values()
@@ -639,7 +713,7 @@ def test_the_keyboard_alone_suffices(browser: Any, demo: str) -> None:
     press_until(A).send_keys(Keys.ENTER)
     wait(browser, READY + " && location.hash.startsWith('#run?')")
     browser.execute_script("document.activeElement.blur()")
-    press_until("Episodes").send_keys(Keys.ENTER)
+    press_until("episodes").send_keys(Keys.ENTER)
     wait(browser, READY + " && location.hash.startsWith('#episodes')")
     press_until("3-1-3").send_keys(Keys.ENTER)
     wait(browser, READY + " && location.hash.startsWith('#episode?')")

@@ -221,7 +221,7 @@ def test_runs_of_different_tasks_are_named(tmp_path: Path) -> None:
     (tmp_path / "b" / "metrics.csv").write_text((tmp_path / "a" / "metrics.csv").read_text())
     settings = "data.environment.cases, data.environment.class_path"
     warning = f"Warning: the rows were trained on different tasks ({settings}); their `rollout/reward` may not be"
-    assert f"\n{warning} comparable.\n" in compared(tmp_path).markdown()
+    assert f"\n- {warning} comparable.\n" in compared(tmp_path).markdown()
 
 
 def test_the_command_writes_the_table_and_the_curves(folder: Path, tmp_path: Path, mrlm: Any, unread: Any) -> None:
@@ -259,6 +259,17 @@ def test_a_file_that_cannot_be_written_whole_leaves_the_former(
     assert (status, "No space left" in error) == (2, True)
     assert (tmp_path / name).read_text() == "former"
     assert not list(tmp_path.glob("*.part"))
+
+
+def test_the_table_fits_into_a_terminal(folder: Path, mrlm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    status, out, err = mrlm("report", str(folder))
+    assert status == 0, err
+    out = re.sub(r"\x1b\[[\d;]*m", "", out)
+    assert "---" not in out
+    assert all(text in out for text in ("gamma=0.5", "last tenth of", "rollout/reward"))
+    assert max(map(len, out.splitlines())) <= 80
 
 
 def test_several_metrics_have_a_table_a_picture_and_rows_each(folder: Path, tmp_path: Path, mrlm: Any) -> None:

@@ -83,6 +83,25 @@ def test_a_narrow_terminal_gets_whole_lines_and_numbers(tmp_path: Path, width: i
     assert {"1,234,567", "-0.4688"} <= set(out.getvalue().split())
 
 
+def test_a_narrow_terminal_lacks_columns_before_it_folds_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    texts = [episode(f"0-{number}", task=10**6, iteration=number) for number in range(3)]
+    for name in ("question-answering", "other"):
+        write_run(tmp_path / "runs" / name, [texts], rewards=[0.5])
+    runs = find_runs(["runs"])
+    printed = {}
+    for width in (80, 160):
+        out = io.StringIO()
+        console = Console(file=out, force_terminal=True, color_system=None, width=width)
+        print_runs(runs, console)
+        print_episodes(runs["runs/other"], console)
+        printed[width] = out.getvalue()
+        assert "runs/question-answering" in printed[width]
+        assert "math/train/1000000" in printed[width]
+    assert ("algorithm" in printed[80], "iteration " in printed[80]) == (False, False)
+    assert ("algorithm" in printed[160], "iteration " in printed[160]) == (True, True)
+
+
 def test_a_very_narrow_terminal_gets_names_and_numbers(folder: Path) -> None:
     out = io.StringIO()
     print_runs(find_runs([str(folder)]), Console(file=out, force_terminal=True, color_system=None, width=40))

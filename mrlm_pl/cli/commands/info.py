@@ -48,7 +48,8 @@ def collect() -> dict[str, Any]:
 
     import_packages()
     import_exports()
-    named = {cls: name for name, cls in environments_by_name().items()}
+    named: list[tuple[str, type]] = sorted(environments_by_name().items())
+    named.append((RemoteEnvironment.__name__, RemoteEnvironment))
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -58,10 +59,7 @@ def collect() -> dict[str, Any]:
         "algorithms": _describe(subclasses(Algorithm)),
         "data": _describe(subclasses(LightningDataModule)),
         "engines": _describe(subclasses(Engine)),
-        "environments": [
-            *({"name": named[cls], **_entry(cls)} for cls in sorted(named, key=lambda cls: named[cls])),
-            {"name": RemoteEnvironment.__name__, **_entry(RemoteEnvironment)},
-        ],
+        "environments": [{"name": name, **_entry(cls)} for name, cls in named],
         "callbacks": _describe(cls for cls in subclasses(Callback) if not cls.__module__.startswith("lightning.")),
     }
 
@@ -114,5 +112,6 @@ def _facts_text(facts: dict[str, Any]) -> str:
     lines += [f"              {name} is missing: {reason}" for name, reason in facts["sandbox"]["missing"].items()]
     for kind in ("algorithms", "data", "engines", "environments", "callbacks"):
         lines.append(f"\n{kind}:" if facts[kind] else f"\n{kind}: none")
-        lines += [f"  {item['name']:<24} {item['summary']} [{item['package']}]" for item in facts[kind]]
+        width = max((len(item["name"]) for item in facts[kind]), default=0)
+        lines += [f"  {item['name']:<{width}}  {item['summary']} [{item['package']}]" for item in facts[kind]]
     return "\n".join(lines)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from rich.console import Console
+from rich.markdown import Markdown
 
 from mrlm_pl.cli.parsing.parser import PlainParser
 from mrlm_pl.durable_files import replacing
@@ -29,9 +33,8 @@ def run(arguments: Sequence[str]) -> int:
     text = "files for the table (.md) and the curves (.csv, .png, .pdf, .svg)"
     parser.add_argument("--output", metavar="FILE", type=Path, nargs="+", default=[], help=text)
     options = parser.parse_args(arguments)
-    for file in options.output:
-        if file.suffix not in SUFFIXES:
-            raise ConfigurationError(f"output: {str(file)!r} must end in {', '.join(SUFFIXES)}")
+    if wrong := next((file for file in options.output if file.suffix not in SUFFIXES), None):
+        raise ConfigurationError(f"output: {str(wrong)!r} must end in {', '.join(SUFFIXES)}")
     write(compare_metrics(find_runs(options.runs), options), options.output)
     return 0
 
@@ -58,14 +61,13 @@ def compare_metrics(
     Raises:
         ConfigurationError: no run has one of the metrics.
     """
-    comparisons: list[SeedComparison] = []
-    for metric in dict.fromkeys(options.metric or ["rollout/reward"]):
-        comparisons.append(compare_seeds(runs, metric, comparisons[0].axis if comparisons else options.at, labels))
-    return comparisons
+    metric, *others = dict.fromkeys(options.metric or ["rollout/reward"])
+    first = compare_seeds(runs, metric, options.at, labels)
+    return [first, *(compare_seeds(runs, metric, first.axis, labels) for metric in others)]
 
 
 def write(comparisons: Sequence[SeedComparison], files: Sequence[Path]) -> None:
-    """Write comparisons to files in the form of their suffixes, and print their tables.
+    """Write comparisons to files in the form of their suffixes, and print their tables, in a terminal within its width.
 
     Raises:
         ConfigurationError: a file cannot be written, or matplotlib is missing.
@@ -78,4 +80,7 @@ def write(comparisons: Sequence[SeedComparison], files: Sequence[Path]) -> None:
                 continue
             with replacing(os.path.realpath(file)) as draft:
                 draft.write_text(tables if file.suffix == ".md" else csv_text(comparisons), encoding="utf-8")
-    print(tables, end="")
+    if sys.stdout.isatty():
+        Console().print(Markdown(tables))
+    else:
+        print(tables, end="")

@@ -1,7 +1,8 @@
 // Line charts on SVG: lines, bands and vertical marks; the pointer or the arrow keys read the values.
 import { el, number, visible } from "./dom.js";
 
-const WIDTH = 460, HEIGHT = 200, LEFT = 52, RIGHT = 8, TOP = 8, BOTTOM = 24, DIGIT = 6.8;
+const WIDTH = 460, HEIGHT = 214, LEFT = 52, RIGHT = 8, TOP = 8, BOTTOM = 38, DIGIT = 8;
+const BEYOND = 0.5;  // of the lines' range: a wide band of few seeds is cut off, so that the lines keep half of the height
 
 function shape(tag, attributes, ...children) {
   const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
@@ -38,8 +39,8 @@ function short(value) {
 // lines: [{name, points: [[x, y]], color, thin}]; bands: [{points: [[x, low, high]], color}]; marks: [{x, name}].
 export function chart(title, lines, { bands = [], marks = [], unit = "" } = {}) {
   const xs = extent(lines.flatMap((line) => line.points.map((point) => point[0])));
-  const ys = extent([...lines.flatMap((line) => line.points.map((point) => point[1])),
-    ...bands.flatMap((band) => band.points.flatMap((point) => [point[1], point[2]]))]);
+  const [low, high] = extent(lines.flatMap((line) => line.points.map((point) => point[1]))), most = BEYOND * (high - low);
+  const ys = extent([low, high, ...bands.flatMap((band) => band.points.flatMap((point) => [Math.max(low - most, point[1]), Math.min(high + most, point[2])]))]);
   const heights = ticks(ys), left = Math.max(LEFT, DIGIT * Math.max(...heights.map(([, text]) => text.length)) + 6);
   const atX = (x) => left + ((x - xs[0]) / (xs[1] - xs[0])) * (WIDTH - left - RIGHT);
   const atY = (y) => HEIGHT - BOTTOM - ((y - ys[0]) / (ys[1] - ys[0])) * (HEIGHT - TOP - BOTTOM);
@@ -51,15 +52,19 @@ export function chart(title, lines, { bands = [], marks = [], unit = "" } = {}) 
   }
   const whole = lines.every((line) => line.points.every(([x]) => Number.isInteger(x)));
   for (const [value, text] of ticks(xs, whole ? 1 : 0)) {
-    svg.append(shape("text", { x: atX(value), y: HEIGHT - 8, class: `tick ${atX(value) > WIDTH - LEFT / 2 ? "end" : "middle"}` }, text));
+    svg.append(shape("text", { x: atX(value), y: HEIGHT - 22, class: `tick ${atX(value) > WIDTH - LEFT / 2 ? "end" : "middle"}` }, text));
   }
+  svg.append(shape("text", { x: (left + WIDTH - RIGHT) / 2, y: HEIGHT - 6, class: "unit middle" }, unit));
   for (const mark of marks) {
     svg.append(shape("line", { x1: atX(mark.x), x2: atX(mark.x), y1: TOP, y2: HEIGHT - BOTTOM, class: "mark" },
       shape("title", {}, visible(mark.name))));
   }
+  const [width, height] = [WIDTH - left - RIGHT, HEIGHT - TOP - BOTTOM];
+  const inside = shape("svg", { x: left, y: TOP, width, height, viewBox: `${left} ${TOP} ${width} ${height}` });
+  svg.append(inside);
   for (const band of bands) {
     const edge = [...band.points.map(([x, , high]) => [x, high]), ...band.points.map(([x, low]) => [x, low]).reverse()];
-    svg.append(shape("polygon", { points: edge.map(([x, y]) => `${atX(x)},${atY(y)}`).join(" "), class: `band color${band.color}` }));
+    inside.append(shape("polygon", { points: edge.map(([x, y]) => `${atX(x)},${atY(y)}`).join(" "), class: `band color${band.color}` }));
   }
   for (const line of lines) {
     const place = line.points.map(([x, y]) => `${atX(x)},${atY(y)}`).join(" ");

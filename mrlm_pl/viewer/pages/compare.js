@@ -1,5 +1,5 @@
 // Two runs: their configurations, their rewards by task, and one task and seed side by side.
-import { cell, choice, counted, el, filters, get, go, interval, isExported, link, number, numberCell, table, told } from "./dom.js";
+import { cell, choice, counted, el, estimate, filters, get, go, isExported, link, number, numberCell, table, told } from "./dom.js";
 import { lanes, title } from "./episode.js";
 
 const UNKNOWN = ", no 95 % interval (equal values or one task)";
@@ -18,8 +18,8 @@ export async function compareView({ run, other }) {
     el("h2", {}, "Difference by task, with 95 % intervals"),
     found.newest || isExported ? el("p", { class: "note" }, `Compared are ${found.newest ? `the newest ${found.newest}` : "all"} stored episodes of each run${isExported ? ", also those that this page does not hold" : ""}.`) : null,
     found.evaluations.map((part) => el("p", {}, "Evaluation of ", told(part.environment), ": ",
-      part.gain === undefined ? told(part.reason) : `${part.own_measure} ${number(part.own)} against ${number(part.other)}: gain ${number(part.gain)}${interval(part.ci95, UNKNOWN)} over ${counted(part.tasks, "task")}`)),
-    found.tasks ? el("p", {}, `Episodes: mean reward ${number(found.own)} against ${number(found.theirs)} over ${counted(found.tasks, "common task")}, paired by task: difference ${number(found.difference)}${interval(found.ci95, UNKNOWN)}.`)
+      part.gain === undefined ? told(part.reason) : `${part.own_measure} ${number(part.own)} against ${number(part.other)}: gain ${estimate(part.gain, part.ci95, UNKNOWN)} over ${counted(part.tasks, "task")}`)),
+    found.tasks ? el("p", {}, `Episodes: mean reward ${number(found.own)} against ${number(found.theirs)} over ${counted(found.tasks, "common task")}, paired by task: difference ${estimate(found.difference, found.ci95, UNKNOWN)}.`)
       : el("p", {}, "These episodes have no task in common."),
     found.rows.length ? table(["task", "reward", "against", "difference"], found.rows.map(([task, own, theirs]) => el("tr", {}, cell(told(task)), ...[own, theirs, own - theirs].map((value) => numberCell(value))))) : null,
     el("h2", {}, "Same task and seed"),

@@ -1,5 +1,5 @@
 // The credit of each turn, by agent; and the branches of a turn tree.
-import { cell, command, el, get, interval, link, number, numberCell, table, told } from "./dom.js";
+import { cell, command, el, estimateCell, get, link, number, numberCell, table, told } from "./dom.js";
 import { unpack } from "./episodes.js";
 
 const CREDIT = ["return", "baseline", "advantage"];
@@ -68,8 +68,8 @@ export async function creditView({ run, id }) {
     cell(told(turn.policy)), numberCell(turn.version),
     cell(told((row.messages.find((message) => row.turns[message.turn] === turn)?.content ?? "").slice(0, 120)))));
   const reports = record.whatif.map((report) => el("tr", {}, cell(told(report.agent)), numberCell(report.turn),
-    ...[report.recorded, report.other].map((side) => numberCell(side.mean, interval(side.ci95))),
-    numberCell(report.advantage, interval(report.ci95))));
+    ...[report.recorded, report.other].map((side) => estimateCell(side.mean, side.ci95)),
+    estimateCell(report.advantage, report.ci95)));
   const tree = record.tree ? await get("tree", { run, id }) : null;
   const played = tree ? [] : unpack(await get("episodes", { run })).filter((episode) => episode.id.startsWith(`${id}/`)).reverse();
   return [

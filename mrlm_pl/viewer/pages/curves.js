@@ -19,9 +19,14 @@ export function isConstant(column) {
   return values.every((value) => Math.abs(value - values[0]) < NOISE);
 }
 
+// Return the points of a column over an axis; several updates of an iteration are one point, their mean.
 export function points(columns, axis, name) {
-  const xs = columns[axis], ys = columns[name] ?? [];
-  return ys.map((y, row) => [xs ? xs[row] : row, y]).filter(([x, y]) => x !== null && y !== null);
+  const xs = columns[axis], found = new Map();
+  (columns[name] ?? []).forEach((y, row) => {
+    const x = xs ? xs[row] : row;
+    if (x !== null && y !== null) found.set(x, [...(found.get(x) ?? []), y]);
+  });
+  return [...found].map(([x, ys]) => [x, ys.reduce((sum, y) => sum + y, 0) / ys.length]);
 }
 
 // Return the names that a page without a filter shows: the reward and the other main ones, then the numbers of environments (components of

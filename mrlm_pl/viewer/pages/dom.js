@@ -51,9 +51,13 @@ export function longText(text) {
 
 export const number = (value) => (value === null || value === undefined ? "" : String(Number(Number(value).toPrecision(4))));
 export const counted = (count, name) => `${count} ${name}${count === 1 ? "" : "s"}`;
-// Return an interval; `unknown` where both bounds are infinite.
-export const interval = (bounds, unknown = "") => (!bounds ? "" : bounds.every((bound) => bound === null) ? unknown
-  : ` [${number(bounds[0]) || "−∞"}, ${number(bounds[1]) || "∞"}]`);
+// Return a mean with its interval, in two digits of the half width; `unknown` where both bounds are infinite.
+export function estimate(mean, bounds, unknown = "") {
+  if (!bounds || bounds.every((bound) => bound === null)) return number(mean) + (bounds ? unknown : "");
+  const half = (bounds[1] - bounds[0]) / 2, known = !bounds.includes(null) && half > 0;
+  const text = known ? (value) => value.toFixed(Math.min(100, Math.max(0, 1 - Math.floor(Math.log10(half))))) : number;
+  return `${text(mean)} [${text(bounds[0]) || "−∞"}, ${text(bounds[1]) || "∞"}]`;
+}
 
 // Return the address of a view.
 export function address(view, parameters = {}) {
@@ -103,7 +107,8 @@ export function go(changes) {
 }
 
 export const cell = (...children) => el("td", {}, ...children);
-export const numberCell = (value, ...children) => el("td", { class: "number" }, number(value), ...children);
+export const numberCell = (value) => el("td", { class: "number" }, number(value));
+export const estimateCell = (mean, bounds) => el("td", { class: "number" }, estimate(mean, bounds));
 export const filters = (...fields) => el("form", { class: "filters", on: { submit: (event) => event.preventDefault() } }, ...fields);
 
 // Return a table; the head of a column is aligned as its cells.

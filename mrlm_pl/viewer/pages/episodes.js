@@ -94,8 +94,8 @@ export async function episodesView(parameters) {
   return [
     el("h1", {}, "Episodes of ", link(run, "run", { run })),
     filters(
-      field("id", "episode"), field("from", "iteration from", "number"), field("to", "to", "number"), field("task", "task"), field("group", "group"),
-      field("low", "reward from", "number"), field("high", "to", "number"),
+      field("id", "episode"), el("span", { class: "range" }, field("from", "iteration from", "number"), field("to", "to", "number")), field("task", "task"), field("group", "group"),
+      el("span", { class: "range" }, field("low", "reward from", "number"), field("high", "to", "number")),
       choice("agent", names("agents"), parameters.agent ?? "", (agent) => set({ agent })),
       choice("policy", names("policies"), parameters.policy ?? "", (policy) => set({ policy })),
       el("fieldset", {}, el("legend", {}, "only"), flags)),

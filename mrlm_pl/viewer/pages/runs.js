@@ -1,33 +1,34 @@
 // The runs, and one run's configuration and evaluations.
-import { cell, command, el, get, interval, link, numberCell, table, told } from "./dom.js";
+import { cell, command, el, estimateCell, get, link, numberCell, table, told } from "./dom.js";
 
-export async function runsView() {
-  const { runs } = await get("runs");
+// Return a table of runs; the columns in sight on a phone come first.
+function summaries(runs) {
   const rows = runs.map((run) => el("tr", {},
     cell(link(run.key, "run", { run: run.key })),
     cell(stateLabel(run.state)),
+    estimateCell(run.reward, run.ci95),
+    numberCell(run.iterations),
+    numberCell(run.episodes),
     cell(told(run.algorithm)),
     cell(told(run.environments.join(", "))),
     cell(Object.entries(run.policies).map(([name, model]) => el("div", {}, told(`${name}: ${model}`)))),
-    numberCell(run.iterations),
-    numberCell(run.episodes),
-    numberCell(run.reward, interval(run.ci95)),
-    cell(link("curves", "curves", { run: run.key }), " ", link("episodes", "episodes", { run: run.key }))));
-  const heads = ["run", "state", "algorithm", "environment", "policies", "iterations", "episodes", "last reward [95 %]", ""];
-  return [el("h1", {}, "Runs"), table(heads, rows)];
+    cell(["curves", "episodes", "health"].map((view) => [link(view, view, { run: run.key }), " "]))));
+  return table(["run", "state", "last reward [95 %]", "iterations", "episodes", "algorithm", "environment", "policies", ""], rows);
 }
 
+export const runsView = async () => [el("h1", {}, "Runs"), summaries((await get("runs")).runs)];
+
 export async function runView({ run }) {
-  const found = await get("run", { run });
+  const [found, { runs }] = await Promise.all([get("run", { run }), get("runs")]);
   const evaluations = found.evaluations.map((part) => el("tr", {},
     cell(told(part.file)), cell(told(part.environment ?? "")),
     numberCell(part.episodes),
-    numberCell(part.mean_reward, interval(part.ci95)),
-    numberCell(part.accuracy, interval(part.accuracy_ci95))));
+    estimateCell(part.mean_reward, part.ci95),
+    estimateCell(part.accuracy, part.accuracy_ci95)));
   return [
     el("h1", {}, "Run ", told(run)),
-    stateLine(found.state),
-    el("p", {}, link("Curves", "curves", { run }), " · ", link("Episodes", "episodes", { run })),
+    summaries(runs.filter((item) => item.key === run)),
+    found.state[1] ? stateLine(found.state) : null,
     found.resumed.length ? el("p", {}, `Resumed at iteration ${found.resumed.join(", ")}.`) : null,
     found.versions.length ? el("p", {}, "Versions: ", told(found.versions.join(", "))) : null,
     evaluations.length ? el("h2", {}, "Evaluations") : null,

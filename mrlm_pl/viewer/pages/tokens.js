@@ -2,7 +2,8 @@
 import { choice, el, filters, get, go, link, number, visible } from "./dom.js";
 
 const LINE = 22, CHARACTER = 8.2, AROUND = 3;
-const OF_TURN = ["advantage", "return", "baseline", "reward", "version"];
+const SIGNED = ["advantage", "return", "baseline", "reward"];
+const OF_TURN = [...SIGNED, "version"];
 
 // Return the index of each token's turn; -1 for a token that was not sampled.
 export function turnOfTokens(row) {
@@ -50,13 +51,13 @@ export function layout(row, width) {
   return lines;
 }
 
-function color(value, low, high) {
-  if (value === null) return "";
-  if (low < 0) {  // the larger, the deeper: red below zero, blue above
-    const share = value < 0 ? value / low : value / (high || 1);
-    return `hsl(${value < 0 ? 5 : 215} 75% 50% / ${0.08 + 0.6 * share})`;
+// Return the color of each value of a measure between two bounds: with a sign red below zero, blue above, and as deep as it is far from zero.
+export function scale(name, low, high) {
+  if (low < 0 || SIGNED.includes(name)) {
+    const most = Math.max(-low, high) || 1;
+    return (value) => (value === null ? "" : `hsl(${value < 0 ? 5 : 215} 75% 50% / ${0.08 + 0.6 * Math.abs(value) / most})`);
   }
-  return `hsl(28 85% 50% / ${0.08 + 0.62 * (high === low ? 0 : (value - low) / (high - low))})`;
+  return (value) => (value === null ? "" : `hsl(28 85% 50% / ${0.08 + 0.52 * (high === low ? 0 : (value - low) / (high - low))})`);
 }
 
 export async function tokensView({ run, id, agent, row: part, by }) {
@@ -69,6 +70,12 @@ export async function tokensView({ run, id, agent, row: part, by }) {
   const name = names.includes(by) ? by : names.includes("advantage") ? "advantage" : names.includes("logprobs") ? "logprobs" : names[0];
   const present = values[name].filter((value) => value !== null);
   const low = present.reduce((one, other) => Math.min(one, other), Infinity), high = present.reduce((one, other) => Math.max(one, other), -Infinity);
+  const shade = scale(name, low, high);
+  const swatch = (value) => {
+    const box = el("span", { class: "swatch" });
+    box.style.background = shade(value);
+    return box;
+  };
   const turns = turnOfTokens(row);
   const facts = el("p", { class: "readout", "aria-live": "polite" }, "Point at a token, or move with the arrow keys.");
   const space = el("div", { class: "space" });
@@ -91,7 +98,7 @@ export async function tokensView({ run, id, agent, row: part, by }) {
     const line = el("div", { class: "line" }, Array.from({ length: stop - start }, (_, shift) => {
       const index = start + shift;
       const token = el("span", { class: `${turns[index] < 0 ? "given" : ""}${index === chosen ? " chosen" : ""}` }, shown(row, index).replaceAll("\n", "⏎"));
-      token.style.background = color(values[name][index], low, high);
+      token.style.background = shade(values[name][index]);
       token.dataset.index = index;
       return token;
     }));
@@ -145,7 +152,7 @@ export async function tokensView({ run, id, agent, row: part, by }) {
       choice("color by", names.map((item) => [item, item]), name, (value) => go({ by: value }))),
     own.length > 1 ? el("p", { class: "warning" }, "The chat template rewrote history, so that this agent has several trajectories.") : null,
     row.tokens ? null : el("p", { class: "note" }, "The run holds no tokenizer yet: tokens are shown by their ids."),
-    el("p", { class: "note" }, present.length ? `${name} from ${number(low)} to ${number(high)}; ${row.token_ids.length} tokens, grey ones were not sampled.` : ""),
+    el("p", { class: "note" }, present.length ? [`${name} from `, swatch(low), `${number(low)} to `, swatch(high), `${number(high)}; ${row.token_ids.length} tokens, grey ones were not sampled.`] : ""),
     facts, scroller,
   ];
 }

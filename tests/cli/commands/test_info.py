@@ -49,6 +49,14 @@ def test_plain_text(mrlm):
     assert "Say the word back. [mrlm_toy]" in out
 
 
+def test_summaries_of_a_kind_stand_in_one_column():
+    names = ["GRPO", "REINFORCEPlusPlusBaseline"]
+    described = [{"name": name, "summary": "Learns.", "package": "mrlm_pl"} for name in names]
+    facts = {**info.collect(), "algorithms": described}
+    lines = [line for line in info._facts_text(facts).splitlines() if line.endswith("Learns. [mrlm_pl]")]
+    assert [line.index("Learns.") for line in lines] == [2 + len(names[1]) + 2] * 2
+
+
 def test_the_sandbox_level_is_named(mrlm):
     level, reasons = server_process.strongest()
     _, out, _ = mrlm("info", "--json")
