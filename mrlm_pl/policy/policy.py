@@ -109,7 +109,7 @@ class Policy(nn.Module):
         int8: Int8 | None = None,
     ) -> None:
         super().__init__()
-        owner = f"policy {model!r}: "
+        owner = f"model {model!r}: "
         at_least(0, owner, learning_rate=learning_rate, weight_decay=weight_decay)
         at_least(1, owner, max_forward_tokens=max_forward_tokens)
         between(0, 0.99, owner, dropout=dropout)
@@ -123,12 +123,12 @@ class Policy(nn.Module):
             raise PolicyError(f"{owner}it has lora but is not trained; set `lora: null`, or `trained: true`")
         if compile and gradient_checkpointing:
             raise PolicyError(
-                f"policy {model!r} has compile and gradient_checkpointing: layers that are recomputed do not run as "
+                f"model {model!r} has compile and gradient_checkpointing: layers that are recomputed do not run as "
                 "compiled code; leave one of them out"
             )
         if served_by is not None and (trained or random_init_seed is not None):
             raise PolicyError(
-                f"policy {model!r} is served by {served_by}, which has its weights; set `trained: false` and leave out "
+                f"model {model!r} is served by {served_by}, which has its weights; set `trained: false` and leave out "
                 "random_init_seed"
             )
         if served_by is not None:
@@ -204,7 +204,7 @@ class Policy(nn.Module):
                     _checkpoint_activations(self.network)
                 except ValueError as error:  # the family has none
                     raise PolicyError(
-                        f"policy {self.name_or_path!r}: {error} Leave gradient_checkpointing out"
+                        f"model {self.name_or_path!r}: {error} Leave gradient_checkpointing out"
                     ) from error
             if self.compiled:
                 compile_layers(self.network)
@@ -228,7 +228,7 @@ class Policy(nn.Module):
         """
         if self.model is None:
             raise PolicyError(
-                f"policy model {self.name_or_path!r} has no weights yet; call `algorithm.read_weights()`, or `load()`"
+                f"model {self.name_or_path!r} has no weights yet; call `algorithm.read_weights()`, or `load()`"
             )
         return self.model if self.lora is None else self.model.get_base_model()
 
@@ -419,7 +419,7 @@ class Policy(nn.Module):
             model = read_weights(self.name_or_path, self.source, config, self.needs_head)
             if self.lora is not None and any(is_adapter(name) for name, _ in model.named_parameters()):
                 raise PolicyError(
-                    f"policy model {self.name_or_path!r}: its files hold an adapter (adapter_config.json), which "
+                    f"model {self.name_or_path!r}: its files hold an adapter (adapter_config.json), which "
                     "`lora` would replace; merge it into the weights with PEFT's `merge_and_unload`, or leave `lora` "
                     "out"
                 )

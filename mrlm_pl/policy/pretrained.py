@@ -44,10 +44,10 @@ def source_of(model: str) -> str:
     if model == BUILTIN_TINY:
         return str(tiny_model_path())
     if model.startswith("builtin:"):
-        raise PolicyError(f"policy model {model!r} does not exist; the built-in model is {BUILTIN_TINY!r}")
+        raise PolicyError(f"model {model!r} does not exist; the built-in model is {BUILTIN_TINY!r}")
     if len(model) > LONGEST_NAME:
-        raise PolicyError(f"policy model {model[:40]!r}... has {len(model)} characters; give a folder or a hub id")
-    return policy_folder(model, "policy model")
+        raise PolicyError(f"model {model[:40]!r}... has {len(model)} characters; give a folder or a hub id")
+    return policy_folder(model, "model")
 
 
 def read_config(model: str, source: str) -> Any:
@@ -66,7 +66,7 @@ def read_config(model: str, source: str) -> Any:
         if Path(source).is_dir():
             reason = " ".join(str(error).split()).partition(". ")[0]  # advice follows, such as to run a folder's code
             remedy = "copy, download or export it again, or give a model that Transformers reads without other code"
-            raise PolicyError(f"policy model {model!r}: its config.json cannot be read ({reason}); {remedy}") from error
+            raise PolicyError(f"model {model!r}: its config.json cannot be read ({reason}); {remedy}") from error
         near = nearest_path(Path(model), folders=True)
         meant = f"did you mean {str(near)!r}? Otherwise give" if near else "give"
         remedy = f"{meant} a folder, a hub id or {BUILTIN_TINY!r}"
@@ -82,7 +82,7 @@ def read_tokenizer(model: str, source: str) -> Any:
     """Return the tokenizer of a model; see :func:`read_config`."""
     remedy = "save one there with `AutoTokenizer.from_pretrained(...).save_pretrained(folder)`"
     if Path(source).is_dir() and not any((Path(source) / name).is_file() for name in _TOKENIZER_FILES):
-        raise PolicyError(f"policy model folder {model!r} has no tokenizer ({', '.join(_TOKENIZER_FILES)}); {remedy}")
+        raise PolicyError(f"model folder {model!r} has no tokenizer ({', '.join(_TOKENIZER_FILES)}); {remedy}")
     try:
         return AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except Exception as error:  # as in `read_config`
@@ -117,7 +117,7 @@ def with_dropout(config: Any, dropout: float, model: str) -> Any:
                 has_dropout = True
     if dropout and not has_dropout:
         raise PolicyError(
-            f"policy model {model!r} has dropout {dropout}, but models of the family {config.model_type!r} have no "
+            f"model {model!r} has dropout {dropout}, but models of the family {config.model_type!r} have no "
             "dropout; set it to 0"
         )
     return config
@@ -181,8 +181,8 @@ def read_weights(model: str, source: str, config: Any, needs_head: bool) -> Any:
     except PolicyError:
         raise
     except Exception as error:  # transformers raises many classes for damaged files
-        raise PolicyError(f"policy model {model!r}: its weights cannot be read: {error}") from error
-    owner = f"policy model {model!r}: its files"
+        raise PolicyError(f"model {model!r}: its weights cannot be read: {error}") from error
+    owner = f"model {model!r}: its files"
     for key, stored_shape, configured_shape in sorted(report["mismatched_keys"]):
         raise PolicyError(
             f"{owner} have {key!r} of shape {list(stored_shape)}, and its config.json says "
