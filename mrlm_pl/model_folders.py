@@ -96,7 +96,6 @@ def check_hub_model(name: str, option: str) -> None:
         PolicyError: the hub has no such model, or does not answer within :data:`HUB_SECONDS` seconds.
     """
     from huggingface_hub import HfApi, try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
 
     if Path(name).expanduser().is_dir():
         return
@@ -105,7 +104,6 @@ def check_hub_model(name: str, option: str) -> None:
             HfApi().model_info(name, timeout=HUB_SECONDS)
     except Exception as error:  # of the hub's, its HTTP library's and the system's many classes
         fault = f"the hub does not give such a model ({first_line(error)}); {_advice(Path(name))}"
-        fault = f"no hub id is of this form: {error}" if isinstance(error, HFValidationError) else fault
         raise PolicyError(f"{option}: there is no folder {name!r}, and {fault}") from error
 
 
