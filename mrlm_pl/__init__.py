@@ -7,6 +7,7 @@ as ``mrlm_pl.runs``; ``import mrlm_pl`` imports no torch.
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from pkgutil import iter_modules
 from typing import Any
 
 
@@ -34,7 +35,8 @@ def _absence(name: str) -> str:
 
     if name in import_module("mrlm_pl.algorithms").__all__:
         return f"mrlm_pl has no {name!r} at its top; it is mrlm_pl.algorithms.{name}"
-    near = nearest(name.removesuffix("Trainer"), _exports()[2])  # TRL and CoMLRL name trainers
+    # TRL and CoMLRL name trainers
+    near = nearest(name.removesuffix("Trainer"), [*(module.name for module in iter_modules(__path__)), *_exports()[2]])
     return f"mrlm_pl has no {name!r}" + (f"; did you mean {near!r}?" if near else "")
 
 

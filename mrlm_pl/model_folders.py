@@ -96,20 +96,15 @@ def check_hub_model(name: str, option: str) -> None:
         PolicyError: the hub has no such model, or does not answer within :data:`HUB_SECONDS` seconds.
     """
     from huggingface_hub import HfApi, try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
 
     if Path(name).expanduser().is_dir():
         return
     try:
         if not isinstance(try_to_load_from_cache(name, "config.json"), str):
             HfApi().model_info(name, timeout=HUB_SECONDS)
-    except HFValidationError as error:
-        raise PolicyError(f"{option}: there is no folder {name!r}, and no hub id is of this form: {error}") from error
     except Exception as error:  # of the hub's, its HTTP library's and the system's many classes
-        raise PolicyError(
-            f"{option}: there is no folder {name!r}, and the hub does not give such a model ({first_line(error)}); "
-            f"{_advice(Path(name))}"
-        ) from error
+        fault = f"the hub does not give such a model ({first_line(error)}); {_advice(Path(name))}"
+        raise PolicyError(f"{option}: there is no folder {name!r}, and {fault}") from error
 
 
 def _advice(folder: Path) -> str:

@@ -53,13 +53,14 @@ _LEADING = re.compile(
 )
 _OPERATION = re.compile(r"[0-9.,]*\s{0,2}(?:[-+*/x×=^]|\\times|\\cdot)\s{0,2}\$?[0-9]")
 _MAYBE = r"\s{1,2}(?:(?:maybe|perhaps|possibly)\s)?"
+_RESULT = rf"{_NUMBER}(?:[ ]?(?:[-+*/x×^]|\\times|\\cdot)[ ]?{_UNSIGNED}){{0,8}}"
 _OTHERS = re.compile(
-    rf"[^\S\n]{{0,2}}(?:(?:\bor{_MAYBE}|\b(?:and|to)\s{{1,2}}|&\s?)(?P<other>{_NUMBER})"
-    rf"|(?:[,;][ ]?(?:or{_MAYBE})?|\(or{_MAYBE})(?P<listed>{_NUMBER})"
+    rf"[^\S\n]{{0,2}}(?:(?:\bor{_MAYBE}|\b(?:and|to)\s{{1,2}}|&\s?)(?P<other>{_RESULT})"
+    rf"|(?:[,;][ ]?(?:or{_MAYBE})?|\(or{_MAYBE})(?P<listed>{_RESULT})"
     rf"(?=[ ]?(?:[\n;!?)\]}}&$]|\\[)\]}}]|\.(?![0-9])|,(?![0-9]{{3}})|(?:or|and)\b|$)|[ ]\())|[xyznk]\b|:[0-9]"
 )
 _MINUS = re.compile(r"(?:\bnegative|(?:^|[^\w\s)]|\b(?:is|equals|be))\s*minus)\s$", re.IGNORECASE)
-_SENTENCE_END = re.compile(r"[.!?;](?=\s|$)|\n")
+_RESULT_END = re.compile(r"[.!?;](?=\s|$)|\n|,?\s(?=(?:or|and)\b)")
 _BRACES = re.compile(r"\\[{}]|\\(?:boxed|fbox|framebox)\s{0,4}\{|[{}]")
 _TAGGED = re.compile(r"<answer>((?:(?!<answer>).)*)</answer>", re.DOTALL)
 
@@ -279,13 +280,14 @@ def _stated_number(text: str, start: int) -> Iterator[str | None]:
     spaced = _SPACED_GROUPS.match(text, match.start("number"))
     if spaced and spaced.end() > end:
         yield spaced.group().replace(" ", "")
-    elif _OPERATION.match(text, end):
-        yield _single_number(text[match.start("number") : end] + _SENTENCE_END.split(text[end:], maxsplit=1)[0])
     else:
-        number = match["number"].strip().lower()
-        number = WORDS.get(number) or re.sub(r"^(?:minus|negative)\s+", "-", number)
-        while others := _OTHERS.match(text, end):
-            other, end = others["other"] or others["listed"] or "", others.end()
+        word = match["number"].strip().lower()
+        number: str | None = WORDS.get(word) or re.sub(r"^(?:minus|negative)\s+", "-", word)
+        if _OPERATION.match(text, end):
+            rest = _RESULT_END.split(text[end:], maxsplit=1)[0]
+            number, end = _single_number(text[match.start("number") : end] + rest), end + len(rest)
+        while number and (others := _OTHERS.match(text, end)):
+            other, end = _single_number(others["other"] or others["listed"] or "") or "", others.end()
             if not any(map(equal_answers, (number, other), (other, number))):
                 yield None
         yield number

@@ -78,6 +78,7 @@ class Policy(nn.Module):
         int8: ``weights`` holds the linear layers of a frozen policy in int8, ``reference`` those of a trained policy's
             reference copy: a quarter of their memory, with rounding (docs/scaling/README.md). The output head and the
             embedding stay as they are.
+        revision: branch, tag or commit of a model of the hub.
 
     Attributes:
         context_window: length of the model's context in tokens.
@@ -107,9 +108,10 @@ class Policy(nn.Module):
         max_forward_tokens: int | None = None,
         served_by: str | None = None,
         int8: Int8 | None = None,
+        revision: str = "main",
     ) -> None:
         super().__init__()
-        owner = f"policy {model!r}: "
+        owner = f"model {model!r}: "
         at_least(0, owner, learning_rate=learning_rate, weight_decay=weight_decay)
         at_least(1, owner, max_forward_tokens=max_forward_tokens)
         between(0, 0.99, owner, dropout=dropout)
@@ -123,12 +125,12 @@ class Policy(nn.Module):
             raise PolicyError(f"{owner}it has lora but is not trained; set `lora: null`, or `trained: true`")
         if compile and gradient_checkpointing:
             raise PolicyError(
-                f"policy {model!r} has compile and gradient_checkpointing: layers that are recomputed do not run as "
+                f"model {model!r} has compile and gradient_checkpointing: layers that are recomputed do not run as "
                 "compiled code; leave one of them out"
             )
         if served_by is not None and (trained or random_init_seed is not None):
             raise PolicyError(
-                f"policy {model!r} is served by {served_by}, which has its weights; set `trained: false` and leave out "
+                f"model {model!r} is served by {served_by}, which has its weights; set `trained: false` and leave out "
                 "random_init_seed"
             )
         if served_by is not None:
@@ -137,9 +139,11 @@ class Policy(nn.Module):
         self.served_by, self.int8 = served_by, int8
         self.max_forward_tokens, self.lora = max_forward_tokens, lora
         self.gradient_checkpointing, self.compiled = gradient_checkpointing, compile
-        self.source = source_of(model)
-        self.config = read_config(model, self.source)
-        self.tokenizer = read_tokenizer(model, self.source)
+        self.source, self.revision = source_of(model), revision
+        if revision != "main" and Path(self.source).is_dir():
+            raise PolicyError(f"{owner}revision is {revision!r}, but a folder has no revisions; leave it out")
+        self.config = read_config(model, self.source, revision)
+        self.tokenizer = read_tokenizer(model, self.source, revision)
         self.context_window = context_window(self.config) or int(self.tokenizer.model_max_length)
         if chat_template is not None:  # the exported folder has the template of the training
             self.tokenizer.chat_template = checked_template(chat_template)
@@ -152,7 +156,7 @@ class Policy(nn.Module):
             self.tokenizer.chat_template = PLAIN_TEMPLATE
         template = with_arguments(self.tokenizer.chat_template, chat_template_kwargs or {}, model)
         self.tokenizer.chat_template = template
-        self.chat = ChatFormat(self.tokenizer, extra_stop_ids=end_ids(self.config, self.source))
+        self.chat = ChatFormat(self.tokenizer, extra_stop_ids=end_ids(self.config, self.source, revision))
         self.vocabulary: int = self.config.get_text_config().vocab_size
         self.model: Any = None
         self.reference: Any = None
@@ -204,7 +208,7 @@ class Policy(nn.Module):
                     _checkpoint_activations(self.network)
                 except ValueError as error:  # the family has none
                     raise PolicyError(
-                        f"policy {self.name_or_path!r}: {error} Leave gradient_checkpointing out"
+                        f"model {self.name_or_path!r}: {error} Leave gradient_checkpointing out"
                     ) from error
             if self.compiled:
                 compile_layers(self.network)
@@ -228,7 +232,7 @@ class Policy(nn.Module):
         """
         if self.model is None:
             raise PolicyError(
-                f"policy model {self.name_or_path!r} has no weights yet; call `algorithm.read_weights()`, or `load()`"
+                f"model {self.name_or_path!r} has no weights yet; call `algorithm.read_weights()`, or `load()`"
             )
         return self.model if self.lora is None else self.model.get_base_model()
 
@@ -240,9 +244,9 @@ class Policy(nn.Module):
         return add_adapter(with_shared_weights(bases[self.origin]), self.lora, name)
 
     @property
-    def origin(self) -> tuple[str, int | None, float]:
+    def origin(self) -> tuple[str, str, int | None, float]:
         """The origin of :meth:`initial_model`: policies with the same origin have the same initial weights."""
-        return self.source, self.random_init_seed, self.dropout
+        return self.source, self.revision, self.random_init_seed, self.dropout
 
     def add_value_head(self) -> None:
         """Add a value head, with weights of the model's folder if there are any; call it after :meth:`load`."""
@@ -416,10 +420,10 @@ class Policy(nn.Module):
             with drawn_on_host(self.random_init_seed):
                 model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
         else:
-            model = read_weights(self.name_or_path, self.source, config, self.needs_head)
+            model = read_weights(self.name_or_path, self.source, self.revision, config, self.needs_head)
             if self.lora is not None and any(is_adapter(name) for name, _ in model.named_parameters()):
                 raise PolicyError(
-                    f"policy model {self.name_or_path!r}: its files hold an adapter (adapter_config.json), which "
+                    f"model {self.name_or_path!r}: its files hold an adapter (adapter_config.json), which "
                     "`lora` would replace; merge it into the weights with PEFT's `merge_and_unload`, or leave `lora` "
                     "out"
                 )

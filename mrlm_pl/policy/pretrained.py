@@ -44,29 +44,30 @@ def source_of(model: str) -> str:
     if model == BUILTIN_TINY:
         return str(tiny_model_path())
     if model.startswith("builtin:"):
-        raise PolicyError(f"policy model {model!r} does not exist; the built-in model is {BUILTIN_TINY!r}")
+        raise PolicyError(f"model {model!r} does not exist; the built-in model is {BUILTIN_TINY!r}")
     if len(model) > LONGEST_NAME:
-        raise PolicyError(f"policy model {model[:40]!r}... has {len(model)} characters; give a folder or a hub id")
-    return policy_folder(model, "policy model")
+        raise PolicyError(f"model {model[:40]!r}... has {len(model)} characters; give a folder or a hub id")
+    return policy_folder(model, "model")
 
 
-def read_config(model: str, source: str) -> Any:
+def read_config(model: str, source: str, revision: str = "main") -> Any:
     """Return the configuration of a model.
 
     Args:
         model: model as the user named it, for messages.
         source: folder or hub id of the model.
+        revision: branch, tag or commit on the hub.
 
     Raises:
         PolicyError: the configuration cannot be read.
     """
     try:
-        return AutoConfig.from_pretrained(source, trust_remote_code=False)
+        return AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
     except Exception as error:  # transformers raises many classes for damaged files
         if Path(source).is_dir():
             reason = " ".join(str(error).split()).partition(". ")[0]  # advice follows, such as to run a folder's code
             remedy = "copy, download or export it again, or give a model that Transformers reads without other code"
-            raise PolicyError(f"policy model {model!r}: its config.json cannot be read ({reason}); {remedy}") from error
+            raise PolicyError(f"model {model!r}: its config.json cannot be read ({reason}); {remedy}") from error
         near = nearest_path(Path(model), folders=True)
         meant = f"did you mean {str(near)!r}? Otherwise give" if near else "give"
         remedy = f"{meant} a folder, a hub id or {BUILTIN_TINY!r}"
@@ -78,13 +79,13 @@ def read_config(model: str, source: str) -> Any:
         raise PolicyError(f"{fault}; {remedy}") from error
 
 
-def read_tokenizer(model: str, source: str) -> Any:
+def read_tokenizer(model: str, source: str, revision: str = "main") -> Any:
     """Return the tokenizer of a model; see :func:`read_config`."""
     remedy = "save one there with `AutoTokenizer.from_pretrained(...).save_pretrained(folder)`"
     if Path(source).is_dir() and not any((Path(source) / name).is_file() for name in _TOKENIZER_FILES):
-        raise PolicyError(f"policy model folder {model!r} has no tokenizer ({', '.join(_TOKENIZER_FILES)}); {remedy}")
+        raise PolicyError(f"model folder {model!r} has no tokenizer ({', '.join(_TOKENIZER_FILES)}); {remedy}")
     try:
-        return AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
     except Exception as error:  # as in `read_config`
         raise PolicyError(f"the tokenizer of {model!r} cannot be read ({first_line(error)}); {remedy}") from error
 
@@ -117,7 +118,7 @@ def with_dropout(config: Any, dropout: float, model: str) -> Any:
                 has_dropout = True
     if dropout and not has_dropout:
         raise PolicyError(
-            f"policy model {model!r} has dropout {dropout}, but models of the family {config.model_type!r} have no "
+            f"model {model!r} has dropout {dropout}, but models of the family {config.model_type!r} have no "
             "dropout; set it to 0"
         )
     return config
@@ -155,12 +156,13 @@ def _is_damaged(file: Path) -> bool:
         return True
 
 
-def read_weights(model: str, source: str, config: Any, needs_head: bool) -> Any:
+def read_weights(model: str, source: str, revision: str, config: Any, needs_head: bool) -> Any:
     """Return the model of a folder or hub id, in fp32.
 
     Args:
         model: model as the user named it, for messages.
         source: folder or hub id of the model.
+        revision: branch, tag or commit on the hub.
         config: configuration of the model.
         needs_head: whether the files must hold the output head.
 
@@ -172,6 +174,7 @@ def read_weights(model: str, source: str, config: Any, needs_head: bool) -> Any:
         with reading_weights(source):
             network, report = read(
                 source,
+                revision=revision,
                 config=config,
                 dtype=torch.float32,
                 trust_remote_code=False,
@@ -181,8 +184,8 @@ def read_weights(model: str, source: str, config: Any, needs_head: bool) -> Any:
     except PolicyError:
         raise
     except Exception as error:  # transformers raises many classes for damaged files
-        raise PolicyError(f"policy model {model!r}: its weights cannot be read: {error}") from error
-    owner = f"policy model {model!r}: its files"
+        raise PolicyError(f"model {model!r}: its weights cannot be read: {error}") from error
+    owner = f"model {model!r}: its files"
     for key, stored_shape, configured_shape in sorted(report["mismatched_keys"]):
         raise PolicyError(
             f"{owner} have {key!r} of shape {list(stored_shape)}, and its config.json says "
@@ -201,14 +204,14 @@ def read_weights(model: str, source: str, config: Any, needs_head: bool) -> Any:
     return network
 
 
-def end_ids(config: Any, source: str) -> list[int]:
+def end_ids(config: Any, source: str, revision: str) -> list[int]:
     """Return the tokens that end a reply by a model's configuration and by its generation config, if it has one.
 
     Raises:
         PolicyError: the latter is no generation config.
     """
     try:
-        configs = [config, GenerationConfig.from_pretrained(source)]
+        configs = [config, GenerationConfig.from_pretrained(source, revision=revision)]
     except OSError:  # there is none, or the reader of the weights raises the same
         configs = [config]
     except Exception as error:  # as in `read_config`
@@ -231,8 +234,13 @@ def write_model(model: PreTrainedModel, folder: str | Path, weights: Mapping[str
             plain = AutoModelForCausalLM.from_config(model.config, dtype=model.dtype)
         plain.generation_config = model.generation_config
         model = plain
-    with _no_bars():
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()  # in a notebook's live display, bar and display call each other
+    try:
         model.save_pretrained(folder, state_dict=dict(weights))
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def write_policy(save: Callable[..., None], name: str, final: Path, write: bool, critic: bool = False) -> None:
@@ -286,15 +294,3 @@ def write_version(root: Path, policy: str, model: PreTrainedModel, version: int,
     except OSError as error:
         raise EngineError(f"policy {policy!r}: its weights cannot be written to {home}: {error}") from error
     return target.resolve()
-
-
-@contextmanager
-def _no_bars() -> Iterator[None]:
-    """Switch off the bars of transformers: in a notebook's live display, bar and display call each other."""
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()

@@ -112,7 +112,7 @@ class SeatedModel:
         check_served(addresses, self.run.policies, self.label)
         for name, address in addresses.items():
             settings = self.run.policies[name]
-            token_settings = {key: settings[key] for key in SETTINGS_OF_TOKENS if key in settings}
+            token_settings = {key: settings[key] for key in (*SETTINGS_OF_TOKENS, "revision") if key in settings}
             served_policy = Policy(**token_settings, trained=False, served_by=address)
             self.run = replace(self.run, policies={**self.run.policies, name: served_policy})
 

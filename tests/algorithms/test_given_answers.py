@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,21 @@ def test_kto_continues_bit_for_bit(model_folder: Path, quiet_trainer: Any, tmp_p
     (tmp_path / "other").mkdir()
     with pytest.raises(ConfigurationError, match=r"data\.train: .* differs from the examples the run started with"):
         fit(ckpt=tmp_path / "step=3.ckpt", rows=write(tmp_path / "other", ANSWERS[2:]))
+
+
+@pytest.mark.parametrize("learner", [KTO, CorrectnessModel])
+def test_a_run_is_not_resumed_with_other_labels(
+    learner: type, model_folder: Path, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    checkpoint = tmp_path / "one.ckpt"
+    trainer = quiet_trainer(max_steps=1)
+    trainer.fit(learner({"main": Policy(str(model_folder))}), AnswerDataModule(write(tmp_path, ANSWERS), batch_size=4))
+    trainer.save_checkpoint(checkpoint)
+    for rows in (ANSWERS, [{**ANSWERS[0], "correct": 0.75}, *ANSWERS[1:]]):
+        again = learner({"main": Policy(str(model_folder))}), AnswerDataModule(write(tmp_path, rows), batch_size=4)
+        refused = pytest.raises(ConfigurationError, match=r"rows.jsonl' differs from the examples the run started with")
+        with nullcontext() if rows == ANSWERS else refused:
+            quiet_trainer(max_steps=2).fit(*again, ckpt_path=checkpoint)
 
 
 def test_every_question_meets_an_answer_to_another_one() -> None:

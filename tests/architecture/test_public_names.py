@@ -78,6 +78,7 @@ def test_modules_are_attributes_of_the_package_and_imported_when_they_are_used()
         ("COMA", "it is mrlm_pl.algorithms.COMA"),
         ("GRPOTrainer", "did you mean 'GRPO'"),
         ("Polcy", "did you mean 'Policy'"),
+        ("rums", "did you mean 'runs'"),
         ("xyz", "mrlm_pl has no 'xyz'$"),
         ("nothing.there", r"mrlm_pl has no 'nothing\.there'$"),
     ],

@@ -36,6 +36,9 @@ def graded(reply: str, answer: str = "7", **options: Any):
         ("#### 42", "42"),
         ("I think 3.\n#### 1,234", "1234"),
         ("The answer is 12, not 13 or 14", "12"),
+        ("The answer is 25 or 5*5", "25"),
+        ("The answer is 5 * 5, or 25.", "25"),
+        ("#### 25 (or 20+5)", "25"),
         ("3 apples and 4 pears, so 7", "7"),
         ("x=7-4=3", "3"),
         ("-5", "-5"),
@@ -108,6 +111,11 @@ def test_powers_and_operations_are_bounded() -> None:
         found = extract_answer(reply)
         assert found is None or number_value(found) is None
     assert extract_answer("\\boxed{" + "1+" * 400 + "1}") is None
+
+
+@pytest.mark.parametrize("hedge", ["25 or 5*6", "25, or 5*6", "5*6 or 25", "25 or 5*5 or 26"])
+def test_operations_with_other_values_are_no_answer(hedge: str) -> None:
+    assert extract_answer(f"The answer is {hedge}.") is None
 
 
 @pytest.mark.parametrize("reply", ["", "no idea", "\\boxed{}", "∞", "e", "...", "\x00"])

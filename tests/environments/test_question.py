@@ -247,7 +247,7 @@ def test_coroutines_of_plain_functions_and_in_subclasses_are_awaited() -> None:
     assert played(question([asks]), "x").rewards == {"agent": 2.0}
     assert played(question([asks, other]), "x").rewards == {"agent": 3.0}
     in_order = played(Mine(ROWS, [judge, length], prompt="{question}"), "x").components
-    assert in_order == {"agent": {"judge": 2.0, "length": 1.0}}, "though the plain one is called first"
+    assert in_order == {"agent": {"judge": 2.0, "length": 1.0}}
 
 
 def test_async_functions_share_an_event_loop_so_that_a_client_lives_on() -> None:
@@ -262,18 +262,22 @@ def test_async_functions_share_an_event_loop_so_that_a_client_lives_on() -> None
     assert len(loops) == 1
 
 
-def test_a_plain_function_that_raises_leaves_no_coroutine_of_an_async_one(recwarn: pytest.WarningsRecorder) -> None:
+def test_a_plain_function_that_raises_leaves_no_coroutine(recwarn: pytest.WarningsRecorder) -> None:
     class Mine(QuestionEnvironment):
         name = "mine"
 
     async def judge(reply: str, row: Any) -> float:
         return 1.0
 
+    def asks(reply: str, row: Any) -> Any:
+        return judge(reply, row)
+
     def broken(reply: str, row: Any) -> float:
         raise KeyError("label")
 
-    with pytest.raises(KeyError):
-        played(Mine(ROWS, [judge, broken], prompt="{question}"), "x")
+    for environment in (Mine(ROWS, [judge, broken], prompt="{question}"), question([asks, broken])):
+        with pytest.raises(KeyError):
+            played(environment, "x")
     gc.collect()
     assert not recwarn.list, "as of a coroutine that was never awaited"
 

@@ -492,7 +492,7 @@ def test_the_contract(options: dict[str, Any]) -> None:
         ({"tools": [undescribed]}, "docstring has no description for the argument 'a'; annotate"),
         ({"tools": [waiting]}, "the function waiting is async"),
         ({"tools": [Calculator]}, "call it: Calculator()"),
-        ({"tools": ["calculator", Calculator()]}, "two tools are named 'calculator'"),
+        ({"tools": ["calculator", Calculator()]}, "tools: two are named 'calculator'"),
         ({"tools": [Echo()]}, "give `data`"),
         ({"tools": []}, "give `data`"),
         ({"kinds": ["art"]}, "choose from arithmetic"),

@@ -206,7 +206,7 @@ def _library() -> Any:
         from mrlm_environments.adapters import chat_harness
     except ImportError as error:
         raise ConfigurationError(
-            f"verifiers: verifiers 0.4 cannot be imported ({error}); its packages collide with ours: run "
+            f"verifiers: version 0.4 of the package cannot be imported ({error}); its packages collide with ours: run "
             "`make verifiers` and host it by `.venv-verifiers/bin/mrlm serve`"
         ) from error
     for name in ("verifiers", "httpx", "aiohttp.access"):

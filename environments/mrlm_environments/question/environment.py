@@ -103,7 +103,8 @@ class QuestionEnvironment(Environment):
         self.system_prompts = self._of_agents("system_prompt", system_prompt, system_prompts)
         self._asked = _fields(self.name, self.prompts.values())
         self._tasks = DataTasks(self.name, os.fspath(data) if isinstance(data, os.PathLike) else data, bad_rows)
-        if type(self) is QuestionEnvironment and any(_is_async(reward.call) for reward in self.rewards.values()):
+        calls = [call for reward in self.rewards.values() for call in (reward.call, type(reward.call).__call__)]
+        if type(self) is QuestionEnvironment and any(map(inspect.iscoroutinefunction, calls)):
             self.__class__ = _Awaited  # a plain `step` runs in a thread, an async one on the event loop
 
     def tasks(self, split: str) -> TaskSource:
@@ -131,10 +132,14 @@ class QuestionEnvironment(Environment):
 
     def step(self, actions: Mapping[str, Message]) -> Step:
         """Reward the replies; see :meth:`Environment.step`."""
-        # Async ones last: where a plain one raises, no coroutine has been made.
-        order = sorted(self.rewards, key=lambda name: _is_async(self.rewards[name].call))
-        found = {name: self.rewards[name].call(*self.arguments(actions)) for name in order}
-        values = [found[name] for name in self.rewards]
+        values: list[Any] = []
+        try:
+            for reward in self.rewards.values():
+                values.append(reward.call(*self.arguments(actions)))
+        except BaseException:
+            for value in filter(inspect.iscoroutine, values):
+                value.close()
+            raise
         if any(map(inspect.isawaitable, values)):  # of a plain function, or in a subclass
             waiting = [value if inspect.isawaitable(value) else asyncio.sleep(0, value) for value in values]
             values = shared_loop().submit_watched(together(waiting)).result()
@@ -237,10 +242,6 @@ class _Awaited(QuestionEnvironment):
     async def step(self, actions: Mapping[str, Message]) -> Step:  # type: ignore[override]
         """Reward the replies; see :meth:`Environment.step`."""
         return self._judge(await self.awaited(lambda: self.arguments(actions)))
-
-
-def _is_async(call: Any) -> bool:
-    return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(type(call).__call__)
 
 
 def _by_name(owner: str, rewards: Sequence[Reward | Callable[..., Any]]) -> dict[str, Reward]:

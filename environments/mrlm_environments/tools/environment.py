@@ -245,7 +245,7 @@ def _built(item: ToolSet | Callable[..., Any] | str) -> ToolSet:
 def _check_names(names: Sequence[str]) -> None:
     for name in names:
         if names.count(name) > 1:
-            raise ConfigurationError(f"tools: two tools are named {name!r}; leave one out or change its schema's name")
+            raise ConfigurationError(f"tools: two are named {name!r}; leave one out or change its schema's name")
 
 
 def _solvable_kinds(toolbox: Sequence[ToolSet], kinds: Sequence[Kind] | None, has_data: bool) -> tuple[Kind, ...]:
@@ -271,5 +271,5 @@ def _solvable_kinds(toolbox: Sequence[ToolSet], kinds: Sequence[Kind] | None, ha
                 "the embedded corpus); add them to `tools`"
             )
     if not solvable:
-        raise ConfigurationError(f"tools: the tools solve none of the kinds {', '.join(KINDS)}; give `data`")
+        raise ConfigurationError(f"tools: they solve none of the kinds {', '.join(KINDS)}; give `data`")
     return tuple(kinds or solvable)

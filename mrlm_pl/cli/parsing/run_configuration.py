@@ -26,7 +26,7 @@ _START_SETTINGS = re.compile(r"config|ckpt_path|weights_only|output|resume|train
 _WEIGHTS = "the weights come from the checkpoint"
 _REFUSED = {
     re.compile(r"data\.class_path"): "the position in the data is another class's",
-    re.compile(r"model\.((policies|critics|agent_critics)\.[^.]+|critic)\.(model|random_init_seed)"): _WEIGHTS,
+    re.compile(r"model\.((policies|critics|agent_critics)\.[^.]+|critic)\.(model|revision|random_init_seed)"): _WEIGHTS,
 }
 
 

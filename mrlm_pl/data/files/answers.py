@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -76,10 +76,9 @@ class AnswerDataModule(ReferencedDataModule):
 
     def tokenize(self) -> None:
         if isinstance(self.algorithm(), KTO):
-            pairs_by_split = (
-                unrelated(answers, self.seed, self.sources[split]) for split, answers in self._examples.items()
-            )
-            self._unrelated = {answer: other for pairs in pairs_by_split for answer, other in pairs}
+            self._unrelated: dict[Answer, Answer] = {}
+            for split, answers in self._examples.items():
+                self._unrelated.update(unrelated(answers, self.seed, self.sources[split]))
         super().tokenize()
         trained = {answer.question for answer in self._examples["train"]}
         for split, fitting in self.examples.items():
@@ -90,6 +89,9 @@ class AnswerDataModule(ReferencedDataModule):
             if shared and split != "train":
                 number = counted(len(shared), "training question")
                 logger.warning("%s in %s too, such as %.80r", number, self.sources[split], min(shared))
+
+    def taught(self, example: ScoredAnswer) -> tuple[float, Any]:
+        return example.answer.correct, super().taught(example)
 
     def batches(self, examples: Sequence[ScoredAnswer]) -> dict[str, tuple[PolicyBatch, Tensor]]:
         rows = [(row, example.answer) for example in examples for row in example.rows]

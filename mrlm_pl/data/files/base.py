@@ -188,11 +188,15 @@ class FixedDataModule(ChecksArguments, LightningDataModule, ABC):
                 left_out = f"{len(tokenized) - len(fitting)} of {len(tokenized)} examples of {source}"
                 logger.warning("left out %s: longer than %s, or without tokens to learn from", left_out, limit)
             self.examples[split] = fitting
-        digest = hashlib.sha256()  # not of all tokens: some chat templates write the date
-        for row in (row for example in self.examples["train"] for row in self.rows_of(example)):
-            messages = [message.to_chat() for message in row.messages]
-            digest.update(repr((row.policy, row.num_actions, messages)).encode())
+        digest = hashlib.sha256()
+        for example in self.examples["train"]:
+            digest.update(repr(self.taught(example)).encode())
         self._digest = digest.hexdigest()[:16]
+
+    def taught(self, example: Any) -> Any:
+        """Return the messages and labels of a tokenized example; its tokens may hold the date that they were made."""
+        rows = self.rows_of(example)
+        return [(row.policy, row.num_actions, [message.to_chat() for message in row.messages]) for row in rows]
 
     def count(self, split: DataSplit) -> int:
         """Return the number of examples in a split; 0 for a split without a source."""
@@ -228,10 +232,11 @@ class FixedDataModule(ChecksArguments, LightningDataModule, ABC):
         return {"epoch": self.epoch, "position": self.position, "digest": self._digest}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if state_dict["digest"] != self._digest and self.algorithm().trainer.state.fn == "fit":
+        if state_dict.get("digest") != self._digest and self.algorithm().trainer.state.fn == "fit":
             raise ConfigurationError(
-                f"data.train: {self.sources['train']!r} differs from the examples the run started with; resume it with "
-                "its files and settings, or train on others in a new run, whose model is RUN/policies/NAME"
+                f"data.train: {self.sources['train']!r} differs from the examples the run started with, or an earlier "
+                "version, which names none, wrote the checkpoint; resume the run with its files, settings and version, "
+                "or train on others in a new run, whose model is RUN/policies/NAME"
             )
         self.epoch, self.position = state_dict["epoch"], state_dict["position"]
 
@@ -241,17 +246,14 @@ class FixedDataModule(ChecksArguments, LightningDataModule, ABC):
         Raises:
             ConfigurationError: the trainer's module is not an Algorithm.
         """
-        trainer: Any = self.trainer
-        module = trainer.lightning_module
+        module = getattr(self.trainer, "lightning_module", None)
         if not isinstance(module, Algorithm):
             raise ConfigurationError(f"{type(module).__name__} is not an Algorithm; {type(self).__name__} needs one")
         return module
 
     def learner(self) -> tuple[str, Policy]:
         """Return the name and the policy that the examples train."""
-        algorithm = self.algorithm()
-        name = next(iter(algorithm.policies))
-        return name, algorithm.policy(name)
+        return next(iter(self.algorithm().learners.items()))
 
     def upcoming(self, size: int) -> Iterator[tuple[list[int], tuple[int, int]]]:
         """Yield the training examples of each batch of at most ``size``, with the epoch and position after it."""

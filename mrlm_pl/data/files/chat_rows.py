@@ -39,19 +39,14 @@ def read_examples(source: str, split: str) -> tuple[list[tuple[str, dict[str, An
     played = [episode for episode in episodes if not episode.failed]
     if not played:
         raise DataError(f"every episode of {source} failed, {len(episodes)} in all; there is nothing to learn from")
-    for episode in played:
-        _check_turns(source, episode)
-    return [], played
-
-
-def _check_turns(source: str, episode: Episode) -> None:
-    for row in episode.rows():
+    for episode, row in ((one, row) for one in played for row in one.rows()):
         for turn in row.turns:
             if not 0 <= turn.start <= turn.stop <= len(row.token_ids):
                 raise DataError(
                     f"{source}, episode {episode.id!r}: a turn of {row.agent!r} goes from {turn.start} to {turn.stop} "
                     f"in a row of {len(row.token_ids)} tokens"
                 )
+    return [], played
 
 
 class Demonstration(NamedTuple):

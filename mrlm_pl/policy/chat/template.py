@@ -77,7 +77,7 @@ def with_arguments(template: str, arguments: Mapping[str, Any], model: str) -> s
     for name in arguments:
         if name not in variables:
             raise ConfigurationError(
-                f"policy {model!r}: chat_template_kwargs has {name!r}, which its chat template does not read; "
+                f"model {model!r}: chat_template_kwargs has {name!r}, which its chat template does not read; "
                 + did_you_mean(name, variables, f"it reads {variables or 'none'}")
             )
     sets = (

@@ -240,9 +240,9 @@ def read_run(name: str, *, weights: bool = True, files: bool = False) -> Recorde
     policies: dict[str, dict[str, Any]] = {}
     for policy, values in (configured or ({} if exported else {SINGLE: {}})).items():
         saved = checkpoint is not None and values.get("trained", True)
-        construction_settings = () if policy in exported else ("random_init_seed", *(("lora",) if saved else ()))
+        construction = () if policy in exported else ("revision", "random_init_seed", *(("lora",) if saved else ()))
         policies[policy] = {
-            key: values[key] for key in (*SETTINGS_OF_TOKENS, *construction_settings) if values.get(key) is not None
+            key: values[key] for key in (*SETTINGS_OF_TOKENS, *construction) if values.get(key) is not None
         }
         if saved:
             policies[policy][SAVED] = checkpoint, policy

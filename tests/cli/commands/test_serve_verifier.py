@@ -133,7 +133,7 @@ def test_a_folder_that_is_not_there_is_told_at_once(mrlm: Any, monkeypatch: Any,
         ("runs/other", "check the path"),
         ("correctness_model", "the hub does not give such a model (Name or service not known); did you mean 'runs/"),
         ("somebody/model", "(Name or service not known); there is no folder 'somebody' either; check the path"),
-        ("a b", "no hub id is of this form"),
+        ("a b", "the hub does not give such a model (Repo id must"),
     ):
         status, _, err = mrlm("serve", "--verifier", name)
         assert status == 2

@@ -281,7 +281,7 @@ def test_a_run_that_does_not_end_is_named_and_killed(
         (["--grid", "model.gama=1,2"], "did you mean 'gamma'"),
         (["--data.gruops", "3"], "did you mean 'groups'"),
         (["--grid", "model.seats={agent: main},{agent: mian}"], "policy 'mian', which does not exist; did you mean"),
-        (["--grid", "model.policies.main.model=builtin:tiny,builtin:tny"], "policies.main: policy model 'builtin:tny'"),
+        (["--grid", "model.policies.main.model=builtin:tiny,builtin:tny"], "policies.main: model 'builtin:tny'"),
         (["--grid", "data.environment.difficulty=[1,1],[3,1]"], "math: difficulty is (3, 1)"),
         (["--trainer.devices", "0"], "trainer: "),
         (["--grid", "data.group_size=8,1"], "data.group_size is 1, but GRPO compares at least 2 episodes of each task"),

@@ -570,5 +570,5 @@ def test_a_policy_that_refuses_its_settings_is_named(mrlm, name: str, settings: 
     Path("team.yaml").write_text(yaml.safe_dump({"model": model, "data": data}, sort_keys=False))
     status, _, err = mrlm("fit", "--config", "team.yaml")
     assert (status, err.count("\n")) == (2, 1), err
-    assert f"policies.{name}: policy 'builtin:tiny'" in err
+    assert f"policies.{name}: model 'builtin:tiny'" in err
     assert fault in err

@@ -324,6 +324,9 @@ def test_a_run_is_not_resumed_with_other_examples(model_folder: Path, quiet_trai
     quiet_trainer().validate(sft(), TrajectoryDataModule(other, source), ckpt_path=checkpoint)  # trains on none
     data = TrajectoryDataModule(source, batch_size=3)
     quiet_trainer(max_steps=3).fit(sft(), data, ckpt_path=checkpoint)
+    del (state := data.state_dict())["digest"]
+    with pytest.raises(ConfigurationError, match=r"data\.train: .*rows.*, or an earlier version, which names none, "):
+        data.load_state_dict(state)  # as earlier versions wrote it
     template = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}"
     quiet_trainer(max_steps=1).fit(sft(chat_template=template), data)  # a new run, with other tokens of these rows
 
