@@ -65,9 +65,8 @@ class EnvironmentHosts:
     def close(self) -> None:
         """Stop all hosts; may be called twice."""
         with self._lock:
-            for host in self._hosts:
-                if host is not None:
-                    host.stop()
+            for host in filter(None, self._hosts):
+                host.stop()
             self._hosts = [None] * len(self._hosts)
 
 
@@ -138,7 +137,7 @@ class _Host:
         timeout = self.timeout + extra
         timeout_error = TimeoutError(
             f"the environment did not answer within {timeout} s and its host process was stopped; "
-            "raise `step_timeout` or correct it"
+            "raise the deadline (`step_timeout`, on a server `step_seconds`) or correct the environment"
         )
         with self._lock:
             try:

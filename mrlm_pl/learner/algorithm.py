@@ -345,6 +345,8 @@ class Algorithm(ChecksArguments, LightningModule, RolloutLearner):
         if self._trainer is not None and self._trainer.state.fn == "fit":
             refuse_unsupported(self._trainer, self)
         callbacks: list[Callback] = [ExactResume(), UpdateRows(self.metrics)]
+        if getattr(self._trainer, "_val_check_time_interval", None) is not None:
+            self.trainer.val_check_interval = 1  # which `EarlyStopping` reads, and Lightning leaves unset for a time
         interval = getattr(self._trainer, "val_check_interval", None)
         if type(interval) is int and interval == 1:  # a batch; 1.0 is an epoch
             callbacks.insert(0, ActAfterValidations(self.trainer.callbacks))  # type: ignore[attr-defined]

@@ -50,7 +50,7 @@ def updates_in_all(trainer: Trainer) -> float:
 
 
 class ActAfterValidations(Callback):
-    """Lets callbacks that monitor a metric act after each validation, for ``val_check_interval`` 1.
+    """Lets callbacks that monitor a metric act after each validation, for ``val_check_interval`` 1 or a time.
 
     Lightning takes this number of batches for 1.0, one epoch, at whose end they would look at the last metric only.
 
@@ -68,8 +68,7 @@ class ActAfterValidations(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Let them act after validations if there are any."""
-        batches = trainer.num_val_batches
-        if sum(batches) if isinstance(batches, list) else batches:
+        if any(trainer.num_val_batches):
             self._decide(False)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

@@ -57,6 +57,16 @@ def test_a_step_after_its_host_was_stopped_is_an_error_and_a_reset_takes_another
     hosts.close()
 
 
+def test_a_late_step_names_the_deadline_of_a_run_and_of_a_server(tmp_path: Path) -> None:
+    hosts = EnvironmentHosts(1, 60.0)
+    task = (environment := hosts.host(Hosted(str(tmp_path), misbehave=True))).tasks("train")[2]
+    environment.reset(task)
+    environment._host.timeout = 0.5  # the step sleeps for ten minutes
+    with pytest.raises(TimeoutError, match=r"0\.5 s .*\(`step_timeout`, on a server `step_seconds`\)"):
+        environment.step({"agent": Message("assistant", "0")})
+    hosts.close()
+
+
 def test_an_environment_that_no_host_can_make_is_closed_without_an_error(tmp_path: Path) -> None:
     hosts = EnvironmentHosts(1, 60.0)
     environment = hosts.host(Hosted(str(tmp_path)))

@@ -6,6 +6,7 @@ import csv
 import json
 import warnings
 from contextlib import nullcontext
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -296,9 +297,9 @@ class Falls(Callback):
         algorithm.log("falls", -float(trainer.global_step))
 
 
-@pytest.mark.parametrize("validates", [True, False])
+@pytest.mark.parametrize(("validates", "interval"), [(True, 1), (True, timedelta(0)), (False, 1)])
 def test_validations_of_each_batch_stop_a_run_and_keep_its_best_checkpoint(
-    validates: bool, echo: Any, quiet_trainer: Any, tmp_path: Path
+    validates: bool, interval: int | timedelta, echo: Any, quiet_trainer: Any, tmp_path: Path
 ) -> None:
     watched: dict[str, Any] = {"monitor": "falls" if validates else "train/loss", "mode": "max"}
     stopping, best = EarlyStopping(**watched, patience=2), ModelCheckpoint(tmp_path, **watched, filename="{step}")
@@ -306,8 +307,8 @@ def test_validations_of_each_batch_stop_a_run_and_keep_its_best_checkpoint(
         echo(), groups=2, group_size=2, iterations=5, sampling=Sampling(max_tokens=3), validation_episodes=2
     )
     callbacks = [*([Falls()] if validates else []), stopping, best]
-    options = {"limit_val_batches": 1.0 if validates else 0, "val_check_interval": 1, "enable_checkpointing": True}
-    trainer = quiet_trainer(callbacks=callbacks, **options)
+    options = {"limit_val_batches": 1.0 if validates else 0, "val_check_interval": interval}
+    trainer = quiet_trainer(callbacks=callbacks, enable_checkpointing=True, **options)
     trainer.fit(GRPO({"main": Policy("builtin:tiny")}), data)
     assert trainer.global_step == (3 if validates else 5)
     assert [path.name for path in tmp_path.glob("*.ckpt")] == [f"step={1 if validates else 5}.ckpt"]

@@ -40,8 +40,7 @@ def classes_among(members: Sequence[Any]) -> list[type]:
 
 def factory_classes(members: Sequence[Any]) -> list[type]:
     """Return the classes whose instances a function without arguments is to make: one of them may be named for it."""
-    functions = [get_args(member) for member in members if get_origin(member) is Callable]
-    return [cls for arguments, result in functions if arguments == [] for cls in classes_among([result])]
+    return classes_among([get_args(member)[-1] for member in members if get_args(member)[:1] == ([],)])
 
 
 def literal_values(members: Sequence[Any]) -> list[Any]:
@@ -51,7 +50,7 @@ def literal_values(members: Sequence[Any]) -> list[Any]:
 
 def takes_functions(members: Sequence[Any]) -> bool:
     """Return whether a parameter takes functions."""
-    return any(get_origin(member) is Callable for member in members)
+    return any((get_origin(member) or member) is Callable for member in members)  # with a signature, or bare
 
 
 def is_plain(value: Any, members: Sequence[Any]) -> bool:
@@ -68,7 +67,7 @@ def type_name(member: Any) -> str:
         return "list"
     if get_origin(member) in (dict, Mapping):
         return "a mapping, as in `{NAME: VALUE}`"
-    if get_origin(member) is Callable:
+    if takes_functions([member]):
         return "a function (its import path `package.function`, or its name in a plugin)"
     if getattr(member, "__name__", "") == _DTYPE:
         return "a dtype, as in `torch.bfloat16`"

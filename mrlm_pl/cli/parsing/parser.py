@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from docstring_parser import parse
 from jsonargparse import ActionConfigFile, ArgumentParser, get_loader, set_loader
-from yaml import YAMLError
+from yaml import SafeDumper, YAMLError
 
 from mrlm_pl.cli.parsing.classes import (
     LOSS,
@@ -60,6 +60,7 @@ def _load(text: str) -> Any:
 
 
 set_loader("yaml", _load, exceptions=(YAMLError,))
+SafeDumper.add_multi_representer(str, lambda dumper, text: dumper.represent_str(str.__str__(text)))  # `Interval.step`
 
 _PARSED: ContextVar[tuple[Sequence[str], Mapping[str, Any], Mapping[str, type], str]] = ContextVar("parsed")
 """The words, configuration, base classes of the groups, and command that are being parsed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import typing
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -66,14 +67,17 @@ number = 3
 
 
 @pytest.mark.parametrize("name", ["own_rule.rank", "./own_rule.py:rank"])
-def test_a_function_is_named_by_path_or_file(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("function", [Callable[..., Any], Callable, typing.Callable])
+def test_a_function_is_named_by_path_or_file(
+    function: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "own_rule.py").write_text(RULE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "own_rule", raising=False)
-    path = resolve(name, Literal["group_normalized"] | Callable[..., Any], "model.advantage")
+    path = resolve(name, Literal["group_normalized"] | function, "model.advantage")
     assert path == "own_rule.rank"
-    assert find_mistake(path, Literal["group_normalized"] | Callable[..., Any], "model.advantage") is None
+    assert find_mistake(path, Literal["group_normalized"] | function, "model.advantage") is None
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,14 @@ def test_a_class_of_the_working_folder_is_found(mrlm, folder: Path, module: str,
     assert f"class_path: {module}.Rhyme" in out
 
 
+def test_a_default_that_is_a_text_by_its_base_class_is_printed_as_text(mrlm) -> None:
+    timer = "[{class_path: Timer, init_args: {duration: '00:01:00:00'}}]"  # whose `interval` is an enumeration's
+    options = ("--model", "ToyAlgorithm", "--data", "ToyData", "--trainer.callbacks", timer, "--print_config")
+    status, out, err = mrlm("fit", *options)
+    assert status == 0, err
+    assert "interval: step\n" in out
+
+
 def test_an_annotation_for_type_checkers_alone_is_left_to_the_parser(mrlm, folder: Path) -> None:
     text = ENVIRONMENT.replace("words: int = 40", "words: 'Number' = 40").replace(
         "\n\nclass Rhyme",
