@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import csv
+import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -140,37 +141,33 @@ def test_trained_weights_are_what_the_server_samples_with(folder: Path, url: str
     served.close()
 
 
-def fit(folder: Path, url: str, output: Path, *options: str) -> int:
-    arguments = {
-        "--config": str(ROOT / "configs/scaling/served_rollouts.yaml"),
-        "--model.policies.main.model": str(folder),
-        "--model.policies.main.learning_rate": "1e-3",
-        "--data.engine.url": url,
-        "--data.engine.weights_folder": str(output.parent / "weights"),
-        "--data.groups": "4",
-        "--data.group_size": "4",
-        "--data.iterations": "6",
-        "--data.sampling.max_tokens": "24",
-        "--output": str(output),
-    }
-    return main(["fit", *(word for pair in arguments.items() for word in pair), *options])
+def fit(output: Path, config: str, **options: Any) -> int:
+    short = {"data.groups": 4, "data.group_size": 4, "data.iterations": 6, "data.sampling.max_tokens": 24}
+    given = {"config": ROOT / "configs" / config, **short, **options, "output": output}
+    return main(["fit", *(word for name, value in given.items() for word in (f"--{name}", str(value)))])
 
 
-def largest_ratios(run: Path) -> list[float]:
+def served(folder: Path, url: str, output: Path) -> int:
+    policy = {"model.policies.main.model": folder, "model.policies.main.learning_rate": 1e-3}
+    engine = {"data.engine.url": url, "data.engine.weights_folder": output.parent / "weights"}
+    return fit(output, "scaling/served_rollouts.yaml", **policy, **engine)
+
+
+def largest_ratios(run: Path, policy: str = "") -> list[float]:
     """Return the largest importance ratio of the learner to the sampler in each update."""
-    rows = csv.DictReader((run / "metrics.csv").open())
-    return [float(row["train/mismatch_max_ratio"]) for row in rows if row["train/mismatch_max_ratio"]]
+    name, rows = f"train/{policy}mismatch_max_ratio", csv.DictReader((run / "metrics.csv").open())
+    return [float(row[name]) for row in rows if row[name]]
 
 
 def test_a_run_learns_from_its_samples_with_importance_ratios_of_1(folder: Path, url: str, tmp_path: Path) -> None:
-    assert fit(folder, url, tmp_path / "run") == 0
+    assert served(folder, url, tmp_path / "run") == 0
     assert largest_ratios(tmp_path / "run") == pytest.approx([1.0] * 6, abs=1e-3)
 
 
 def test_a_server_that_is_killed_and_started_again_gets_the_current_weights(folder: Path, tmp_path: Path) -> None:
     port, run, code = free_port(), tmp_path / "run", list[int]()
     serve: Callable[[str], AbstractContextManager[str]] = lambda name: vllm_server(folder, tmp_path / name, port=port)  # noqa: E731
-    learner = threading.Thread(target=lambda: code.append(fit(folder, f"http://127.0.0.1:{port}", run)))
+    learner = threading.Thread(target=lambda: code.append(served(folder, f"http://127.0.0.1:{port}", run)))
     with serve("first"):
         learner.start()
         eventually(lambda: (run / "metrics.csv").exists() and largest_ratios(run), 300)
@@ -178,6 +175,30 @@ def test_a_server_that_is_killed_and_started_again_gets_the_current_weights(fold
         learner.join(300)
     assert code == [0]
     assert largest_ratios(run) == pytest.approx([1.0] * 6, abs=1e-3)
+
+
+def test_each_policy_of_a_team_takes_a_server(folder: Path, url: str, tmp_path: Path) -> None:
+    with vllm_server(folder, tmp_path / "log") as other:
+        policies = {name: {"model": str(folder), "learning_rate": 1e-3} for name in ("first", "second")}
+        own, others = (
+            {"class_path": "OpenAICompatible", "init_args": {"url": one, "weights_folder": str(tmp_path / "weights")}}
+            for one in (url, other)
+        )
+        engines = {"data.engine.default": json.dumps(own), "data.engine.elsewhere": json.dumps({"second": others})}
+        options = {"model.policies": json.dumps(policies), "data.engine": "RoutingEngine", **engines}
+        validation = {"trainer.limit_val_batches": 0}
+        assert fit(tmp_path / "run", "tasks/games/coordination.yaml", **options, **validation) == 0
+    for policy in policies:
+        assert largest_ratios(tmp_path / "run", f"{policy}/") == pytest.approx([1.0] * 6, abs=1e-3)
+
+
+def test_a_ray_worker_updates_the_server_beside_it(folder: Path, url: str, tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="ray is not installed")
+    policy = {"model.policies.main.model": folder, "model.policies.main.learning_rate": 1e-3}
+    pool = {"data.engine.address": "local", "data.engine.workers": 1, "data.engine.engine.url": url}
+    engine = {**pool, "data.engine.engine.weights_folder": tmp_path / "weights"}
+    assert fit(tmp_path / "run", "scaling/ray_served_pool.yaml", **policy, **engine) == 0
+    assert largest_ratios(tmp_path / "run") == pytest.approx([1.0] * 6, abs=1e-3)
 
 
 def test_the_head_that_vllm_keeps_on_a_cpu_is_noticed(
