@@ -231,6 +231,12 @@ CHAPTERS: dict[str, dict[str, Section]] = {
             "64 tokens each, two threads.",
             costs.rollout,
         ),
+        "vllm_rollout": Section(
+            "Generation against vLLM on a CPU",
+            "Seconds of 4 prompts of 64 tokens, 8 samples of 64 tokens each, in process and from a vLLM server on the "
+            "same two cores: [engines](../scaling/engines.md#vllm).",
+            costs.vllm_rollout,
+        ),
         "rollout_compiled": Section(
             "Compiled layers in generation",
             "Tokens per second of the in-process engine with `compile: true` and without, on one thread: "

@@ -184,6 +184,15 @@ def batching(found: Any) -> str:
     return pivot("CPU time", ratios) + "\n" + pivot(title, weights)
 
 
+def vllm_rollout(found: Any) -> str:
+    """Return the seconds of both engines and their ratio by size and precision."""
+    rows = (
+        [row["size"], row["precision"], f"{row['ours_s']:.2f}", f"{row['vllm_s']:.2f}", f"{row['ratio']:.2f}"]
+        for row in found["rows"]
+    )
+    return table(["size", "precision", "seconds in process", "seconds by vLLM", "ratio"], rows)
+
+
 def rounds(found: Any) -> str:
     """Return the ratios of rounds to lockstep by the seconds of an answer and the piece."""
     formats = ("{environment_seconds}", "{lockstep_seconds:.2f}", "{piece}")
