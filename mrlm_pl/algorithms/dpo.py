@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from mrlm_pl.learner.batch import PolicyBatch, not_none
@@ -9,6 +10,7 @@ from mrlm_pl.learner.given_answers import GivenAnswersAlgorithm
 from mrlm_pl.learner.optimization import Optimization
 from mrlm_pl.losses import PreferenceLoss, preference_gap, preference_loss, preference_metrics
 from mrlm_pl.policy import Policy
+from mrlm_pl.settings import at_least
 
 
 class DPO(GivenAnswersAlgorithm):
@@ -21,6 +23,7 @@ class DPO(GivenAnswersAlgorithm):
             sigmoid   -(1 - e) log sigmoid(z) - e log sigmoid(-z),  z = beta gap - margin,  e = label_smoothing
             hinge     max(0, margin - beta gap)                     (2309.06657)
             ipo       (gap - 1 / (2 beta))^2                        (2310.12036)
+            - sft_weight m(w)                                       (2404.19733), m: mean of log pi over the tokens
 
     The reference is the policy as it is before the first update; its log-probabilities are computed once for all pairs.
     Use it with ``PreferenceDataModule``. Logged under ``train/``: ``rewards_chosen`` and ``rewards_rejected`` (means of
@@ -35,6 +38,8 @@ class DPO(GivenAnswersAlgorithm):
         label_smoothing: assumed rate of swapped labels, for ``sigmoid``.
         margin: gap by which the chosen answer must win; None is 0 for ``sigmoid`` and 1 for ``hinge``.
         reference_free: leave the reference out: ``gap = log pi(w) - log pi(l)``.
+        length_normalized: take means over an answer's tokens in place of sums, as TRL's ``sigmoid_norm`` and ``ipo``.
+        sft_weight: weight of the negative mean log-probability of the chosen answer's tokens.
 
     Raises:
         ConfigurationError: there are several policies, or a value is out of range or does not belong to the loss.
@@ -51,18 +56,20 @@ class DPO(GivenAnswersAlgorithm):
         label_smoothing: float = 0.0,
         margin: float | None = None,
         reference_free: bool = False,
+        length_normalized: bool = False,
+        sft_weight: float = 0.0,
     ) -> None:
         super().__init__(policies, optimization)
         self.refuse_dropout()
         self.loss = preference_loss(loss, beta=beta, label_smoothing=label_smoothing, margin=margin)
+        at_least(0, sft_weight=sft_weight)
         self.beta, self.reference_free, self.reads_reference_sums = beta, reference_free, not reference_free
+        self.length_normalized, self.sft_weight = length_normalized, sft_weight
 
     def compare(self, name: str, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        pairs = self.logp_sums(name, rows).view(-1, 2)
-        if self.reads_reference_sums:
-            references = not_none(rows.reference_sums).view(-1, 2)
-            gaps = preference_gap(pairs[:, 0], pairs[:, 1], references[:, 0], references[:, 1])
-            moved = pairs - references
-        else:
-            gaps, moved = preference_gap(pairs[:, 0], pairs[:, 1]), pairs
-        return self.loss(gaps), preference_metrics(gaps, self.beta * moved)
+        sums, lengths = self.logp_sums(name, rows).view(-1, 2), rows.action_mask.sum(-1).view(-1, 2)
+        references = torch.zeros_like(sums) if self.reference_free else not_none(rows.reference_sums).view(-1, 2)
+        pairs, references = (x / lengths if self.length_normalized else x for x in (sums, references))
+        gaps = preference_gap(*pairs.unbind(1), *references.unbind(1))
+        losses = self.loss(gaps) - self.sft_weight * (sums / lengths)[:, 0]
+        return losses, preference_metrics(gaps, self.beta * (pairs - references))

@@ -20,11 +20,12 @@ class PairwiseRewardModel(GivenAnswersAlgorithm):
 
     ``s(w)`` and ``s(l)`` are the scores of the chosen and the rejected answer, the values before their last tokens::
 
-        loss = mean over pairs of  -log sigmoid(s(w) - s(l) - margin)
+        loss = mean over pairs of  -log sigmoid(s(w) - s(l) - margin) + centering (s(w) + s(l))^2
 
     Use it with ``PreferenceDataModule``; pairs of plain text are scored as a user's message and the answer to it. The
     folder ``policies/NAME`` of a run is a reward model. Only differences of scores are trained, so a score by itself
-    says nothing, and ``sigmoid`` of it is no probability of a right answer: :class:`CorrectnessModel` gives that.
+    says nothing, and ``sigmoid`` of it is no probability of a right answer: :class:`CorrectnessModel` gives that. With
+    ``centering`` the mean score is near 0.
 
     Logged under ``train/``: ``pair_accuracy`` (fraction of pairs whose chosen answer has the higher score; half for
     equal scores), ``margin`` (mean of ``s(w) - s(l)``), ``grad_norm`` and ``grad_norm_value``; under ``val/`` and
@@ -32,11 +33,12 @@ class PairwiseRewardModel(GivenAnswersAlgorithm):
 
     Args:
         margin: difference of scores by which the chosen answer must win.
+        centering: weight of the squared sum of a pair's scores (arXiv 2312.09244).
         value_learning_rate: learning rate of the value head; None is the policy's.
         policies, optimization: see :class:`~mrlm_pl.learner.given_answers.GivenAnswersAlgorithm`.
 
     Raises:
-        ConfigurationError: there are several policies, or the margin is negative or not finite.
+        ConfigurationError: there are several policies, or a number is negative or not finite.
     """
 
     data_module = "PreferenceDataModule"
@@ -46,12 +48,13 @@ class PairwiseRewardModel(GivenAnswersAlgorithm):
         policies: dict[str, Policy] | None = None,
         *,
         margin: float = 0.0,
+        centering: float = 0.0,
         value_learning_rate: float | None = None,
         **settings: Any,
     ) -> None:
         super().__init__(policies, **settings)
-        at_least(0, margin=margin)
-        self.margin = margin
+        at_least(0, margin=margin, centering=centering)
+        self.margin, self.centering = margin, centering
         self.critic: ScoreHead = ScoreHead({}, self.learners, value_learning_rate)
 
     def compare(self, name: str, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
@@ -64,4 +67,5 @@ class PairwiseRewardModel(GivenAnswersAlgorithm):
                 "model is broken: train it again"
             )
         won = ((gaps > 0).float() + 0.5 * (gaps == 0).float()).mean()
-        return bradley_terry_loss(chosen, rejected, margin=self.margin), {"pair_accuracy": won, "margin": gaps.mean()}
+        losses = bradley_terry_loss(chosen, rejected, margin=self.margin)
+        return losses + self.centering * (chosen + rejected).square(), {"pair_accuracy": won, "margin": gaps.mean()}

@@ -53,11 +53,10 @@ class Answer:
 def read_answers(source: str, split: str = "train") -> tuple[list[Answer], int]:
     """Return the answers of a source in order, and how many failed episodes were left out.
 
-    A source holds rows of :class:`Answer`, pairs ``{prompt, chosen, rejected}`` of texts or of single messages, whose
-    chosen answer is right and whose rejected one is wrong, or episode records. In an episode the agent's first user
-    message is the question, its last reply the answer, and ``success`` says whether it is right. Where several agents
-    answer, or one several times for a ``score``, each turn is an answer, right with a score above .5; an agent that
-    begins with what others said, such as a leader, answers their question.
+    A source holds rows of :class:`Answer`, or episode records. In an episode the agent's first user message is the
+    question, its last reply the answer, and ``success`` says whether it is right. Where several agents answer, or one
+    several times for a ``score``, each turn is an answer, right with a score above .5; an agent that begins with what
+    others said, such as a leader, answers their question.
 
     Args:
         source: rows in a form of :func:`mrlm_pl.environment.rows.read_rows`, or a folder of episodes.
@@ -70,7 +69,7 @@ def read_answers(source: str, split: str = "train") -> tuple[list[Answer], int]:
     failed = 0
     for where, episode, row in read_records(source, split):
         if episode is None:
-            answers += [answer_of_row(answer_row, where) for answer_row in _split_pair(row)]
+            answers.append(answer_of_row(row, f"{where}: "))
         elif episode.failed:
             failed += 1
         else:
@@ -106,22 +105,7 @@ def read_records(source: str, split: str) -> Iterator[tuple[str, Episode | None,
             raise DataError(f"{where} is not an episode record, as its trajectories promise: {error}") from error
 
 
-def _split_pair(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return a pair as the rows of its right and its wrong answer, any other row as it is."""
-    if not {"prompt", "chosen", "rejected"} <= row.keys():
-        return [row]
-    texts = [_message_text(row[name]) for name in ("prompt", "chosen", "rejected")]
-    return [{"question": texts[0], "answer": texts[side], "correct": side == 1} for side in (1, 2)]
-
-
-def _message_text(value: Any) -> Any:
-    """Return the text of a single message, and anything else, such as one with tool calls, as it is."""
-    message = value[0] if isinstance(value, list) and len(value) == 1 and isinstance(value[0], Mapping) else {}
-    has_more = any(map(message.get, ("tool_calls", *REASONING)))
-    return value if not message or has_more else message.get("content")
-
-
-def answer_of_row(row: Mapping[str, Any], where: str) -> Answer:
+def answer_of_row(row: Mapping[str, Any], where: str = "") -> Answer:
     """Return the answer that a row holds.
 
     Raises:
@@ -129,23 +113,33 @@ def answer_of_row(row: Mapping[str, Any], where: str) -> Answer:
     """
     for name in ("question", "answer", "correct"):
         if name not in row:
-            raise DataError(f"{where}: no field {name!r} among {sorted(row)}; an answer is {_FORM}")
-    question, answer, correct = row["question"], row["answer"], row["correct"]
-    task, temperature, generated = row.get("task") or "", row.get("temperature"), row.get("generated") or False
+            raise DataError(f"{where}no field {name!r} among {sorted(row)}; an answer is {_FORM}")
+    question, answer, temperature = row["question"], row["answer"], row.get("temperature")
+    task, generated = row.get("task") or "", row.get("generated") or False
     sampled = temperature is None or _is_number(temperature, 0.0, sys.float_info.max)
-    labeled = isinstance(correct, bool) or _is_number(correct, 0.0, 1.0)
     for name, value, holds, form in (
         ("question", question, isinstance(question, str) and question.strip(), f"text, as in {_FORM}"),
         ("answer", answer, isinstance(answer, str), f"text, as in {_FORM}"),
         ("task", task, isinstance(task, str), "the text of a key, or be left out"),
         ("temperature", temperature, sampled, "a number of 0 or above, or left out"),
         ("generated", generated, isinstance(generated, bool), "true or false, or be left out"),
-        ("correct", correct, labeled, "true or false, or lie in [0, 1]"),
     ):
         if not holds:
-            raise DataError(f"{where}: {name!r} is {value!r:.80}; it must be {form}")
+            raise DataError(f"{where}{name!r} is {value!r:.80}; it must be {form}")
     temperature = None if temperature is None else float(temperature)
-    return Answer(question, answer, float(correct), task, temperature, generated)
+    return Answer(question, answer, label_of(row, "correct", where), task, temperature, generated)
+
+
+def label_of(row: Mapping[str, Any], field: str, where: str = "") -> float:
+    """Return the label in a field of a row: 1 for a right answer, 0 for a wrong one, or a number between them.
+
+    Raises:
+        DataError: the field is missing or of another kind; the message begins with ``where``.
+    """
+    label: Any = row.get(field)
+    if not (isinstance(label, bool) or _is_number(label, 0.0, 1.0)):
+        raise DataError(f"{where}{field!r} is {label!r:.80}; it must be true or false, or lie in [0, 1]")
+    return float(label)
 
 
 def _is_number(value: Any, low: float, high: float) -> bool:

@@ -39,8 +39,7 @@ class GivenAnswersAlgorithm(Algorithm):
     def policy_loss(self, name: str, rows: PolicyBatch, batch: Batch) -> Tensor:
         losses, metrics = self.compare(name, rows)
         self.metrics.add_means(name, metrics, len(losses))
-        rows_of_example = len(rows) // len(losses)
-        return losses.sum() / (batch.totals[name].sequences / rows_of_example)
+        return losses.sum() / (batch.totals[name].sequences * len(losses) / len(rows))
 
     def measure(self, prefix: str, batch: Batch) -> None:
         for name, rows in self.measured_rows(batch):

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.losses.masking import masked_values
+from mrlm_pl.losses.masking import check_shape, masked_values
 from mrlm_pl.settings import at_least, one_of, positive
 
 
@@ -60,14 +60,13 @@ def preference_gap(
     >>> preference_gap(*sums).item(), preference_gap(*sums[:2]).item()
     (1.5, 2.0)
     """
-    references = [logp for logp in (ref_chosen_logp, ref_rejected_logp) if logp is not None]
+    named = {"ref_chosen_logp": ref_chosen_logp, "ref_rejected_logp": ref_rejected_logp}
+    references = {name: logp for name, logp in named.items() if logp is not None}
     if len(references) == 1:
         raise ValueError("give both ref_chosen_logp and ref_rejected_logp, or neither for a reference-free gap")
-    shapes = [tuple(logp.shape) for logp in (chosen_logp, rejected_logp, *references)]
-    if len(set(shapes)) > 1:
-        raise ValueError(f"log-prob sums have one shape [P]; got {shapes}")
+    check_shape(chosen_logp.shape, rejected_logp=rejected_logp, **references)
     gap = chosen_logp - rejected_logp
-    return gap - (references[0] - references[1]).detach() if references else gap
+    return gap - (references["ref_chosen_logp"] - references["ref_rejected_logp"]).detach() if references else gap
 
 
 def dpo_sigmoid_loss(
@@ -90,7 +89,7 @@ def dpo_sigmoid_loss(
     0.693147
     """
     if not 0.0 <= label_smoothing < 0.5:
-        raise ConfigurationError(f"label_smoothing is {label_smoothing}; at 0.5 or more the labels carry no preference")
+        raise ConfigurationError(f"label_smoothing is {label_smoothing}; it must be at least 0 and below 0.5")
     logits = beta * gap - margin
     return -(1.0 - label_smoothing) * F.logsigmoid(logits) - label_smoothing * F.logsigmoid(-logits)
 
@@ -224,18 +223,13 @@ def preference_loss(
     """
     positive(beta=beta)
     at_least(0, margin=margin)
-    if not 0 <= label_smoothing < 0.5:
-        raise ConfigurationError(f"label_smoothing is {label_smoothing}; it must be at least 0 and below 0.5")
+    dpo_sigmoid_loss(torch.zeros(0), label_smoothing=label_smoothing)  # validates it
     if label_smoothing and loss != "sigmoid":
         raise ConfigurationError(f"label_smoothing {label_smoothing} belongs to loss 'sigmoid', not to {loss!r}")
     if margin is not None and loss == "ipo":
         raise ConfigurationError(f"margin {margin} does not belong to loss 'ipo', whose margin is 1 / (2 beta)")
     one_of(get_args(PreferenceLoss), loss=loss)
-    losses: dict[str, Callable[[Tensor], Tensor]] = {
-        "sigmoid": functools.partial(
-            dpo_sigmoid_loss, beta=beta, label_smoothing=label_smoothing, margin=margin or 0.0
-        ),
-        "hinge": functools.partial(dpo_hinge_loss, beta=beta, margin=1.0 if margin is None else margin),
-        "ipo": functools.partial(ipo_loss, beta=beta),
-    }
-    return losses[loss]
+    options: dict[str, Any] = {"beta": beta} if margin is None else {"beta": beta, "margin": margin}
+    if loss == "sigmoid":
+        return functools.partial(dpo_sigmoid_loss, label_smoothing=label_smoothing, **options)
+    return functools.partial(dpo_hinge_loss if loss == "hinge" else ipo_loss, **options)

@@ -290,7 +290,7 @@ def test_answers_of_one_kind_are_refused(tmp_path: Path) -> None:
     for label, told in ((True, "3 of 3 answers are right and 0 wrong"), (0.5, "0 of 3 answers are right and 0 wrong")):
         source = write(tmp_path, [row("a?", str(n), label) for n in range(3)], "one.jsonl")
         for files in ((source,), (good, source)):
-            with pytest.raises(DataError, match=rf"one\.jsonl: {told}; a verifier needs both"):
+            with pytest.raises(DataError, match=rf"one\.jsonl: {told}; both are needed"):
                 AnswerDataModule(*files)
 
 

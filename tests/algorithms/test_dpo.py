@@ -106,6 +106,22 @@ def test_the_losses_of_a_pair(model_folder: Path) -> None:
     assert loss_of(model_folder, sums, None, reference_free=True) == pytest.approx(free, abs=1e-6)
 
 
+@pytest.mark.parametrize(("loss", "expected"), [("sigmoid", math.log(1 + math.exp(-0.1))), ("ipo", 16.0)])
+def test_means_over_answers_of_different_lengths_and_the_likelihood_of_the_chosen(
+    loss: Any, expected: float, model_folder: Path
+) -> None:
+    # Means -1 and -1.5 of the policy, -1 and -.5 of the reference: the gap is 1; the loss of ipo (1 - 1 / (2 * .1))^2.
+    algorithm = DPO({"main": Policy(str(model_folder))}, loss=loss, length_normalized=True, sft_weight=0.5)
+    chosen = Trajectory("a", "main", (8, 9), (False, True), (0.0, 0.0), ())
+    rejected = Trajectory("a", "main", (8, 9, 10), (False, True, True), (0.0, 0.0, 0.0), ())
+    rows = collate_rows([chosen, rejected], [0, 0], [0, 0], [0, 1])
+    rows.reference_sums = torch.tensor([-1.0, -1.0])
+    algorithm.policies["main"].forward = lambda **_: torch.tensor([[0.0, -1.0, 0.0], [0.0, -2.0, -1.0]])
+    losses, metrics = algorithm.compare("main", rows)
+    assert losses.tolist() == pytest.approx([expected + 0.5 * 1.0], abs=1e-6)
+    assert metrics["reward_margin"].item() == pytest.approx(0.1)
+
+
 class Gradient(Callback):
     def __init__(self) -> None:
         self.gradients: dict[str, torch.Tensor] = {}

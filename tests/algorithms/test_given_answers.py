@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from mrlm_pl.algorithms import DPO, KTO, ORPO, CorrectnessModel, SimPO
 from mrlm_pl.answers.records import Answer
 from mrlm_pl.data import AnswerDataModule, PreferenceDataModule
-from mrlm_pl.data.files.answers import unrelated
+from mrlm_pl.data.files.answers import labeled, unrelated
 from mrlm_pl.episode import Trajectory
 from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.learner.batch import Batch, collate_rows
@@ -118,8 +118,64 @@ def test_kto_learns_from_labels_and_from_pairs(
     assert watch.steps[0]["train/baseline_kl"] == pytest.approx(0.0, abs=1e-4)
     assert watch.steps[-1]["train/loss"] < 0.35
     assert watch.steps[-1]["train/preference_accuracy"] > 0.9
+
+
+def side_by_side(rows: list[dict[str, Any]], folder: Path, model: Path, trainer: Any) -> list[tuple[str, str, float]]:
+    """Return each answer's text in tokens, that of its question with another's answer, and its label."""
+    data = AnswerDataModule(write(folder, rows), batch_size=len(rows))
+    trainer.fit(KTO({"main": Policy(str(model))}), data)
     decode = data.learner()[1].tokenizer.decode
-    answer, other = (decode(row.token_ids) for row in data.examples["train"][0].rows)
+    return [
+        (decode(answer.token_ids), decode(other.token_ids), example.correct)
+        for example in data.examples["train"]
+        for answer, other in [example.rows]
+    ]
+
+
+def test_kto_reads_single_answers_and_pairs_as_chats_or_as_text(
+    model_folder: Path, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    def chat(role: str, text: str) -> list[dict[str, str]]:
+        return [{"role": role, "content": text}]
+
+    asked = [[*chat("system", "Add."), *chat("user", f"{n}+1?"), *chat("assistant", "What?")] for n in (1, 2)]
+    asked = [[*messages, *chat("user", "Say.")] for messages in asked]
+    prompts = [
+        f"<|system|>Add.<|end|><|user|>{n}+1?<|end|><|assistant|>What?<|end|><|user|>Say.<|end|>" for n in (1, 2)
+    ]
+    single = [
+        {"prompt": p, "completion": chat("assistant", a), "label": a == "2"} for p, a in zip(asked, "23", strict=True)
+    ]
+    pair = [{"prompt": p, "chosen": chat("assistant", "a"), "rejected": chat("assistant", "b")} for p in asked]
+    plain = [{"prompt": f"{n}+1=", "completion": str(n + 1), "label": n == 1} for n in (1, 2)]
+    plain_pair = [{"prompt": f"{n}+1=", "chosen": str(n), "rejected": str(n + 5)} for n in (1, 2)]
+    said = [
+        (f"{prompts[n]}<|assistant|>{a}<|end|>", f"{prompts[n]}<|assistant|>{b}<|end|>")
+        for n, a, b in ((0, 2, 3), (1, 3, 2))
+    ]
+    assert side_by_side(single, tmp_path, model_folder, quiet_trainer()) == [(*said[0], 1.0), (*said[1], 0.0)]
+    assert side_by_side(plain, tmp_path, model_folder, quiet_trainer()) == [
+        ("1+1=2<|end|>", "1+1=3<|end|>", 1.0),
+        ("2+1=3<|end|>", "2+1=2<|end|>", 0.0),
+    ]
+    answers = [(answer, label) for answer, _, label in side_by_side(pair, tmp_path, model_folder, quiet_trainer())]
+    assert answers == [(f"{p}<|assistant|>{a}<|end|>", float(a == "a")) for p in prompts for a in "ab"]
+    answers = [
+        (answer, label) for answer, _, label in side_by_side(plain_pair, tmp_path, model_folder, quiet_trainer())
+    ]
+    assert answers == [(f"{n}+1={a}<|end|>", float(a == n)) for n in (1, 2) for a in (n, n + 5)]
+    for rejected in ([None], [[[]]], ["x"], 3):
+        with pytest.raises(DataError, match=r"rows\.jsonl, row 1: .*; a row is \{question, answer, correct\}"):
+            AnswerDataModule(write(tmp_path, [{"prompt": "2 + 2?", "chosen": "4", "rejected": rejected}]))
+    for label in ("true", None, 2):
+        with pytest.raises(DataError, match=rf"row 1: 'label' is {label!r}; it must be true or false"):
+            AnswerDataModule(write(tmp_path, [{**plain[0], "label": label}]))
+
+
+def test_the_baseline_of_kto_has_answers_to_other_questions(
+    model_folder: Path, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    answer, other, _ = side_by_side(ANSWERS, tmp_path, model_folder, quiet_trainer())[0]
     assert answer == "<|user|>Add 0+0:<|end|><|assistant|>0 it is<|end|>"
     prompt, _, said = other.partition("<|assistant|>")
     assert prompt == "<|user|>Add 0+0:<|end|>"
@@ -163,10 +219,10 @@ def test_a_run_is_not_resumed_with_other_labels(
 
 
 def test_every_question_meets_an_answer_to_another_one() -> None:
-    answers = [Answer(question, f"{question}{n}", 1.0) for question in "aab" for n in range(3)]
+    answers = [labeled(Answer(question, f"{question}{n}", 1.0)) for question in "aab" for n in range(3)]
     found = unrelated(answers, 0, "f")
-    assert sorted(answer.answer for answer, _ in found) == sorted(answer.answer for answer in answers)
-    assert all(answer.question != other.question for answer, other in found)
+    assert found.keys() == set(answers)
+    assert all(answer.question != other.question for answer, other in found.items())
     assert found == unrelated(answers, 0, "f")
     assert found != unrelated(answers, 1, "f")
     with pytest.raises(DataError, match="f: all answers are to the question 'a'; KTO estimates its baseline"):

@@ -49,7 +49,7 @@ def compared(
     row = Trajectory("a", "main", (8, 9, 10), (False, True, True), (0.0, 0.0, 0.0), ())
     count = len(scores)
     rows = collate_rows([row] * count, list(range(count)), [0] * count, list(range(count)))
-    algorithm.policy("main").values = lambda **_: torch.tensor([[0.0, 7.0, score] for score in scores])  # type: ignore[method-assign]
+    algorithm.policy("main").values = lambda **_: torch.tensor([[0.0, 0.0, score] for score in scores])  # type: ignore[method-assign]
     totals = BatchTotals(2.0 * count, float(count), float(count))
     loss = algorithm.policy_loss("main", rows, Batch({"main": rows}, {"main": totals})).item()
     return loss, algorithm.metrics.take_update()
@@ -61,6 +61,8 @@ def test_loss_accuracy_and_margin_are_those_of_arithmetic(model_folder: Path) ->
     assert loss == pytest.approx(sum(math.log1p(math.exp(-gap)) for gap in (1.0, -1.5, 0.0)) / 3, rel=1e-6)
     assert noted["train/pair_accuracy"] == pytest.approx(1.5 / 3)
     assert noted["train/margin"] == pytest.approx(-0.5 / 3)
+    centered, _ = compared(model_folder, scores, centering=0.01)
+    assert centered == pytest.approx(loss + 0.01 * (3.0**2 + 2.5**2 + 6.0**2) / 3, rel=1e-6)
     loss, _ = compared(model_folder, scores, margin=0.5)
     assert loss == pytest.approx(sum(math.log1p(math.exp(0.5 - gap)) for gap in (1.0, -1.5, 0.0)) / 3, rel=1e-6)
 

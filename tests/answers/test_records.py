@@ -52,23 +52,6 @@ def test_rows_are_read_and_written_without_loss(tmp_path: Path) -> None:
     assert read_answers(write(tmp_path, [ROW]))[0] == [Answer("2+2?", "4", 1.0)]
 
 
-def test_a_pair_of_single_messages_is_two_answers_and_calls_and_reasoning_are_no_text(tmp_path: Path) -> None:
-    path, asked = tmp_path / "pairs.jsonl", [{"role": "user", "content": "2+2?"}]
-    pair: dict[str, Any] = {"prompt": asked, "chosen": [{"role": "assistant", "content": "4"}], "rejected": "5"}
-    path.write_text(json.dumps(pair) + "\n")
-    answers, _ = read_answers(str(path))
-    assert [(answer.question, answer.answer, answer.correct) for answer in answers] == [
-        ("2+2?", "4", 1.0),
-        ("2+2?", "5", 0.0),
-    ]
-    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
-    for more in ({"tool_calls": [call]}, {"reasoning_content": "Hm."}):
-        pair["chosen"] = [{"role": "assistant", "content": "", **more}]
-        path.write_text(json.dumps(pair) + "\n")
-        with pytest.raises(DataError, match=r"row 1: 'answer' is \[.*; it must be text"):
-            read_answers(str(path))
-
-
 def test_an_episode_is_the_last_reply_to_the_first_question(tmp_path: Path) -> None:
     failed = episode(trajectory("agent", "4"), error="away")
     records = [episode(trajectory("agent", "5", "4")), episode(trajectory("agent", "6"), success=False), failed]
@@ -153,11 +136,3 @@ def test_an_episode_in_which_no_agent_answers_is_named(change: str, tmp_path: Pa
         match=r"e\.jsonl, row 1: (0 agents of 'math' acted|agent 'a' has 1 turn, and replies in its messages: 0)",
     ):
         read_answers(str(tmp_path / "e.jsonl"))
-
-
-@pytest.mark.parametrize("rejected", [[None], [[[]]], ["x"], [3]])
-def test_a_pair_with_a_message_of_another_form_is_named(rejected: Any, tmp_path: Path) -> None:
-    pair = {"prompt": "2 + 2?", "chosen": "4", "rejected": rejected}
-    (tmp_path / "p.jsonl").write_text(json.dumps(pair) + "\n")
-    with pytest.raises(DataError, match=r"p\.jsonl, row 1: 'answer' is .*; it must be text"):
-        read_answers(str(tmp_path / "p.jsonl"))

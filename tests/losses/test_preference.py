@@ -80,7 +80,7 @@ def test_extreme_gaps_stay_finite() -> None:
 def test_rejected_arguments() -> None:
     with pytest.raises(ValueError, match="neither"):
         preference_gap(torch.zeros(1), torch.zeros(1), torch.zeros(1))
-    with pytest.raises(ValueError, match="one shape"):
+    with pytest.raises(ValueError, match="has shape"):
         preference_gap(torch.zeros(2), torch.zeros(1))
     with pytest.raises(ConfigurationError, match=r"label_smoothing is 0\.5"):
         dpo_sigmoid_loss(torch.zeros(1), label_smoothing=0.5)

@@ -108,7 +108,7 @@ def _read_answers(sources: Sequence[str], references: Sequence[str]) -> tuple[li
         for number, row in numbered_rows(source, "train", ("question", "answer")):
             # Other columns of a data set are its own, whatever their names.
             reference = {"question": row["question"], "answer": row["answer"], "correct": True}
-            right = answer_of_row(reference, f"{source}, row {number}")
+            right = answer_of_row(reference, f"{source}, row {number}: ")
             if right.question in tasks:
                 answers.append(Answer(right.question, right.answer, 1.0, tasks[right.question]))
     return answers, sum(failed for _, failed in readings)

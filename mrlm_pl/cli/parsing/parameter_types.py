@@ -50,7 +50,7 @@ def literal_values(members: Sequence[Any]) -> list[Any]:
 
 def takes_functions(members: Sequence[Any]) -> bool:
     """Return whether a parameter takes functions."""
-    return any((get_origin(member) or member) is Callable for member in members)  # with a signature, or bare
+    return any(get_origin(member) is Callable for member in members)
 
 
 def is_plain(value: Any, members: Sequence[Any]) -> bool:

@@ -16,8 +16,8 @@ from jinja2 import TemplateError
 from lightning.pytorch import LightningDataModule
 
 from mrlm_pl import data
-from mrlm_pl.data.files.chat_rows import read_examples
-from mrlm_pl.environment.rows import warn_of_training_rows
+from mrlm_pl.answers.records import read_records
+from mrlm_pl.environment.rows import warn_of_training_rows, without_arrow_nulls
 from mrlm_pl.episode import Episode, Trajectory
 from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.learner.algorithm import Algorithm
@@ -99,16 +99,20 @@ class FixedDataModule(ChecksArguments, LightningDataModule, ABC):
         """Return the examples of a source before they are tokenized.
 
         Raises:
-            DataError: a row has a fault.
+            DataError: the source is missing or unreadable, a row has a fault, some are episodes, or all failed.
         """
-        rows, episodes = read_examples(source, split)
+        records = list(read_records(source, split))
+        rows = [(where, row) for where, episode, row in records if episode is None]
+        episodes = [episode for _, episode, _ in records if episode is not None]
+        if episodes and rows:
+            raise DataError(f"{rows[0][0]} is not an episode record, as others are")
         if episodes:
-            return self.of_episodes(episodes, source)
+            return self.of_episodes(_played(episodes, source), source)
         examples = []
         for where, row in rows:
             try:
-                examples.append(self.of_row(row))
-            except ValueError as fault:
+                examples.append(self.of_row(without_arrow_nulls(source, row)))
+            except (ValueError, DataError) as fault:
                 fields = f"a row is {self.form}, and this one has the fields {sorted(row)}"
                 raise DataError(f"{where}: {fault}; {fields}") from fault
         return examples
@@ -318,6 +322,24 @@ class EpochStream:
     def _batch(self, chosen: Sequence[int], totals: Mapping[str, BatchTotals], micro_batches: int) -> Batch:
         own = chosen[self.rank :: self.ranks]
         return Batch(self.data.collate(self.split, own) if own else {}, totals, micro_batches)
+
+
+def _played(episodes: Sequence[Episode], source: str) -> list[Episode]:
+    """Return the episodes that did not fail."""
+    played = [episode for episode in episodes if not episode.failed]
+    if not played:
+        raise DataError(f"every episode of {source} failed, {len(episodes)} in all; there is nothing to learn from")
+    if len(played) < len(episodes):
+        logger.warning("left out %d failed episodes of %s", len(episodes) - len(played), source)
+    for episode in played:
+        for row in episode.rows():
+            for turn in row.turns:
+                if not 0 <= turn.start <= turn.stop <= len(row.token_ids):
+                    raise DataError(
+                        f"{source}, episode {episode.id!r}: a turn of {row.agent!r} goes from {turn.start} to "
+                        f"{turn.stop} in a row of {len(row.token_ids)} tokens"
+                    )
+    return played
 
 
 def data_option(algorithm: Algorithm) -> str:

@@ -3,50 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from mrlm_pl.answers.records import REASONING, read_records
-from mrlm_pl.environment.rows import without_arrow_nulls
+from mrlm_pl.answers.records import REASONING
 from mrlm_pl.environment.tools import call_of
-from mrlm_pl.episode import ROLES, Episode, Message, ToolCall, Trajectory
-from mrlm_pl.errors import DataError
+from mrlm_pl.episode import ROLES, Message, ToolCall, Trajectory
 from mrlm_pl.grouping import common_prefix
 from mrlm_pl.policy import ChatFormat, Conversation
 from mrlm_pl.policy.chat.replies import GivenConversation, GivenReply, plain_reply
 
 DEMONSTRATOR = "demonstrator"
 """Agent of the rows that no policy sampled."""
-
-
-def read_examples(source: str, split: str) -> tuple[list[tuple[str, dict[str, Any]]], list[Episode]]:
-    """Return the data rows of a source with their places, or its episodes; failed episodes are left out.
-
-    Args:
-        source: data file or hub name (see :func:`mrlm_pl.environment.rows.read_rows`), or a run's folder of episodes.
-        split: split of a hub data set.
-
-    Raises:
-        DataError: the source is missing or unreadable, only some of its rows are episodes, or all episodes failed.
-    """
-    records = list(read_records(source, split))
-    rows = [(where, without_arrow_nulls(source, row)) for where, episode, row in records if episode is None]
-    episodes = [episode for _, episode, _ in records if episode is not None]
-    if not episodes:
-        return rows, []
-    if rows:
-        raise DataError(f"{rows[0][0]} is not an episode record, as others are")
-    played = [episode for episode in episodes if not episode.failed]
-    if not played:
-        raise DataError(f"every episode of {source} failed, {len(episodes)} in all; there is nothing to learn from")
-    for episode, row in ((one, row) for one in played for row in one.rows()):
-        for turn in row.turns:
-            if not 0 <= turn.start <= turn.stop <= len(row.token_ids):
-                raise DataError(
-                    f"{source}, episode {episode.id!r}: a turn of {row.agent!r} goes from {turn.start} to {turn.stop} "
-                    f"in a row of {len(row.token_ids)} tokens"
-                )
-    return [], played
 
 
 class Demonstration(NamedTuple):
@@ -160,6 +128,11 @@ def tools_of(tools: Any) -> list[dict[str, Any]]:
     return tools
 
 
+def record_rows(records: Iterable[Demonstration | Trajectory], chat: ChatFormat, policy: str) -> list[Trajectory]:
+    """Return the token rows of demonstrations or recorded rows."""
+    return [row for record in records for row in token_rows(record, chat, policy)]
+
+
 def token_rows(example: Demonstration | Trajectory, chat: ChatFormat, policy: str) -> list[Trajectory]:
     """Return the token rows of a demonstration or of a recorded row, several where the template rewrites history."""
     if isinstance(example, Trajectory):
@@ -168,6 +141,21 @@ def token_rows(example: Demonstration | Trajectory, chat: ChatFormat, policy: st
         return [text_row(example.given[0].content, example.shown[0].content, chat, policy)]
     given, shown, _, tools = example if chat.writes_calls else example.written(chat)
     return chat_rows(given, shown, chat, policy, tools=tools)
+
+
+def answer_row(answer: Demonstration | Trajectory, chat: ChatFormat, policy: str, field: str) -> Trajectory:
+    """Return the token row of the answer in a field of a data row.
+
+    Raises:
+        ValueError: the chat template rewrites history, so that the answer is no single row.
+    """
+    rows = token_rows(answer, chat, policy)
+    if len(rows) != 1 or not rows[0].num_actions:
+        raise ValueError(
+            f"the {field!r} answer makes {len(rows)} rows of policy {policy!r}, as its template rewrites earlier "
+            "messages; give answers of one assistant message, with the messages before it as `prompt`"
+        )
+    return rows[0]
 
 
 def chat_rows(

@@ -7,7 +7,7 @@ from typing import Any
 
 from mrlm_pl.algorithms import SFT
 from mrlm_pl.data.files.base import DataSplit, FixedDataModule
-from mrlm_pl.data.files.chat_rows import Demonstration, messages_of, token_rows, tools_of
+from mrlm_pl.data.files.chat_rows import Demonstration, messages_of, record_rows, tools_of
 from mrlm_pl.episode import Episode, Trajectory
 from mrlm_pl.errors import DataError
 from mrlm_pl.learner.batch import PolicyBatch, collate_rows, padded_masks
@@ -117,9 +117,9 @@ def demonstration_of(row: Mapping[str, Any]) -> Demonstration:
         prompt, completion = [], row["messages"]
     elif "prompt" in row and "completion" in row:
         prompt, completion = row["prompt"], row["completion"]
+        if not prompt:
+            raise ValueError("the prompt is empty")
         if isinstance(prompt, str) and isinstance(completion, str):
-            if not prompt:
-                raise ValueError("the prompt is empty")
             return Demonstration.of_text(prompt, completion, row.get("tools"))
         if isinstance(prompt, str) or isinstance(completion, str):
             raise ValueError("prompt and completion must both be text, or both lists of {role, content}")
@@ -137,8 +137,6 @@ def demonstration_of(row: Mapping[str, Any]) -> Demonstration:
     demonstration = Demonstration([*given, *shown[:first]], shown[first:], tools=tools_of(row.get("tools")))
     if not any(message.role == "assistant" for message in demonstration.shown):
         raise ValueError("it has no assistant message to learn from")
-    if not given and "messages" not in row:
-        raise ValueError("the prompt is empty")
     if demonstration.messages[0].role == "assistant":
         raise ValueError("it begins with an assistant message, which answers nothing")
     return demonstration
@@ -146,5 +144,4 @@ def demonstration_of(row: Mapping[str, Any]) -> Demonstration:
 
 def demonstration_rows(example: Demonstration | Episode, chat: ChatFormat, policy: str) -> list[Trajectory]:
     """Return the token rows of an example: several for a template that rewrites history, or for several agents."""
-    records = example.rows() if isinstance(example, Episode) else (example,)
-    return [row for record in records for row in token_rows(record, chat, policy)]
+    return record_rows(example.rows() if isinstance(example, Episode) else (example,), chat, policy)

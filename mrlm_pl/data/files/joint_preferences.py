@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mrlm_pl.algorithms import MADPO, PairwiseRewardModel
-from mrlm_pl.data.files.chat_rows import played_rows, scored_row
+from mrlm_pl.data.files.chat_rows import record_rows, scored_row
 from mrlm_pl.data.files.preferences import AnswerPair, PreferenceDataModule, pair_of, pair_rows, split_prompt
 from mrlm_pl.episode import Episode, Message, Trajectory
 from mrlm_pl.learner.credit.pairs import JointPair, RowPair, joint_pairs
@@ -93,14 +93,7 @@ class JointPreferenceDataModule(PreferenceDataModule):
         if not policy.trained:
             return (), ()
         if isinstance(example, JointPair):
-            sides = [
-                [
-                    played_row
-                    for row in episode.trajectories.get(agent, ())
-                    for played_row in played_rows(row, policy.chat, name)
-                ]
-                for episode in example
-            ]
+            sides = [record_rows(episode.trajectories.get(agent, ()), policy.chat, name) for episode in example]
         else:
             sides = [[row] for row in pair_rows(example[agent], policy.chat, name)]
         better, worse = ([dataclasses.replace(row, agent=agent) for row in rows if row.num_actions] for rows in sides)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 from torch import Tensor
 
 from mrlm_pl.algorithms import DPO, ORPO, PairwiseRewardModel, SimPO
-from mrlm_pl.data.files.chat_rows import Demonstration, messages_of, scored_row, token_rows, tools_of
+from mrlm_pl.data.files.chat_rows import Demonstration, answer_row, messages_of, scored_row, tools_of
 from mrlm_pl.data.files.references import ReferencedDataModule
 from mrlm_pl.environment.tools import requested_calls
 from mrlm_pl.episode import Episode, Message, Trajectory
@@ -183,14 +183,7 @@ def pair_rows(pair: AnswerPair, chat: ChatFormat, policy: str) -> tuple[Trajecto
     Raises:
         ValueError: the chat template rewrites history, so that an answer is no single row.
     """
-    rows_of_answers = [token_rows(answer, chat, policy) for answer in pair]
-    for name, rows in zip(pair._fields, rows_of_answers, strict=True):
-        if len(rows) != 1 or not rows[0].num_actions:
-            raise ValueError(
-                f"the {name!r} answer makes {len(rows)} rows of policy {policy!r}, as its template rewrites earlier "
-                "messages; give pairs that differ in their last turn only"
-            )
-    return rows_of_answers[0][0], rows_of_answers[1][0]
+    return answer_row(pair.chosen, chat, policy, "chosen"), answer_row(pair.rejected, chat, policy, "rejected")
 
 
 def split_prompt(chosen: Sequence[Any], rejected: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
@@ -200,23 +193,24 @@ def split_prompt(chosen: Sequence[Any], rejected: Sequence[Any]) -> tuple[Sequen
 
 
 def pair_of(row: Mapping[str, Any]) -> AnswerPair:
-    """Return the pair in a data row; without a prompt of its own, the common beginning of both answers is the prompt.
+    """Return the pair in a data row; of chats that have no prompt or repeat it, their common beginning is the prompt.
 
     Raises:
         ValueError: the row has a fault.
     """
-    for field in ("chosen", "rejected"):
-        if field not in row:
-            raise ValueError(f"it lacks the field {field!r}")
-    prompt_field, answers = row.get("prompt", []), (row["chosen"], row["rejected"])
+    if missing := [field for field in AnswerPair._fields if field not in row]:
+        raise ValueError(f"it lacks the field {missing[0]!r}")
+    prompt_field, answers = row.get("prompt") or [], (row["chosen"], row["rejected"])
     if all(isinstance(answer, str) for answer in answers):
         if not isinstance(prompt_field, str) or not prompt_field:
             raise ValueError("answers of plain text need a field 'prompt' of plain text")
         return AnswerPair(*(Demonstration.of_text(prompt_field, answer, row.get("tools")) for answer in answers))
-    if any(isinstance(field_value, str) for field_value in (prompt_field, *answers)):
+    if any(isinstance(answer, str) for answer in answers):
         raise ValueError("prompt, chosen and rejected must all be text, or all lists of {role, content}")
-    shown, tools = [messages_of(field_value) for field_value in (prompt_field, *answers)], tools_of(row.get("tools"))
-    prompt, *own_messages = shown if "prompt" in row else split_prompt(shown[1], shown[2])
+    tools, (chosen, rejected) = tools_of(row.get("tools")), map(messages_of, answers)
+    prompt, *own_messages = split_prompt(chosen, rejected)
+    if not isinstance(prompt_field, str) and (stated := messages_of(prompt_field)) != prompt[: len(stated)]:
+        prompt, own_messages = stated, [chosen, rejected]
     if not prompt:
         raise ValueError("it has no prompt, and its answers begin differently")
     for name, messages in zip(AnswerPair._fields, own_messages, strict=True):

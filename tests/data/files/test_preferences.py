@@ -95,8 +95,16 @@ def test_an_answer_of_several_turns_under_a_template_that_rewrites_history_is_re
     )
     answers = [[message("assistant", "4"), message("user", "Sure?"), message("assistant", text)] for text in "45"]
     row = {"prompt": [message("user", "2+2?")], "chosen": answers[0], "rejected": answers[1]}
-    with pytest.raises(ValueError, match=r"the 'chosen' answer makes 2 rows of policy 'main', as .*; give pairs that"):
+    with pytest.raises(ValueError, match=r"the 'chosen' answer makes 2 rows of policy 'main', as .*; give answers of"):
         pair_rows(pair_of(row), ChatFormat(TOKENIZER, template), "main")
+
+
+@pytest.mark.parametrize("stated", ["2+2?", [message("user", "2+2?")], [], None])
+def test_a_prompt_that_the_answers_repeat_is_read_once(stated: Any) -> None:
+    """Data sets such as HuggingFaceH4/ultrafeedback_binarized state the prompt, and repeat it in both answers."""
+    both = [message("user", "2+2?")]
+    pair = {"chosen": [*both, message("assistant", "4")], "rejected": [*both, message("assistant", "5")]}
+    assert pair_rows(pair_of({"prompt": stated, **pair}), CHAT, "main") == pair_rows(pair_of(pair), CHAT, "main")
 
 
 def test_without_a_prompt_it_is_what_both_begin_with(tmp_path: Path) -> None:
