@@ -30,9 +30,15 @@ class TurnHead(msgspec.Struct):
     sample: int = 0
 
 
+class _MessageHead(msgspec.Struct):
+    role: str = ""
+    content: str = ""
+
+
 class _RowHead(msgspec.Struct):
     policy: str = ""
     turns: list[TurnHead] = []
+    messages: list[_MessageHead] = []
 
 
 class _TaskHead(msgspec.Struct):
@@ -43,7 +49,7 @@ class _TaskHead(msgspec.Struct):
 
 
 class EpisodeHead(msgspec.Struct):
-    """The parts of a stored episode that the summary reads; tokens and messages are skipped."""
+    """The parts of a stored episode that the summary reads; tokens are skipped."""
 
     id: str = ""
     task: _TaskHead = msgspec.field(default_factory=_TaskHead)
@@ -78,18 +84,19 @@ class _RecordHead(EpisodeHead):
     paths: list[EpisodeHead] | None = None
 
 
-TEXT = 200
-"""Characters of a decision in a turn tree."""
+TEXT, PREVIEW = 200, 120
+"""Characters of a decision in a turn tree, and of the prompt and the replies in the table."""
 
 _HEAD = msgspec.json.Decoder(_RecordHead)
 
 Summary = namedtuple("Summary", (
     "id", "iteration", "task", "group", "agents", "policies", "reward", "rewards", "turns", "tokens", "advantage",
     "success", "truncated", "length", "tool_failure", "error", "stop", "seed", "branch",
-    "tree", "excluded", "signed_advantage",
+    "tree", "excluded", "signed_advantage", "prompt", "reply",
 ))  # fmt: skip
 """A row of the table of episodes.
 
+``prompt`` is the beginning of the first user message, ``reply`` that of all replies in order, each on one line.
 ``advantage`` is the largest absolute one of a turn, ``signed_advantage`` the same with its sign; None where none is
 stored. ``branch`` is True for an episode that branches from another one.
 """
@@ -116,18 +123,34 @@ def summarize(head: EpisodeHead, tree: bool) -> Summary:
     team = len(head.agents) or len(rewards)
     advantages = [turn.advantage for turn in turns if turn.advantage is not None]
     largest = max(advantages, key=abs, default=None)
-    task = head.task
+    task, rows = head.task, [row for rows in head.trajectories.values() for row in rows]
+    replies = [(turn.index, text) for row in rows for turn, text in zip(row.turns[::-1], _said(row), strict=False)]
     return Summary(
         head.id, head.iteration, f"{task.environment}/{task.split}/{task.index}", head.group, list(rewards),
-        sorted({row.policy for rows in head.trajectories.values() for row in rows}),
+        sorted({row.policy for row in rows}),
         math.fsum(rewards.values()) / team if team else 0.0, list(rewards.values()), len(turns),
         sum(turn.stop - turn.start for turn in turns), None if largest is None else abs(largest), head.success,
         head.truncated,
         any(turn.finish_reason == "length" for turn in turns),
         head.tool_failure,
         head.error, head.stop_reason, f"{task.seed}/{head.seed}", head.origin is not None, tree,
-        head.excluded, largest,
+        head.excluded, largest, _asked(rows), _preview(" | ".join(text for _, text in sorted(replies))),
     )  # fmt: skip
+
+
+def _asked(rows: Iterable[_RowHead]) -> str:
+    """Return the beginning of the first user message."""
+    messages = (message.content for row in rows for message in row.messages if message.role == "user")
+    return _preview(next(messages, ""))
+
+
+def _said(row: _RowHead) -> list[str]:
+    """Return the replies of a row, the last first: before them may stand examples in the prompt."""
+    return [message.content for message in reversed(row.messages) if message.role == "assistant"]
+
+
+def _preview(text: str) -> str:
+    return " ".join(text[: 4 * PREVIEW].split())[:PREVIEW]
 
 
 def whole_record(line: bytes, episode: str) -> dict[str, Any]:
@@ -248,13 +271,15 @@ def report_records(text: bytes) -> Iterator[dict[str, Any]]:
 
 def report_summary(record: Mapping[str, Any]) -> Summary:
     """Return the summary of a transcript; each message of an agent is a turn."""
-    replies = [message for row in stored_rows(record) for message in row["messages"] if message["role"] == "assistant"]
+    rows = msgspec.convert([*stored_rows(record)], list[_RowHead])
+    replies = [text for row in rows for text in reversed(_said(row))]
     agents = list(record["trajectories"])
     values = {
         **{name: record[name] for name in ("id", "iteration", "group", "reward", "success", "error")},
-        "task": record["group"], "agents": agents, "policies": sorted({row["policy"] for row in stored_rows(record)}),
+        "task": record["group"], "agents": agents, "policies": sorted({row.policy for row in rows}),
         "rewards": [None] * len(agents), "turns": len(replies), "truncated": False, "length": False,
         "tool_failure": False, "stop": record["stop_reason"], "seed": "", "branch": False, "tree": False,
+        "prompt": _asked(rows), "reply": _preview(" | ".join(replies)),
     }  # fmt: skip
     return Summary(*map(values.get, Summary._fields))
 

@@ -15,7 +15,6 @@ from rich.text import Text
 
 from mrlm_pl.errors import counted
 from mrlm_pl.evaluation.intervals import with_interval
-from mrlm_pl.viewer.records import stored_rows
 from mrlm_pl.viewer.runs import Run
 
 ROWS = 50
@@ -113,9 +112,8 @@ def print_episodes(run: Run, console: Console, iteration: int | None = None, fai
     for row in rows[: ROWS if iteration is None else None]:
         texts = (row.id, _iteration(row.iteration), row.task, "" if row.group == row.task else row.group)
         numbers = (None if row.error else row.reward, row.turns, row.tokens, row.signed_advantage)
-        ending = " ".join((row.error or row.excluded or row.stop).split())
-        long_texts = _prompt_and_replies(run.index.record(row.id))
-        cells.append([*map(visible, texts), *map(Text, map(_number, numbers)), *map(visible, (ending, *long_texts))])
+        long_texts = (" ".join((row.error or row.excluded or row.stop).split()), row.prompt, row.reply)
+        cells.append([*map(visible, texts), *map(Text, map(_number, numbers)), *map(visible, long_texts)])
     filled = [(head, column) for head, column in zip(heads, zip(*cells, strict=True), strict=False) if any(column)]
     table = Table(*(head for head, _ in filled))
     for line in zip(*(column for _, column in filled), strict=True):
@@ -131,15 +129,6 @@ def print_episodes(run: Run, console: Console, iteration: int | None = None, fai
         console.print(f"{shown} of {among}{run.total(listing)} episodes; {more}", highlight=False)
     for note in listing["notes"]:
         console.print(visible(note), style="yellow")
-
-
-def _prompt_and_replies(record: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the first prompt of an episode and all replies by step, each on one line."""
-    messages = [message for row in stored_rows(record) for message in row["messages"]]
-    prompt = next((message["content"] for message in messages if message["role"] == "user"), "")
-    said = sorted((one for one in messages if one["role"] == "assistant"), key=lambda one: one.get("step", 0))
-    replies = " | ".join(message["content"] for message in said)
-    return " ".join(prompt.split()), " ".join(replies.split())
 
 
 def _course(run: Run) -> str:

@@ -143,6 +143,18 @@ def test_each_view_opens_without_an_error(view: str, browser: Any, demo: str) ->
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
+def test_a_run_shows_its_main_curves_and_opens_its_configuration_without_any(
+    browser: Any, served: Any, tmp_path: Path
+) -> None:
+    logged = write_run(tmp_path / "logged", [[episode("0-0")]], rewards=[0.5, 0.25])
+    silent = write_run(tmp_path / "silent", [[episode("0-0")]])
+    url = served(find_runs([str(logged), str(silent)]))
+    facts = "return [document.querySelectorAll('figure').length, document.querySelector('details').open]"
+    for folder, expected in ((logged, [1, False]), (silent, [0, True])):
+        assert "class_path: mrlm_pl.GRPO" in show(browser, f"{url}#run?run={folder}")
+        assert browser.execute_script(facts) == expected
+
+
 def test_curves_of_two_seeds_have_a_band(browser: Any, demo: str) -> None:
     show(browser, demo + VIEWS["curves"] + "&filter=rollout/reward")
     count = "return document.querySelectorAll('{}').length"

@@ -21,7 +21,7 @@ import yaml
 from tokenizers import Tokenizer, decoders, models
 
 from mrlm_pl.compressed_files import packed
-from mrlm_pl.episode import Origin
+from mrlm_pl.episode import Message, Origin
 from mrlm_pl.episode_files import iteration_file, write_episodes, write_lines
 from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.runs.metrics_file import MetricsFile
@@ -29,6 +29,7 @@ from mrlm_pl.runs.state import running, write_state
 from mrlm_pl.viewer import logged_numbers
 from mrlm_pl.viewer.comparison import compare_runs
 from mrlm_pl.viewer.episode_index import EpisodeFile
+from mrlm_pl.viewer.records import PREVIEW
 from mrlm_pl.viewer.runs import Run, find_runs
 from mrlm_pl.viewer.text import SHORTENED
 from tests.support.runs.recorded_runs import CONFIGURATION, episode, with_credit, write_run
@@ -608,6 +609,25 @@ def test_a_transcript_has_turns_and_a_reward_and_no_tokens_and_iteration(tmp_pat
     out = mrlm("view", "--text", str(path), "--episode", "math-0")[1]
     assert "reward 0.75  ended: answered" in out
     assert "-1" not in out
+
+
+def test_the_table_has_the_prompt_and_the_replies_in_the_order_of_the_turns(tmp_path: Path) -> None:
+    one = episode("0-0", "first\nline")
+    row, second = (trajectories[0] for trajectories in one.trajectories.values())
+    example = (Message("user", "an  example"), Message("assistant", "shown, not said"))
+    late = replace(row, messages=(*example, *row.messages), turns=(replace(row.turns[0], index=1),))
+    early = replace(second, messages=(Message("assistant", "x" * 200),), turns=(replace(second.turns[0], index=0),))
+    agents = [*one.trajectories]
+    write_episodes(
+        tmp_path / "e.jsonl.zst", [replace(one, trajectories=dict(zip(agents, ((late,), (early,)), strict=True)))]
+    )
+    (found,) = rows(run_of(tmp_path / "e.jsonl.zst"))
+    assert (found["prompt"], found["reply"]) == ("an example", "x" * PREVIEW)
+    early = replace(early, messages=(Message("assistant", "yes"),))
+    write_episodes(
+        tmp_path / "f.jsonl.zst", [replace(one, trajectories=dict(zip(agents, ((late,), (early,)), strict=True)))]
+    )
+    assert rows(run_of(tmp_path / "f.jsonl.zst"))[0]["reply"] == "yes | first line"
 
 
 def test_a_reply_is_one_line_that_fills_the_terminal(

@@ -2,7 +2,7 @@
 import { chart } from "./chart.js";
 import { choice, el, filters, get, go, remember, told } from "./dom.js";
 
-const AXES = [["progress/iteration", "iterations"], ["progress/episodes", "episodes"],
+export const AXES = [["progress/iteration", "iterations"], ["progress/episodes", "episodes"],
   ["progress/generated_tokens", "tokens"], ["progress/seconds", "seconds"], ["step", "steps"]];
 const MAIN = /^(rollout\/(reward|success|entropy|response_tokens|zero_variance_groups|agent\/[^/]+\/reward)|validation\/|train\/(.+\/)?(kl|loss|approx_kl|grad_norm)$)/;
 const OWN = /^(rollout\/(?!agent\/|policy\/|stop\/)[^/]+\/[^/]+$|(?!(rollout|train|val|test)\/|step$|epoch$))/;
@@ -54,6 +54,32 @@ export function band(seeds, quantiles) {
   return found;
 }
 
+// Return a chart of each name: the seeds of a family in one color. `data` has the metrics of runs by key.
+export function charts(names, families, data, axis, t) {
+  return names.map((name) => {
+    const lines = [], bands = [], marks = [];
+    [...families.values()].forEach((family, color) => {
+      const seeds = family.map((run) => points(data[run.key].columns, axis, name));
+      const several = seeds.filter((seed) => seed.length).length > 1;
+      family.forEach((run, index) => {
+        if (seeds[index].length) lines.push({ name: several ? `seed ${run.seed ?? run.key}` : run.key, points: seeds[index], color: shade(color), thin: several });
+        for (const iteration of data[run.key].resumed) {
+          const row = (data[run.key].columns["progress/iteration"] ?? []).findIndex((value) => value > iteration);
+          const x = data[run.key].columns[axis]?.[row];
+          if (row >= 0 && x !== null && x !== undefined) marks.push({ x, name: `${run.key} resumed at iteration ${iteration}` });
+        }
+      });
+      if (several) {
+        const found = band(seeds.filter((seed) => seed.length), t);
+        lines.push({ name: "mean", points: found.mean, color: shade(color) });
+        bands.push({ points: found.interval, color: shade(color) });
+      }
+    });
+    const gaps = Object.values(data).reduce((sum, run) => sum + (run.not_finite[name] ?? 0), 0);
+    return chart(gaps ? `${name} (${gaps} NaN or infinite)` : name, lines, { bands, marks, unit: AXES.find(([key]) => key === axis)?.[1] });
+  });
+}
+
 export async function curvesView(parameters) {
   const { runs, t } = await get("runs");
   const chosen = new Set(parameters.runs ? JSON.parse(parameters.runs) : parameters.run ? [parameters.run] : runs.map((run) => run.key));
@@ -69,28 +95,7 @@ export async function curvesView(parameters) {
     const words = pattern.toLowerCase().split(/\s+/).filter(Boolean);
     const shown = words.length ? names.filter((name) => words.every((word) => name.toLowerCase().includes(word)))
       : chosenNames(names, Object.values(data));
-    box.replaceChildren(...shown.slice(0, MOST).map((name) => {
-      const lines = [], bands = [], marks = [];
-      [...families.values()].forEach((family, color) => {
-        const seeds = family.map((run) => points(data[run.key].columns, axis, name));
-        const several = seeds.filter((seed) => seed.length).length > 1;
-        family.forEach((run, index) => {
-          if (seeds[index].length) lines.push({ name: several ? `seed ${run.seed ?? run.key}` : run.key, points: seeds[index], color: shade(color), thin: several });
-          for (const iteration of data[run.key].resumed) {
-            const row = (data[run.key].columns["progress/iteration"] ?? []).findIndex((value) => value > iteration);
-            const x = data[run.key].columns[axis]?.[row];
-            if (row >= 0 && x !== null && x !== undefined) marks.push({ x, name: `${run.key} resumed at iteration ${iteration}` });
-          }
-        });
-        if (several) {
-          const found = band(seeds.filter((seed) => seed.length), t);
-          lines.push({ name: "mean", points: found.mean, color: shade(color) });
-          bands.push({ points: found.interval, color: shade(color) });
-        }
-      });
-      const gaps = Object.values(data).reduce((sum, run) => sum + (run.not_finite[name] ?? 0), 0);
-      return chart(gaps ? `${name} (${gaps} NaN or infinite)` : name, lines, { bands, marks, unit: AXES.find(([key]) => key === axis)?.[1] });
-    }), el("p", {}, shown.length > MOST ? `${MOST} of ${shown.length} shown; filter by name` : shown.length ? "" : words.length ? "No number has this name." : "No number is logged."));
+    box.replaceChildren(...charts(shown.slice(0, MOST), families, data, axis, t), el("p", {}, shown.length > MOST ? `${MOST} of ${shown.length} shown; filter by name` : shown.length ? "" : words.length ? "No number has this name." : "No number is logged."));
   }
 
   const filter = el("input", { type: "search", value: parameters.filter ?? "", placeholder: "filter by name, as in agent reward",

@@ -3,7 +3,8 @@ import { cell, choice, el, filters, get, link, number, numberCell, place, rememb
 
 const PAGE = 100;
 const SHOWN = [["id", "episode"], ["iteration", "iteration"], ["task", "task"], ["group", "group"], ["reward", "reward"],
-  ["advantage", "advantage"], ["turns", "turns"], ["tokens", "tokens"], ["policies", "policies"], ["flags", "notes"]];
+  ["advantage", "advantage"], ["turns", "turns"], ["tokens", "tokens"], ["prompt", "prompt"], ["reply", "replies"],
+  ["policies", "policies"], ["flags", "notes"]];
 const FLAGS = [["flat", "group without variance"], ["error", "error"], ["truncated", "truncated by a limit"], ["length", "turn truncated at max_tokens"],
   ["tool_failure", "tool failure"], ["tree", "turn tree"], ["excluded", "not trained on"], ["success", "solved"], ["unsolved", "not solved"]];
 
@@ -74,7 +75,8 @@ export async function episodesView(parameters) {
       numberCell(episode.signed_advantage),
       numberCell(episode.turns),
       numberCell(episode.tokens),
-      cell(told(episode.policies.join(", "))),
+      ...["prompt", "reply"].map((name) => el("td", { class: "clip", title: episode[name] }, told(episode[name]))),
+      el("td", { class: "clip" }, told(episode.policies.join(", "))),
       cell(told(episode.flags || episode.stop))))));
     const among = found.total === String(episodes.length) ? "" : ` of the run's ${found.total}`;
     count.textContent = `${kept.length === episodes.length ? "" : `${kept.length} found among `}${episodes.length}${among} episodes${kept.length > PAGE ? `, ${start + 1} to ${Math.min(start + PAGE, kept.length)} shown` : ""}`;

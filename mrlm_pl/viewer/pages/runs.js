@@ -1,5 +1,8 @@
-// The runs, and one run's configuration and evaluations.
+// The runs, and one run's main curves, configuration and evaluations.
+import { AXES, charts, chosenNames } from "./curves.js";
 import { cell, command, el, estimateCell, get, link, numberCell, table, told } from "./dom.js";
+
+const MAIN_CURVES = 6;
 
 // Return a table of runs; the columns in sight on a phone come first.
 function summaries(runs) {
@@ -19,7 +22,10 @@ function summaries(runs) {
 export const runsView = async () => [el("h1", {}, "Runs"), summaries((await get("runs")).runs)];
 
 export async function runView({ run }) {
-  const [found, { runs }] = await Promise.all([get("run", { run }), get("runs")]);
+  const [found, { runs, t }, metrics] = await Promise.all([get("run", { run }), get("runs"), get("metrics", { run })]);
+  const own = runs.filter((item) => item.key === run);
+  const names = chosenNames(Object.keys(metrics.columns), [metrics]).slice(0, MAIN_CURVES);
+  const curves = charts(names, new Map([[run, own]]), { [run]: metrics }, AXES[0][0], t);
   const evaluations = found.evaluations.map((part) => el("tr", {},
     cell(told(part.file)), cell(told(part.environment ?? "")),
     numberCell(part.episodes),
@@ -27,15 +33,16 @@ export async function runView({ run }) {
     estimateCell(part.accuracy, part.accuracy_ci95)));
   return [
     el("h1", {}, "Run ", told(run)),
-    summaries(runs.filter((item) => item.key === run)),
+    summaries(own),
     found.state[1] ? stateLine(found.state) : null,
     found.resumed.length ? el("p", {}, `Resumed at iteration ${found.resumed.join(", ")}.`) : null,
     found.versions.length ? el("p", {}, "Versions: ", told(found.versions.join(", "))) : null,
     evaluations.length ? el("h2", {}, "Evaluations") : null,
     evaluations.length ? table(["file", "environment", "episodes", "reward [95 %]", "accuracy [95 %]"], evaluations) : null,
     command(["mrlm", "eval", "--model", found.named]),
-    el("h2", {}, "Configuration"),
-    el("pre", {}, told(found.configuration || "The run holds no config.yaml.")),
+    el("div", { class: "charts" }, curves),
+    el("details", { open: !curves.length }, el("summary", {}, "Configuration"),
+      el("pre", {}, told(found.configuration || "The run holds no config.yaml."))),
   ];
 }
 
