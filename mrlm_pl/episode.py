@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -56,14 +57,21 @@ class ToolCall:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
+_REASONING_END = re.compile(r"""</think>(?!(?<=(["'`])</think>)\1)""")
+
+
 def final_text(reply: str) -> str:
     """Return a reply's text after the model's reasoning, which ``</think>`` ends; all of it where nothing follows.
 
+    A tag in quotes is text about tags, such as that of a program that removes the reasoning.
+
     >>> final_text("<think>7 or 8?</think>\\n8"), final_text("\\n8"), final_text("<think>8</think>")
     ('8', '\\n8', '<think>8</think>')
+    >>> final_text("<think>Split.</think>text.split('</think>')")
+    "text.split('</think>')"
     """
-    _, end, text = reply.rpartition("</think>")
-    return text.lstrip("\n") if end and text.strip() else reply
+    start = max((match.end() for match in _REASONING_END.finditer(reply)), default=0)
+    return reply[start:].lstrip("\n") if start and reply[start:].strip() else reply
 
 
 @dataclass(frozen=True)

@@ -196,6 +196,23 @@ def test_rows_of_unequal_length_are_refused() -> None:
         Trajectory("a", "p", (1, 2), (True,), (0.0, 0.0), ())
 
 
+@pytest.mark.parametrize(
+    ("reply", "text"),
+    [
+        ("<think>a</think>b<think>c</think>\n\nd", "d"),
+        ("<think>a</think>\nsplit('</think>')", "split('</think>')"),
+        ('x = """</think>"""', 'x = """</think>"""'),
+        ("Ends with `</think>`.</think>b", "b"),
+        ("<think>\"a\"</think>'b'", "'b'"),
+        ("<think>a</think> \n", "<think>a</think> \n"),
+        ("<think>a", "<think>a"),
+        ("", ""),
+    ],
+)
+def test_the_final_text_follows_the_last_end_of_reasoning_that_is_not_quoted(reply: str, text: str) -> None:
+    assert Message("assistant", reply).final_text == text
+
+
 def test_a_role_that_does_not_exist_is_refused() -> None:
     with pytest.raises(ValueError, match="'robot'"):
         Message("robot", "x")  # type: ignore[arg-type]

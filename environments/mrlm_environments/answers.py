@@ -42,13 +42,13 @@ _REACH = 120
 """Characters before a label in which a denial of it is looked for."""
 
 
-def read_answer(reply: str, form: Format, question: str = "") -> str | None:
+def read_answer(reply: str, form: Format, question: str = "", operations: bool = True) -> str | None:
     r"""Return the answer that a reply gives, or None if it gives none.
 
-    A number is read by :mod:`mrlm_pl.answers.numbers`, without the operations that are copied from the question: they
-    are the problem and not its result. A label is the one in the last ``<answer>`` tag or box, else the last behind
-    "answer is", else the last that is stated. Labels that are denied or stand in a list are not stated; labels that are
-    supposed ("it would be neutral") count where no other is stated.
+    A number is read as by :func:`~mrlm_pl.answers.numbers.extract_answer`, with its ``operations``, but for operations
+    that are copied from the question: they are the problem and not its result. A label is the one in the last
+    ``<answer>`` tag or box, else the last behind "answer is", else the last that is stated. Labels that are denied or
+    stand in a list are not stated; labels that are supposed ("it would be neutral") count where no other is stated.
 
     >>> read_answer("3 apples and 4 pears, so 7", "math"), read_answer("\\boxed{}", "math")
     ('7', None)
@@ -64,7 +64,7 @@ def read_answer(reply: str, form: Format, question: str = "") -> str | None:
     (None, None)
     """
     if form == "math":
-        answer = extract_answer(_without_copies(reply[-MAX_CHARACTERS:], question))
+        answer = extract_answer(_without_copies(reply[-MAX_CHARACTERS:], question), operations)
         return answer if answer is not None and number_value(answer) is not None else None
     return _read_label(reply[-MAX_CHARACTERS:])
 

@@ -52,14 +52,14 @@ _LEADING = re.compile(
     re.IGNORECASE,
 )
 _OPERATION = re.compile(r"[0-9.,]*\s{0,2}(?:[-+*/x×=^]|\\times|\\cdot)\s{0,2}\$?[0-9]")
-_MAYBE = r"\s{1,2}(?:(?:maybe|perhaps|possibly)\s)?"
+_MAYBE = r"(?:or\s{1,2}(?:(?:maybe|perhaps|possibly)\s)?|(?:maybe|perhaps|possibly)\s)"
 _RESULT = rf"{_NUMBER}(?:[ ]?(?:[-+*/x×^]|\\times|\\cdot)[ ]?{_UNSIGNED}){{0,8}}"
 _OTHERS = re.compile(
-    rf"[^\S\n]{{0,2}}(?:(?:\bor{_MAYBE}|\b(?:and|to)\s{{1,2}}|&\s?)(?P<other>{_RESULT})"
-    rf"|(?:[,;][ ]?(?:or{_MAYBE})?|\(or{_MAYBE})(?P<listed>{_RESULT})"
+    rf"[^\S\n]{{0,2}}(?:(?:\b{_MAYBE}|\b(?:and|to)\s{{1,2}}|&\s?)(?P<other>{_RESULT})"
+    rf"|(?:[,;][ ]?{_MAYBE}?|\({_MAYBE})(?P<listed>{_RESULT})"
     rf"(?=[ ]?(?:[\n;!?)\]}}&$]|\\[)\]}}]|\.(?![0-9])|,(?![0-9]{{3}})|(?:or|and)\b|$)|[ ]\())|[xyznk]\b|:[0-9]"
 )
-_MINUS = re.compile(r"(?:\bnegative|(?:^|[^\w\s)]|\b(?:is|equals|be))\s*minus)\s$", re.IGNORECASE)
+_MINUS = re.compile(r"(?i)(?:\bnegative|(?:^|[*_$]|[.,:;=(]\s*|\b(?:is|was|be|equals|to|of|at|s)\s+)minus|=\s*-)\s$")
 _RESULT_END = re.compile(r"[.!?;](?=\s|$)|\n|,?\s(?=(?:or|and)\b)")
 _BRACES = re.compile(r"\\[{}]|\\(?:boxed|fbox|framebox)\s{0,4}\{|[{}]")
 _TAGGED = re.compile(r"<answer>((?:(?!<answer>).)*)</answer>", re.DOTALL)
@@ -96,13 +96,14 @@ _EQUATIONS = re.compile(
 _TERMS = re.compile(r"([-+*/])(-?[0-9.]+(?:\^-?[0-9]+)?)")
 
 
-def extract_answer(reply: str) -> str | None:
+def extract_answer(reply: str, operations: bool = True) -> str | None:
     r"""Return the text of the reply's final number, or None without one.
 
     A closed ``<answer>`` tag or box decides, even with no number or several.
 
     Args:
         reply: the whole text of the reply.
+        operations: whether an operation in a tag, in a box or behind "answer is" counts by its value.
 
     >>> extract_answer(r"3 apples: \boxed{3}. No, \boxed{\frac{1}{2}}")
     '\\frac{1}{2}'
@@ -113,13 +114,13 @@ def extract_answer(reply: str) -> str | None:
     """
     text, tagged, boxed = marked_answer(_plain_text(reply[-MAX_CHARACTERS:]))
     if boxed:
-        return _single_number(text)
+        return _single_number(text, operations)
     for pattern in (_MARKED, _STATED):
         # From the last one, since those before it do not count: reading them all takes quadratic time.
         for match in reversed(list(pattern.finditer(text))):
-            for stated in _stated_number(text, match.end()):
+            for stated in _stated_number(text, match.end(), operations):
                 return stated
-    return _single_number(text) if tagged else _last_number(text)
+    return _single_number(text, operations) if tagged else _last_number(text)
 
 
 def marked_answer(reply: str) -> tuple[str, bool, bool]:
@@ -252,7 +253,7 @@ def _last_box(text: str) -> str | None:
     return box
 
 
-def _single_number(text: str) -> str | None:
+def _single_number(text: str, operations: bool) -> str | None:
     """Return the number of a text with one value: a number with its unit, an equation's right side, an operation."""
     if len(text) > 2 * MAX_DIGITS:
         return None
@@ -267,11 +268,11 @@ def _single_number(text: str) -> str | None:
         rest = f"{side[: numbers[0].start()]} {side[numbers[0].end() :]}"
         if not _NO_VALUE.search(rest):
             return numbers[0].group().strip()
-    value = WORDS.get(side.lower()) or expression_value(side)
+    value = WORDS.get(side.lower()) or (expression_value(side) if operations else None)
     return None if value is None else str(value)
 
 
-def _stated_number(text: str, start: int) -> Iterator[str | None]:
+def _stated_number(text: str, start: int, operations: bool) -> Iterator[str | None]:
     """Yield the number after each marker: None for several values, nothing without a number."""
     match = _LEADING.match(text, start)
     if match is None:
@@ -285,9 +286,9 @@ def _stated_number(text: str, start: int) -> Iterator[str | None]:
         number: str | None = WORDS.get(word) or re.sub(r"^(?:minus|negative)\s+", "-", word)
         if _OPERATION.match(text, end):
             rest = _RESULT_END.split(text[end:], maxsplit=1)[0]
-            number, end = _single_number(text[match.start("number") : end] + rest), end + len(rest)
+            number, end = _single_number(text[match.start("number") : end] + rest, operations), end + len(rest)
         while number and (others := _OTHERS.match(text, end)):
-            other, end = _single_number(others["other"] or others["listed"] or "") or "", others.end()
+            other, end = _single_number(others["other"] or others["listed"] or "", operations) or "", others.end()
             if not any(map(equal_answers, (number, other), (other, number))):
                 yield None
         yield number
@@ -296,7 +297,7 @@ def _stated_number(text: str, start: int) -> Iterator[str | None]:
 def _last_number(text: str) -> str | None:
     for match in reversed(list(_NUMBERS.finditer(text))):
         before, after = text[max(0, match.start() - 20) : match.start()], text[match.end() : match.end() + 2]
-        if not re.search(r"\bnot\s$|[0-9]:$", before) and not re.match(r":[0-9]", after):
+        if not re.search(r"(?:\bnot|n't)\s$|[0-9]:$", before) and not re.match(r":[0-9]", after):
             return "-" * bool(_MINUS.search(before)) + match.group().strip()
     return None
 
@@ -324,8 +325,12 @@ def _chain_value(terms: list[tuple[str, str]]) -> Fraction | None:
     """Return the value of ``+a*b-c...`` with the usual precedence; None for a malformed number or a divisor of 0."""
     total, product = Fraction(0), Fraction(0)
     for operator, text in terms:
-        magnitude = _power_value(text)
-        if magnitude is None or (operator == "/" and magnitude == 0):
+        base, _, power = text.partition("^")
+        value, exponent = number_value(base), int(power[:5] or 1)
+        if value is None or abs(exponent) * len(base) > MAX_DIGITS or (value == 0 and exponent < 0):
+            return None
+        magnitude = value**exponent
+        if operator == "/" and magnitude == 0:
             return None
         if operator in "+-":
             total += product
@@ -333,11 +338,3 @@ def _chain_value(terms: list[tuple[str, str]]) -> Fraction | None:
         else:
             product = product * magnitude if operator == "*" else product / magnitude
     return total + product
-
-
-def _power_value(text: str) -> Fraction | None:
-    base, _, power = text.partition("^")
-    value, exponent = number_value(base), int(power[:5] or 1)
-    if value is None or abs(exponent) * len(base) > MAX_DIGITS or (value == 0 and exponent < 0):
-        return None
-    return value**exponent

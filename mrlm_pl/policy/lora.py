@@ -58,10 +58,11 @@ def with_shared_weights(model: nn.Module) -> Any:
     return copy.deepcopy(model, memo)
 
 
-def add_adapter(model: PreTrainedModel, lora: LoRA, name: str) -> Any:
+def add_adapter(model: PreTrainedModel, lora: LoRA, name: str, revision: str = "main") -> Any:
     """Return a PEFT model with fresh adapters on ``model``, which is changed; the rest is frozen.
 
-    ``A`` is drawn from a seed that depends on ``name`` alone, ``B`` is 0: the model's outputs do not change.
+    ``A`` is drawn from a seed that depends on ``name`` alone, ``B`` is 0: the model's outputs do not change. A saved
+    adapter names the model's ``revision``, which PEFT then reads.
 
     Raises:
         ConfigurationError: the model has no such layers, or they are not linear layers with weights of their own.
@@ -91,7 +92,7 @@ def add_adapter(model: PreTrainedModel, lora: LoRA, name: str) -> Any:
     with drawn_on_host(derive_seed("lora", name)), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the checks below raise errors instead
         try:
-            adapted = get_peft_model(model, config)
+            adapted = get_peft_model(model, config, revision=revision)
         except ValueError as error:
             raise refusal(error) from error
         # By default PEFT would ask the hub for the vocabulary of the base.

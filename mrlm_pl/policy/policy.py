@@ -241,7 +241,7 @@ class Policy(nn.Module):
         assert self.lora is not None
         if self.origin not in bases:
             bases[self.origin] = self.initial_model().requires_grad_(False)
-        return add_adapter(with_shared_weights(bases[self.origin]), self.lora, name)
+        return add_adapter(with_shared_weights(bases[self.origin]), self.lora, name, self.revision)
 
     @property
     def origin(self) -> tuple[str, str, int | None, float]:

@@ -50,7 +50,7 @@ def source_of(model: str) -> str:
     return policy_folder(model, "model")
 
 
-def read_config(model: str, source: str, revision: str = "main") -> Any:
+def read_config(model: str, source: str, revision: str) -> Any:
     """Return the configuration of a model.
 
     Args:
@@ -79,7 +79,7 @@ def read_config(model: str, source: str, revision: str = "main") -> Any:
         raise PolicyError(f"{fault}; {remedy}") from error
 
 
-def read_tokenizer(model: str, source: str, revision: str = "main") -> Any:
+def read_tokenizer(model: str, source: str, revision: str) -> Any:
     """Return the tokenizer of a model; see :func:`read_config`."""
     remedy = "save one there with `AutoTokenizer.from_pretrained(...).save_pretrained(folder)`"
     if Path(source).is_dir() and not any((Path(source) / name).is_file() for name in _TOKENIZER_FILES):

@@ -76,8 +76,8 @@ def test_embedded_environments_pass(name: str) -> None:
 
 
 REASONING = (
-    "<think>Perhaps <answer>7</answer>, Final Answer: #0, [9], A or P or 9, <agent_1>C</agent_1>.\nAction: look\n"
-    '```python\n(\n```\n<tool_call>{"name": "take_action", "arguments": {"action": "look"}}</tool_call></think>\n\n'
+    "Perhaps <answer>7</answer>, Final Answer: #0, [9], A or P or 9, <agent_1>C</agent_1>.\nAction: look\n"
+    '```python\n(\n```\n<tool_call>{"name": "take_action", "arguments": {"action": "look"}}</tool_call>'
 )
 RAW = ("question", "scored", "harness")
 """Those whose rewards are the user's own functions, which may reward the form of the reasoning."""
@@ -90,12 +90,17 @@ def test_reasoning_is_neither_judged_nor_shown_to_others(name: str, request: pyt
         request.getfixturevalue("namespaces")
     environment = ENVIRONMENTS[name]()
     task = environment.tasks("train")[0]
-    replies = environment.gold(task) or {agent: ["Bet 5, because all pay taxes."] for agent in environment.agents}
-    reasoned = {agent: [f"{REASONING}{text}" for text in texts] for agent, texts in replies.items()}
-    alone, with_reasoning = (
-        play_copy(environment, task, given, max_turns=60, must_end=False).as_json() for given in (replies, reasoned)
-    )
-    assert with_reasoning == alone
+    said = {agent: ["Bet 5, because all pay taxes."] for agent in environment.agents}
+    gold = environment.gold(task) or said
+    for replies, reasoning in ((gold, dict.fromkeys(gold, REASONING)), (said, gold)):
+        reasoned = {
+            agent: [f"<think>{''.join(reasoning[agent])}</think>\n\n{text}" for text in texts]
+            for agent, texts in replies.items()
+        }
+        alone, with_reasoning = (
+            play_copy(environment, task, given, max_turns=60, must_end=False).as_json() for given in (replies, reasoned)
+        )
+        assert with_reasoning == alone
 
 
 @pytest.mark.slow

@@ -267,6 +267,34 @@ def test_a_number_is_read_from_the_words_around_it(answer: str, right: bool) -> 
 
 
 @pytest.mark.parametrize(
+    ("question", "expected", "answer", "right"),
+    [
+        ("25-20=?", "5", "25-20", False),
+        ("25-20=?", "5", "The answer is 25-20", False),
+        ("25-20=?", "5", r"\boxed{25-20}", False),
+        ("25-20=?", "5", "24-19", False),
+        ("25-20=?", "5", "5 minus 0", False),
+        ("185/5=?", "37", "185/5", False),
+        ("185/5=?", "37", "185/5 = 37", True),
+        ("25-20=?", "5", "The answer is 25-20 = 5", True),
+        ("185 apples for 5 children, how many each?", "37", "185/5", False),
+        ("185 apples for 5 children, how many each?", "37", r"\frac{185}{5}", False),
+        ("185 apples for 5 children, how many each?", "37", "185/5 = 37 apples", True),
+        ("How much of it?", "0.5", "1/2", True),
+        ("20-25=?", "-5", "minus 5", True),
+        ("20-25=?", "-5", "It is minus 5.", True),
+        ("25-20=?", "5", "five", True),
+    ],
+)
+def test_an_operation_is_no_answer_and_a_number_in_words_is(
+    question: str, expected: str, answer: str, right: bool
+) -> None:
+    environment = ToolEnvironment()
+    environment.reset(Task("tools", "train", 0, 0, {"question": question, "answer": expected}))
+    assert environment.step({"agent": Message("assistant", f"<answer>{answer}</answer>")}).success is right
+
+
+@pytest.mark.parametrize(
     ("reply", "expected", "same"),
     [
         ("395.0", "395", True),

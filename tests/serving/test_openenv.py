@@ -128,7 +128,7 @@ def test_exported_environments_keep_the_contract_through_the_client(export: Call
 
 def test_a_reply_that_is_no_action_earns_nothing_and_says_why(export: Callable[..., Exported]) -> None:
     environment = OpenEnvEnvironment(f"{export('math').url}", action="json", max_turns=4)
-    texts = ("Well, 7", '{"massage": "7"}', '```json\n{"message": "none"}\n```', "[1]")
+    texts = ("Well, 7", '{"massage": "7"}', '<think>7?</think>\n```json\n{"message": "none"}\n```', "[1]")
     first, steps = conversation(environment, environment.tasks("train")[0], *texts)
     assert '"required": ["message"]' in first[-1].content
     assert [step.rewards["agent"] for step in steps] == [0.0, 0.0, -0.3, 0.0]

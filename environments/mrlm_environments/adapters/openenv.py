@@ -124,7 +124,7 @@ class OpenEnvEnvironment(Environment):
         self._turn += 1
         ((agent, action),), fault = actions.items(), ""
         try:
-            result = await self._link.ask("step", _fields(action.content, self._form))
+            result = await self._link.ask("step", _fields(action.final_text, self._form))
         except InvalidActionError as error:
             result, fault = {"observation": {}}, f"This is no valid action: {error}"
         seen, done = result["observation"], bool(result.get("done"))

@@ -105,6 +105,7 @@ class KnowledgeGraphEnvironment(Environment):
                 f"knowledge_graph: max_turns is {max_turns}, and a team of {len(TEAM)} needs a turn for each agent; "
                 f"give {len(TEAM)} or more, or leave out `team`"
             )
+        self._limit = max_turns // len(self.agents)  # replies of an explorer
         self.kinds = some_of(KINDS, "knowledge_graph: ", kinds=kinds)
         self.hops = whole_range(1, 3, "knowledge_graph: ", hops=hops)
         self.entities, self.reward, self.incomplete_penalty = entities, reward, incomplete_penalty
@@ -174,7 +175,12 @@ class KnowledgeGraphEnvironment(Environment):
         written = None if calls else _ACTION.search(text)
         final = _FINAL.search(text) if answers and not calls else None
         if final:
-            return self._judge(int(final[1]))
+            try:
+                given = self._exploration.answer(int(final[1]))
+            except ToolError:
+                self._faults += 1
+                return self._end("invalid_variable")
+            return self._end("answered", given)
         if written:
             read = read_action(written[1])
             calls = (MalformedCall(NO_CALL) if read is None else ToolCall("", *read),)
@@ -192,11 +198,6 @@ class KnowledgeGraphEnvironment(Environment):
             return Step({following: opening("\n".join((self._posed, *self._log)), self.instruction)}, metrics=metrics)
         return Step({agent: told or [Message("user", NO_CALL)]}, metrics=metrics)
 
-    @property
-    def _limit(self) -> int:
-        """The replies of an explorer."""
-        return self.max_turns // len(self.agents)
-
     def _call_tool(self, agent: str, call: ToolCall) -> str:
         """Make a call and return its observation, which the answerer reads too."""
         observation = self._exploration.call(call.name, call.arguments)
@@ -204,14 +205,6 @@ class KnowledgeGraphEnvironment(Environment):
             shown = clip(observation, self.output_characters)
             self._log = (*self._log, f"{call.name}({', '.join(call.arguments.values())})\n{shown}")
         return observation
-
-    def _judge(self, number: int) -> Step:
-        try:
-            given = self._exploration.answer(number)
-        except ToolError:
-            self._faults += 1
-            return self._end("invalid_variable")
-        return self._end("answered", given)
 
     def _end(self, stop_reason: str, given: frozenset[str] = frozenset()) -> Step:
         scores = {"exact": float(given == self._answer), "f1": f1_score(given, self._answer)}

@@ -77,7 +77,7 @@ class MathEnvironment(SingleAgentEnvironment):
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
         """Return the worked solution, which ends in the right answer; None where it would miss the bonus for steps."""
         solution = task.data["solution"]
-        if self.steps_bonus and not self._shows_steps(solution, task):
+        if self.steps_bonus and not shows_steps(solution, task.data["question"], task.data["answer"]):
             return None
         return {self.agents[0]: [solution]}
 
@@ -98,12 +98,12 @@ class MathEnvironment(SingleAgentEnvironment):
     def reply(self, message: Message) -> Outcome:
         """Judge one attempt; see :meth:`SingleAgentEnvironment.reply`."""
         self._attempts += 1
-        data = self._task.data
-        answer = read_answer(message.content, "math", data["question"])
+        data, text = self._task.data, message.final_text
+        answer = read_answer(text, "math", data["question"])
         parsed, correct = answer is not None, is_right(answer, data["answer"], "math")
         components = {"correct": CORRECT * correct, "unparsed": 0.0 if parsed else UNPARSED}
         if self.steps_bonus:
-            components["steps"] = self.steps_bonus * (correct and self._shows_steps(message.content, self._task))
+            components["steps"] = self.steps_bonus * (correct and shows_steps(text, data["question"], data["answer"]))
         last = correct or self._attempts == self.max_attempts
         return Outcome(
             components,
@@ -112,9 +112,6 @@ class MathEnvironment(SingleAgentEnvironment):
             success=correct,
             metrics={"parsed": float(parsed)},
         )
-
-    def _shows_steps(self, reply: str, task: Task) -> bool:
-        return shows_steps(reply, task.data["question"], task.data["answer"])
 
     def _generate(self, rng: Random) -> Mapping[str, Any]:
         kind, level = rng.choice(self.kinds), rng.randint(*self.difficulty)

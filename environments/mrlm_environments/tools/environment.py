@@ -10,6 +10,7 @@ from functools import partial
 from types import FunctionType
 from typing import Any, Literal
 
+from mrlm_environments.answers import read_answer
 from mrlm_environments.data_tasks import DataTasks, opening
 from mrlm_environments.toolbox.calculator import Calculator
 from mrlm_environments.toolbox.files import FileSystem
@@ -17,7 +18,7 @@ from mrlm_environments.toolbox.functions import FunctionTool
 from mrlm_environments.toolbox.programs import PythonRepl, Shell
 from mrlm_environments.toolbox.search import WebSearch
 from mrlm_environments.tools.problems import KINDS, REQUIRED_TOOLS, Kind, data_problem, generate_problem
-from mrlm_pl.answers.numbers import equal_answers, extract_answer, number_value
+from mrlm_pl.answers.numbers import equal_answers, number_value
 from mrlm_pl.environment import Message, Outcome, SingleAgentEnvironment, Task, TaskSource, ToolSchema
 from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.environment.tools import Tool, ToolCall, ToolError, ToolSet, answer_calls, requested_calls, stated_answer
@@ -160,11 +161,12 @@ class ToolEnvironment(SingleAgentEnvironment):
 
     def _is_right(self, answer: str) -> bool:
         files: Mapping[str, str] = self._task.data.get("expected_files") or {}
-        number = extract_answer(f"<answer>{answer}</answer>") or answer
-        # The value of an operation is not in the answer: computing it is the task.
-        given = {answer, number if number in answer else answer}
-        right = any(same_answer(text, self._task.data["answer"]) for text in given)
-        return right and all(self._holds(*file) for file in files.items())
+        question, expected = self._task.data["question"], self._task.data["answer"]
+        if (value := number_value(expected)) is not None:  # computing the value of an operation is the task
+            answer = read_answer(f"<answer>{answer}</answer>", "math", question, operations=False) or ""
+            if value.denominator == 1 and re.search("/|frac", answer):
+                return False
+        return same_answer(answer, expected) and all(self._holds(*file) for file in files.items())
 
     def _end(self, correct: bool, earned: float, reason: str) -> Outcome:
         """Return the final reward; ``earned`` is the share of tools that earlier replies were rewarded for."""

@@ -25,7 +25,7 @@ class TransformersDialect(Dialect):
     is 0 and means nothing. Training refuses such samples.
 
     Args:
-        tokenizer: folder or hub id of the served model, or ``builtin:tiny``.
+        tokenizer: folder or hub id of the served model, the latter also as ``ID@REVISION``, or ``builtin:tiny``.
 
     Raises:
         PolicyError: the tokenizer cannot be read.
@@ -40,7 +40,9 @@ class TransformersDialect(Dialect):
 
     def __init__(self, tokenizer: str) -> None:
         self.source = str(tiny_model_path()) if tokenizer == BUILTIN_TINY else tokenizer
-        self.tokenizer, config = read_tokenizer(tokenizer, self.source), read_config(tokenizer, self.source)
+        name, _, revision = (self.source, "", "") if Path(self.source).is_dir() else self.source.partition("@")
+        named = tokenizer, name, revision or "main"
+        self.tokenizer, config = read_tokenizer(*named), read_config(*named)
         self.window = context_window(config)
 
     def body(self, request: SampleRequest, model: str, limit: int, seed: int) -> dict[str, Any]:

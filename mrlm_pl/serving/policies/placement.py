@@ -67,10 +67,11 @@ def with_served(engine: Engine, policies: Mapping[str, Policy]) -> Engine:
 def _over_http(name: str, address: str, policy: Policy) -> OpenAICompatible:
     """Return the engine of a policy that an OpenAI-compatible server has, which is checked."""
     dialect, _, url = address.rpartition("+")
+    model = policy.source + f"@{policy.revision}" * (policy.revision != "main")
     engine = OpenAICompatible(
         url,
         dialect or "vllm",  # type: ignore[arg-type]
-        tokenizer=policy.source if dialect == "transformers" else None,
+        tokenizer=model if dialect == "transformers" else None,
         api_key_env=KEY_VARIABLE if os.environ.get(KEY_VARIABLE) else None,
         terms=Terms(patience_seconds=ANSWER_SECONDS),
     )

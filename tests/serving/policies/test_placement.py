@@ -16,10 +16,11 @@ import yaml
 
 from mrlm_pl.cli.main import main
 from mrlm_pl.concurrency.event_loop import EventLoopThread
-from mrlm_pl.engines import InProcessEngine, RoutingEngine, SampleRequest, Sampling
+from mrlm_pl.engines import InProcessEngine, OpenAICompatible, RoutingEngine, SampleRequest, Sampling
 from mrlm_pl.episode_files import read_episodes
 from mrlm_pl.errors import ConfigurationError, PolicyError, RemoteError
-from mrlm_pl.policy import Policy
+from mrlm_pl.policy import Policy, pretrained
+from mrlm_pl.policy.tiny import tiny_model_path
 from mrlm_pl.serving.environments.hosted import Offer
 from mrlm_pl.serving.policies import placement as served_policies
 from mrlm_pl.serving.policies.placement import with_served
@@ -159,6 +160,24 @@ def test_no_weights_are_read_here() -> None:
     for wrong in ({}, {"trained": False, "random_init_seed": 1}):
         with pytest.raises(PolicyError, match=r"served by 127\.0\.0\.1:1, which has its weights; set `trained: false`"):
             Policy(TINY, served_by="127.0.0.1:1", **wrong)
+
+
+def test_a_server_of_text_is_asked_for_the_revision(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str | None] = []
+    for name in ("AutoConfig", "AutoTokenizer", "GenerationConfig"):
+        own = getattr(pretrained, name).from_pretrained
+
+        def noted(source: Any, *, revision: str | None, own: Any = own, **options: Any) -> Any:
+            if source == "lab/model":
+                read.append(revision)
+            return own(tiny_model_path(), **options)
+
+        monkeypatch.setattr(getattr(pretrained, name), "from_pretrained", noted)
+    monkeypatch.setattr(OpenAICompatible, "check", lambda self, name: None)
+    policy = Policy("lab/model", revision="v1.2", trained=False, served_by="transformers+http://127.0.0.1:9")
+    routed = with_served(InProcessEngine(), {"main": policy})
+    assert read == ["v1.2"] * 5, "of the policy and of the text"
+    assert routed.elsewhere["main"].dialect.source == "lab/model@v1.2", "the name that `transformers serve` reads"
 
 
 def served_policy(target: str) -> dict[str, Policy]:
