@@ -5,7 +5,7 @@ import { choice, el, filters, get, go, remember, told } from "./dom.js";
 export const AXES = [["progress/iteration", "iterations"], ["progress/episodes", "episodes"],
   ["progress/generated_tokens", "tokens"], ["progress/seconds", "seconds"], ["step", "steps"]];
 const MAIN = /^(rollout\/(reward|success|entropy|response_tokens|zero_variance_groups|agent\/[^/]+\/reward)|validation\/|train\/(.+\/)?(kl|loss|approx_kl|grad_norm)$)/;
-const OWN = /^(rollout\/(?!agent\/|policy\/|stop\/)[^/]+\/[^/]+$|(?!(rollout|train|val|test)\/|step$|epoch$))/;
+const OWN = /^(rollout\/(?!agent\/|policy\/|stop\/)[^/]+\/[^/]+$|(?!(rollout|train|val|test|progress)\/|step$|epoch$))/;
 const MOST = 24;
 const NOISE = 1e-9;
 const COLORS = 6;
