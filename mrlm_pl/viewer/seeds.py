@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -124,8 +125,9 @@ class SeedComparison:
             for family, row in zip(self.families, rows, strict=True):
                 difference, seeds = self.difference(family, last)
                 row.append("" if family is self.families[0] else f"{_text(difference)}, {self._pairs(family, seeds)}")
+        escaped = partial(re.sub, r"[\\|<*`]|(?<![^\W_])_", r"\\\g<0>")  # characters of Markdown
         lines = [header, ["---"] * len(header), *rows]
-        table = "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+        table = "\n".join(f"| {' | '.join(map(escaped, line))} |" for line in lines)
         notes = "".join(f"\n- {note}" for note in self.notes)
         return f"{table}\n\nMeans of `{self.metric}` over seeds with 95 % intervals (Student's t).{notes}\n"
 
