@@ -48,11 +48,6 @@ def literal_values(members: Sequence[Any]) -> list[Any]:
     return [choice for member in members if get_origin(member) is Literal for choice in get_args(member)]
 
 
-def takes_functions(members: Sequence[Any]) -> bool:
-    """Return whether a parameter takes functions."""
-    return any((get_origin(member) or member) is Callable for member in members)  # with a signature, or bare
-
-
 def is_plain(value: Any, members: Sequence[Any]) -> bool:
     """Return whether a value may be one of the plain types of a parameter, rather than a class or settings."""
     texts = any(member is str or get_origin(member) is Literal for member in members)
@@ -67,7 +62,7 @@ def type_name(member: Any) -> str:
         return "list"
     if get_origin(member) in (dict, Mapping):
         return "a mapping, as in `{NAME: VALUE}`"
-    if takes_functions([member]):
+    if get_origin(member) is Callable:
         return "a function (its import path `package.function`, or its name in a plugin)"
     if getattr(member, "__name__", "") == _DTYPE:
         return "a dtype, as in `torch.bfloat16`"
