@@ -126,10 +126,9 @@ class SeedComparison:
                 difference, seeds = self.difference(family, last)
                 row.append("" if family is self.families[0] else f"{_text(difference)}, {self._pairs(family, seeds)}")
         escaped = partial(re.sub, r"[\\|<*`]|(?<![^\W_])_", r"\\\g<0>")  # characters of Markdown
-        lines = [header, ["---"] * len(header), *rows]
-        table = "\n".join(f"| {' | '.join(map(escaped, line))} |" for line in lines)
+        lines = (f"| {' | '.join(map(escaped, line))} |" for line in [header, ["---"] * len(header), *rows])
         notes = "".join(f"\n- {note}" for note in self.notes)
-        return f"{table}\n\nMeans of `{self.metric}` over seeds with 95 % intervals (Student's t).{notes}\n"
+        return "\n".join(lines) + f"\n\nMeans of `{self.metric}` over seeds with 95 % intervals (Student's t).{notes}\n"
 
     def _pairs(self, family: Family, seeds: Sequence[Any]) -> str:
         """Return the number of paired seeds, and their names if a family has others too."""
@@ -312,9 +311,8 @@ def _labels(families: Sequence[str], names: Sequence[str]) -> list[str]:
     ]
     if not 0 < len(differing) <= LABELED or not all(settings):
         return list(names)
-    short = distinct_tails([key.removesuffix(".class_path") for key in differing], ".")
-    named = list(zip(short, differing, strict=True))
-    labels = [", ".join(f"{name}={_value(key, str(values.get(key)))}" for name, key in named) for values in settings]
+    both = list(zip(distinct_tails([key.removesuffix(".class_path") for key in differing], "."), differing, strict=True))
+    labels = [", ".join(f"{name}={_value(key, str(values.get(key)))}" for name, key in both) for values in settings]
     return labels if len(set(labels)) == len(labels) else list(names)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import cache
 from pathlib import Path
@@ -22,6 +22,7 @@ from mrlm_pl.cli.parsing.parameter_types import (
     is_plain,
     literal_values,
     members_of,
+    takes_functions,
     type_name,
 )
 from mrlm_pl.environment import Environment
@@ -73,8 +74,8 @@ def resolve(value: Any, annotation: Any, key: str) -> Any:
         value = value[CLASS]  # a text in place of a mapping, which names no class
     if isinstance(value, list):
         return [resolve(item, inner_type(members, mapping=False), key) for item in value]
-    if isinstance(value, str) and Callable in map(get_origin, members) and (way := _function_path(value, members, key)):
-        return way
+    if isinstance(value, str) and takes_functions(members) and (path := _function_path(value, members, key)):
+        return path
     named = isinstance(value, Mapping) and CLASS in value  # a text may have taken its place
     if named and (classes or bases):
         _check_beside(value, key)
@@ -226,7 +227,7 @@ def _value_mistake(value: Any, annotation: Any, key: str) -> MistakeError | None
             near: object = nearest_path(Path(str(value))) if kinds[0].startswith("Path") else None
         else:
             expected = " or ".join([*kinds, *([f"one of {', '.join(map(repr, choices))}"] if choices else [])])
-            functions = map(_last_name, plugin_functions()) if Callable in map(get_origin, members) else ()
+            functions = map(_last_name, plugin_functions()) if takes_functions(members) else ()
             near = nearest(str(value), [*map(str, choices), *functions])
             reason = f"expected {expected}, but the value is {value!r}"
             if kinds == ["list"] and isinstance(value, str) and not value.startswith("["):

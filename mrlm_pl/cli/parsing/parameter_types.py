@@ -48,6 +48,11 @@ def literal_values(members: Sequence[Any]) -> list[Any]:
     return [choice for member in members if get_origin(member) is Literal for choice in get_args(member)]
 
 
+def takes_functions(members: Sequence[Any]) -> bool:
+    """Return whether a parameter takes functions."""
+    return any(get_origin(member) is Callable for member in members)
+
+
 def is_plain(value: Any, members: Sequence[Any]) -> bool:
     """Return whether a value may be one of the plain types of a parameter, rather than a class or settings."""
     texts = any(member is str or get_origin(member) is Literal for member in members)

@@ -10,7 +10,6 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
-from functools import partial
 from typing import Any, NoReturn
 
 from docstring_parser import parse
@@ -68,7 +67,7 @@ class _Dumper(SafeDumper):
 
 
 _Dumper.add_multi_representer(str, lambda dumper, text: dumper.represent_str(str.__str__(text)))
-set_dumper("yaml", partial(dump, Dumper=_Dumper, sort_keys=False, allow_unicode=True))
+set_dumper("yaml", lambda value: dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True))
 
 _PARSED: ContextVar[tuple[Sequence[str], Mapping[str, Any], Mapping[str, type], str]] = ContextVar("parsed")
 """The words, configuration, base classes of the groups, and command that are being parsed."""
