@@ -304,15 +304,15 @@ def _labels(families: Sequence[str], names: Sequence[str]) -> list[str]:
     """Return labels that distinguish families: the settings in which they differ, else their names."""
     decoded = [json.loads(family) for family in families]
     settings = [dict(values) if isinstance(values, list) else {} for values in decoded]
-    differing = [
+    keys = [
         key
         for key in sorted({key for values in settings for key in values})
         if len({values.get(key) for values in settings}) > 1
     ]
-    if not 0 < len(differing) <= LABELED or not all(settings):
+    if not 0 < len(keys) <= LABELED or not all(settings):
         return list(names)
-    both = list(zip(distinct_tails([key.removesuffix(".class_path") for key in differing], "."), differing, strict=True))
-    labels = [", ".join(f"{name}={_value(key, str(values.get(key)))}" for name, key in both) for values in settings]
+    named = list(zip(distinct_tails([key.removesuffix(".class_path") for key in keys], "."), keys, strict=True))
+    labels = [", ".join(f"{name}={_value(key, str(values.get(key)))}" for name, key in named) for values in settings]
     return labels if len(set(labels)) == len(labels) else list(names)
 
 
