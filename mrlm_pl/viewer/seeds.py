@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -124,10 +125,10 @@ class SeedComparison:
             for family, row in zip(self.families, rows, strict=True):
                 difference, seeds = self.difference(family, last)
                 row.append("" if family is self.families[0] else f"{_text(difference)}, {self._pairs(family, seeds)}")
-        lines = [header, ["---"] * len(header), *rows]
-        table = "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+        escaped = partial(re.sub, r"[\\|<*`]|(?<![^\W_])_", r"\\\g<0>")  # characters of Markdown
+        lines = (f"| {' | '.join(map(escaped, line))} |" for line in [header, ["---"] * len(header), *rows])
         notes = "".join(f"\n- {note}" for note in self.notes)
-        return f"{table}\n\nMeans of `{self.metric}` over seeds with 95 % intervals (Student's t).{notes}\n"
+        return "\n".join(lines) + f"\n\nMeans of `{self.metric}` over seeds with 95 % intervals (Student's t).{notes}\n"
 
     def _pairs(self, family: Family, seeds: Sequence[Any]) -> str:
         """Return the number of paired seeds, and their names if a family has others too."""
@@ -303,15 +304,14 @@ def _labels(families: Sequence[str], names: Sequence[str]) -> list[str]:
     """Return labels that distinguish families: the settings in which they differ, else their names."""
     decoded = [json.loads(family) for family in families]
     settings = [dict(values) if isinstance(values, list) else {} for values in decoded]
-    differing = [
+    keys = [
         key
         for key in sorted({key for values in settings for key in values})
         if len({values.get(key) for values in settings}) > 1
     ]
-    if not 0 < len(differing) <= LABELED or not all(settings):
+    if not 0 < len(keys) <= LABELED or not all(settings):
         return list(names)
-    short = distinct_tails([key.removesuffix(".class_path") for key in differing], ".")
-    named = list(zip(short, differing, strict=True))
+    named = list(zip(distinct_tails([key.removesuffix(".class_path") for key in keys], "."), keys, strict=True))
     labels = [", ".join(f"{name}={_value(key, str(values.get(key)))}" for name, key in named) for values in settings]
     return labels if len(set(labels)) == len(labels) else list(names)
 

@@ -197,9 +197,8 @@ def _print_whole(table: Table, console: Console) -> None:
 def print_episode(record: Mapping[str, Any], console: Console) -> None:
     """Print an episode by agent and turn, with rewards and advantages."""
     task = record["task"]
-    console.print(
-        visible(f"episode {record['id']}  group {record['group']}  iteration {_iteration(record['iteration'])}")
-    )
+    iteration = _iteration(record["iteration"])
+    console.print(visible(f"episode {record['id']}  group {record['group']}  iteration {iteration}"))
     console.print(visible(f"task {task['environment']}/{task['split']}/{task['index']}  seed {record['seed']}"))
     ending = f"failed: {record['error']}" if record["error"] else f"ended: {record['stop_reason']}"
     console.print(visible(ending if record["error"] else f"reward {_number(record['reward'])}  {ending}"))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import (
     BackboneFinetuning,
     EMAWeightAveraging,
@@ -104,6 +106,14 @@ def plain_trainer(callback: Callback, strategy: Any = None) -> Any:
         callbacks=[callback],
         strategy=strategy,
     )
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_processes_have_no_common_clock_for_validations(processes: int) -> None:
+    """One that validates while the other trains waits for it without end."""
+    trainer = Trainer(val_check_interval=timedelta(seconds=3), devices=processes, strategy="ddp", accelerator="cpu")
+    with pytest.raises(ConfigurationError, match="val_check_interval is a time") if processes > 1 else nullcontext():
+        refuse_unsupported(trainer, torch.nn.Linear(1, 1))  # type: ignore[arg-type]
 
 
 def test_a_sharded_model_is_not_averaged() -> None:

@@ -272,6 +272,28 @@ def test_the_table_fits_into_a_terminal(folder: Path, mrlm: Any, monkeypatch: py
     assert max(map(len, out.splitlines())) <= 80
 
 
+def test_a_terminal_that_would_cut_numbers_gets_markdown(
+    folder: Path, mrlm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, expected, _ = mrlm("report", str(folder))
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    assert mrlm("report", str(folder))[1] == expected
+
+
+def test_characters_of_markdown_in_a_label_are_shown(
+    tmp_path: Path, mrlm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, text in enumerate([r"In <answer>, *bold* _x_ __y__ `z` a|b \*", "max_tokens"]):
+        run(tmp_path / str(number), 0, [1.0, 2.0], prompt=text)
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    _, out, _ = mrlm("report", str(tmp_path))
+    shown = re.sub(r"\x1b\[[\d;]*m", "", out)
+    assert r"prompt=In <answer>, *bold* _x_ __y__ `z` a|b \*" in shown
+    assert "prompt=max_tokens" in compared(tmp_path).markdown()
+
+
 def test_several_metrics_have_a_table_a_picture_and_rows_each(folder: Path, tmp_path: Path, mrlm: Any) -> None:
     names = ["step", "rollout/reward"]
     files = [str(tmp_path / name) for name in ("table.md", "curves.csv", "a.svg")]

@@ -48,18 +48,17 @@ def collect() -> dict[str, Any]:
 
     import_packages()
     import_exports()
-    named: list[tuple[str, type]] = sorted(environments_by_name().items())
-    named.append((RemoteEnvironment.__name__, RemoteEnvironment))
+    named: dict[str, type] = dict(sorted(environments_by_name().items())) | {"RemoteEnvironment": RemoteEnvironment}
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": {name: next((found.version for found in distributions(name=name)), None) for name in PACKAGES},
         "devices": devices(),
         "sandbox": sandbox(),
         "algorithms": _describe(subclasses(Algorithm)),
         "data": _describe(subclasses(LightningDataModule)),
         "engines": _describe(subclasses(Engine)),
-        "environments": [{"name": name, **_entry(cls)} for name, cls in named],
+        "environments": [{"name": name, **_entry(cls)} for name, cls in named.items()],
         "callbacks": _describe(cls for cls in subclasses(Callback) if not cls.__module__.startswith("lightning.")),
     }
 
@@ -98,10 +97,6 @@ def _describe(classes: Iterable[type]) -> list[dict[str, Any]]:
 def _entry(cls: type) -> dict[str, Any]:
     summary = plain_words((inspect.getdoc(cls) or "").split("\n\n")[0].replace("\n", " "))
     return {"class": class_path(cls), "summary": summary, "package": cls.__module__.split(".")[0]}
-
-
-def _version(package: str) -> str | None:
-    return next((distribution.version for distribution in distributions(name=package)), None)
 
 
 def _facts_text(facts: dict[str, Any]) -> str:

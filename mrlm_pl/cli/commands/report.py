@@ -80,7 +80,8 @@ def write(comparisons: Sequence[SeedComparison], files: Sequence[Path]) -> None:
                 continue
             with replacing(os.path.realpath(file)) as draft:
                 draft.write_text(tables if file.suffix == ".md" else csv_text(comparisons), encoding="utf-8")
-    if sys.stdout.isatty():
-        Console().print(Markdown(tables))
-    else:
-        print(tables, end="")
+    console = Console()
+    with console.capture() as rendered:
+        console.print(Markdown(tables))
+    cut = "…" in rendered.get()  # numbers, by a narrow terminal
+    print(rendered.get() if sys.stdout.isatty() and not cut else tables, end="")

@@ -67,7 +67,7 @@ def type_name(member: Any) -> str:
         return "list"
     if get_origin(member) in (dict, Mapping):
         return "a mapping, as in `{NAME: VALUE}`"
-    if takes_functions([member]):
+    if get_origin(member) is Callable:
         return "a function (its import path `package.function`, or its name in a plugin)"
     if getattr(member, "__name__", "") == _DTYPE:
         return "a dtype, as in `torch.bfloat16`"

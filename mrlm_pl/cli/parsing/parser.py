@@ -13,8 +13,8 @@ from contextvars import ContextVar
 from typing import Any, NoReturn
 
 from docstring_parser import parse
-from jsonargparse import ActionConfigFile, ArgumentParser, get_loader, set_loader
-from yaml import SafeDumper, YAMLError
+from jsonargparse import ActionConfigFile, ArgumentParser, get_loader, set_dumper, set_loader
+from yaml import SafeDumper, YAMLError, dump
 
 from mrlm_pl.cli.parsing.classes import (
     LOSS,
@@ -60,7 +60,14 @@ def _load(text: str) -> Any:
 
 
 set_loader("yaml", _load, exceptions=(YAMLError,))
-SafeDumper.add_multi_representer(str, lambda dumper, text: dumper.represent_str(str.__str__(text)))  # `Interval.step`
+
+
+class _Dumper(SafeDumper):
+    """Writes a text by its base class, such as Lightning's `Interval.step`, as text."""
+
+
+_Dumper.add_multi_representer(str, lambda dumper, text: dumper.represent_str(str.__str__(text)))
+set_dumper("yaml", lambda value: dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True))
 
 _PARSED: ContextVar[tuple[Sequence[str], Mapping[str, Any], Mapping[str, type], str]] = ContextVar("parsed")
 """The words, configuration, base classes of the groups, and command that are being parsed."""

@@ -49,15 +49,8 @@ def path_weights(episodes: Sequence[Episode]) -> list[float]:
 
 def token_count(episodes: Sequence[Episode]) -> float:
     """Return the number of tokens sampled for these episodes, with retries; shared tokens of tree paths count once."""
-    return _tokens(distinct_turns(episodes)) + _retried_tokens(episodes)
-
-
-def _retried_tokens(episodes: Sequence[Episode]) -> float:
-    return float(sum(episode.retried_tokens for episode in episodes))
-
-
-def _tokens(turns: Sequence[tuple[Turn, Trajectory]]) -> float:
-    return float(sum(turn.stop - turn.start for turn, _ in turns))
+    retried = sum(episode.retried_tokens for episode in episodes)
+    return float(retried + sum(turn.stop - turn.start for turn, _ in distinct_turns(episodes)))
 
 
 @dataclass
@@ -128,12 +121,12 @@ class CollectionSums:
         }
         components["rollout/"] = stop_reasons(played, weights)
         everything = [*episodes, *unused]
-        sampled = turns if len(everything) == len(played) else distinct_turns(everything)
+        decisions = len(turns if len(everything) == len(played) else distinct_turns(everything))
         counts = {
             "episodes": float(len(everything)),
             "failed_episodes": float(sum(episode.failed for episode in everything)),
-            "decisions": float(len(sampled) + sum(episode.retried_decisions for episode in everything)),
-            "generated_tokens": _tokens(sampled) + _retried_tokens(everything),
+            "decisions": float(decisions + sum(episode.retried_decisions for episode in everything)),
+            "generated_tokens": token_count(everything),
         }
         sums = {
             "rollout/tokens_per_second": (counts["generated_tokens"] + earlier_tokens) / seconds,

@@ -48,8 +48,9 @@ from mrlm_pl.policy.pretrained import write_version
 
 logger = logging.getLogger(__name__)
 
-STALE = 0.05
-"""Nats by which a server's log-probabilities move away from the model's if it keeps old weights."""
+STALE, IN_SUCCESSION = 0.1, 3
+"""Least difference of a stale server's log-probabilities from the model's, in nats, and updates that show it."""
+# One alone may be the rounding of a server in bf16, which differs from update to update.
 
 
 @dataclass
@@ -57,14 +58,14 @@ class _Served:
     """A policy's version, and for a trained policy also the label and the folder of its weights.
 
     The checksums are those of weights that every server has been seen to hold. ``apart`` has, by URL, how far a
-    server's log-probabilities were from the model's after the first weights, in nats, or infinity after a warning.
+    server's log-probabilities were from the model's after each update, in nats; infinity first after a warning.
     """
 
     version: int
     label: str = ""
     folder: str = ""
     checksums: tuple[int, ...] = ()
-    apart: dict[str, float] = field(default_factory=dict)
+    apart: dict[str, list[float]] = field(default_factory=dict)
 
 
 class OpenAICompatible(Engine):
@@ -239,15 +240,16 @@ class OpenAICompatible(Engine):
         self._open_loop().submit(self._take_over(policy, served)).result()
         if self.dialect.reports_logprobs:
             for url, probe in self._open_loop().submit(self._probes(policy)).result().items():
-                apart = check_weights(probe, weights, url, policy)
-                if apart > (first := served.apart.setdefault(url, apart)) + STALE:
-                    served.apart[url] = math.inf
+                apart = served.apart.setdefault(url, [])
+                apart.append(check_weights(probe, weights, url, policy))
+                if min(apart[-IN_SUCCESSION:]) > apart[0] + STALE:
                     logger.warning(
                         "policy %r: the log-probabilities of %s are %.2g nats from the model's, and were %.2g with the "
-                        "first weights; it seems to keep some old ones, as vLLM does on a CPU with tied embeddings: "
-                        "serve another model, or with another version",
-                        *(policy, url, apart, first),
+                        "first weights; it seems to keep some old ones, as vLLM does on a CPU with tied embeddings; "
+                        "update the server, or train a model without tied embeddings",
+                        *(policy, url, apart[-1], apart[0]),
                     )
+                    apart[0] = math.inf
         served.checksums = checksums
 
     def check(self, policy: str) -> None:

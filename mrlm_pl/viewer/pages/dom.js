@@ -54,8 +54,9 @@ export const counted = (count, name) => `${count} ${name}${count === 1 ? "" : "s
 // Return a mean with its interval, in two digits of the half width; `unknown` where both bounds are infinite.
 export function estimate(mean, bounds, unknown = "") {
   if (!bounds || bounds.every((bound) => bound === null)) return number(mean) + (bounds ? unknown : "");
-  const half = (bounds[1] - bounds[0]) / 2, known = !bounds.includes(null) && half > 0;
-  const text = known ? (value) => value.toFixed(Math.min(100, Math.max(0, 1 - Math.floor(Math.log10(half))))) : number;
+  const digits = 1 - Math.floor(Math.log10((bounds[1] - bounds[0]) / 2));
+  // More digits are those of rounding or of a very small number.
+  const text = [mean, ...bounds].some((value) => typeof value !== "number") || digits > 8 ? number : (value) => value.toFixed(Math.max(0, digits));
   return `${text(mean)} [${text(bounds[0]) || "−∞"}, ${text(bounds[1]) || "∞"}]`;
 }
 

@@ -1,6 +1,7 @@
 """``mrlm info``."""
 
 import json
+from types import SimpleNamespace
 
 import torch
 
@@ -28,8 +29,8 @@ def test_json_has_versions_devices_and_what_can_be_named(mrlm):
 
 
 def test_engines_are_listed_and_whether_ray_is_installed(mrlm, monkeypatch):
-    versions = {"ray": "2.0.1"}
-    monkeypatch.setattr(info, "_version", versions.get)
+    versions = {"ray": [SimpleNamespace(version="2.0.1")]}
+    monkeypatch.setattr(info, "distributions", lambda name: versions.get(name, []))
     _, out, _ = mrlm("info", "--json")
     facts = json.loads(out)
     engines = {item["name"]: item["class"] for item in facts["engines"]}

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
+from lightning.pytorch.callbacks.timer import Interval
 
 ENVIRONMENT = '''
 from mrlm_pl.environment import DatasetTasks, Outcome, SingleAgentEnvironment
@@ -68,6 +70,8 @@ def test_a_default_that_is_a_text_by_its_base_class_is_printed_as_text(mrlm) -> 
     status, out, err = mrlm("fit", *options)
     assert status == 0, err
     assert "interval: step\n" in out
+    with pytest.raises(yaml.representer.RepresenterError):  # other programs in the process keep PyYAML's dumper
+        yaml.safe_dump(Interval.step)
 
 
 def test_an_annotation_for_type_checkers_alone_is_left_to_the_parser(mrlm, folder: Path) -> None:

@@ -570,19 +570,19 @@ def test_weights_that_were_refused_are_compared_again(
     remote.load("p", changed(model, 0.3), 1)
 
 
-@pytest.mark.parametrize("takes", [True, False])
-def test_a_server_that_keeps_old_weights_is_noticed_once(
-    takes: bool, model: Any, serve: Callable[..., Any], engine: Callable[..., OpenAICompatible], tmp_path: Path,
+@pytest.mark.parametrize(("kept", "warnings"), [([], 0), ([1, 3], 0), ([1, 2, 3, 4, 5], 1)])
+def test_a_server_that_keeps_old_weights_in_three_updates_is_noticed_once(
+    kept: list[int], warnings: int,
+    model: Any, serve: Callable[..., Any], engine: Callable[..., OpenAICompatible], tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     server = serve(FakeVllm)
     server.development = True
-    if not takes:
-        server.reload = lambda folder: None
-    remote = engine(server, weights_folder=str(tmp_path))
-    for version in range(3):
-        remote.load("p", changed(model, 0.5 * version), version)
-    assert caplog.text.count(f"the log-probabilities of {server.url} are") == (0 if takes else 1)
+    reload, remote = server.reload, engine(server, weights_folder=str(tmp_path))
+    for version in range(6):
+        server.reload = (lambda folder: None) if version in kept else reload
+        remote.load("p", changed(model, 1.0 * (version > 0)), version)
+    assert caplog.text.count(f"the log-probabilities of {server.url} are") == warnings
 
 
 def test_new_weights_wait_for_the_requests_under_way(
