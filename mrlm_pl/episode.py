@@ -57,13 +57,16 @@ class ToolCall:
 
 
 def final_text(reply: str) -> str:
-    """Return a reply's text after the model's reasoning, which ``</think>`` ends; all of it where nothing follows.
+    """Return a reply's text after the model's reasoning, which ``</think>`` ends; empty if the reasoning has no end.
 
-    >>> final_text("<think>7 or 8?</think>\\n8"), final_text("\\n8"), final_text("<think>8</think>")
-    ('8', '\\n8', '<think>8</think>')
+    >>> final_text("<think>7 or 8?</think>\\n8"), final_text("\\n8")
+    ('8', '\\n8')
+    >>> final_text("<think>8</think>"), final_text("<think>8, so")
+    ('', '')
     """
     _, end, text = reply.rpartition("</think>")
-    return text.lstrip("\n") if end and text.strip() else reply
+    text = text.lstrip("\n") if end else text
+    return "" if text.lstrip().startswith("<think>") else text
 
 
 @dataclass(frozen=True)

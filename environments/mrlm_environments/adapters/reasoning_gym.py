@@ -115,7 +115,7 @@ class ReasoningGymEnvironment(SingleAgentEnvironment):
     def reply(self, message: Message) -> Outcome:
         """Score the answer; see :meth:`SingleAgentEnvironment.reply`."""
         extract = _library().utils.extract_answer
-        answer = extract(message.content, self.tag) if self.tag else message.final_text.strip()
+        answer = extract(message.final_text, self.tag) if self.tag else message.final_text.strip()
         score, failed = 0.0, False
         # Some scorers give a little for any text, and for none.
         if answer is not None and (_NAN.search(str(self._entry["answer"])) or not _NAN.search(answer)):

@@ -103,7 +103,7 @@ class MathEnvironment(SingleAgentEnvironment):
         parsed, correct = answer is not None, is_right(answer, data["answer"], "math")
         components = {"correct": CORRECT * correct, "unparsed": 0.0 if parsed else UNPARSED}
         if self.steps_bonus:
-            components["steps"] = self.steps_bonus * (correct and self._shows_steps(message.content, self._task))
+            components["steps"] = self.steps_bonus * (correct and self._shows_steps(message.final_text, self._task))
         last = correct or self._attempts == self.max_attempts
         return Outcome(
             components,
