@@ -61,17 +61,20 @@ _REASONING_END = re.compile(r"""</think>(?!(?<=(["'`])</think>)\1)""")
 
 
 def final_text(reply: str) -> str:
-    """Return a reply's text after the model's reasoning, which ``</think>`` ends; all of it where nothing follows.
+    """Return a reply's text after the model's reasoning, which ``</think>`` ends; empty if the reasoning has no end.
 
     A tag in quotes is text about tags, such as that of a program that removes the reasoning.
 
-    >>> final_text("<think>7 or 8?</think>\\n8"), final_text("\\n8"), final_text("<think>8</think>")
-    ('8', '\\n8', '<think>8</think>')
+    >>> final_text("<think>7 or 8?</think>\\n8"), final_text("\\n8")
+    ('8', '\\n8')
+    >>> final_text("<think>8</think>"), final_text("<think>8, so")
+    ('', '')
     >>> final_text("<think>Split.</think>text.split('</think>')")
     "text.split('</think>')"
     """
     start = max((match.end() for match in _REASONING_END.finditer(reply)), default=0)
-    return reply[start:].lstrip("\n") if start and reply[start:].strip() else reply
+    text = reply[start:].lstrip("\n") if start else reply
+    return "" if text.lstrip().startswith("<think>") else text
 
 
 @dataclass(frozen=True)

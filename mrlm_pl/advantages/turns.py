@@ -121,7 +121,7 @@ def state_advantages(
     """
     _, state = torch.unique(state_ids, return_inverse=True)
     heights = _heights(finite_rewards(returns).double(), state)
-    visits = _numbers(state_ids, episodes)
+    visits = torch.unique(torch.stack((state_ids, episodes), -1), dim=0, return_inverse=True)[1]
     sizes, sums = torch.bincount(state)[state], _sums(heights, state)
     if baseline == "unbiased":
         others = sizes - torch.bincount(visits)[visits]
@@ -176,11 +176,6 @@ def _by_turn(values: Tensor, episodes: Tensor, turns: Tensor) -> tuple[Tensor, T
     _, rows = torch.unique(episodes, return_inverse=True)
     shape = (int(rows.max()) + 1, int(turns.max()) + 1) if len(rows) else (0, 1)
     return torch.zeros(shape, dtype=torch.float64).index_put((rows, turns), values), rows
-
-
-def _numbers(*labels: Tensor) -> Tensor:
-    """Return a number [S] for each combination of labels."""
-    return torch.unique(torch.stack(labels, -1), dim=0, return_inverse=True)[1]
 
 
 def _sums(values: Tensor, index: Tensor) -> Tensor:

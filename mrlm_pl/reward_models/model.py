@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 VALUE_HEAD_FILE = "value_head.safetensors"
 Precision = Literal["64", "32", "bf16", "int8"]
+_NEEDED = f"give a sequence classifier with one label, or a policy's folder with {VALUE_HEAD_FILE}"
 _LOADING = threading.Lock()
 
 
@@ -170,14 +171,11 @@ class _Classifier:
                     model, output_loading_info=True, trust_remote_code=False
                 )
         except (OSError, ValueError, KeyError) as error:
-            raise PolicyError(f"reward model {model!r} cannot be read: {error}") from error
+            raise PolicyError(f"reward model {model!r} cannot be read; {_NEEDED}: {error}") from error
         missing = sorted(report["missing_keys"])
         if missing or self.network.config.num_labels != 1:
             fault = f"lacks {missing[0]!r}" if missing else f"has {self.network.config.num_labels} labels"
-            raise PolicyError(
-                f"reward model {model!r} {fault}; give a sequence classifier with one label, or a policy's folder with "
-                f"{VALUE_HEAD_FILE}"
-            )
+            raise PolicyError(f"reward model {model!r} {fault}; {_NEEDED}")
         if precision == "int8":
             from mrlm_pl.policy.forward.int8 import linear_layers, to_int8
 

@@ -184,18 +184,29 @@ class RunProgress(ProgressBar):
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Update the display, or print a line when an iteration is complete."""
         data = _rollout(trainer)
-        if not self._enabled or (data is not None and data.stream.position):
+        if not self._enabled or (data is not None and data.stream.position) or self._draw(trainer):
             return
         done, total = _done(trainer), _total(trainer)
-        metrics = self._last_metrics(trainer)
-        if self._display is not None and self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], completed=done, total=total)
-            self._display.update(Group(self._bar, Columns(map(Text, _metric_texts(metrics)), padding=(0, 2))))
-            return
         every = 1 if data else max(1, -(-total // _LINES)) if total else 10
         if done % (self.every or every) == 0 or done == total:
             seconds = time.monotonic() - self._began
-            print(_line(_unit(trainer), done, total, metrics, seconds, done - self._first), flush=True)
+            print(_line(_unit(trainer), done, total, self._metrics, seconds, done - self._first), flush=True)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Update the display, or print a line, with the metrics of a validation during ``fit``."""
+        if not self._enabled or trainer.state.fn != "fit" or trainer.sanity_checking or self._draw(trainer):
+            return
+        if texts := _metric_texts({name: value for name, value in self._metrics.items() if name.startswith("val/")}):
+            print("  ".join(("validation", *texts)), flush=True)
+
+    def _draw(self, trainer: Trainer) -> bool:
+        """Take the last metrics, draw them on the live display, and return whether there is one."""
+        metrics = self._last_metrics(trainer)
+        if self._display is None or self._bar is None:
+            return False
+        self._bar.update(self._bar.task_ids[0], completed=_done(trainer), total=_total(trainer))
+        self._display.update(Group(self._bar, Columns(map(Text, _metric_texts(metrics)), padding=(0, 2))))
+        return True
 
     def _stop(self, *_: Any, **__: Any) -> None:
         """End the display; its last state stays on the screen."""
@@ -388,9 +399,8 @@ def run_summary(folder: str | Path, played: bool = True) -> str:
     """
     folder = Path(folder)
     files = {name: text for name, text in _FILES.items() if (folder / name).exists()}
-    evaluations = sorted(path.name for path in folder.glob("evaluation_*.json"))
     lines = [f"mrlm: the run is in {folder}", *(f"  {name:<12} {text}" for name, text in files.items())]
-    lines += [f"  {name}" for name in evaluations]
+    lines += [f"  {path.name}" for path in sorted(folder.glob("evaluation_*.json"))]
     commands, quoted = [], shlex.quote(str(folder))
     if shutil.which("mrlm") is None and (activate := Path(sys.prefix) / "bin" / "activate").is_file():
         commands.append(f". {min(os.path.relpath(activate), str(activate), key=len)}")

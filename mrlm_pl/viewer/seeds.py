@@ -217,7 +217,7 @@ def compare_seeds(
     ]
     if not logged:
         metrics = {name for columns in curves.values() for name in columns if not name.startswith("progress/")}
-        hint = did_you_mean(metric, metrics, f"they have {', '.join(sorted(metrics)) or 'no metrics.csv'}")
+        hint = did_you_mean(metric, metrics, f"choose `--metric` from {', '.join(sorted(metrics)) or 'no metrics.csv'}")
         if usable:
             hint = f"compare it with `--at {usable[0]}`"
         states = "".join(f"; {name}{_state(run)}" for name, run in runs.items() if _state(run))

@@ -35,7 +35,10 @@ SHORTENED = {"stop": 60, "prompt": 24, "reply": 24}
 OMITTED = ("algorithm", "iteration")
 """Columns that a narrow terminal lacks before it folds a name; an episode's id begins with its iteration."""
 
-SUMMARY = re.compile(r"rollout/(success|entropy|response_tokens|failed_episodes)|train/(nll|kl)|(held_out|curve)/.*")
+SUMMARY = re.compile(
+    r"rollout/(success|entropy|response_tokens|failed_episodes)|train/kl|(held_out|curve)/.*"
+    r"|(train|val)/(nll|auc|(preference_|pair_)?accuracy)"
+)
 """Metrics whose last values are printed."""
 
 _HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
@@ -136,21 +139,19 @@ def _course(run: Run) -> str:
 
     The text is empty with fewer than two values.
     """
-    curves = run.curves()
+    curves = {name: [value for value in values if value is not None] for name, values in sorted(run.curves().items())}
     column = next((name for name in ("rollout/reward", "train/loss") if name in curves), "")
-    logged = [value for value in curves.get(column, ()) if value is not None]
+    logged = curves.get(column, [])
     count = min(ENDS, len(logged) // 2)
     if not count:
         return ""
     first, last = (math.fsum(values) / count for values in (logged[:count], logged[-count:]))
     ends = f"{_number(first)} in the first {count}, {_number(last)} in the last {count}"
     kind, unit = ("reward", "iterations") if column == "rollout/reward" else ("loss", "logged updates")
-    final = {name: [value for value in curves[name] if value is not None] for name in sorted(curves)}
-    last_values = [
-        f"{name} {_number(values[-1])}" for name, values in final.items() if values and SUMMARY.fullmatch(name)
-    ]
-    last_line = ["last " + ", ".join(last_values)] if last_values else []
-    return "\n".join([f"mean {kind} {ends} of {len(logged)} {unit}", *last_line])
+    last_values = ", ".join(
+        f"{name} {_number(values[-1])}" for name, values in curves.items() if values and SUMMARY.fullmatch(name)
+    )
+    return f"mean {kind} {ends} of {len(logged)} {unit}" + (f"\nlast {last_values}" if last_values else "")
 
 
 def _print_whole(table: Table, console: Console) -> None:

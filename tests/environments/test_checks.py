@@ -103,6 +103,22 @@ def test_reasoning_is_neither_judged_nor_shown_to_others(name: str, request: pyt
         assert with_reasoning == alone
 
 
+@pytest.mark.parametrize("name", [name for name in ENVIRONMENTS if name not in (*RAW, "gymnasium")])
+@pytest.mark.long_after(2)
+def test_reasoning_without_an_answer_is_an_empty_reply(name: str, request: pytest.FixtureRequest) -> None:
+    if name == "shell":
+        request.getfixturevalue("namespaces")
+    environment = ENVIRONMENTS[name]()
+    task = environment.tasks("train")[0]
+    gold = environment.gold(task) or {agent: ["Bet 5, because all pay taxes."] for agent in environment.agents}
+    thoughts = [f"<think>{texts[0]}{REASONING.removeprefix('<think>')}" for texts in gold.values()]
+    for reply in (*thoughts, thoughts[0].replace("</think>", "")):
+        empty, unanswered = (
+            play_copy(environment, task, given, max_turns=60, must_end=False).as_json() for given in ("", reply)
+        )
+        assert unanswered == empty, reply
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_every_environment_passes(name: str, request: pytest.FixtureRequest) -> None:

@@ -135,12 +135,8 @@ def test_scores() -> None:
 def test_the_bonus_for_steps_is_paid_only_with_a_right_answer() -> None:
     environment = MathEnvironment(steps_bonus=0.2, difficulty=(1, 1), kinds=["arithmetic"])
     task = environment.tasks("train")[0]
-    for reply, paid in (
-        (task.data["solution"], 1.2),
-        (task.data["answer"], 1.0),
-        (f"<think>{task.data['solution']}</think>{task.data['answer']}", 1.0),
-        ("1+1=2", 0.0),
-    ):
+    thought = f"<think>{task.data['solution']}</think>{task.data['answer']}"
+    for reply, paid in ((task.data["solution"], 1.2), (task.data["answer"], 1.0), (thought, 1.0), ("1+1=2", 0.0)):
         environment.reset(task)
         assert environment.step({"agent": Message("assistant", reply)}).rewards["agent"] == pytest.approx(paid)
 

@@ -161,8 +161,10 @@ def test_a_truncated_file_is_named(tmp_path: Path, kind: str, file: str) -> None
 
 def test_a_model_without_a_head_is_refused(tmp_path: Path) -> None:
     tiny(tmp_path, "none")
-    with pytest.raises(PolicyError, match=r"lacks 'score\.weight'"):
-        RewardModel(str(tmp_path)).score(PAIR)
+    needed = f"give a sequence classifier with one label, or a policy's folder with {VALUE_HEAD_FILE}"
+    for model, fault in ((str(tmp_path), r"lacks 'score\.weight'"), ("builtin:tiny", "cannot be read")):
+        with pytest.raises(PolicyError, match=f"{fault}; {needed}"):
+            RewardModel(model).score(PAIR)
 
 
 def test_no_model_and_wrong_settings(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import math
 import os
 import re
@@ -15,7 +16,7 @@ import pytest
 from mrlm_environments import CoordinationGame
 from rich.console import Console
 
-from mrlm_pl import GRPO, Policy, RolloutDataModule
+from mrlm_pl import GRPO, SFT, Policy, RolloutDataModule, TrajectoryDataModule
 from mrlm_pl.engines import Sampling
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.runs import Trainer
@@ -167,6 +168,23 @@ def test_lines_of_every_so_many_iterations(
     assert counted(capsys.readouterr().out) == ["3/7", "6/7", "7/7"]
     with pytest.raises(ConfigurationError, match="RunProgress: every is 0"):
         RunProgress(every=0)
+
+
+def test_each_validation_has_a_line_also_behind_the_last_batch(
+    model_folder: Path, quiet_trainer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("train", "held_out"):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"prompt": f"{name}: 1+1=", "completion": "2"}) + "\n")
+    trainer = quiet_trainer(
+        callbacks=[RunProgress(live=False)], enable_progress_bar=True, max_epochs=2, limit_val_batches=1
+    )
+    data = TrajectoryDataModule(str(tmp_path / "train.jsonl"), validation=str(tmp_path / "held_out.jsonl"))
+    trainer.fit(SFT({"main": Policy(str(model_folder), learning_rate=1e-3)}), data)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    kinds = [line[0] for line in lines if line and line[0] in ("batches", "validation")]
+    assert kinds == ["batches", "validation"] * 2
+    _, last = (line[1:] for line in lines if line and line[0] == "validation")
+    assert last == ["val/nll", f"{float(trainer.callback_metrics['val/nll']):.3f}"]
 
 
 def test_a_run_outlives_the_readers_of_its_output(

@@ -355,6 +355,7 @@ def test_the_evaluation_after_a_former_end_is_no_point_of_a_run_that_went_on(
             "metric: no run has 'rollout/rewrad' by episodes; did you mean 'rollout/reward'",
         ),
         (["--at", "iterations"], "metric: no run has 'rollout/reward' by iterations"),
+        (["--metric", "zzz"], "metric: no run has 'zzz' by episodes; choose `--metric` from "),
         (
             ["--at", "seconds"],
             "error: --at: expected one of 'episodes', 'decisions', 'tokens', 'iterations', 'updates', but",

@@ -168,8 +168,11 @@ def test_replies_stand_by_step_and_not_by_agent(tmp_path: Path, mrlm, monkeypatc
 
 def test_a_run_on_files_tells_the_course_of_its_loss(tmp_path: Path, mrlm) -> None:
     run = write_run(tmp_path / "run", [])
-    (run / "metrics.csv").write_text("step,train/loss\n" + "".join(f"{n},{loss}\n" for n, loss in enumerate((4, 2, 1))))
-    assert "\nmean loss 4 in the first 1, 1 in the last 1 of 3 logged updates\n" in mrlm("view", "--text", str(run))[1]
+    columns = "step,train/loss,train/pair_accuracy,val/pair_accuracy"
+    (run / "metrics.csv").write_text(f"{columns}\n0,4,0.25,\n1,2,0.5,\n2,1,0.75,\n2,,,0.625\n")
+    out = mrlm("view", "--text", str(run))[1]
+    assert "\nmean loss 4 in the first 1, 1 in the last 1 of 3 logged updates\n" in out
+    assert "\nlast train/pair_accuracy 0.75, val/pair_accuracy 0.625\n" in out
 
 
 def test_a_list_of_episodes_begins_with_the_state(folder: Path, mrlm) -> None:

@@ -33,9 +33,6 @@ class _Draws:
         return getattr(_EPISODE.get() or random, name, None) or getattr(random, name)
 
 
-_DRAWS = _Draws()
-
-
 class Line(NamedTuple):
     """A message that a player sees: its sender (``GAME`` or a player), its kind in TextArena and its text."""
 
@@ -177,7 +174,7 @@ class TextArenaEnvironment(Environment):
             importlib.import_module(module)
         for name, loaded in list(sys.modules.items()):
             if name.startswith("textarena.") and vars(loaded).get("random") is random:
-                loaded.random = _DRAWS  # type: ignore[attr-defined]
+                loaded.random = _Draws()  # type: ignore[attr-defined]
         if (state := arena.FFAMultiPlayerState).step.__module__ != __name__:
             state.step = _ending(state.step)
         game = arena.make(self.id, **self.settings)
