@@ -204,8 +204,8 @@ def test_rows_of_unequal_length_are_refused() -> None:
         ('x = """</think>"""', 'x = """</think>"""'),
         ("Ends with `</think>`.</think>b", "b"),
         ("<think>\"a\"</think>'b'", "'b'"),
-        ("<think>a</think> \n", "<think>a</think> \n"),
-        ("<think>a", "<think>a"),
+        ("<think>a</think> \n", " \n"),
+        ("<think>a", ""),
         ("", ""),
     ],
 )
