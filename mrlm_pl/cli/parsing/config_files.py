@@ -12,6 +12,7 @@ import yaml
 from mrlm_pl.errors import ConfigurationError, did_you_mean, meant, nearest
 from mrlm_pl.runs.records.configuration_file import read_yaml_file
 
+_OPTION = "--config"
 _SUFFIXES = (".yaml", ".yml")
 OWN_CLASS = "name a class of your own by its path, as in `my_module.MyClass` or `./my_file.py:MyClass`"
 NAMED = ("policies", "critics", "agent_critics", "seats", "settings", "task_settings", "weights")
@@ -86,7 +87,7 @@ def check_files(arguments: Sequence[str]) -> None:
 
 
 def _named_files(arguments: Sequence[str]) -> list[Path]:
-    values = [value for option, value in option_values(arguments) if option == "--config"]
+    values = [value for option, value in option_values(arguments) if option == _OPTION]
     # A configuration that is written there may be longer than the name of any file.
     short = (name for name in values if len(name) < 4096 and max(map(len, os.fsencode(name).split(b"/"))) < 256)
     return [Path(name) for name in short if name and "\n" not in name]
