@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import tempfile
 import urllib.request
@@ -81,11 +82,12 @@ def vllm_server(model: Path, log: Path, *options: str, port: int | None = None) 
     path = f"{VLLM}:{os.environ['PATH']}"  # it compiles kernels with its own ninja
     with log.open("w") as output:
         environment = {**os.environ, **own, "VLLM_NO_USAGE_STATS": "1", "PATH": path}
-        server = subprocess.Popen([str(VLLM / "python"), *words], stdout=output, stderr=output, env=environment)
+        command = [str(VLLM / "python"), *words]
+        server = subprocess.Popen(command, stdout=output, stderr=output, env=environment, start_new_session=True)
         try:
             eventually(lambda: server.poll() is not None or _healthy(f"http://127.0.0.1:{port}/health"), 300)
             assert server.poll() is None, log.read_text()[-3000:]
             yield f"http://127.0.0.1:{port}"
         finally:
-            server.terminate()
+            os.killpg(server.pid, signal.SIGKILL)  # also its engine and workers; at SIGTERM it waits for requests
             server.wait(100)
