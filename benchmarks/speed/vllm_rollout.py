@@ -15,16 +15,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,43 +31,10 @@ from mrlm_pl.engines import Engine, InProcessEngine, OpenAICompatible, SampleReq
 from mrlm_pl.seeding import derive_seed
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 from provenance import provenance
 
-ROOT = Path(__file__).parents[2]
-
-
-@contextmanager
-def vllm(python: Path, folder: str, precision: str, threads: int) -> Iterator[str]:
-    """Serve a model's folder by vLLM; yield its URL."""
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        port = found.getsockname()[1]
-    words = ["-m", "vllm.entrypoints.openai.api_server", "--model", folder, "--port", str(port), "--dtype", precision]
-    words += ["--max-model-len", str(2 * (PROMPT_TOKENS + NEW_TOKENS)), "--max-num-seqs", str(PROMPTS * GROUP)]
-    words += ["--logprobs-mode", "processed_logprobs"]
-    cores = ",".join(map(str, range(threads)))
-    own = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_OMP_THREADS_BIND": cores, "OMP_NUM_THREADS": str(threads)}
-    environment = {**os.environ, **own, "PATH": f"{python.parent}:{os.environ['PATH']}", "VLLM_NO_USAGE_STATS": "1"}
-    with tempfile.TemporaryFile("w+") as log:
-        server = subprocess.Popen([str(python), *words], stdout=log, stderr=log, env=environment)
-        try:
-            while not healthy(port):
-                if server.poll() is not None:
-                    log.seek(0)
-                    sys.exit(f"vLLM has ended: {log.read()[-3000:]}")
-                time.sleep(1.0)
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            server.terminate()
-            server.wait(100)
-
-
-def healthy(port: int) -> bool:
-    """Return whether a server answers."""
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=10) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
+from tests.support.servers.foreign_servers import VLLM, vllm_server
 
 
 def requests(folder: str, number: int) -> list[SampleRequest]:
@@ -98,7 +59,9 @@ def measured(size: str, precision: str, options: argparse.Namespace) -> dict[str
     with tempfile.TemporaryDirectory() as folder:
         make_model(Path(folder), size)
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, precision)).requires_grad_(False)
-        with vllm(options.python, folder, precision, options.threads) as url:
+        window, rows = str(2 * (PROMPT_TOKENS + NEW_TOKENS)), str(PROMPTS * GROUP)
+        words = ("--dtype", precision, "--max-model-len", window, "--max-num-seqs", rows)
+        with vllm_server(Path(folder), *words, threads=options.threads, python=options.python) as url:
             own, served = InProcessEngine(), OpenAICompatible(url)
             for engine in (own, served):
                 engine.load("policy", model, 0)
@@ -119,7 +82,7 @@ def main() -> None:
     parser.add_argument("--precisions", nargs="+", choices=["float32", "bfloat16"], default=["float32", "bfloat16"])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--python", type=Path, default=ROOT / ".venv-vllm" / "bin" / "python")
+    parser.add_argument("--python", type=Path, default=VLLM / "python")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)

@@ -14,6 +14,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from mrlm_pl.engines import InProcessEngine, Sample, SampleRequest, Sampling
 from mrlm_pl.engines.local.generation import EngineStats, Generated, SessionCache, generate
 from mrlm_pl.engines.local.llama import FusedDecoder
+from mrlm_pl.episode import Message
+from mrlm_pl.policy import Policy
+from mrlm_pl.policy.chat import Conversation
 
 VOCABULARY = 48
 COMMON = {
@@ -115,6 +118,17 @@ def request(token_ids: Sequence[int], seed: int = 0, **changes: Any) -> SampleRe
     """Return a request for policy ``p``; settings of :class:`Sampling` and of the request by name."""
     sampling = {name: changes.pop(name) for name in ("temperature", "top_p", "top_k", "max_tokens") if name in changes}
     return SampleRequest(tuple(token_ids), changes.pop("policy", "p"), seed, Sampling(**sampling), **changes)
+
+
+def sums(policy: Policy, sampling: Sampling, count: int) -> list[SampleRequest]:
+    """Return turns of policy ``main``, each a question for a sum in the policy's chat format."""
+    found = []
+    for number in range(count):
+        conversation = Conversation(policy.chat)
+        conversation.observe([Message("user", f"What is {number * 7 % 90}+{number * 5 % 80}?")])
+        ids = tuple(conversation.row.token_ids)
+        found.append(SampleRequest(ids, "main", number, sampling, policy.chat.stop_ids))
+    return found
 
 
 def generated(

@@ -83,38 +83,38 @@ RAW = ("question", "scored", "harness")
 """Those whose rewards are the user's own functions, which may reward the form of the reasoning."""
 
 
-@pytest.mark.parametrize("name", [name for name in ENVIRONMENTS if name not in (*RAW, "gymnasium")])
-@pytest.mark.long_after(2)
-def test_reasoning_is_neither_judged_nor_shown_to_others(name: str, request: pytest.FixtureRequest) -> None:
-    if name == "shell":
+@pytest.fixture(params=[name for name in ENVIRONMENTS if name not in (*RAW, "gymnasium")])
+def reader(request: pytest.FixtureRequest) -> Environment:
+    """An environment that reads what follows the reasoning."""
+    if request.param == "shell":
         request.getfixturevalue("namespaces")
-    environment = ENVIRONMENTS[name]()
-    task = environment.tasks("train")[0]
-    said = {agent: ["Bet 5, because all pay taxes."] for agent in environment.agents}
-    gold = environment.gold(task) or said
+    return ENVIRONMENTS[request.param]()
+
+
+@pytest.mark.long_after(2)
+def test_reasoning_is_neither_judged_nor_shown_to_others(reader: Environment) -> None:
+    task = reader.tasks("train")[0]
+    said = {agent: ["Bet 5, because all pay taxes."] for agent in reader.agents}
+    gold = reader.gold(task) or said
     for replies, reasoning in ((gold, dict.fromkeys(gold, REASONING)), (said, gold)):
         reasoned = {
             agent: [f"<think>{''.join(reasoning[agent])}</think>\n\n{text}" for text in texts]
             for agent, texts in replies.items()
         }
         alone, with_reasoning = (
-            play_copy(environment, task, given, max_turns=60, must_end=False).as_json() for given in (replies, reasoned)
+            play_copy(reader, task, given, max_turns=60, must_end=False).as_json() for given in (replies, reasoned)
         )
         assert with_reasoning == alone
 
 
-@pytest.mark.parametrize("name", [name for name in ENVIRONMENTS if name not in (*RAW, "gymnasium")])
 @pytest.mark.long_after(2)
-def test_reasoning_without_an_answer_is_an_empty_reply(name: str, request: pytest.FixtureRequest) -> None:
-    if name == "shell":
-        request.getfixturevalue("namespaces")
-    environment = ENVIRONMENTS[name]()
-    task = environment.tasks("train")[0]
-    gold = environment.gold(task) or {agent: ["Bet 5, because all pay taxes."] for agent in environment.agents}
+def test_reasoning_without_an_answer_is_an_empty_reply(reader: Environment) -> None:
+    task = reader.tasks("train")[0]
+    gold = reader.gold(task) or {agent: ["Bet 5, because all pay taxes."] for agent in reader.agents}
     thoughts = [f"<think>{texts[0]}{REASONING.removeprefix('<think>')}" for texts in gold.values()]
     for reply in (*thoughts, thoughts[0].replace("</think>", "")):
         empty, unanswered = (
-            play_copy(environment, task, given, max_turns=60, must_end=False).as_json() for given in ("", reply)
+            play_copy(reader, task, given, max_turns=60, must_end=False).as_json() for given in ("", reply)
         )
         assert unanswered == empty, reply
 

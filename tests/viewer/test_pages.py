@@ -338,11 +338,11 @@ def test_a_viewer_that_has_ended_is_said(browser: Any, demo: str) -> None:
         "window.answers = fetch; window.fetch = () => Promise.reject(new TypeError('Failed to fetch')); refresh()"
     )
     said = "return document.querySelector('{}')?.textContent === '{}'"
-    wait(browser, said.format("[role=status]", "the viewer does not answer: start `mrlm view` again"))
+    assert wait(browser, said.format("[role=status]", "the viewer does not answer: start `mrlm view` again"))
     browser.execute_script("document.querySelector('main a').click()")
-    wait(browser, said.format("[role=alert]", "the viewer does not answer: start `mrlm view` again"))
+    assert wait(browser, said.format("[role=alert]", "the viewer does not answer: start `mrlm view` again"))
     browser.execute_script("window.fetch = window.answers; refresh()")
-    wait(browser, said.format("[role=status]", ""))
+    assert wait(browser, said.format("[role=status]", ""))
 
 
 def test_a_command_is_selected_where_the_browser_offers_no_clipboard(browser: Any, served: Any, tmp_path: Path) -> None:
@@ -350,7 +350,7 @@ def test_a_command_is_selected_where_the_browser_offers_no_clipboard(browser: An
     show(browser, f"{served(find_runs([str(folder)]))}#run?run={folder}")
     browser.execute_script("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
     browser.find_element("css selector", ".command button").click()
-    wait(browser, f"return getSelection().toString() === 'mrlm eval --model {folder}'")
+    assert wait(browser, f"return getSelection().toString() === 'mrlm eval --model {folder}'")
 
 
 def test_heads_of_numbers_stand_over_them(browser: Any, demo: str) -> None:

@@ -82,7 +82,7 @@ class HarnessEnvironment(QuestionEnvironment):
     ) -> None:
         self._returns = function is not None and rewards is None
         if self._returns:
-            rewards = [Reward(lambda output, row: output, name="reward")]
+            rewards = [Reward(_returned, name="reward")]  # no lambda: host processes get a pickle
         super().__init__(
             data, rewards or [], prompt="", agents=agents, gold=gold, success_at=success_at, bad_rows=bad_rows
         )
@@ -201,3 +201,7 @@ class HarnessEnvironment(QuestionEnvironment):
             success=None if self.success_at is None else mean >= self.success_at,
             metrics={name: float(session.counts[name]) for name in COUNTS},
         )
+
+
+def _returned(output: Any, row: Mapping[str, Any]) -> Any:
+    return output

@@ -80,8 +80,10 @@ def write(comparisons: Sequence[SeedComparison], files: Sequence[Path]) -> None:
                 continue
             with replacing(os.path.realpath(file)) as draft:
                 draft.write_text(tables if file.suffix == ".md" else csv_text(comparisons), encoding="utf-8")
-    console = Console()
-    with console.capture() as rendered:
-        console.print(Markdown(tables))
-    cut = "…" in rendered.get()  # numbers, by a narrow terminal
-    print(rendered.get() if sys.stdout.isatty() and not cut else tables, end="")
+    if sys.stdout.isatty():
+        console = Console()
+        with console.capture() as rendered:
+            console.print(Markdown(tables))
+        if "…" not in rendered.get():  # else a narrow terminal has cut numbers
+            tables = rendered.get()
+    print(tables, end="")

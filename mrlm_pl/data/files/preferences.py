@@ -212,7 +212,7 @@ def pair_of(row: Mapping[str, Any]) -> AnswerPair:
     if not isinstance(prompt_field, str) and (stated := messages_of(prompt_field)) != prompt[: len(stated)]:
         prompt, own_messages = stated, [chosen, rejected]
     if not prompt:
-        raise ValueError("it has no prompt, and its answers begin differently")
+        raise ValueError("it has no prompt of messages, and its answers begin differently")
     for name, messages in zip(AnswerPair._fields, own_messages, strict=True):
         if not any(message.role == "assistant" for message in messages):
             raise ValueError(f"its {name!r} answer has no assistant message of its own")

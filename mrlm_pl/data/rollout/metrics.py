@@ -47,10 +47,14 @@ def path_weights(episodes: Sequence[Episode]) -> list[float]:
     ]
 
 
-def token_count(episodes: Sequence[Episode]) -> float:
-    """Return the number of tokens sampled for these episodes, with retries; shared tokens of tree paths count once."""
+def token_count(episodes: Sequence[Episode], turns: Sequence[tuple[Turn, Trajectory]] | None = None) -> float:
+    """Return the number of tokens sampled for these episodes, with retries; shared tokens of tree paths count once.
+
+    ``turns`` are their :func:`distinct_turns`; None takes them anew.
+    """
     retried = sum(episode.retried_tokens for episode in episodes)
-    return float(retried + sum(turn.stop - turn.start for turn, _ in distinct_turns(episodes)))
+    turns = distinct_turns(episodes) if turns is None else turns
+    return float(retried + sum(turn.stop - turn.start for turn, _ in turns))
 
 
 @dataclass
@@ -121,12 +125,12 @@ class CollectionSums:
         }
         components["rollout/"] = stop_reasons(played, weights)
         everything = [*episodes, *unused]
-        decisions = len(turns if len(everything) == len(played) else distinct_turns(everything))
+        sampled = turns if len(everything) == len(played) else distinct_turns(everything)
         counts = {
             "episodes": float(len(everything)),
             "failed_episodes": float(sum(episode.failed for episode in everything)),
-            "decisions": float(decisions + sum(episode.retried_decisions for episode in everything)),
-            "generated_tokens": token_count(everything),
+            "decisions": float(len(sampled) + sum(episode.retried_decisions for episode in everything)),
+            "generated_tokens": token_count(everything, sampled),
         }
         sums = {
             "rollout/tokens_per_second": (counts["generated_tokens"] + earlier_tokens) / seconds,

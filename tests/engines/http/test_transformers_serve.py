@@ -6,8 +6,6 @@ import asyncio
 import os
 import subprocess
 import sys
-import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,11 +13,11 @@ import pytest
 import torch
 
 from mrlm_pl.cli.main import main
-from mrlm_pl.engines import InProcessEngine, OpenAICompatible, SampleRequest, Sampling
+from mrlm_pl.engines import InProcessEngine, OpenAICompatible, Sampling
 from mrlm_pl.engines.http.replicas import Terms
-from mrlm_pl.episode import Message
 from mrlm_pl.policy import Policy
-from mrlm_pl.policy.chat import Conversation
+from tests.engines.conftest import sums
+from tests.support.servers.foreign_servers import http_server
 from tests.support.servers.ports import free_port
 
 pytestmark = pytest.mark.slow
@@ -29,44 +27,16 @@ PYTHON = os.environ.get("MRLM_SERVE_PYTHON", sys.executable)
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def url() -> Iterator[str]:
     found = subprocess.run([PYTHON, "-c", "import fastapi, openai, pydantic, uvicorn"], capture_output=True, text=True)
     if found.returncode:
         missing = found.stderr.strip().splitlines()[-1]
         pytest.skip(f"{missing}: pip install 'transformers[serving]', or name an interpreter in MRLM_SERVE_PYTHON")
     port = free_port()
-    log = (tmp_path_factory.mktemp("serve") / "log").open("w")
     command = [PYTHON, "-m", "transformers.cli.transformers", "serve", "--host", "127.0.0.1", "--port", str(port)]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    server = subprocess.Popen([*command, "--device", "cpu"], stdout=log, stderr=log, env=environment)
-    try:
-        deadline = time.monotonic() + 180
-        while not _healthy(port):
-            assert server.poll() is None, Path(log.name).read_text()[-2000:]
-            assert time.monotonic() < deadline, "the server does not start"
-            time.sleep(0.5)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.terminate()
-        server.wait(100)
-
-
-def _healthy(port: int) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2) as answer:
-            return answer.status == 200
-    except OSError:
-        return False
-
-
-def turns(policy: Policy, sampling: Sampling) -> list[SampleRequest]:
-    found = []
-    for number in range(36):
-        conversation = Conversation(policy.chat)
-        conversation.observe([Message("user", f"What is {number * 7 % 90}+{number * 5 % 80}?")])
-        ids = tuple(conversation.row.token_ids)
-        found.append(SampleRequest(ids, "main", number, sampling, policy.chat.stop_ids))
-    return found
+    with http_server([*command, "--device", "cpu"], port, 180, env=environment) as url:
+        yield url
 
 
 def tiny(trained: bool) -> Policy:
@@ -78,7 +48,7 @@ def tiny(trained: bool) -> Policy:
 
 def test_greedy_tokens_are_those_of_the_in_process_engine(url: str) -> None:
     policy = tiny(trained=False)
-    asked = turns(policy, Sampling(temperature=0.0, max_tokens=24))
+    asked = sums(policy, Sampling(temperature=0.0, max_tokens=24), 36)
     own, served = InProcessEngine(), OpenAICompatible(url, "transformers", tokenizer="builtin:tiny")
     own.load("main", policy.network, 0)
     served.load("main", policy.network, 0)
@@ -91,7 +61,7 @@ def test_greedy_tokens_are_those_of_the_in_process_engine(url: str) -> None:
 
 def test_one_request_at_a_time_is_reproducible(url: str) -> None:
     policy = tiny(trained=False)
-    asked = turns(policy, Sampling(max_tokens=12))
+    asked = sums(policy, Sampling(max_tokens=12), 36)
     served = OpenAICompatible(url, "transformers", tokenizer="builtin:tiny", terms=Terms(concurrency=1))
     first, second = asyncio.run(served.sample(asked)), asyncio.run(served.sample(asked))
     assert first == second
@@ -103,7 +73,7 @@ def test_trained_weights_are_what_the_server_generates_with(url: str, tmp_path: 
     policy = tiny(trained=True)
     served = OpenAICompatible(url, "transformers", tokenizer="builtin:tiny", weights_folder=str(tmp_path))
     own = InProcessEngine()
-    asked = turns(policy, Sampling(temperature=0.0, max_tokens=12))
+    asked = sums(policy, Sampling(temperature=0.0, max_tokens=12), 36)
     replies = []
     for version in (0, 1):
         with torch.no_grad():

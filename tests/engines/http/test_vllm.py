@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from mrlm_pl.cli.main import main
 from mrlm_pl.engines import InProcessEngine, OpenAICompatible, SampleRequest, Sampling
-from mrlm_pl.episode import Message
 from mrlm_pl.policy import Policy
-from mrlm_pl.policy.chat import Conversation
+from tests.engines.conftest import sums
 from tests.support.servers.environment_servers import eventually
 from tests.support.servers.foreign_servers import VLLM, vllm_server
 from tests.support.servers.ports import free_port
@@ -32,6 +30,7 @@ pytestmark = [
     pytest.mark.skipif(not (VLLM / "vllm").exists(), reason="vLLM is not installed; run `make vllm`"),
 ]
 ROOT = Path(__file__).parents[3]
+SMALL = ("--dtype", "float32", "--enforce-eager", "--max-model-len", "256", "--max-num-seqs", "16")
 Saved = Callable[..., Path]
 
 
@@ -62,8 +61,8 @@ def folder(saved: Saved) -> Path:
 
 
 @pytest.fixture(scope="module")
-def url(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with vllm_server(folder, tmp_path_factory.mktemp("vllm") / "log") as url:
+def url(folder: Path) -> Iterator[str]:
+    with vllm_server(folder, *SMALL) as url:
         yield url
 
 
@@ -74,22 +73,12 @@ def loaded(folder: Path, trained: bool = True) -> Policy:
     return policy
 
 
-def turns(policy: Policy, sampling: Sampling) -> list[SampleRequest]:
-    found = []
-    for number in range(24):
-        conversation = Conversation(policy.chat)
-        conversation.observe([Message("user", f"What is {number * 7 % 90}+{number * 5 % 80}?")])
-        ids = tuple(conversation.row.token_ids)
-        found.append(SampleRequest(ids, "main", number, sampling, policy.chat.stop_ids))
-    return found
-
-
 def test_greedy_tokens_and_log_probabilities_are_those_of_the_in_process_engine(folder: Path, url: str) -> None:
     policy = loaded(folder, trained=False)
     own, served = InProcessEngine(), OpenAICompatible(url)
     for engine in (own, served):
         engine.load("main", policy.network, 0)
-    asked = turns(policy, Sampling(temperature=0.0, max_tokens=24))
+    asked = sums(policy, Sampling(temperature=0.0, max_tokens=24), 24)
     expected, found = asyncio.run(own.sample(asked)), asyncio.run(served.sample(asked))
     assert [sample.token_ids for sample in found] == [sample.token_ids for sample in expected]
     assert [sample.finish_reason for sample in found] == [sample.finish_reason for sample in expected]
@@ -102,7 +91,7 @@ def test_greedy_tokens_and_log_probabilities_are_those_of_the_in_process_engine(
 
 def test_sampled_tokens_have_the_log_probability_of_their_temperature(folder: Path, url: str) -> None:
     policy, served = loaded(folder, trained=False), OpenAICompatible(url)
-    asked = turns(policy, Sampling(temperature=0.7, max_tokens=12))
+    asked = sums(policy, Sampling(temperature=0.7, max_tokens=12), 24)
     first, second = asyncio.run(served.sample(asked)), asyncio.run(served.sample(asked))
     assert first == second, "seeds decide"
     assert len({sample.token_ids for sample in first}) > 12
@@ -127,7 +116,7 @@ def test_a_turn_ends_at_the_window(folder: Path, url: str) -> None:
 def test_trained_weights_are_what_the_server_samples_with(folder: Path, url: str, tmp_path: Path) -> None:
     policy = loaded(folder)
     own, served = InProcessEngine(), OpenAICompatible(url, weights_folder=str(tmp_path))
-    asked, replies = turns(policy, Sampling(temperature=0.0, max_tokens=12)), []
+    asked, replies = sums(policy, Sampling(temperature=0.0, max_tokens=12), 24), []
     for version in range(3):
         with torch.no_grad():
             for parameter in policy.network.parameters():
@@ -172,19 +161,18 @@ def test_a_run_learns_from_its_samples_with_importance_ratios_of_1(folder: Path,
 
 def test_a_server_that_is_killed_and_started_again_gets_the_current_weights(folder: Path, tmp_path: Path) -> None:
     port, run, code = free_port(), tmp_path / "run", list[int]()
-    serve: Callable[[str], AbstractContextManager[str]] = lambda name: vllm_server(folder, tmp_path / name, port=port)  # noqa: E731
     learner = threading.Thread(target=lambda: code.append(served(folder, f"http://127.0.0.1:{port}", run)))
-    with serve("first"):
+    with vllm_server(folder, *SMALL, port=port):
         learner.start()
         eventually(lambda: (run / "metrics.csv").exists() and largest_ratios(run), 300)
-    with serve("second"):
+    with vllm_server(folder, *SMALL, port=port):
         learner.join(300)
     assert code == [0]
     assert largest_ratios(run) == pytest.approx([1.0] * 6, abs=1e-3)
 
 
 def test_each_policy_of_a_team_takes_a_server(folder: Path, url: str, tmp_path: Path) -> None:
-    with vllm_server(folder, tmp_path / "log") as other:
+    with vllm_server(folder, *SMALL) as other:
         policies = {name: {"model": str(folder), "learning_rate": 1e-3} for name in ("first", "second")}
         own, others = (
             {"class_path": "OpenAICompatible", "init_args": {"url": one, "weights_folder": str(tmp_path / "weights")}}
@@ -215,7 +203,7 @@ def test_the_head_that_vllm_keeps_on_a_cpu_is_noticed(
     """vLLM 0.32 packs a head for the CPU once; a model with tied embeddings keeps that one at an update."""
     folder = saved(tie_word_embeddings=True)
     policy = loaded(folder)
-    with vllm_server(folder, tmp_path / "log") as url:
+    with vllm_server(folder, *SMALL) as url:
         served = OpenAICompatible(url, weights_folder=str(tmp_path / "weights"))
         for version in range(4):
             with torch.no_grad():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import pickle
 import random
 from dataclasses import asdict, replace
 from typing import Any
@@ -460,3 +461,9 @@ def test_it_keeps_the_contract_of_environments() -> None:
     }
     environment = HarnessEnvironment(data, function=native, agents=inner.agents)
     check_environment(environment, tasks_per_split=2).raise_on_failure()
+
+
+def test_it_can_be_sent_to_another_process() -> None:
+    copied = pickle.loads(pickle.dumps(harness(native)))
+    (reward,) = copied.rewards.values()
+    assert reward.call(0.5, {}) == 0.5, "a function's own result is the reward"

