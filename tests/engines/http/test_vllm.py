@@ -7,8 +7,9 @@ import csv
 import json
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -160,15 +161,26 @@ def test_a_run_learns_from_its_samples_with_importance_ratios_of_1(folder: Path,
 
 
 def test_a_server_that_is_killed_and_started_again_gets_the_current_weights(folder: Path, tmp_path: Path) -> None:
-    port, run, code = free_port(), tmp_path / "run", list[int]()
-    learner = threading.Thread(target=lambda: code.append(served(folder, f"http://127.0.0.1:{port}", run)))
-    with vllm_server(folder, *SMALL, port=port):
-        learner.start()
-        eventually(lambda: (run / "metrics.csv").exists() and largest_ratios(run), 300)
-    with vllm_server(folder, *SMALL, port=port):
-        learner.join(300)
-    assert code == [0]
-    assert largest_ratios(run) == pytest.approx([1.0] * 6, abs=1e-3)
+    port, policy = free_port(), loaded(folder)
+    own, served = InProcessEngine(), OpenAICompatible(f"http://127.0.0.1:{port}", weights_folder=str(tmp_path))
+    sampling = Sampling(temperature=0.0, max_tokens=128)
+    asked = [replace(request, stop_ids=()) for request in sums(policy, sampling, 16)]
+    with torch.no_grad():
+        for parameter in policy.network.parameters():
+            parameter += 0.03 * torch.randn_like(parameter)
+    with ThreadPoolExecutor() as pool:
+        with vllm_server(folder, *SMALL, port=port):
+            for engine in (own, served):
+                engine.load("main", policy.network, 1)
+            found = pool.submit(lambda: asyncio.run(served.sample(asked)))
+            eventually(lambda: served._under_way, 100)
+        assert not found.done(), "killed while it samples"
+        with vllm_server(folder, *SMALL, port=port):
+            samples = found.result(300)
+    expected = asyncio.run(own.sample(asked))
+    assert [sample.token_ids for sample in samples] == [sample.token_ids for sample in expected]
+    own.close()
+    served.close()
 
 
 def test_each_policy_of_a_team_takes_a_server(folder: Path, url: str, tmp_path: Path) -> None:
