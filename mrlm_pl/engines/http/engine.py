@@ -8,7 +8,7 @@ import logging
 import math
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,6 +27,7 @@ from mrlm_pl.engines.http.probes import (
     checked_folder,
     common_facts,
     is_same,
+    marks_of,
     only_model,
 )
 from mrlm_pl.engines.http.replicas import (
@@ -229,9 +230,7 @@ class OpenAICompatible(Engine):
         served = _Served(version, f"{policy}-{version}", apart={} if before is None else before.apart)
         checksums: tuple[int, ...] = ()
         if trained:
-            check_servers(
-                self, [*(name for name, served_policy in self._policies.items() if served_policy.folder), policy]
-            )
+            check_servers(self, [*self._trained, policy])
             folder = checked_folder(policy, self._folder, self._replicas.targets)
             checksums = tuple(checksum(value) for value in weights.state_dict().values())
             if before is not None and (before.version, before.checksums) == (version, checksums):
@@ -275,7 +274,7 @@ class OpenAICompatible(Engine):
             self._policies[policy] = served
             if served.folder:
                 for replica in self._replicas.all:
-                    replica.ready, replica.trained = False, True
+                    replica.ready, replica.holds = False, []
             await self._ready_anywhere(policy)
         finally:
             self._open.set()
@@ -298,8 +297,9 @@ class OpenAICompatible(Engine):
             answered += not all(isinstance(item, UnreachableError) for item in results)
             if answered > self._replicas.terms.retries or not await backoff.pause():
                 break
-        trained = any(served.folder for served in self._policies.values())
-        remedy = "check the URL" + " and whether the server reads weights_folder under the same path" * trained
+        remedy = "check the URL"
+        if self._trained:
+            remedy += " and whether the server reads weights_folder under the same path"
         raise RemoteError(f"policy {policy!r}: no server is ready: {results[0]}; start one, or {remedy}")
 
     async def _probes(self, policy: str) -> dict[str, Drawn]:
@@ -323,23 +323,36 @@ class OpenAICompatible(Engine):
             await self._ready_anywhere(policy)
         return common_facts(self._facts.values())
 
+    @property
+    def _trained(self) -> dict[str, _Served]:
+        """The policies whose weights are handed to the servers."""
+        return {name: served for name, served in self._policies.items() if served.folder}
+
     async def _prepare(self, replica: Replica) -> None:
         """Check the abilities of a server, if it may be another one than before, and give it the current weights."""
-        handed = {policy: served for policy, served in self._policies.items() if served.folder}
+        handed = self._trained
+        folders = [served.folder for served in handed.values()]
         ask = functools.partial(self._replicas.once, replica, whom="the check of the server")
-        if replica.checked and not replica.trained:  # it was idle
+        if replica.checked and replica.holds == folders:  # it was idle, and may have been started again
             facts = self._facts[replica.url]
             replica.checked = await is_same(ask, facts, self.dialect, self._model_of(facts.models))
+            if replica.checked:
+                return
         if not replica.checked:
             for policy in handed:  # an earlier client may have died in the middle of an update
                 await self._call(replica, policy, self.dialect.wake())
             self._note_facts(replica, await check_server(ask, replica.url, self.dialect, self._model_of))
         for policy, served in handed.items():
             await self._call(replica, policy, self.dialect.update(served.folder, served.label))
+        facts = self._facts[replica.url]
+        if handed and facts.marks:
+            marks = await marks_of(ask, self.dialect, self._model_of(facts.models))
+            self._facts[replica.url] = replace(facts, marks=marks)
+        replica.holds = folders
 
     def _note_facts(self, replica: Replica, facts: ServerFacts) -> None:
         before = self._facts.get(replica.url) or next(iter(self._facts.values()), facts)
-        other = facts.greedy != () and not replica.trained and not set(facts.greedy) & set(before.greedy)
+        other = facts.greedy != () and not self._trained and not set(facts.greedy) & set(before.greedy)
         if other or (facts.models != before.models and not self._model):
             what = "weights (no greedy sample is the same" if other else f"models ({facts.models}, not {before.models}"
             than = "before" if before.url == replica.url else before.url
@@ -358,7 +371,7 @@ class OpenAICompatible(Engine):
 
     def _model_of(self, models: tuple[str, ...], policy: str = "") -> str:
         """Return the model's name in requests for a policy; without one, that of any of the server's models."""
-        folders = {name: served.folder for name, served in self._policies.items() if served.folder}
+        folders = {name: served.folder for name, served in self._trained.items()}
         if self.dialect.names_folders and folders and policy in ("", *folders):
             return folders.get(policy) or next(iter(folders.values()))
         return self._model or only_model(models, policy, self._replicas.targets)

@@ -29,11 +29,14 @@ PROBES = ((1, 2, 3), (3, 1), (2,), (1, 1, 2, 3))
 CLEAR = 0.02
 """Smallest difference of these two continuations, in nats, for a context to fit, and largest one of equal answers."""
 
-MARK = SampleRequest(PROBES[0], "", 0, Sampling(temperature=2.0, top_k=1, max_tokens=8))
-"""The request whose answer other weights change, and log-probabilities of another kind."""
-
 WEIGHT_PROBE, TOLERANCE = SampleRequest(PROBES[0], "", 0, Sampling(temperature=0.0, max_tokens=8)), 0.5
 """The request for the comparison of weights, and the largest difference of their log-probabilities, in nats."""
+
+ONE_LEFT = SampleRequest(PROBES[0], "", 0, Sampling(temperature=2.0, top_k=1, max_tokens=8))
+"""The request whose answer log-probabilities of another kind change."""
+
+MARKS = (WEIGHT_PROBE, ONE_LEFT)
+"""The requests by which a server is recognized."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ class ServerFacts:
         scaled: whether its log-probabilities are at the request's temperature.
         cut: whether its log-probabilities are those after top-k and top-p.
         greedy: tokens of its greedy samples for :data:`PROBES`; none where it exchanges text.
-        mark: its answer to :data:`MARK`; None where it exchanges text.
+        marks: its answers to :data:`MARKS` with its current weights; none where it exchanges text.
     """
 
     url: str
@@ -56,7 +59,7 @@ class ServerFacts:
     scaled: bool
     cut: bool
     greedy: tuple[tuple[int, ...], ...] = ()
-    mark: Drawn | None = None
+    marks: tuple[Drawn, ...] = ()
 
 
 def common_facts(servers: Collection[ServerFacts]) -> ServerFacts:
@@ -92,25 +95,38 @@ async def check_server(ask: Ask, url: str, dialect: Dialect, choose: Choose) -> 
 
 
 async def is_same(ask: Ask, facts: ServerFacts, dialect: Dialect, model: str) -> bool:
-    """Return whether a server still is as these facts say, from its models and one sample.
+    """Return whether a server still is as these facts say, from its models and two samples.
 
     Raises:
         PassingError: it does not answer.
     """
-    if facts.mark is None:
+    if not facts.marks:
         return False
     try:
-        about = await _about(ask, dialect)
-        body = dialect.body(MARK, model, MARK.sampling.max_tokens, 0)
-        mark = read_reply(dialect, await ask(dialect.path, body), MARK)
+        about, marks = await _about(ask, dialect), await marks_of(ask, dialect, model)
     except (MRLMError, LookupError, AttributeError, TypeError, ValueError):
         return False  # the whole check names the fault
-    apart = [abs(now - before) for now, before in zip(mark.logprobs, facts.mark.logprobs, strict=False)]
-    return (
-        about == (facts.models, facts.window)
-        and mark.token_ids == facts.mark.token_ids
-        and max(apart, default=0.0) <= CLEAR
-    )
+    return about == (facts.models, facts.window) and all(map(_agree, marks, facts.marks))
+
+
+def _agree(one: Drawn, other: Drawn) -> bool:
+    apart = [abs(now - before) for now, before in zip(one.logprobs, other.logprobs, strict=False)]
+    return one.token_ids == other.token_ids and max(apart, default=0.0) <= CLEAR
+
+
+async def marks_of(ask: Ask, dialect: Dialect, model: str) -> tuple[Drawn, ...]:
+    """Return a server's answers to :data:`MARKS`.
+
+    Raises:
+        PassingError: it does not answer.
+        RemoteError: an answer does not follow the protocol.
+    """
+
+    async def answer(request: SampleRequest) -> Drawn:
+        body = dialect.body(request, model, request.sampling.max_tokens, 0)
+        return read_reply(dialect, await ask(dialect.path, body), request)
+
+    return tuple(await together(map(answer, MARKS)))
 
 
 async def _about(ask: Ask, dialect: Dialect) -> tuple[tuple[str, ...], int | None]:
@@ -134,7 +150,7 @@ async def _facts(ask: Ask, url: str, dialect: VllmDialect | SglangDialect, choos
         return first - second
 
     greedy = [_request(context, temperature=0.0, max_tokens=8) for context in PROBES]
-    *drawn, mark = await together(map(first, [*greedy, MARK]))
+    *drawn, one_left = await together(map(first, [*greedy, ONE_LEFT]))
     scaled = False
     for context in PROBES:
         at_one = await spread(context, 1.0)
@@ -142,8 +158,8 @@ async def _facts(ask: Ask, url: str, dialect: VllmDialect | SglangDialect, choos
             at_two = await spread(context, 2.0)
             scaled = abs(at_two - at_one / 2) < abs(at_two - at_one)
             break
-    cut = mark.logprobs[0] > -1e-4  # the only token that is left has probability 1
-    return ServerFacts(url, models, window, scaled, cut, tuple(one.token_ids for one in drawn), mark)
+    cut = one_left.logprobs[0] > -1e-4  # the only token that is left has probability 1
+    return ServerFacts(url, models, window, scaled, cut, tuple(one.token_ids for one in drawn), (drawn[0], one_left))
 
 
 async def _text_facts(ask: Ask, url: str, dialect: TransformersDialect, choose: Choose) -> ServerFacts:

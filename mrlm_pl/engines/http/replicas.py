@@ -88,7 +88,7 @@ class Replica:
         url: URL of the server, without a slash at the end.
         checked: whether its abilities were checked since it was last unreachable.
         ready: whether it has also received the current weights.
-        trained: whether it has received weights, so that it no longer has its initial ones.
+        holds: folders of the weights that it received last.
         answered: loop time of its last answer.
         busy: running requests.
         failures: number of failures since its last answer; after one it gets one request at a time.
@@ -98,7 +98,7 @@ class Replica:
     url: str
     checked: bool = False
     ready: bool = False
-    trained: bool = False
+    holds: list[str] = field(default_factory=list)
     answered: float = 0.0
     busy: int = 0
     failures: int = 0
@@ -191,7 +191,7 @@ class Replicas:
             if replica is None:
                 await asyncio.sleep(pause)
                 continue
-            if not (replica.busy or replica.trained) and now - replica.answered > IDLE_SECONDS:
+            if not replica.busy and now - replica.answered > IDLE_SECONDS:
                 replica.ready = False
             replica.busy += 1
             try:

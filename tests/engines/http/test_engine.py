@@ -419,7 +419,7 @@ def test_a_server_that_comes_back_with_other_weights_is_refused(
         run(remote, request((5,)))
 
 
-def test_a_server_that_was_idle_is_recognized_by_one_sample(
+def test_a_server_that_was_idle_is_recognized_by_two_samples(
     serve: Callable[..., Any], engine: Callable[..., OpenAICompatible], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = serve()
@@ -429,7 +429,7 @@ def test_a_server_that_was_idle_is_recognized_by_one_sample(
     server.log.clear()
     assert run(remote, request((5,))) == before
     paths = [path for _, path, _, _ in server.log]
-    assert paths == ["/v1/models", "/v1/completions", "/v1/completions"], "the last is the request itself"
+    assert paths == ["/v1/models", *3 * ["/v1/completions"]], "the last is the request itself"
 
 
 @pytest.mark.parametrize("change", [{"scaled": True}, {"window": 32}])
@@ -627,6 +627,32 @@ def test_a_server_that_was_started_again_gets_the_weights_before_it_is_asked(
     assert back.version == "p-7"
 
 
+@pytest.mark.parametrize("loaded_again", [False, True])
+def test_a_server_that_was_started_again_while_it_was_idle_gets_the_current_weights(
+    loaded_again: bool,
+    model: Any,
+    serve: Callable[..., Any],
+    engine: Callable[..., OpenAICompatible],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("mrlm_pl.engines.http.replicas.IDLE_SECONDS", 0.0)
+    server = serve()
+    server.development = server.scaled = True
+    remote, weights, asked = engine(server, weights_folder=str(tmp_path)), changed(model, 1.0), request((5, 9, 2))
+    remote.load("p", weights, 1)
+    before = run(remote, asked)
+    assert run(remote, asked) == before
+    assert len(server.asked("/collective_rpc")) == 1, "it is recognized"
+    server.model = model  # no request saw that it was gone
+    if loaded_again:
+        remote.load("p", weights, 1)
+    assert run(remote, asked) == before
+    remote.load("p", changed(model, 2.0), 1)
+    assert run(remote, asked)[0].logprobs != before[0].logprobs
+    assert len(server.asked("/collective_rpc")) == 3
+
+
 def test_a_server_that_is_busy_when_weights_are_compared_does_not_end_the_run(
     model: Any, serve: Callable[..., Any], engine: Callable[..., OpenAICompatible], tmp_path: Path
 ) -> None:
@@ -635,7 +661,7 @@ def test_a_server_that_is_busy_when_weights_are_compared_does_not_end_the_run(
     remote = engine(server, weights_folder=str(tmp_path))
     remote.load("p", changed(model, 0.0), 0)
     for version, fault in enumerate([(429, {"error": {"message": "too much to do"}}), CUT, NO_SAMPLE], 1):
-        server.faults = [fault]
+        server.faults = [..., ..., fault]  # behind the samples by which the server is recognized
         remote.load("p", changed(model, 1.0), version)
         assert not server.faults
         assert run(remote, request((5,)))[0].version == version

@@ -176,9 +176,11 @@ def test_a_server_that_is_killed_and_started_again_gets_the_current_weights(fold
             eventually(lambda: served._under_way, 100)
         assert not found.done(), "killed while it samples"
         with vllm_server(folder, *SMALL, port=port):
-            samples = found.result(300)
-    expected = asyncio.run(own.sample(asked))
-    assert [sample.token_ids for sample in samples] == [sample.token_ids for sample in expected]
+            replies = [found.result(300)]
+        with vllm_server(folder, *SMALL, port=port):  # it was idle when it was killed
+            replies.append(asyncio.run(served.sample(asked)))
+    expected = [sample.token_ids for sample in asyncio.run(own.sample(asked))]
+    assert [[sample.token_ids for sample in samples] for samples in replies] == [expected, expected]
     own.close()
     served.close()
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Sequence
+from types import EllipsisType
 from typing import Any
 
 import torch
@@ -21,7 +22,8 @@ class FakeServer:
     """A server in this process, with the standard library's sockets.
 
     Attributes:
-        faults: answers to the next sampling requests instead of samples, also as bytes; None breaks the connection.
+        faults: answers to the next sampling requests instead of samples, also as bytes; None breaks the connection, and
+            an ellipsis leaves the sample.
         header: line that all answers have.
         log: method, path, headers and body of each request.
         delay: seconds before each sample.
@@ -35,7 +37,7 @@ class FakeServer:
 
     def __init__(self, model: Any, port: int = 0, name: str = "served", window: int = 64) -> None:
         self.model, self.name, self.window = model, name, window
-        self.faults: list[Answer | None] = []
+        self.faults: list[Answer | EllipsisType | None] = []
         self.log: list[tuple[str, str, dict[str, str], Any]] = []
         self.delay, self.peak, self.busy = 0.0, 0, 0
         self.awake = asyncio.Event()
@@ -102,7 +104,8 @@ class FakeServer:
             try:
                 await asyncio.sleep(self.delay)
                 await self.awake.wait()
-                return self.faults.pop(0) if self.faults else self.sample(body)
+                fault = self.faults.pop(0) if self.faults else ...
+                return self.sample(body) if fault is ... else fault
             finally:
                 self.busy -= 1
         if path == "/v1/models":
