@@ -50,7 +50,7 @@ def path_weights(episodes: Sequence[Episode]) -> list[float]:
 def token_count(episodes: Sequence[Episode], turns: Sequence[tuple[Turn, Trajectory]] | None = None) -> float:
     """Return the number of tokens sampled for these episodes, with retries; shared tokens of tree paths count once.
 
-    ``turns`` are their :func:`distinct_turns`; None takes them anew.
+    ``turns`` are their :func:`distinct_turns`; None finds them here.
     """
     retried = sum(episode.retried_tokens for episode in episodes)
     turns = distinct_turns(episodes) if turns is None else turns
