@@ -57,6 +57,9 @@ class ToolCall:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
+REASONING = "<think>"
+"""The tag before a model's reasoning."""
+
 _REASONING_END = re.compile(r"""</think>(?!(?<=(["'`])</think>)\1)""")
 
 
@@ -74,7 +77,7 @@ def final_text(reply: str) -> str:
     """
     start = max((match.end() for match in _REASONING_END.finditer(reply)), default=0)
     text = reply[start:].lstrip("\n") if start else reply
-    return "" if text.lstrip().startswith("<think>") else text
+    return "" if text.lstrip().startswith(REASONING) else text
 
 
 @dataclass(frozen=True)

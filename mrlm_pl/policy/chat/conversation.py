@@ -18,7 +18,7 @@ from functools import cached_property
 from typing import Any
 
 from mrlm_pl.environment.tools import tool_instructions, tool_message
-from mrlm_pl.episode import Message
+from mrlm_pl.episode import REASONING, Message
 from mrlm_pl.errors import PolicyError
 from mrlm_pl.policy.chat.limits import EndlessTemplateError, check_template, deadline
 from mrlm_pl.policy.chat.template import PLAIN_TEMPLATE
@@ -110,18 +110,22 @@ class ChatFormat:
         text = self.remembered([QUESTION], tools, True)  # nearly all conversations of a run have the same tools
         return all(tool["function"]["name"] in text for tool in tools)
 
-    def heard(self, token_ids: Sequence[int], tools: Tools) -> Message:
+    def heard(self, token_ids: Sequence[int], tools: Tools, prompt: str = "") -> Message:
         """Return a sampled turn as the assistant's message: its text, and its tool calls in the template's own form.
 
-        Stop token and special tokens are no part of the text; calls may contain them.
+        Stop token and special tokens are no part of the text; calls may contain them. The text begins with the
+        ``<think>`` that a template writes at the end of the prompt, so that reasoning without an end is known as such.
         """
         spoken = token_ids[:-1] if token_ids and token_ids[-1] in self.stop_ids else token_ids
-        text = self.decode(spoken)
+        opened = opened_reasoning(prompt)
+        text = opened + self.decode(spoken)
         if not tools or self.call_form is None:
             return Message("assistant", text)
         marked = text
         if not self._special_ids.isdisjoint(spoken):
-            marked = self.tokenizer.decode(spoken, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+            marked = opened + self.tokenizer.decode(
+                spoken, skip_special_tokens=False, clean_up_tokenization_spaces=False
+            )
         return Message("assistant", text, self.call_form.read(marked, tools))
 
     @cached_property
@@ -407,18 +411,26 @@ class Conversation:
         With tools, calls in the template's own form are in its ``tool_calls`` and in its text.
         """
         self.row.extend(token_ids, logprobs)
-        message = self.chat.heard(token_ids, self.tools)
+        message = self.chat.heard(token_ids, self.tools, self.row.prompt)
         self.row.messages = [*self.row.messages, message]
         self.row.mark(sampled=True)
         return message
 
     def _suffix(self, history: list[Message], prompt: str, new: int) -> str | None:
         """Return the text from the end of the last assistant turn on; None if the template changed that before it."""
-        last = len(history) - new - 1
-        spoken = history[last].content
+        last, before = len(history) - new - 1, self.row.prompt.rstrip()
+        spoken = history[last].content.removeprefix(opened_reasoning(self.row.prompt)).strip()
         marked = [*history[:last], Message("assistant", SENTINEL), *history[last + 1 :]]
-        head, _, suffix = self._prompt(marked).partition(SENTINEL)
-        unchanged = head.rstrip() == self.row.prompt.rstrip() and prompt.startswith(head) and prompt.endswith(suffix)
-        if not unchanged or prompt[len(head) : len(prompt) - len(suffix)].strip() != spoken.strip():
-            return None
-        return suffix
+        _, _, suffix = self._prompt(marked).partition(SENTINEL)
+        unchanged = prompt.startswith(before) and prompt.endswith(suffix)
+        return suffix if unchanged and prompt[len(before) : len(prompt) - len(suffix)].strip() == spoken else None
+
+
+def opened_reasoning(prompt: str) -> str:
+    """Return the ``<think>`` at the end of a prompt, with the space behind it; empty without one.
+
+    >>> opened_reasoning("<|assistant|><think>\\n"), opened_reasoning("<|assistant|><think>\\n\\n</think>")
+    ('<think>\\n', '')
+    """
+    text = prompt.rstrip()
+    return prompt[len(text) - len(REASONING) :] if text.endswith(REASONING) else ""

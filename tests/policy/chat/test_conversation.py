@@ -63,6 +63,28 @@ def test_a_template_that_rewrites_history_begins_a_new_row_and_is_counted() -> N
     assert not any(conversation.row.action_mask)
 
 
+OPENS_REASONING = (
+    "{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' %}<think>\n"
+    "{{ m.content.split('<think>\n')[-1] }}{% else %}{{ m.content }}{% endif %}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|><think>\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize(("sampled", "final"), [("7, 8 or", ""), ("8?</think>\n\n9", "9"), ("9</think>", "")])
+def test_reasoning_that_the_prompt_opens_is_no_answer(sampled: str, final: str) -> None:
+    tokenizer = build_tokenizer()
+    conversation = Conversation(ChatFormat(tokenizer, OPENS_REASONING))
+    conversation.observe([Message("user", "Q")])
+    ids = [*tokenizer.encode(sampled, add_special_tokens=False), tokenizer.eos_token_id]
+    message = conversation.act(ids, [-1.0] * len(ids))
+    assert (message.content, message.final_text) == (f"<think>\n{sampled}", final)
+    conversation.observe([Message("user", "R")])
+    assert len(conversation.rows) == 1, "the template writes it as it was sampled"
+    assert tokenizer.decode(conversation.row.token_ids).endswith(
+        f"<think>\n{sampled}<|end|><|user|>R<|end|><|assistant|><think>\n"
+    )
+
+
 def test_half_of_a_character_in_an_observation_is_a_question_mark() -> None:
     halved, marked = (Conversation(ChatFormat(build_tokenizer())) for _ in range(2))
     halved.observe([Message("user", "ValueError: \ud800!")])
