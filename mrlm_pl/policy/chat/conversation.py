@@ -20,9 +20,19 @@ from typing import Any
 from mrlm_pl.environment.tools import tool_instructions, tool_message
 from mrlm_pl.episode import REASONING, Message
 from mrlm_pl.errors import PolicyError
+from mrlm_pl.policy.chat.channels import CHANNEL, channel_fields, without_channels
 from mrlm_pl.policy.chat.limits import EndlessTemplateError, check_template, deadline
 from mrlm_pl.policy.chat.template import PLAIN_TEMPLATE
-from mrlm_pl.policy.chat.tool_calls import PROBE_CALL, PROBE_TOOL, QUESTION, SENTINEL, CallForm, Tools, find_call_form
+from mrlm_pl.policy.chat.tool_calls import (
+    PROBE_CALL,
+    PROBE_TOOL,
+    QUESTION,
+    SENTINEL,
+    CallForm,
+    JSONForm,
+    Tools,
+    find_call_form,
+)
 
 MAX_REMEMBERED = 256
 """Maximum number of rendered texts that a chat format remembers, about three for each set of tools."""
@@ -118,15 +128,20 @@ class ChatFormat:
         """
         spoken = token_ids[:-1] if token_ids and token_ids[-1] in self.stop_ids else token_ids
         opened = opened_reasoning(prompt)
-        text = opened + self.decode(spoken)
-        if not tools or self.call_form is None:
-            return Message("assistant", text)
-        marked = text
+        text = marked = opened + self.decode(spoken)
         if not self._special_ids.isdisjoint(spoken):
-            marked = opened + self.tokenizer.decode(
-                spoken, skip_special_tokens=False, clean_up_tokenization_spaces=False
-            )
-        return Message("assistant", text, self.call_form.read(marked, tools))
+            marked = self.tokenizer.decode(spoken, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+            marked = opened + marked
+        form = self.call_form if tools else None
+        if self.has_channels:
+            text = marked = without_channels(marked)
+            form = form and JSONForm("<tool_call>")
+        return Message("assistant", text, () if form is None else form.read(marked, tools))
+
+    @cached_property
+    def has_channels(self) -> bool:
+        """True if the template writes replies in channels, as that of gpt-oss does."""
+        return CHANNEL in self.template
 
     @cached_property
     def call_form(self) -> CallForm | None:
@@ -170,9 +185,11 @@ class ChatFormat:
             if plain and message.role in ("user", "tool"):
                 message = self.plain(message)
             shown = message.to_chat()
-            if message.role == "assistant":
+            if message.role == "assistant" and self.has_channels:
+                shown |= channel_fields(message)
+            elif message.role == "assistant":
                 shown.pop("tool_calls", None)
-            elif message.role == "tool" and not self._takes_results:
+            elif message.role == "tool" and not (self._takes_results or "tool_calls" in (chat or [{}])[-1]):
                 shown = {"role": "user", "content": f"<tool_response>\n{message.content}\n</tool_response>"}
                 if index and messages[index - 1].role == "tool":  # users and assistants alternate in some templates
                     shown["content"] = f"{chat.pop()['content']}\n{shown['content']}"

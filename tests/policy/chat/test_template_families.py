@@ -10,7 +10,8 @@ import jinja2
 import pytest
 from transformers import AutoTokenizer
 
-from mrlm_pl.episode import Message
+from mrlm_pl.environment.tools import MalformedCall, requested_calls, tool_message
+from mrlm_pl.episode import Message, ToolCall
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.chat import ChatFormat, Conversation, template_variables
@@ -137,3 +138,69 @@ def test_an_argument_that_the_template_does_not_read_is_refused(
         Policy(str(model_folder), chat_template=qwen, chat_template_kwargs=arguments)
     with pytest.raises(ConfigurationError, match="it reads none"):
         Policy(str(model_folder), chat_template_kwargs={"enable_thinking": False})
+
+
+ANALYSIS, FINAL = "<|channel|>analysis<|message|>7 or 8?<|end|><|start|>assistant", "<|channel|>final<|message|>8"
+CALL = ' to=functions.add <|constrain|>json<|message|>{"a": 1}'
+
+
+def harmony() -> ChatFormat:
+    """Return the format of gpt-oss for a tokenizer with its special tokens."""
+    tokenizer = build_tokenizer()
+    names = ("start", "end", "message", "channel", "constrain", "call", "return")
+    tokenizer.add_special_tokens({"additional_special_tokens": [f"<|{name}|>" for name in names]})
+    return ChatFormat(tokenizer, template("gpt_oss"), [tokenizer.convert_tokens_to_ids("<|call|>")])
+
+
+@pytest.mark.parametrize(
+    ("sampled", "content", "final"),
+    [
+        (f"{ANALYSIS}{FINAL}<|return|>", "<think>\n7 or 8?\n</think>\n\n8", "8"),
+        ("<|channel|>analysis<|message|>7 or", "<think>\n7 or\n</think>\n\n", ""),
+        (f"{FINAL}<|return|>", "8", "8"),
+        ("<|channel|>commentary<|message|>Adding.<|end|><|start|>assistant" + FINAL, "Adding.\n8", "Adding.\n8"),
+        ("8<|return|>", "8", "8"),
+        ("<|start|>assistant", "", ""),
+    ],
+)
+def test_a_reply_in_channels_has_its_reasoning_in_think(sampled: str, content: str, final: str) -> None:
+    chat = harmony()
+    message = chat.heard(chat.encode(sampled), ())
+    assert (message.content, message.final_text) == (content, final)
+
+
+def test_the_next_prompt_has_a_reply_in_its_channel() -> None:
+    chat = harmony()
+    conversation = Conversation(chat)
+    conversation.observe([Message("user", "Q")])
+    ids = chat.encode(f"{ANALYSIS}{FINAL}<|return|>")
+    conversation.act(ids, [-1.0] * len(ids))
+    conversation.observe([Message("user", "R")])
+    text = chat.tokenizer.decode(conversation.row.token_ids)
+    assert text.endswith(
+        "<|start|>assistant<|channel|>final<|message|>8<|end|><|start|>user<|message|>R<|end|><|start|>assistant"
+    )
+    assert "7 or 8?" not in text
+
+
+@pytest.mark.parametrize("header", ["<|channel|>commentary" + CALL, CALL.replace(" <", "<|channel|>commentary <", 1)])
+def test_a_call_in_a_channel_is_read_and_shown_as_the_template_writes_it(header: str) -> None:
+    chat = harmony()
+    conversation = Conversation(chat, [ADD])
+    conversation.observe([Message("user", "Q")])
+    ids = chat.encode(f"{ANALYSIS}{header}<|call|>")
+    message = conversation.act(ids, [-1.0] * len(ids))
+    assert message.tool_calls == (ToolCall("call00000", "add", {"a": 1}),)
+    conversation.observe([tool_message(message.tool_calls[0], "3")])
+    assert chat.tokenizer.decode(conversation.row.token_ids).endswith(
+        "<|start|>assistant<|channel|>analysis<|message|>7 or 8?<|end|>"
+        '<|start|>assistant to=functions.add<|channel|>commentary json<|message|>{"a": 1}<|call|>'
+        '<|start|>functions.add to=assistant<|channel|>commentary<|message|>"3"<|end|><|start|>assistant'
+    )
+
+
+def test_a_malformed_call_in_a_channel_is_known_as_one() -> None:
+    chat = harmony()
+    message = chat.heard(chat.encode("<|channel|>commentary to=functions.add json<|message|>{oops<|call|>"), [ADD])
+    assert message.tool_calls == ()
+    assert requested_calls(message) == (MalformedCall("it is not JSON"),)
