@@ -39,7 +39,7 @@ from transformers import PreTrainedTokenizerFast
 from mrlm_pl.environment import Environment, Task
 from mrlm_pl.environment.tools import written_call
 from mrlm_pl.episode import Message
-from mrlm_pl.policy.tiny import CHARACTERS, END, PAD, ROLE_TOKENS, UNKNOWN, build_config
+from mrlm_pl.policy.tiny import build_config
 from mrlm_pl.seeding import keyed_random
 
 ENVIRONMENTS: dict[str, tuple[Callable[..., Environment], dict[str, Any]]] = {
@@ -79,6 +79,9 @@ HURRY = {"shell": 0.5, "sql": 0.5, "webshop": 0.3, "knowledge_graph": 0.5, "alfw
 """Probability of an error, at each choice."""
 CONTEXT_LENGTH = 1024
 
+PAD, UNKNOWN, END = "<pad>", "<unk>", "<|end|>"
+ROLE_TOKENS = [f"<|{role}|>" for role in ("system", "user", "assistant", "tool")]
+CHARACTERS = "\n\t" + "".join(chr(code) for code in range(32, 127))
 CALL = r'<tool_call>\{"name": "\w+", "arguments": \{(?:"\w+": ["\[])?|", "\w+": "|["\]]?\}\}</tool_call>'
 """The fixed parts of a call."""
 PARTS = r"Final Answer: #|Back to Search|Buy Now|Next >|< Prev|Description \[SEP\] Features \[SEP\] Reviews"
@@ -230,7 +233,7 @@ def build_tokenizer(texts: list[str], names: str) -> PreTrainedTokenizerFast:
     core = Tokenizer(models.WordLevel({}, unk_token=UNKNOWN))
     core.pre_tokenizer = pre_tokenizers.Split(words, behavior="isolated")
     core.decoder = decoders.Fuse()
-    special = [PAD, UNKNOWN, END, *ROLE_TOKENS.values()]
+    special = [PAD, UNKNOWN, END, *ROLE_TOKENS]
     core.train_from_iterator(
         [*texts, *CHARACTERS], trainers.WordLevelTrainer(special_tokens=special, show_progress=False)
     )
@@ -239,7 +242,7 @@ def build_tokenizer(texts: list[str], names: str) -> PreTrainedTokenizerFast:
         pad_token=PAD,
         unk_token=UNKNOWN,
         eos_token=END,
-        additional_special_tokens=list(ROLE_TOKENS.values()),
+        additional_special_tokens=ROLE_TOKENS,
         chat_template=CHAT_TEMPLATE,
         model_max_length=CONTEXT_LENGTH,
         clean_up_tokenization_spaces=False,

@@ -50,24 +50,20 @@ def group_deviations(rewards: Tensor, group_ids: Tensor, counts: Tensor | None =
     [-1.0, 2.0]
     """
     rewards = finite_rewards(rewards)
-    sizes, index = _group_sizes(rewards, group_ids)
-    if bool((sizes == 1).any()):
+    index = _group_index(rewards, group_ids)
+    if bool((torch.bincount(index) == 1).any()):
         warnings.warn(
             "a group of one episode has advantage 0 and gives no signal: sample at least two episodes for each task, "
             "and more where an agent does not act in all of them",
             RuntimeWarning,
             stacklevel=3,
         )
-    rewards = rewards.double()
     # Measured from the group's minimum: equal rewards then differ by exactly 0, which their rounded mean would spoil.
-    minimum = torch.full_like(sizes, torch.inf, dtype=torch.float64).scatter_reduce(0, index, rewards, "amin")
-    heights = rewards - minimum[index]
+    heights = rewards.double() - group_minima(rewards.double(), index)
     weights = torch.ones_like(heights) if counts is None else counts.double()
-    counted = torch.zeros_like(minimum).index_add(0, index, weights)
-    totals = torch.zeros_like(minimum).index_add(0, index, weights * heights)
-    deviations = heights - (totals / counted)[index]
-    squared_sums = torch.zeros_like(minimum).index_add(0, index, weights * deviations.square())
-    return GroupDeviations(deviations, counted[index], squared_sums[index])
+    counted = group_sums(weights, index)
+    deviations = heights - group_sums(weights * heights, index) / counted
+    return GroupDeviations(deviations, counted, group_sums(weights * deviations.square(), index))
 
 
 def group_means(rewards: Tensor, group_ids: Tensor, counts: Tensor | None = None, *, others: bool = False) -> Tensor:
@@ -84,12 +80,9 @@ def group_means(rewards: Tensor, group_ids: Tensor, counts: Tensor | None = None
     >>> group_means(torch.tensor([1.0, 2.0, 6.0, 5.0]), torch.tensor([0, 0, 0, 1]), others=True).tolist()
     [4.0, 3.5, 1.5, 5.0]
     """
-    rewards, (sizes, index) = rewards.double(), _group_sizes(rewards, group_ids)
+    rewards, index = rewards.double(), _group_index(rewards, group_ids)
     weights = torch.ones_like(rewards) if counts is None else counts.double()
-    totals, counted = (
-        torch.zeros(len(sizes), dtype=torch.float64).index_add(0, index, part)[index]
-        for part in (weights * rewards, weights)
-    )
+    totals, counted = group_sums(weights * rewards, index), group_sums(weights, index)
     alone = counted <= weights
     return torch.where(alone, rewards, (totals - rewards) / (counted - 1)) if others else totals / counted
 
@@ -117,12 +110,25 @@ def finite_rewards(rewards: Tensor) -> Tensor:
     return rewards.to(torch.promote_types(rewards.dtype, torch.float32))
 
 
-def _group_sizes(rewards: Tensor, group_ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the size of each group, and the index of each row's group in these sizes."""
+def _group_index(rewards: Tensor, group_ids: Tensor) -> Tensor:
+    """Return the number of each row's group, counted from 0."""
     if group_ids.shape != rewards.shape:
         raise ValueError(f"group_ids has shape {tuple(group_ids.shape)}; it must be {tuple(rewards.shape)}")
-    _, index, sizes = torch.unique(group_ids, return_inverse=True, return_counts=True)
-    return sizes, index
+    return torch.unique(group_ids, return_inverse=True)[1]
+
+
+def group_sums(values: Tensor, index: Tensor) -> Tensor:
+    """Return the sum, of the shape of the values [B, ...], over all values with the same index [B]."""
+    size = int(index.max()) + 1 if len(index) else 0
+    return values.new_zeros(size, *values.shape[1:]).index_add(0, index, values)[index]
+
+
+def group_minima(values: Tensor, index: Tensor) -> Tensor:
+    """Return the lowest, of the shape of the values [B, ...], of all values with the same index [B]."""
+    size = int(index.max()) + 1 if len(index) else 0
+    index = index.view(-1, *[1] * (values.dim() - 1)).expand_as(values)
+    lowest = values.new_full((size, *values.shape[1:]), torch.inf).scatter_reduce(0, index, values, "amin")
+    return lowest.gather(0, index)
 
 
 def group_centered_advantages(rewards: Tensor, group_ids: Tensor) -> Tensor:

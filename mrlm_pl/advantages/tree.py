@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mrlm_pl.advantages.groups import finite_rewards, group_deviations
+from mrlm_pl.advantages.groups import finite_rewards, group_deviations, group_minima
 from mrlm_pl.grouping import grouped
 
 CrossReduction = Literal["mean", "sum"]
@@ -108,11 +108,9 @@ def group_max_advantages(rewards: Tensor, group_ids: Tensor) -> Tensor:
     >>> group_max_advantages(torch.tensor([1.0, 2.0, 4.0, 9.0]), torch.zeros(4, dtype=torch.int64)).tolist()
     [-8.0, -7.0, -5.0, 0.0]
     """
-    rewards = finite_rewards(rewards).double()
     _, index = torch.unique(group_ids, return_inverse=True)
-    size = int(index.max()) + 1 if index.numel() else 0
-    highest = torch.full((size,), -torch.inf, dtype=torch.float64).scatter_reduce(0, index, rewards, "amax")
-    return rewards - highest[index]
+    rewards = finite_rewards(rewards).double()
+    return rewards + group_minima(-rewards, index)
 
 
 def group_scaled_advantages(advantages: Tensor, rewards: Tensor, group_ids: Tensor, eps: float = 1e-6) -> Tensor:

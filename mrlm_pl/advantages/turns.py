@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mrlm_pl.advantages.groups import finite_rewards, group_deviations
+from mrlm_pl.advantages.groups import finite_rewards, group_deviations, group_minima, group_sums
 
 TurnBaseline = Literal["unbiased", "paper"]
 """The baseline of a turn.
@@ -83,8 +83,9 @@ def turn_advantages(
     returns, rows = _by_turn(returns_to_go(rewards, episodes, turns, gamma), episodes, turns)
     groups = torch.zeros(len(returns), dtype=torch.int64).index_copy(0, rows, group_ids)
     _, index = torch.unique(groups, return_inverse=True)
-    others, heights = (torch.bincount(index)[index] - 1)[:, None], _heights(returns, index)
-    means = (_sums(heights, index) - heights) / others.clamp(min=1)
+    others = (torch.bincount(index)[index] - 1)[:, None]
+    heights = returns - group_minima(returns, index)  # equal returns then differ by exactly 0
+    means = (group_sums(heights, index) - heights) / others.clamp(min=1)
     advantages = torch.where(others > 0, heights - means, 0.0)
     if normalize:
         advantages = advantages / (group_deviations(returns[:, 0], groups).stds + eps)[:, None]
@@ -120,17 +121,18 @@ def state_advantages(
     [1.0, -1.0, 0.0, 0.0]
     """
     _, state = torch.unique(state_ids, return_inverse=True)
-    heights = _heights(finite_rewards(returns).double(), state)
+    returns = finite_rewards(returns).double()
+    heights = returns - group_minima(returns, state)
     visits = torch.unique(torch.stack((state_ids, episodes), -1), dim=0, return_inverse=True)[1]
-    sizes, sums = torch.bincount(state)[state], _sums(heights, state)
+    sizes, sums = torch.bincount(state)[state], group_sums(heights, state)
     if baseline == "unbiased":
         others = sizes - torch.bincount(visits)[visits]
-        means = (sums - _sums(heights, visits)) / others.clamp(min=1)
+        means = (sums - group_sums(heights, visits)) / others.clamp(min=1)
     else:
         others, means = sizes - 1, sums / sizes
     advantages = torch.where(others > 0, heights - means, 0.0)
     if normalize:
-        squares = _sums((heights - sums / sizes).square(), state)
+        squares = group_sums((heights - sums / sizes).square(), state)
         advantages = advantages / ((squares / (sizes - 1).clamp(min=1)).sqrt() + eps)
     return advantages
 
@@ -176,17 +178,3 @@ def _by_turn(values: Tensor, episodes: Tensor, turns: Tensor) -> tuple[Tensor, T
     _, rows = torch.unique(episodes, return_inverse=True)
     shape = (int(rows.max()) + 1, int(turns.max()) + 1) if len(rows) else (0, 1)
     return torch.zeros(shape, dtype=torch.float64).index_put((rows, turns), values), rows
-
-
-def _sums(values: Tensor, index: Tensor) -> Tensor:
-    """Return the sum, of the shape of the values [S, ...], over all values with the same index [S]."""
-    size = int(index.max()) + 1 if len(index) else 0
-    return values.new_zeros(size, *values.shape[1:]).index_add(0, index, values)[index]
-
-
-def _heights(values: Tensor, index: Tensor) -> Tensor:
-    """Return the values [S, ...] less the lowest with the same index: equal ones then differ by exactly 0."""
-    size = int(index.max()) + 1 if len(index) else 0
-    index = index.view(-1, *[1] * (values.dim() - 1)).expand_as(values)
-    lowest = values.new_full((size, *values.shape[1:]), torch.inf).scatter_reduce(0, index, values, "amin")
-    return values - lowest.gather(0, index)

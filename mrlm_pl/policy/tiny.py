@@ -8,28 +8,14 @@ trains 2.6 million on the same data; they are not in the package.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
-PAD, UNKNOWN, END = "<pad>", "<unk>", "<|end|>"
-ROLE_TOKENS = {role: f"<|{role}|>" for role in ("system", "user", "assistant", "tool")}
-CHARACTERS = "\n\t" + "".join(chr(code) for code in range(32, 127))
-"""The tokenizer's characters besides its special tokens; any other one becomes ``<unk>``."""
-
-CONTEXT_LENGTH = 2048
-
-CHAT_TEMPLATE = """\
-{%- if tools %}<|system|>{% for tool in tools %}{{ tool.function | tojson }}
-{% endfor %}<|end|>{% endif %}
-{%- for message in messages %}<|{{ message.role }}|>{{ message.content or '' }}
-{%- for call in message.tool_calls or [] -%}
-<tool_call>{"name": {{ call.function.name | tojson }}, "arguments": {{ call.function.arguments | tojson }}}</tool_call>
-{%- endfor %}<|end|>
-{%- endfor %}
-{%- if add_generation_prompt %}<|assistant|>{% endif %}"""
+_OF_THE_WEIGHTS = ("architectures", "dtype", "head_dim", "transformers_version")
+"""Fields that a saved model has beside the given ones; the size of a head follows from the others."""
 
 
 def tiny_model_path() -> Path:
@@ -40,8 +26,9 @@ def tiny_model_path() -> Path:
 def build_tokenizer() -> PreTrainedTokenizerFast:
     """Return a new character-level tokenizer: one token per printable ASCII character, newline and tab.
 
-    ``<|end|>`` closes every message and is the end-of-sequence token; padding has a token of its own. The template
-    renders each message as ``<|role|>content<|end|>``, so a longer conversation begins with the rendering of a shorter.
+    ``<|end|>`` closes every message and is the end-of-sequence token; padding has a token of its own, and any other
+    character becomes ``<unk>``. The template renders each message as ``<|role|>content<|end|>``, so a longer
+    conversation begins with the rendering of a shorter.
 
     >>> tokenizer = build_tokenizer()
     >>> tokenizer.decode(tokenizer.encode("2 + 2 = 4"))
@@ -49,21 +36,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     >>> tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False, add_generation_prompt=True)
     '<|user|>Hi<|end|><|assistant|>'
     """
-    special = [PAD, UNKNOWN, END, *ROLE_TOKENS.values()]
-    vocabulary = {token: index for index, token in enumerate([*special, *CHARACTERS])}
-    core = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
-    core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
-    core.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=core,
-        pad_token=PAD,
-        unk_token=UNKNOWN,
-        eos_token=END,
-        additional_special_tokens=list(ROLE_TOKENS.values()),
-        chat_template=CHAT_TEMPLATE,
-        model_max_length=CONTEXT_LENGTH,
-        clean_up_tokenization_spaces=False,
-    )
+    return PreTrainedTokenizerFast.from_pretrained(tiny_model_path())
 
 
 def build_config(**changes: Any) -> LlamaConfig:
@@ -72,18 +45,6 @@ def build_config(**changes: Any) -> LlamaConfig:
     Args:
         changes: other fields of ``LlamaConfig``, for experiments with the size.
     """
-    tokens = {token: index for index, token in enumerate([PAD, UNKNOWN, END])}
-    fields: dict[str, Any] = {
-        "vocab_size": len(tokens) + len(ROLE_TOKENS) + len(CHARACTERS),
-        "hidden_size": 64,
-        "intermediate_size": 192,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
-        "max_position_embeddings": CONTEXT_LENGTH,
-        "tie_word_embeddings": True,
-        "pad_token_id": tokens[PAD],
-        "bos_token_id": None,
-        "eos_token_id": tokens[END],
-    }
-    return LlamaConfig(**(fields | changes))
+    saved = json.loads((tiny_model_path() / "config.json").read_text(encoding="utf-8"))
+    fields = {name: value for name, value in saved.items() if name not in _OF_THE_WEIGHTS}
+    return LlamaConfig(**fields | changes)

@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from mrlm_pl.policy.tiny import build_config, build_tokenizer, tiny_model_path
 
+SPECIAL = ["<pad>", "<unk>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"]
 CONVERSATION = [
     {"role": "system", "content": "Be exact."},
     {"role": "user", "content": "What is 2 + 2?\n"},
@@ -28,9 +29,9 @@ CONVERSATION = [
 ]
 
 
-@pytest.fixture(scope="module", params=["built", "shipped"])
-def tokenizer(request: pytest.FixtureRequest) -> PreTrainedTokenizerBase:
-    return build_tokenizer() if request.param == "built" else AutoTokenizer.from_pretrained(tiny_model_path())
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerBase:
+    return build_tokenizer()
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +51,7 @@ def test_unknown_characters_are_one_unknown_token_each(tokenizer: PreTrainedToke
 
 
 def test_special_tokens_are_single_and_distinct(tokenizer: PreTrainedTokenizerBase) -> None:
-    names = ["<pad>", "<unk>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"]
-    ids = [tokenizer.encode(name) for name in names]
+    ids = [tokenizer.encode(name) for name in SPECIAL]
     assert ids == [[0], [1], [2], [3], [4], [5], [6]]
     assert (tokenizer.pad_token_id, tokenizer.unk_token_id, tokenizer.eos_token_id) == (0, 1, 2)
     assert tokenizer.decode([81, 82, 2], skip_special_tokens=True) == "hi"
@@ -88,7 +88,7 @@ def test_a_longer_conversation_begins_with_the_shorter_one(tokenizer: PreTrained
     assert prompt == rendered[3] + "<|assistant|>"
 
 
-def test_shipped_folder_is_small_and_what_the_recipe_builds() -> None:
+def test_shipped_folder_is_small_and_what_the_recipe_begins_with() -> None:
     folder = tiny_model_path()
     assert sum(file.stat().st_size for file in folder.iterdir()) < 2_000_000
     shipped, built = AutoConfig.from_pretrained(folder).to_dict(), build_config().to_dict()
@@ -96,10 +96,13 @@ def test_shipped_folder_is_small_and_what_the_recipe_builds() -> None:
     assert {key: value for key, value in shipped.items() if key not in made_on_saving} == {
         key: value for key, value in built.items() if key not in made_on_saving
     }
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    assert tokenizer.get_vocab() == build_tokenizer().get_vocab()
-    assert tokenizer.chat_template == build_tokenizer().chat_template
-    assert len(tokenizer) == shipped["vocab_size"]
+    characters = ["\n", "\t", *map(chr, range(ord(" "), ord("~") + 1))]
+    assert list(build_tokenizer().convert_ids_to_tokens(range(built["vocab_size"]))) == [*SPECIAL, *characters]
+
+
+def test_the_size_of_a_head_follows_from_a_changed_width() -> None:
+    assert build_config(hidden_size=32).head_dim == 8  # of four heads
+    assert build_config(hidden_size=32, head_dim=4).head_dim == 4
 
 
 def _replies(model: torch.nn.Module, questions: list[str], sampled: bool) -> list[str]:

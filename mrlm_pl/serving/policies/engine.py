@@ -16,6 +16,7 @@ from mrlm_pl.serving.policies.service import MAX_REQUESTS
 from mrlm_pl.serving.transport import environment_pb2 as pb
 from mrlm_pl.serving.transport import environment_pb2_grpc
 from mrlm_pl.serving.transport.addresses import Servers
+from mrlm_pl.serving.transport.codec import to_message
 from mrlm_pl.serving.transport.connection import Address, RefusalError, StatusError, connection, submit
 from mrlm_pl.serving.transport.security import Identity
 
@@ -119,18 +120,8 @@ def _tokens(request: SampleRequest) -> int:
 def _to_request(request: SampleRequest, weights: str) -> pb.SampleRequest:
     if request.offset or request.piece is not None:
         raise EngineError("policies on a server sample whole turns: a request may have neither offset nor piece")
-    sampling = request.sampling
-    return pb.SampleRequest(
-        token_ids=request.token_ids,
-        policy=request.policy,
-        seed=str(request.seed),
-        sampling=pb.Sampling(
-            temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k, max_tokens=sampling.max_tokens
-        ),
-        stop_ids=request.stop_ids,
-        session=request.session,
-        weights=weights,
-    )
+    sampling = to_message(pb.Sampling, request.sampling)
+    return to_message(pb.SampleRequest, request, seed=str(request.seed), sampling=sampling, weights=weights)
 
 
 def _from_sample(sample: pb.Sample, request: SampleRequest, target: str) -> Sample:

@@ -9,10 +9,11 @@ from typing import Any
 
 import grpc
 
-from mrlm_pl.engines.base import Engine, Sample, SampleRequest, Sampling
+from mrlm_pl.engines.base import Engine, SampleRequest, Sampling
 from mrlm_pl.errors import ConfigurationError, EngineError
 from mrlm_pl.serving.transport import environment_pb2 as pb
 from mrlm_pl.serving.transport import environment_pb2_grpc
+from mrlm_pl.serving.transport.codec import to_message
 from mrlm_pl.serving.transport.connection import refuse
 
 logger = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ class PolicyService(environment_pb2_grpc.PolicyServiceServicer):
         except Exception as error:  # clients repeat statuses that are no refusals
             logger.exception("turns could not be sampled")
             return await refuse(context, grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
-        return pb.SampleReplies(samples=[_to_sample(sample) for sample in samples])
+        return pb.SampleReplies(samples=[to_message(pb.Sample, sample) for sample in samples])
 
     def _read(self, request: pb.SampleRequest) -> SampleRequest:
         name, policy = request.policy, self.policies.get(request.policy)
@@ -77,13 +78,3 @@ class PolicyService(environment_pb2_grpc.PolicyServiceServicer):
         self, request: pb.DescribePoliciesRequest, context: Any
     ) -> pb.DescribePoliciesReply:
         return pb.DescribePoliciesReply(policies=self.policies.values())
-
-
-def _to_sample(sample: Sample) -> pb.Sample:
-    return pb.Sample(
-        token_ids=sample.token_ids,
-        logprobs=sample.logprobs,
-        finish_reason=sample.finish_reason,
-        version=sample.version,
-        engine=sample.engine,
-    )

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, is_dataclass
 from typing import Any, TypeAlias, TypeVar
 
 import msgspec
+from google.protobuf.message import Message as ProtocolMessage
 
 from mrlm_pl.environment import Message, Step
 from mrlm_pl.environment.prompts import Prompt
@@ -16,6 +17,7 @@ from mrlm_pl.errors import RemoteError
 from mrlm_pl.grouping import unique
 
 T = TypeVar("T")
+MessageT = TypeVar("MessageT", bound=ProtocolMessage)
 
 
 def to_json(value: Any) -> bytes:
@@ -55,6 +57,12 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return dict(value)
     raise RemoteError(f"a value of type {type(value).__name__} cannot be sent; use JSON-like data")
+
+
+def to_message(kind: type[MessageT], record: Any, **others: Any) -> MessageT:
+    """Return a message of protobuf: the fields that are not among ``others`` are the record's of the same names."""
+    same = [name for name in kind.DESCRIPTOR.fields_by_name if name not in others]
+    return kind(**{name: getattr(record, name) for name in same}, **others)
 
 
 def from_json(content: bytes, kind: type[T]) -> T:
