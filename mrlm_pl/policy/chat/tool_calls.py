@@ -7,11 +7,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 from mrlm_pl.environment.schemas import value_fault
-from mrlm_pl.environment.tools import MAX_CALL_CHARACTERS, MAX_CALLS, call_of, tool_schema
+from mrlm_pl.environment.tools import MAX_CALL_CHARACTERS, call_of, tool_schema
 from mrlm_pl.episode import Message, ToolCall, final_text
 from mrlm_pl.grouping import common_prefix
 
@@ -45,8 +44,7 @@ class CallForm(ABC):
         if len(text) > MAX_CALL_CHARACTERS:
             return ()
         try:
-            values = islice(self.values(text, tools), MAX_CALLS)
-            calls = [call_of(value, number) for number, value in enumerate(values)]
+            calls = [call_of(value, number) for number, value in enumerate(self.values(text, tools))]
         except (ValueError, RecursionError):
             return ()
         read = tuple(call for call in calls if isinstance(call, ToolCall))

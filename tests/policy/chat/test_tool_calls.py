@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from mrlm_pl.environment.tools import MAX_LEVELS, requested_calls
+from mrlm_pl.environment.tools import MAX_LEVELS, MalformedCall, requested_calls, written_call
 from mrlm_pl.episode import Message, ToolCall
 from mrlm_pl.policy.chat import PLAIN_TEMPLATE, ChatFormat, Conversation
 from mrlm_pl.policy.chat.replies import GivenConversation
@@ -115,6 +115,16 @@ def test_several_calls_are_numbered() -> None:
     call = '<tool_call>{"name": "add", "arguments": {"a": %d}}</tool_call>'
     calls = say(talk, call % 1 + "\n" + call % 2).tool_calls
     assert [(made.id, made.arguments["a"]) for made in calls] == [("call00000", 1), ("call00001", 2)]
+
+
+@pytest.mark.parametrize("chat_template", [HERMES, GLM, NO_TOOLS])
+def test_of_more_than_eight_calls_the_ninth_is_answered_as_malformed(chat_template: str) -> None:
+    talk = conversation(chat_template)
+    talk.observe([Message("user", "?")])
+    call = f"<tool_call>add\n{GLM_ITEM % ('a', '1')}</tool_call>" if chat_template == GLM else written_call("add", a=1)
+    *read, ninth = requested_calls(say(talk, call * 10))
+    assert [getattr(made, "name", None) for made in read] == ["add"] * 8
+    assert ninth == MalformedCall("a reply may ask for 8 calls at most")
 
 
 def test_a_malformed_call_is_left_to_the_environment() -> None:
