@@ -13,6 +13,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -215,7 +216,7 @@ def check_call(call: ToolCall | MalformedCall, tools: Sequence[ToolSchema], how:
     fault = argument_fault(schema, call.arguments)
     if fault is not None:
         raise ToolError(f"wrong arguments of {call.name}: {fault}")
-    return call
+    return replace(call, arguments=deepcopy(call.arguments))  # a tool may change them, but not what the agent said
 
 
 def tool_message(call: ToolCall | MalformedCall, text: str) -> Message:
