@@ -216,7 +216,7 @@ def check_call(call: ToolCall | MalformedCall, tools: Sequence[ToolSchema], how:
     fault = argument_fault(schema, call.arguments)
     if fault is not None:
         raise ToolError(f"wrong arguments of {call.name}: {fault}")
-    return replace(call, arguments=deepcopy(call.arguments))  # a tool may change them, but not what the agent said
+    return replace(call, arguments=deepcopy(call.arguments))  # a tool may change its own copy
 
 
 def tool_message(call: ToolCall | MalformedCall, text: str) -> Message:
