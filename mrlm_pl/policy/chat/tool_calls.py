@@ -205,7 +205,7 @@ def _tagged_form(written: str) -> CallForm | None:
 
 
 def _typed_value(text: str, tool: str, argument: str, tools: Tools) -> Any:
-    """Return the value of an argument's text: what it says as JSON, unless the tool's schema has a text there."""
+    """Return the value of an argument's text: read as JSON, unless the tool's schema expects a text."""
     schemas = (entry["function"].get("parameters") or {} for entry in tools if entry["function"]["name"] == tool)
     parameters = next(iter(schemas), {})
     schema = (parameters.get("properties") or {}).get(argument)
