@@ -39,6 +39,9 @@ _HOLD_VALUES = ("enum", "const", "default", "examples", "required")
 _COUNT = regex.compile(r"\{([0-9]+)")
 _VERBOSE = regex.compile(r"\(\?[\w-]*x")
 
+_PLAIN = jsonschema.Draft202012Validator.VALIDATORS["additionalProperties"]
+"""The keyword of all drafts, by the regular expressions of ``re``."""
+
 _DEADLINE: ContextVar[float] = ContextVar("deadline")
 
 
@@ -152,10 +155,9 @@ def _pattern_fault(pattern: Any) -> str | None:
 
 @cache
 def _bounded_class(base: Any) -> Any:
-    """Return the validator class with a deadline for every keyword and regular expression."""
-    keywords = {**base.VALIDATORS, "uniqueItems": _unique_items}
+    """Return the validator class with ``nullable``, and with a deadline for every keyword and regular expression."""
+    keywords = {**base.VALIDATORS, "uniqueItems": _unique_items, "additionalProperties": _additional_properties}
     keywords |= {"pattern": _pattern, "patternProperties": _pattern_properties}
-    keywords["additionalProperties"] = _additional_properties(base.VALIDATORS["additionalProperties"])
     return jsonschema.validators.extend(base, {name: _with_deadline(check) for name, check in keywords.items()})
 
 
@@ -163,7 +165,9 @@ def _with_deadline(check: Callable[..., Any]) -> Callable[..., Iterator[Validati
     def run(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
         if time.monotonic() > _DEADLINE.get():
             raise TimeoutError
-        yield from check(validator, value, instance, schema) or ()
+        # transformers writes ``Optional`` as OpenAPI's ``nullable``, which JSON Schema does not have.
+        if instance is not None or schema.get("nullable") is not True:
+            yield from check(validator, value, instance, schema) or ()
 
     return run
 
@@ -187,20 +191,12 @@ def _pattern_properties(validator: Any, patterns: Any, instance: Any, schema: An
                 yield from validator.descend(value, subschema, path=name, schema_path=pattern)
 
 
-def _additional_properties(plain: Callable[..., Any]) -> Callable[..., Iterator[ValidationError]]:
+def _additional_properties(validator: Any, subschema: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
     """Yield the keyword, which leaves out the properties that a pattern of ``patternProperties`` finds."""
-
-    def check(validator: Any, subschema: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
+    if validator.is_type(instance, "object"):
         patterns = schema.get("patternProperties", {})
-        if validator.is_type(instance, "object"):
-            instance = {
-                name: value
-                for name, value in instance.items()
-                if not any(_matches(pattern, name) for pattern in patterns)
-            }
-        yield from plain(validator, subschema, instance, {**schema, "patternProperties": {}})
-
-    return check
+        others = {name: value for name, value in instance.items() if not any(_matches(each, name) for each in patterns)}
+        yield from _PLAIN(validator, subschema, others, {"properties": schema.get("properties", {})})
 
 
 def _unique_items(validator: Any, unique: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:

@@ -13,6 +13,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -23,7 +24,7 @@ from mrlm_pl.episode import Message, Task, ToolCall
 from mrlm_pl.errors import MRLMError
 
 MAX_CALLS = 8
-"""Calls of one reply that are read; a reply with more has its last ones answered as malformed."""
+"""Calls of one reply that are made; a reply with more has the next one answered as malformed."""
 
 MAX_CALL_CHARACTERS = 100_000
 
@@ -115,12 +116,12 @@ def requested_calls(message: Message) -> tuple[ToolCall | MalformedCall, ...]:
     >>> requested_calls(Message("assistant", "<tool_call>{oops</tool_call>"))[0].fault
     'it is not JSON'
     """
-    if message.tool_calls:
-        return message.tool_calls
-    texts = [match[1].strip() for match in islice(_CALL.finditer(message.final_text), MAX_CALLS + 1)]
-    calls = [read_call(text, number) for number, text in enumerate(texts[:MAX_CALLS])]
-    surplus = [MalformedCall(f"a reply may ask for {MAX_CALLS} calls at most")] if len(texts) > MAX_CALLS else []
-    return (*calls, *surplus)
+    texts = enumerate(_CALL.finditer(message.final_text))
+    written = (read_call(text[1].strip(), number) for number, text in texts)
+    calls: list[ToolCall | MalformedCall] = list(islice(message.tool_calls or written, MAX_CALLS + 1))
+    if len(calls) > MAX_CALLS:
+        calls[MAX_CALLS] = MalformedCall(f"a reply may ask for {MAX_CALLS} calls at most")
+    return tuple(calls)
 
 
 def written_call(tool: str, /, **arguments: Any) -> str:
@@ -215,7 +216,7 @@ def check_call(call: ToolCall | MalformedCall, tools: Sequence[ToolSchema], how:
     fault = argument_fault(schema, call.arguments)
     if fault is not None:
         raise ToolError(f"wrong arguments of {call.name}: {fault}")
-    return call
+    return replace(call, arguments=deepcopy(call.arguments))  # a tool may change its own copy
 
 
 def tool_message(call: ToolCall | MalformedCall, text: str) -> Message:

@@ -104,6 +104,19 @@ def test_ordinary_schemas_are_taken(schema: Any) -> None:
     assert schema_fault(schema) is None
 
 
+def test_null_is_a_value_of_what_is_nullable() -> None:
+    nullable = {"properties": {"a": {"type": "string", "enum": ["b"], "nullable": True}, "c": {"type": "string"}}}
+    tool = ToolSchema("t", "", nullable)
+    assert argument_fault(tool, {"a": None, "c": "b"}) is None
+    assert argument_fault(tool, {"a": 1}) is not None
+    assert argument_fault(tool, {"c": None}) == "c: None is not of type 'string'"
+
+
+def test_an_argument_that_the_tool_does_not_have_is_named() -> None:
+    tool = ToolSchema("t", "", {"properties": {"a": {}}, "additionalProperties": False})
+    assert argument_fault(tool, {"a": 1, "b": 2}) == "Additional properties are not allowed ('b' was unexpected)"
+
+
 def doubled(levels: int) -> dict[str, Any]:
     """References of which each is followed twice, so that the work is 2 to the power of the levels."""
     both = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(levels)}

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from mrlm_environments.tools.problems import KINDS, REQUIRED_TOOLS
 from mrlm_pl.cli.main import main
 from mrlm_pl.environment import Step, Task, ToolSchema
 from mrlm_pl.environment.check import check_environment
-from mrlm_pl.environment.tools import Tool, ToolError, ToolSet
+from mrlm_pl.environment.tools import Tool, ToolError, ToolSet, answer_calls
 from mrlm_pl.episode import Message, ToolCall
 from mrlm_pl.errors import ConfigurationError, DataError
 
@@ -419,6 +420,53 @@ def undescribed(a: int) -> int:
     return a
 
 
+def yielding(a: int) -> Iterator[int]:
+    """Yield it.
+
+    Args:
+        a: It.
+    """
+    yield a
+
+
+def undefined(a: Absent) -> int:  # type: ignore[name-defined]  # noqa: F821
+    """Return it.
+
+    Args:
+        a: It.
+    """
+    return int(a)
+
+
+def nameless(a: int, /) -> int:
+    """Return it.
+
+    Args:
+        a: It.
+    """
+    return a
+
+
+def any_number(*numbers: int) -> int:
+    """Add them.
+
+    Args:
+        numbers: They.
+    """
+    return sum(numbers)
+
+
+def reversed_or_exits(words: list[str], sign: str | None = "-") -> str:
+    """Join words from the last to the first; exit without a sign.
+
+    Args:
+        words: The words.
+        sign: Between them.
+    """
+    words.reverse()
+    return sys.exit("no sign") if sign is None else sign.join(words)
+
+
 async def waiting(a: int) -> int:
     """Return it.
 
@@ -447,6 +495,20 @@ def test_a_function_is_a_tool() -> None:
     answers = environment.step({"agent": Message("assistant", calls)}).observations["agent"]
     assert [answer.content for answer in answers[:2]] == ["42", "3"]
     assert all(answer.content.startswith("error: wrong arguments of add") for answer in answers[2:])
+
+
+def test_a_function_keeps_neither_null_nor_its_exit_nor_its_changes_from_the_record() -> None:
+    tool = FunctionTool(reversed_or_exits)
+    calls = [
+        ToolCall(str(number), tool.schema.name, {"words": ["a", "b"], "sign": sign})
+        for number, sign in enumerate(("+", None))
+    ]
+    made = answer_calls(calls, [tool.schema], "", lambda call: tool.call(call.arguments))
+    assert [(message.content, succeeded) for message, succeeded in made] == [
+        ("b+a", True),
+        ("Error: SystemExit: no sign", False),
+    ]
+    assert [call.arguments["words"] for call in calls] == [["a", "b"], ["a", "b"]]
 
 
 def test_a_method_is_a_tool_of_its_object_and_no_tool_of_an_environment_that_does_not_reset_it() -> None:
@@ -518,7 +580,11 @@ def test_the_contract(options: dict[str, Any]) -> None:
         ({"tools": ["calculatr"]}, "did you mean 'calculator'"),
         ({"tools": ["./t.py:add"]}, "a function is given itself, or ./FILE.py:NAME in a configuration"),
         ({"tools": [undescribed]}, "docstring has no description for the argument 'a'; annotate"),
-        ({"tools": [waiting]}, "the function waiting is async"),
+        ({"tools": [undefined]}, "the function undefined: name 'Absent' is not defined; annotate"),
+        ({"tools": [waiting]}, "the function waiting is async or yields"),
+        ({"tools": [yielding]}, "the function yielding is async or yields"),
+        ({"tools": [nameless]}, "the function nameless has a positional-only argument, 'a'; calls name all"),
+        ({"tools": [any_number]}, r"has a variadic positional argument, 'numbers'"),
         ({"tools": [Calculator]}, "call it: Calculator()"),
         ({"tools": ["calculator", Calculator()]}, "tools: two are named 'calculator'"),
         ({"tools": [Echo()]}, "give `data`"),

@@ -20,21 +20,29 @@ class FunctionTool(Tool):
         function: function of the arguments of a call, also a method of an object; its result is written as text.
 
     Raises:
-        ConfigurationError: it is no function or async, or lacks an annotation or a description of an argument.
+        ConfigurationError: it is no function, async or a generator, has an argument without a name, or lacks an
+            annotation or a description of an argument.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        # Imported here: it brings torch.
-        from transformers.utils import DocstringParsingException, TypeHintParsingException, get_json_schema
+        from transformers.utils import get_json_schema  # imported here: it brings torch
 
         check_instance((FunctionType, MethodType), function, "tools", "tool or function")
-        if inspect.iscoroutinefunction(function):
-            raise ConfigurationError(f"tools: the function {function.__name__} is async; give a plain one")
+        name = f"tools: the function {function.__name__}"
+        for waits_or_yields in (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction):
+            if waits_or_yields(function):
+                raise ConfigurationError(f"{name} is async or yields; give a plain one, which returns its result")
+        for argument in inspect.signature(function).parameters.values():
+            if argument.kind not in (argument.POSITIONAL_OR_KEYWORD, argument.KEYWORD_ONLY):
+                kind = argument.kind.description
+                raise ConfigurationError(
+                    f"{name} has a {kind} argument, {argument.name!r}; calls name all, so name each"
+                )
         try:
             schema = get_json_schema(function)["function"]
-        except (DocstringParsingException, TypeHintParsingException) as error:
-            remedy = "annotate its arguments, and describe each in a docstring in Google's style"
-            raise ConfigurationError(f"tools: {error}; {remedy}") from error
+        except Exception as error:  # it evaluates the user's annotations
+            remedy = "annotate its arguments, and describe each under `Args:` of its docstring in a line `NAME: TEXT`"
+            raise ConfigurationError(f"{name}: {error}; {remedy}") from error
         parameters = {**schema["parameters"], "additionalProperties": False}
         self.function = function
         self.schema = ToolSchema(schema["name"], schema["description"], parameters)
@@ -43,5 +51,5 @@ class FunctionTool(Tool):
         """Return the function's result as text, its exceptions as a :class:`ToolError`; see :meth:`Tool.call`."""
         try:
             return str(self.function(**arguments))
-        except Exception as error:  # of the user's
+        except (Exception, SystemExit) as error:  # of the user's, also ``sys.exit``
             raise ToolError(f"{type(error).__name__}: {error}") from error

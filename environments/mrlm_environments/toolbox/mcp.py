@@ -201,9 +201,7 @@ class _Connection:
         try:
             self._client = entered.result(seconds + CLOSE_SECONDS)
         except Exception as error:  # a server's process, transport and protocol may fail in any way
-            message = (
-                f"{label} cannot be used: {_text(error, seconds)}; check the command or address{self._last_words()}"
-            )
+            message = f"{label} cannot be used: {self._reason(error, seconds)}"
             self.close()
             raise McpError(message) from error
 
@@ -211,8 +209,7 @@ class _Connection:
         try:
             return self._wait(self._list_tools(), seconds)
         except Exception as error:  # as above
-            reason = f"{_text(error, seconds)}; check the command or address{self._last_words()}"
-            raise McpError(f"{self.label} does not list its tools: {reason}") from error
+            raise McpError(f"{self.label} does not list its tools: {self._reason(error, seconds)}") from error
 
     def call(self, name: str, arguments: Mapping[str, Any], seconds: float) -> str:
         from mcp_types import CONNECTION_CLOSED
@@ -221,8 +218,6 @@ class _Connection:
             raise ToolError("the tool's server has ended")
         try:
             result = self._wait(self._client.call_tool(name, dict(arguments)), seconds)
-        except TimeoutError as error:
-            raise ToolError(_text(error, seconds)) from None
         except Exception as error:  # the protocol, the transport or the server's answer may fail in any way
             found = getattr(error, "code", None), getattr(error, "message", None)  # servers use the same code
             self.lost = self.lost or found == (CONNECTION_CLOSED, "Connection closed")
@@ -267,12 +262,13 @@ class _Connection:
     def _wait(self, answer: Awaitable[T], seconds: float) -> T:
         return self._loop.submit(asyncio.wait_for(answer, seconds)).result(seconds + CLOSE_SECONDS)
 
-    def _last_words(self) -> str:
-        """Return the end of the server's standard error; the position in the file is not moved."""
+    def _reason(self, error: BaseException, seconds: float) -> str:
+        """Return an error's text, and the end of the server's standard error; the position in it is not moved."""
         handle = self._errors.fileno()
         size = os.fstat(handle).st_size
         text = os.pread(handle, MAX_REASON, max(0, size - MAX_REASON)).decode(errors="replace").strip()
-        return f"; its last words: {text}" if text else ""
+        words = f"; its last words: {text}" if text else ""
+        return f"{_text(error, seconds)}; check the command or address{words}"
 
 
 @asynccontextmanager
@@ -324,9 +320,7 @@ def _result_text(result: Any) -> str:
     """Return a tool's answer as text: its texts, and for other content the kind of it."""
     parts = []
     for block in result.content:
-        resource = getattr(block, "resource", None)
-        text = getattr(block, "text", None) or getattr(resource, "text", None)
-        parts.append(text if isinstance(text, str) else f"[{block.type}]")
+        parts.append(getattr(getattr(block, "resource", block), "text", f"[{block.type}]"))
     if not parts and result.structured_content is not None:
         parts.append(json.dumps(result.structured_content))
     return "\n".join(parts)

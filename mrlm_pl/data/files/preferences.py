@@ -144,7 +144,7 @@ def preference_pairs(episodes: Sequence[Episode], reward_gap: float = 0.0) -> li
 def _as_text(message: Message) -> Message:
     """Return a message with its calls in the text alone."""
     text = replace(message, tool_calls=())
-    if len(requested_calls(text)) < len(message.tool_calls):
+    if len(requested_calls(text)) < len(requested_calls(message)):
         raise DataError(
             f"the calls of the reply {message.content!r:.80} are not in its text as <tool_call>: a special token of "
             "the chat template may begin them; give the episodes to PreferenceDataModule as they are"

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mrlm_pl.environment.tools import MAX_CALLS, tool_message, with_written_calls
+from mrlm_pl.environment.tools import tool_message, with_written_calls
 from mrlm_pl.episode import Message
 from mrlm_pl.policy.chat.conversation import ChatFormat, Conversation
 from mrlm_pl.policy.chat.tool_calls import QUESTION, Tools, written_reply
@@ -96,8 +96,9 @@ def _left_out(reply: Message, header: str | None, text: str, chat: ChatFormat, t
     if reasoning and (header is None or "".join(reasoning.split()) not in words):
         return f"the reasoning of a reply{calls}, or begins every reply without any: {reasoning!r:.80}"
     read = chat.call_form.read(text, tools) if reply.tool_calls and chat.call_form else ()
-    missing = len(read) < min(len(reply.tool_calls), MAX_CALLS)
-    return f"some of the {len(reply.tool_calls)} calls of a reply: {text!r}" if missing else ""
+    return (
+        f"some of the {len(reply.tool_calls)} calls of a reply: {text!r}" if len(read) < len(reply.tool_calls) else ""
+    )
 
 
 class GivenConversation(Conversation):

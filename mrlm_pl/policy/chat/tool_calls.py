@@ -7,10 +7,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
-from mrlm_pl.environment.tools import MAX_CALL_CHARACTERS, MAX_CALLS, call_of, tool_schema
+from mrlm_pl.environment.schemas import value_fault
+from mrlm_pl.environment.tools import MAX_CALL_CHARACTERS, call_of, tool_schema
 from mrlm_pl.episode import Message, ToolCall, final_text
 from mrlm_pl.grouping import common_prefix
 
@@ -44,8 +44,7 @@ class CallForm(ABC):
         if len(text) > MAX_CALL_CHARACTERS:
             return ()
         try:
-            values = islice(self.values(text, tools), MAX_CALLS)
-            calls = [call_of(value, number) for number, value in enumerate(values)]
+            calls = [call_of(value, number) for number, value in enumerate(self.values(text, tools))]
         except (ValueError, RecursionError):
             return ()
         read = tuple(call for call in calls if isinstance(call, ToolCall))
@@ -99,9 +98,8 @@ class JSONForm(CallForm):
             start += len(text[start:]) - len(text[start:].lstrip())
             value, stop = _DECODER.raw_decode(text, start)
             if name is not None:
-                yield {"name": name.strip(), "arguments": value}
-            else:
-                yield from value if isinstance(value, list) else [value]
+                value = {"name": name.strip(), "arguments": value}
+            yield from value if isinstance(value, list) else [value]
             position = text.find(self.opening, stop)
 
 
@@ -206,19 +204,21 @@ def _tagged_form(written: str) -> CallForm | None:
     return form if again == after_key and all(pieces) and not any(_NAME in piece for piece in pieces) else None
 
 
-def _typed_value(value: str, tool: str, argument: str, tools: Tools) -> Any:
-    """Return the value of an argument's text: JSON if the tool's schema has another type than text."""
-    for schema in (entry["function"] for entry in tools):
-        if schema["name"] == tool:
-            properties = (schema.get("parameters") or {}).get("properties") or {}  # parquet fills in null
-            schema_of_argument = properties.get(argument)
-            kind = (
-                schema_of_argument.get("type", "string") if isinstance(schema_of_argument, Mapping) else "string"
-            )  # a schema may be true
-            if kind != "string":
-                with suppress(ValueError, RecursionError):  # the check against the schema reports it
-                    return json.loads(value)
-    return value
+def _typed_value(text: str, tool: str, argument: str, tools: Tools) -> Any:
+    """Return the value of an argument's text: read as JSON, unless the tool's schema expects a text."""
+    schemas = (entry["function"].get("parameters") or {} for entry in tools if entry["function"]["name"] == tool)
+    parameters = next(iter(schemas), {})
+    schema = (parameters.get("properties") or {}).get(argument)
+    if schema is None:  # parquet fills it in
+        return text
+    rest = {key: parameters[key] for key in ("properties", "$defs", "definitions") if key in parameters}
+    with suppress(ValueError, RecursionError):  # the check against the schema reports it
+        value = json.loads(text)
+        is_text = isinstance(schema, Mapping) and schema.get("type") == "string"
+        takes_text = is_text or value_fault(rest, {argument: text}) is None
+        if not isinstance(value, str) and not (takes_text and value_fault(rest, {argument: value})):
+            return value
+    return text
 
 
 def _last_word(text: str) -> str:

@@ -30,7 +30,7 @@ from tests.support.servers.ports import free_port, nowhere
 TASK = Task("tools", "train", 0)
 SERVER = """
 import os, sys, time
-from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver import Image, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 
 server = MCPServer("test")
@@ -44,6 +44,10 @@ def add(a: int, b: int) -> int:
 def count() -> str:
     counted.append(0)
     return f"{len(counted)} in {os.getpid()}"
+
+@server.tool()
+def parts() -> list:
+    return ["one", Image(data=b"", format="png"), "", "two"]
 
 @server.tool()
 def refuse() -> str:
@@ -95,11 +99,12 @@ def processes() -> list[int]:
 
 
 def test_the_servers_tools_are_tools(server: McpTools) -> None:
-    assert [tool.schema.name for tool in server.tools()] == ["add", "count", "refuse", "sleep", "die"]
+    assert [tool.schema.name for tool in server.tools()] == ["add", "count", "parts", "refuse", "sleep", "die"]
     add = named(server, "add")
     assert add.schema.description == "Add two numbers."
     assert set(add.schema.parameters["properties"]) == {"a", "b"}
     assert add.call({"a": 17, "b": 25}) == "42"
+    assert named(server, "parts").call({}) == "one\n[image]\n\ntwo", "an empty text is empty"
 
 
 def test_nobody_waits_for_the_server_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +170,7 @@ def test_every_episode_and_copy_has_its_own_server(server: McpTools) -> None:
     for other in (copy.deepcopy(server), pickle.loads(pickle.dumps(server))):
         with pytest.raises(ToolError, match="no episode"):
             other.call("count", {})
-        assert len(other.tools()) == 5, "a copy knows the tools without asking"
+        assert len(other.tools()) == 6, "a copy knows the tools without asking"
         assert processes() == before
     other.open(TASK)
     assert named(other, "count").call({}).startswith("1 in")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from mrlm_pl.environment.tools import MAX_LEVELS, requested_calls
+from mrlm_pl.environment.tools import MAX_LEVELS, MalformedCall, requested_calls, written_call
 from mrlm_pl.episode import Message, ToolCall
 from mrlm_pl.policy.chat import PLAIN_TEMPLATE, ChatFormat, Conversation
 from mrlm_pl.policy.chat.replies import GivenConversation
@@ -117,6 +117,16 @@ def test_several_calls_are_numbered() -> None:
     assert [(made.id, made.arguments["a"]) for made in calls] == [("call00000", 1), ("call00001", 2)]
 
 
+@pytest.mark.parametrize("chat_template", [HERMES, GLM, NO_TOOLS])
+def test_of_more_than_eight_calls_the_ninth_is_answered_as_malformed(chat_template: str) -> None:
+    talk = conversation(chat_template)
+    talk.observe([Message("user", "?")])
+    call = f"<tool_call>add\n{GLM_ITEM % ('a', '1')}</tool_call>" if chat_template == GLM else written_call("add", a=1)
+    *read, ninth = requested_calls(say(talk, call * 10))
+    assert [getattr(made, "name", None) for made in read] == ["add"] * 8
+    assert ninth == MalformedCall("a reply may ask for 8 calls at most")
+
+
 def test_a_malformed_call_is_left_to_the_environment() -> None:
     talk = conversation(HERMES)
     talk.observe([Message("user", "?")])
@@ -141,11 +151,41 @@ def test_arguments_that_are_too_deep_for_records_are_malformed() -> None:
         assert read or getattr(call, "fault", None) == 'its "arguments" are nested more than 100 levels deep'
 
 
-def test_a_property_may_be_true() -> None:
-    tool = {"function": {"name": "add", "parameters": {"properties": {"a": True}}}}
+OPTIONAL = [{"type": "integer"}, {"type": "null"}]
+WORDS = {"enum": ["red", "3"], "type": "string"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        (True, "1", 1),
+        ({}, '{"x": 1}', {"x": 1}),
+        ({}, "red", "red"),
+        (None, "1", "1"),
+        ({"type": "string"}, "1", "1"),
+        ({"type": "string"}, '"1"', '"1"'),
+        ({"type": "string", "minLength": 3}, "1", "1"),
+        ({"type": "string", "nullable": True}, "null", None),
+        ({"type": ["string", "null"]}, "1", "1"),
+        ({"type": ["string", "null"]}, "null", None),
+        ({"type": ["integer", "string"]}, "1", 1),
+        ({"type": "integer", "maximum": 0}, "1", 1),
+        ({"anyOf": OPTIONAL}, "1", 1),
+        ({"anyOf": OPTIONAL}, "null", None),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "1", "1"),
+        ({"$ref": "#/$defs/Point"}, '{"x": 1}', {"x": 1}),
+        ({"$ref": "#/$defs/Point"}, '{"x": "y"}', {"x": "y"}),
+        ({"$ref": "#/$defs/Words"}, "3", "3"),
+        ({"type": "array", "items": None}, "[1]", [1]),
+    ],
+)
+def test_the_schema_says_whether_a_tagged_argument_is_text_or_json(schema: Any, text: str, value: Any) -> None:
+    point = {"type": "object", "properties": {"x": {"type": "integer"}}}
+    parameters = {"properties": {"a": schema, "b": None}, "required": ["b"], "$defs": {"Point": point, "Words": WORDS}}
+    tool = {"function": {"name": "add", "parameters": parameters}}
     form = TaggedForm("<function=", ">", "<parameter=", ">", "</parameter>")
-    (call,) = form.read("<function=add><parameter=a>1</parameter></function>", [tool])
-    assert call.arguments == {"a": "1"}
+    (call,) = form.read(f"<function=add><parameter=a>{text}</parameter></function>", [tool])
+    assert call.arguments == {"a": value}
 
 
 @pytest.mark.parametrize("chat_template", [HERMES, LLAMA, QWEN_CODER, NO_TOOLS, ALTERNATING])
