@@ -1,4 +1,4 @@
-"""Python blocks of the documents run and print what is shown, YAML blocks are configurations, linked files exist."""
+"""Python blocks of the documents run and print the text below them, YAML blocks are configurations, links have files."""
 
 from __future__ import annotations
 
