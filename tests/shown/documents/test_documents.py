@@ -1,4 +1,4 @@
-"""Python blocks of the documents run and print the text below them, YAML blocks are configurations, links have files."""
+"""Python blocks of the documents run and print the text below them, YAML blocks configure runs, linked files exist."""
 
 from __future__ import annotations
 
