@@ -28,10 +28,11 @@ PAGE = ROOT / "docs" / "results" / "README.md"
 HEAD = """\
 # Results
 
-Below each table are its file in `benchmarks/results`, which lists all commands that wrote it, the first of them, the
-date and the machine; a table of one seed or one run says so. `make results` draws this page from the files; `make
-benchmarks` measures again. Intervals cover 95 %, over the seeds (Student's t) or over the tasks of an evaluation. In a
-ratio to another library, below 1 means that mrlm is cheaper. All runs on a CPU had small models and {common}.
+See how fast mrlm runs and learns, alone and against other libraries. Below each table are its file, the first command
+that wrote it, the date and the machine; the file lists all commands. A table of one seed or one run says so. `make
+results` draws this page from the files; `make benchmarks` measures again. Intervals cover 95 %, over the seeds
+(Student's t) or over the tasks of an evaluation. In a ratio to another library, below 1 means that mrlm is cheaper.
+All runs on a CPU had small models and {common}.
 """
 
 

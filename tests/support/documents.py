@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import re
 import runpy
 import shlex
@@ -38,6 +39,16 @@ def blocks(language: str) -> list[tuple[str, str]]:
         for match in _BLOCK.finditer(text)
         if match.group(1) == language
     ]
+
+
+def outputs() -> dict[str, str]:
+    """Return the text block that directly follows a Python block, as its output, by the Python block."""
+    return {
+        code.group(2): text.group(2)
+        for _, page in _texts(DOCUMENTS)
+        for code, text in itertools.pairwise(_BLOCK.finditer(page))
+        if (code.group(1), text.group(1)) == ("python", "text") and text.start() == code.end() + 2
+    }
 
 
 def inline(start: str) -> list[tuple[str, str]]:

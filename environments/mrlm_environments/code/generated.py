@@ -74,13 +74,13 @@ def generate_data(rng: Random, kinds: Sequence[CodeKind], difficulty: tuple[int,
 
 
 def _tests(rng: Random, kind: CodeKind, number: int, expression: str) -> list[str]:
-    """Return tests that neither a constant function nor the identity passes."""
+    """Return tests that neither a constant function nor the identity passes, one of them where comparisons change."""
+    edge: Any = {"number": number, "text": "abcdefghij"[:number], "list": [number - 1, number, number + 1]}[kind]
     for _ in range(MAX_DRAWS):
-        arguments = [_argument(rng, kind, near=number) for _ in range(TESTS)]
+        arguments = [edge, *(_argument(rng, kind, near=number) for _ in range(TESTS - 1))]
         values = [_value(expression, argument) for argument in arguments]
         if arguments != values and any(value != values[0] for value in values):
-            pairs = zip(arguments, values, strict=True)
-            return [f"assert {ENTRY}(*{[argument]!r}) == {value!r}" for argument, value in pairs]
+            return [f"assert {ENTRY}(*{[x]!r}) == {y!r}" for x, y in zip(arguments, values, strict=True)]
     raise AssertionError(f"no arguments tell {expression} from a constant and from x")
 
 

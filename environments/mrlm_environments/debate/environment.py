@@ -12,7 +12,7 @@ from mrlm_environments.debate.judge import OPPONENT, SIDES, TIE, Argument, Debat
 from mrlm_environments.debate.judge_by_rules import RuleJudge
 from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource
 from mrlm_pl.environment.rows import BadRows
-from mrlm_pl.errors import DataError
+from mrlm_pl.errors import DataError, counted
 from mrlm_pl.seeding import derive_seed
 from mrlm_pl.settings import at_least, fraction
 
@@ -129,7 +129,7 @@ class DebateEnvironment(Environment):
         parts = []
         if turn == 1:
             position = "for" if side == SIDES[0] else "against"
-            parts.append(f"Debate: {self._topic}\nYou argue {position} this, in {self.max_turns} turns.")
+            parts.append(f"Debate: {self._topic}\nYou argue {position} this, in {counted(self.max_turns, 'turn')}.")
         if self._arguments:
             parts.append(f"Your opponent says:\n{self._arguments[-1].text}")
         parts.append(f"Turn {turn} of {self.max_turns}:")

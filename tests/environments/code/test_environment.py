@@ -375,6 +375,21 @@ def test_generated_tasks_can_be_solved_and_not_by_a_constant(kind: Any, difficul
         assert values != [arguments[0] for arguments, _ in pairs], task["prompt"]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_generated_tests_tell_above_from_at_least(kind: Any) -> None:
+    compared = 0
+    for index in range(600):
+        task = generate_data(Random(index), [kind], (1, MAX_DIFFICULTY))
+        for strict, weak in ((">", ">="), ("<", "<=")):
+            if strict in task["solution"]:
+                namespace: dict[str, Any] = {}
+                exec(task["solution"].replace(strict, weak), namespace)
+                with pytest.raises(AssertionError):
+                    exec("\n".join(task["tests"]), namespace)
+                compared += 1
+    assert compared > 20
+
+
 def test_every_rule_has_arguments_that_tell_it_from_constants() -> None:
     """The draw of arguments ends for every rule and number: else a task would be drawn for ever."""
     for kind in KINDS:

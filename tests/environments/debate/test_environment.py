@@ -72,6 +72,7 @@ def test_each_side_speaks_exactly_max_turns_times(turns: int) -> None:
     judge = Fixed()
     shown, step = play(DebateEnvironment(judge, max_turns=turns), [str(n) for n in range(2 * turns)])
     assert step.done
+    assert f"this, in {turns} turn{'' if turns == 1 else 's'}.\n" in shown[0][1]
     assert [agent for agent, _ in shown].count("pro") == turns
     assert [len(judge.asked[0].texts(side)) for side in ("PRO", "CON")] == [turns, turns]
     assert [argument.text for argument in judge.asked[0].arguments] == [str(n) for n in range(2 * turns)]

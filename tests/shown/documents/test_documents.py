@@ -1,4 +1,4 @@
-"""Python blocks of the documents run, YAML blocks are configurations, linked files exist."""
+"""Python blocks of the documents run and print the text below them, YAML blocks configure runs, linked files exist."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from doctest import ELLIPSIS, OutputChecker
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.support.documents import DOCUMENTS, OWN_MODULE, ROOT, blocks, dedented, parse
+from mrlm_pl.sandbox import strongest
+from tests.support.documents import DOCUMENTS, OWN_MODULE, ROOT, blocks, dedented, outputs, parse
 
 PYTHON = blocks("python")
 YAML = blocks("yaml")
+OUTPUTS = outputs()
 
 PLACES: dict[str, Callable[[Any], dict[str, Any]]] = {
     "policies": lambda value: {"model": {"init_args": {"policies": value}}},
@@ -28,7 +31,11 @@ PLACES: dict[str, Callable[[Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("place", "code"), PYTHON, ids=[place for place, _ in PYTHON])
-def test_python_blocks_run(place: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_blocks_run_and_print_their_output(
+    place: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if "ShellEnvironment" in code and strongest()[0] != "namespaces":
+        pytest.skip("the environment shell needs namespaces")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     short = re.sub(r"iterations=\d+", "iterations=1", code).replace("num_episodes=500", "num_episodes=4")
@@ -36,6 +43,20 @@ def test_python_blocks_run(place: str, code: str, tmp_path: Path, monkeypatch: p
     with own_modules(place):
         exec(compile(short, place, "exec"), names)
     assert names.keys() - {"__name__", "__builtins__"}, "the block did something"
+    printed = capsys.readouterr().out
+    assert prints(OUTPUTS.get(code, printed), printed), f"{place} prints\n{printed}"
+
+
+def prints(shown: str, printed: str) -> bool:
+    """Return whether a text is the printed one, with ``...`` for any part of it."""
+    return OutputChecker().check_output(shown, printed, ELLIPSIS)
+
+
+def test_shown_outputs_are_found_and_compared() -> None:
+    assert len(OUTPUTS) >= 8
+    assert all(code in {code for _, code in PYTHON} for code in OUTPUTS)
+    assert prints("reward ...\n", "reward 1.0\n")
+    assert not prints("reward 0.5\n", "reward 1.0\n")
 
 
 def as_configuration(block: str) -> dict[str, Any]:
