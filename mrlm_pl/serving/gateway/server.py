@@ -118,9 +118,11 @@ class Gateway(Shared):
 
     async def remove(self, session: Session) -> None:
         """End an episode; on the gateway's event loop."""
-        if self._sessions.pop(session.id, None) is not None:
-            self._ended_ids.append(session.id)
-        await session.end()
+        try:
+            await session.end()
+        finally:  # not before: :meth:`rest` would close the loop that ends it
+            if self._sessions.pop(session.id, None) is not None:
+                self._ended_ids.append(session.id)
 
     def endpoint(self, session: Session, address: str = "") -> Endpoint:
         """Return the addresses and the key for the program of an episode, which may know the gateway by another one."""
