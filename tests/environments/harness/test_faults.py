@@ -53,8 +53,9 @@ def test_a_program_that_hangs_fails_alone() -> None:
         ("pass", "ended without a call"),
         ("ask('agent', 'Q')", "ended without a reward"),
         ("ask('critic', 'Q')", "HTTP Error 404"),
+        ("raise SystemExit(5000 * 'x' + ' boom')", "x boom"),
     ],
-    ids=["crash", "killed", "no call", "no reward", "wrong agent"],
+    ids=["crash", "killed", "no call", "no reward", "wrong agent", "long error output"],
 )
 def test_a_program_that_fails_is_no_reward_of_0(code: str, said: str) -> None:
     environment = HarnessEnvironment({"train": [{}]}, script(code), agents=["agent", "other"])
