@@ -170,6 +170,18 @@ def test_a_program_that_hides_the_refusals_of_its_calls_is_told_them() -> None:
     )
 
 
+def test_a_refusal_that_a_program_hides_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def program(row: Any, endpoint: Any) -> float:
+        async with aiohttp.ClientSession() as http:
+            await asked(http, endpoint, "agent", USER)
+            await asked(http, endpoint, "agent", USER, seed=1)
+        return 1.0
+
+    for episode in played(harness(program, 2), [{"agent": ["a"]}] * 2):
+        assert (episode.error, episode.metrics["refused"]) == (None, 1)
+    assert caplog.text.count("the gateway refused a call: the parameter 'seed' (1) cannot be served") == 1
+
+
 def test_a_budget_of_tokens() -> None:
     async def program(row: Any, endpoint: Any) -> float:
         async with aiohttp.ClientSession() as http:
