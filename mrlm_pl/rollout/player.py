@@ -208,8 +208,8 @@ class EpisodePlayer:
             if result.error is not None and warning_key not in self._warned:
                 self._warned.add(warning_key)
                 logger.warning(
-                    "closing a %r environment: %s; further errors of this kind are not logged",
-                    environment.name,
+                    "closing a %r environment: %s: %s; further errors of this kind are not logged",
+                    *warning_key,
                     clip(str(result.error), MOST_OF_AN_ERROR),
                 )
 

@@ -286,7 +286,7 @@ def test_an_environment_that_cannot_be_closed_costs_a_warning(caplog: pytest.Log
             episodes, _ = play(Unclosable(), specs=3, step_timeout=0.2)
     finally:
         ended.set()
-    reason = "the environment did not answer within 0.2 s" if hangs else "the handle is gone"
+    reason = "TimeoutError: the environment did not answer within 0.2 s" if hangs else "OSError: the handle is gone"
     assert [episode.error for episode in episodes] == [None] * 3
     assert len(set(closed)) == 3
     assert caplog.text.count(f"closing a 'relay' environment: {reason}") == 1

@@ -252,8 +252,7 @@ def responses_events(call: Call, served: Sequence[Served], id: str) -> Iterator[
             position["content_index"] = 0
             empty = part | {"text": ""}
             events.append({"type": "response.content_part.added", "part": empty, **position})
-            text = {"delta": part["text"], "logprobs": []}
-            events.append({"type": "response.output_text.delta", **text, **position})
+            events.append({"type": "response.output_text.delta", "delta": part["text"], "logprobs": [], **position})
             events.append({"type": "response.output_text.done", "text": part["text"], "logprobs": [], **position})
             events.append({"type": "response.content_part.done", "part": part, **position})
         else:
@@ -334,8 +333,7 @@ def _response_messages(body: Mapping[str, Any]) -> tuple[Message, ...]:
             reply = messages.pop() if begun else Message("assistant", "")
             messages.append(replace(reply, tool_calls=(*reply.tool_calls, call)))
         elif kind == "function_call_output":
-            call_id = _id(item.get("call_id"), path)
-            messages.append(Message("tool", _text(item.get("output"), path), tool_call_id=call_id))
+            messages.append(Message("tool", _text(item.get("output"), path), (), _id(item.get("call_id"), path)))
         elif kind == "message":
             messages.append(_message(item, path))
         else:

@@ -63,7 +63,7 @@ class Gateway(Shared):
         programs: whether the programs are started here; programs started elsewhere ask for their episodes.
 
     Attributes:
-        counts: number of refused calls that belong to no episode, by the error's code.
+        counts: number of refused calls by the error's code.
         patient: wait without a bound for programs that ask for episodes, and listen also between episodes.
     """
 
@@ -118,9 +118,11 @@ class Gateway(Shared):
 
     async def remove(self, session: Session) -> None:
         """End an episode; on the gateway's event loop."""
-        if self._sessions.pop(session.id, None) is not None:
-            self._ended_ids.append(session.id)
-        await session.end()
+        try:
+            await session.end()
+        finally:  # not before: :meth:`rest` would close the loop that ends it
+            if self._sessions.pop(session.id, None) is not None:
+                self._ended_ids.append(session.id)
 
     def endpoint(self, session: Session, address: str = "") -> Endpoint:
         """Return the addresses and the key for the program of an episode, which may know the gateway by another one."""
@@ -204,10 +206,9 @@ class Gateway(Shared):
             if session is not None:
                 session.counts["refused"] += 1
                 session.refusal = str(refusal)
-            else:
-                self.counts[refusal.code] += 1
-                if self.counts[refusal.code] == 1 and refusal.code not in (LEFT, TOO_LONG):
-                    logger.warning("the gateway refused a call that belongs to no episode: %s", refusal)
+            self.counts[refusal.code] += 1
+            if self.counts[refusal.code] == 1 and refusal.code not in (LEFT, TOO_LONG):  # frameworks may hide it
+                logger.warning("the gateway refused a call: %s", refusal)
             return _refusal(request, refusal)
         except Exception as error:  # one call does not end the server
             logger.exception("a call failed in the gateway")

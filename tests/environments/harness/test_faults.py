@@ -53,8 +53,9 @@ def test_a_program_that_hangs_fails_alone() -> None:
         ("pass", "ended without a call"),
         ("ask('agent', 'Q')", "ended without a reward"),
         ("ask('critic', 'Q')", "HTTP Error 404"),
+        ("raise SystemExit(5000 * 'x' + ' boom')", "x boom"),
     ],
-    ids=["crash", "killed", "no call", "no reward", "wrong agent"],
+    ids=["crash", "killed", "no call", "no reward", "wrong agent", "long error output"],
 )
 def test_a_program_that_fails_is_no_reward_of_0(code: str, said: str) -> None:
     environment = HarnessEnvironment({"train": [{}]}, script(code), agents=["agent", "other"])
@@ -167,6 +168,18 @@ def test_a_program_that_hides_the_refusals_of_its_calls_is_told_them() -> None:
     assert "all calls of the program were refused, the last one since the parameter 'temperature' (0)" in str(
         episode.error
     )
+
+
+def test_a_refusal_that_a_program_hides_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def program(row: Any, endpoint: Any) -> float:
+        async with aiohttp.ClientSession() as http:
+            await asked(http, endpoint, "agent", USER)
+            await asked(http, endpoint, "agent", USER, seed=1)
+        return 1.0
+
+    for episode in played(harness(program, 2), [{"agent": ["a"]}] * 2):
+        assert (episode.error, episode.metrics["refused"]) == (None, 1)
+    assert caplog.text.count("the gateway refused a call: the parameter 'seed' (1) cannot be served") == 1
 
 
 def test_a_budget_of_tokens() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import socket
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -42,6 +43,33 @@ def test_an_episode_whose_start_was_cancelled_is_removed() -> None:
     made.submit(made.remove(session)).result(10)
     assert sent(endpoint, NEXT).startswith("HTTP/1.1 410")
     made.patient = False
+    made.rest()
+
+
+def test_it_listens_until_the_programs_of_its_episodes_have_ended() -> None:
+    made, cancelled, released = Gateway(), threading.Event(), asyncio.Event()
+    session = made.add(Session(("agent",), Limits(), {}, ()))
+
+    async def program() -> None:
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            cancelled.set()
+            await released.wait()
+
+    async def start() -> None:
+        session.program = asyncio.ensure_future(program())
+        await asyncio.sleep(0)
+
+    async def release() -> None:
+        released.set()
+
+    made.submit(start()).result(10)
+    removed = made.submit(made.remove(session))
+    assert cancelled.wait(10)
+    made.rest()  # the environment of another episode closes
+    made.submit(release()).result(10)
+    removed.result(10)
     made.rest()
 
 
