@@ -10,7 +10,7 @@ from typing import Any, Literal, Unpack, final
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 
 from mrlm_pl.errors import ConfigurationError, PolicyError
 from mrlm_pl.model_folders import ADAPTER_FOLDER
@@ -85,8 +85,8 @@ class Policy(nn.Module):
         needs_head: whether the files must hold the output head; critics and reward models do without.
 
     Raises:
-        PolicyError: there is no such model, it has no tokenizer or no end-of-sequence token, or its chat template might
-            not end.
+        PolicyError: there is no such model, its family generates no text, it has no tokenizer or no end-of-sequence
+            token, or its chat template might not end.
         ConfigurationError: a value is out of range, the template does not read an argument, or ``served_by`` is of
             neither form.
     """
@@ -143,6 +143,11 @@ class Policy(nn.Module):
         if revision != "main" and Path(self.source).is_dir():
             raise PolicyError(f"{owner}revision is {revision!r}, but a folder has no revisions; leave it out")
         self.config = read_config(model, self.source, revision)
+        if served_by is None and type(self.config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+            raise PolicyError(
+                f"{owner}transformers has no causal language model of the family {self.config.model_type!r}; give a "
+                "model of another family, or the address of a server that generates, `served_by`"
+            )
         self.tokenizer = read_tokenizer(model, self.source, revision)
         self.context_window = context_window(self.config) or int(self.tokenizer.model_max_length)
         if chat_template is not None:  # the exported folder has the template of the training
@@ -198,14 +203,14 @@ class Policy(nn.Module):
             return
         bases = {} if bases is None else bases
         if self.model is None:
-            if self.lora is None:
-                self.model = self.initial_model("weights").requires_grad_(self.trained)
-            else:
-                self.model = self._add_adapters(bases, name)
+            self.model = self.initial_model("weights") if self.lora is None else self._add_adapters(bases, name)
+            if not self.trained:  # else the family decides: it may freeze a weight, such as a router's bias
+                self.model.requires_grad_(False)
             self.model.train()  # transformers loads models in evaluation mode, without dropout
             if self.gradient_checkpointing:
                 try:
-                    _checkpoint_activations(self.network)
+                    enable = getattr(self.network, "activation_checkpointing_enable", None)  # of newer versions
+                    (enable or self.network.gradient_checkpointing_enable)({"use_reentrant": False})
                 except ValueError as error:  # the family has none
                     raise PolicyError(
                         f"model {self.name_or_path!r}: {error} Leave gradient_checkpointing out"
@@ -446,11 +451,3 @@ def _check_int8(int8: Int8 | None, owner: str, trained: bool, lora: LoRA | None,
         raise PolicyError(f"{owner}int8 is 'reference', but the policy is {kind}; {remedy}")
     if int8 is not None and served_by is not None:
         raise PolicyError(f"{owner}int8 is {int8!r}, but {served_by} has the weights; set the precision there")
-
-
-def _checkpoint_activations(model: Any) -> None:
-    options = {"use_reentrant": False}
-    if hasattr(model, "activation_checkpointing_enable"):
-        model.activation_checkpointing_enable(options)
-    else:
-        model.gradient_checkpointing_enable(options)

@@ -69,6 +69,16 @@ def test_dropout_of_a_family_that_has_none_is_refused(tmp_path: Path, model_fold
         Policy(str(tmp_path), random_init_seed=0, dropout=0.1).load()
 
 
+def test_a_weight_that_its_family_freezes_is_not_trained(tmp_path: Path) -> None:
+    model = tiny_model("hrm_text")  # the initial state of its slow cycle "never trains"
+    model.save_pretrained(tmp_path)
+    build_tokenizer().save_pretrained(tmp_path)
+    for trained, frozen in ((True, {"model.z_L_init"}), (False, dict(model.named_parameters()).keys())):
+        policy = Policy(str(tmp_path), trained=trained)
+        policy.load()
+        assert {name for name, weight in policy.model.named_parameters() if not weight.requires_grad} == frozen
+
+
 def test_the_idle_row_is_on_the_host_like_all_rows(model_folder: Path) -> None:
     policy = Policy(str(model_folder))
     policy.load()
@@ -289,6 +299,17 @@ def test_a_folder_without_tokenizer_is_refused_before_any_weights_are_read(model
     shutil.copy(model_folder / "config.json", tmp_path)
     with pytest.raises(PolicyError, match=r"has no tokenizer.*save one there"):
         Policy(str(tmp_path))
+
+
+@pytest.mark.parametrize("family", ["t5", "llava"])
+def test_a_family_without_a_causal_language_model_is_refused_before_any_weights_are_read(
+    tmp_path: Path, family: str
+) -> None:
+    AutoConfig.for_model(family).save_pretrained(tmp_path)
+    build_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(PolicyError, match=rf"no causal language model of the family '{family}'; give .*`served_by`$"):
+        Policy(str(tmp_path))
+    Policy(str(tmp_path), trained=False, served_by="http://127.0.0.1:8000")  # reads the tokenizer alone
 
 
 @pytest.mark.parametrize(

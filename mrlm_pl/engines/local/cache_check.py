@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mrlm_pl.engines.local.generation import Context, Rows
 from mrlm_pl.engines.local.transformers_model import CacheUse, GenericModel
+from mrlm_pl.policy.forward.attention import exchanged
 
 _log = logging.getLogger(__name__)
 
@@ -20,6 +21,8 @@ _log = logging.getLogger(__name__)
 _CONTEXTS = (9, 4, 6)
 _STEPS = 3
 _LATER = (5, 2)
+# Window of sliding and chunked attention in the trial, shorter than its rows: a cache drops the tokens before its own.
+_WINDOW = 6
 _TOLERANCE = 1e-3
 _ROUNDINGS = 8
 
@@ -44,21 +47,25 @@ def cache_use(model: GenericModel) -> Checked:
     Contexts of unequal length are fed, then a few tokens, while rows are copied and dropped. The logits must be those
     of each row alone, without cache and padding, up to rounding. Padded rows are tried first, then rows of equal
     length, both with the two methods by which a cache of transformers selects rows. If all fail, rows are recomputed.
+    Windows of attention are shorter meanwhile, so that these rows reach beyond them.
     """
-    rows = _Rows(model)
-    leak = rows.leak()
-    if model.cache_name is None:
-        return Checked(CacheUse(), "its forward takes no cache", leak)
-    failures: list[str] = []
-    for padded in (True, False):
-        for select in ("batch_select_indices", "reorder_cache"):
-            use = CacheUse(select, padded)
-            failure = rows.failure(use)
-            if failure is None:
-                sessions = use.padded and rows.failure(use._replace(sessions=True)) is None
-                return Checked(use._replace(sessions=sessions), "" if padded else failures[-1], leak)
-            failures.append(f"{'padded rows' if padded else 'rows of equal length'}: {failure}")
-    return Checked(CacheUse(), failures[-1], leak)
+    config = model.model.config.get_text_config(decoder=True)
+    long = [name for name in ("sliding_window", "attention_chunk_size") if (getattr(config, name, None) or 0) > _WINDOW]
+    with exchanged([(config, name, _WINDOW) for name in long]):
+        rows = _Rows(model)
+        leak = rows.leak()
+        if model.cache_name is None:
+            return Checked(CacheUse(), "its forward takes no cache", leak)
+        failures: list[str] = []
+        for padded in (True, False):
+            for select in ("batch_select_indices", "reorder_cache"):
+                use = CacheUse(select, padded)
+                failure = rows.failure(use)
+                if failure is None:
+                    sessions = use.padded and rows.failure(use._replace(sessions=True)) is None
+                    return Checked(use._replace(sessions=sessions), "" if padded else failures[-1], leak)
+                failures.append(f"{'padded rows' if padded else 'rows of equal length'}: {failure}")
+        return Checked(CacheUse(), failures[-1], leak)
 
 
 @functools.cache

@@ -52,13 +52,9 @@ def unsupported_reason(model: PreTrainedModel) -> str | None:
         return f"rotary embedding of type {rotary.rope_type!r}"
     if 2 * rotary.inv_freq.numel() != model.model.layers[0].self_attn.head_dim:
         return "rotary embedding of a part of the head"
-    dense = [model.lm_head]
-    for layer in model.model.layers:
-        attention, mlp = layer.self_attn, layer.mlp
-        dense += [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
-        dense += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
-    for module in dense:
-        if type(module) not in LINEAR and adapted_weight(module) is None:
+    for name, module in model.named_modules():
+        dense = name.endswith(("_proj", "lm_head"))
+        if dense and type(module) not in LINEAR and adapted_weight(module) is None:
             return f"a projection of type {type(module).__name__} instead of Linear"
     devices = {parameter.device for parameter in model.parameters()}
     if len(devices) > 1:

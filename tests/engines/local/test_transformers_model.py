@@ -48,6 +48,16 @@ def test_groups_and_later_turns_of_every_kind_of_cache(family: str, cache: str) 
         assert found[what] < EXACT, (what, found)
 
 
+@pytest.mark.parametrize(("family", "cache"), [("llama", "recomputed"), ("mistral", "padded")])
+@pytest.mark.long_after(1)
+def test_a_window_that_the_model_does_not_have_is_not_that_of_its_cache(family: str, cache: str) -> None:
+    """Llama attends to all tokens whatever its configuration says, and a cache of transformers drops them."""
+    found = measure(tiny_model(family, sliding_window=20))  # more than the rows of the check, less than those here
+    assert found["cache"] == cache
+    for what in ("engine", "session", "batch", "learner", "gradient"):
+        assert found[what] < EXACT, (what, found)
+
+
 @pytest.mark.parametrize("name", ["gpt2", "mamba"])
 def test_the_check_of_a_cache_reads_no_generator_and_leaves_the_module_as_it_was(name: str) -> None:
     model = build(name).train()
