@@ -200,8 +200,8 @@ def test_the_rows_of_chosen_agents_are_trained(tmp_path: Path) -> None:
     assert trained(None) == ["four<|end|>", "nine<|end|>", "five<|end|>"]
     assert trained(["other"]) == ["nine<|end|>"]
     assert trained([agent]) == ["four<|end|>", "five<|end|>"]
-    with pytest.raises(ConfigurationError, match=r"data\.agents is \['nobody'\]; choose from"):
-        TrajectoryDataModule(path, agents=["nobody"])
+    with pytest.raises(ConfigurationError, match=r"data\.agents is \['third'\]; choose from"):
+        TrajectoryDataModule(path, agents=["third"])
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "2+2=", "completion": "4"}\n')
     with pytest.raises(DataError, match=r"data\.agents chooses agents of episodes"):
