@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mrlm_pl.episode import Episode, Trajectory, Turn
 from mrlm_pl.evaluation.intervals import mean_interval
-from mrlm_pl.grouping import grouped, summed, summed_pairs
+from mrlm_pl.grouping import grouped, summed
 
 Means = dict[str, tuple[float, float]]
 """(weighted sum, weight) by name; a mean is their quotient, and parts of several ranks add up."""
@@ -112,25 +112,28 @@ def means_by_agent(
         weights: weight of each episode in a mean over episodes.
         turns: distinct turns, each with its trajectory; each counts once.
     """
+    means: Means = {}
 
-    def measures() -> Iterator[tuple[str, tuple[float, float]]]:
-        for episode, weight in zip(episodes, weights, strict=True):
-            for play in _agent_plays(episode):
-                yield f"agent/{play.agent}/reward", (play.reward * weight, weight)
-                yield f"agent/{play.agent}/turns", (len(play.turns) * weight, weight)
-                if play.turns:
-                    yield f"agent/{play.agent}/first_turn", (play.first_turn * weight, weight)
-                for policy in play.policies:
-                    yield f"policy/{policy}/reward", (play.reward * weight, weight)
-        for turn, row in turns:
-            surprise, tokens = -math.fsum(row.logprobs[turn.start : turn.stop]), float(turn.stop - turn.start)
-            for owner in ("", f"agent/{turn.agent}/", f"policy/{row.policy}/"):
-                yield f"{owner}response_tokens", (tokens, 1.0)
-                yield f"{owner}truncated_turns", (float(turn.finish_reason == "length"), 1.0)
-                if turn.policy == row.policy:  # not of a stale snapshot
-                    yield f"{owner}entropy", (surprise, tokens)
+    def add(name: str, value: float, weight: float = 1.0) -> None:
+        total, count = means.get(name, (0.0, 0.0))
+        means[name] = total + value, count + weight
 
-    return summed_pairs(measures())
+    for episode, weight in zip(episodes, weights, strict=True):
+        for play in _agent_plays(episode):
+            add(f"agent/{play.agent}/reward", play.reward * weight, weight)
+            add(f"agent/{play.agent}/turns", len(play.turns) * weight, weight)
+            if play.turns:
+                add(f"agent/{play.agent}/first_turn", play.first_turn * weight, weight)
+            for policy in play.policies:
+                add(f"policy/{policy}/reward", play.reward * weight, weight)
+    for turn, row in turns:
+        surprise, tokens = -math.fsum(row.logprobs[turn.start : turn.stop]), float(turn.stop - turn.start)
+        for owner in ("", f"agent/{turn.agent}/", f"policy/{row.policy}/"):
+            add(f"{owner}response_tokens", tokens)
+            add(f"{owner}truncated_turns", float(turn.finish_reason == "length"))
+            if turn.policy == row.policy:  # not of a stale snapshot
+                add(f"{owner}entropy", surprise, tokens)
+    return means
 
 
 def without_sole_owners(metrics: Mapping[str, float], prefix: str = "") -> dict[str, float]:

@@ -179,8 +179,7 @@ class RolloutCollection:
                 rows = self._prepare(iteration, training, collected)
         finally:
             if self._writes:  # also what cannot be trained on
-                everything = collected.played
-                self._writer.write(iteration_file(folder, iteration, data_parallel_rank(trainer)), everything)
+                self._writer.write(iteration_file(folder, iteration, data_parallel_rank(trainer)), collected.played)
         metrics = self._record(iteration, collected, groups, seconds, judging)
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, CollectionObserver):
