@@ -11,8 +11,8 @@ from torch import Tensor
 from mrlm_callbacks.snapshot_pool import check_fit, weights_of
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.engines import Sampling
-from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError, RolloutError
+from mrlm_pl.evaluation.elo import game_score
 from mrlm_pl.evaluation.intervals import share_interval
 from mrlm_pl.evaluation.summary import evaluation_specs
 from mrlm_pl.policy import Policy
@@ -81,7 +81,7 @@ class AnchorGames:
         for name in sides:
             specs = evaluation_specs(data.environments[name], self.games, self.split, data.seed, name=name)
             episodes = data.play(specs, self.sampling or data.validation_sampling)
-            scores += [game_score(episode, sides) for episode in episodes if not episode.failed]
+            scores += [game_score(episode, *sides[name]) for episode in episodes if not episode.failed]
         if not scores:
             raise RolloutError(f"all games against an anchor failed; try `mrlm check-env {next(iter(sides))}`")
         low, high = share_interval([(value, 1) for value in scores])
@@ -148,17 +148,3 @@ def check_language(policy: Policy, other: Policy, whose: str) -> None:
             f"SelfPlay: {whose} ({other.name_or_path!r}) has another vocabulary or chat template than "
             f"{policy.name_or_path!r}; give both the same model and chat_template"
         )
-
-
-def game_score(episode: Episode, sides: Sides) -> float:
-    """Return 1, .5 or 0: the learner's agents earned more than the opponent's, as much or less, in the mean.
-
-    Args:
-        episode: episode that did not fail; an agent that had no turn earned 0.
-        sides: agents of the learner and of the opponent, by environment.
-    """
-    rewards = episode.rewards()
-    learner_reward, opponent_reward = (
-        sum(rewards.get(agent, 0.0) for agent in agents) / len(agents) for agents in sides[episode.task.environment]
-    )
-    return 0.5 if learner_reward == opponent_reward else float(learner_reward > opponent_reward)

@@ -11,7 +11,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import Tensor
 
-from mrlm_callbacks.anchor_games import AnchorGames, CollapseAlarm, check_language, game_score
+from mrlm_callbacks.anchor_games import AnchorGames, CollapseAlarm, check_language
 from mrlm_callbacks.snapshot_pool import INITIAL, Draw, SnapshotPool, check_fit, load_snapshot, weights_of
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.data.rollout.collection import CollectionObserver
@@ -19,7 +19,7 @@ from mrlm_pl.data.rollout.module import rollouts_of
 from mrlm_pl.durable_files import write_json
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.evaluation.elo import GameTable, elo_ratings
+from mrlm_pl.evaluation.elo import GameTable, elo_ratings, game_score
 from mrlm_pl.learner.ranks import gather_ranks
 from mrlm_pl.policy.lora import merged_state
 from mrlm_pl.rollout.cross_policy import stale_turns
@@ -131,7 +131,8 @@ class SelfPlay(Callback, CollectionObserver):
 
     def on_collection(self, trainer: Any, episodes: Sequence[Episode]) -> None:
         """Count the games of the iteration that begins; see :meth:`CollectionObserver.on_collection`."""
-        local_scores = [game_score(episode, self._sides) for episode in episodes if self._counts(episode)]
+        counted = [episode for episode in episodes if self._counts(episode)]
+        local_scores = [game_score(episode, *self._sides[episode.task.environment]) for episode in counted]
         scores = [score for rank_scores in gather_ranks(trainer, local_scores) for score in rank_scores]
         if not scores:  # the tasks of a run with several environments may all have been of the others
             return

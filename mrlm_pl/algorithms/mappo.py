@@ -12,7 +12,7 @@ from mrlm_pl.episode import Episode
 from mrlm_pl.learner.batch import not_none
 from mrlm_pl.learner.credit.joint_states import CriticTargets, JointReader, acting_batches, joint_states
 from mrlm_pl.learner.credit.returns import Batches
-from mrlm_pl.learner.credit.team import warn_of_constant_sum
+from mrlm_pl.learner.credit.team import joint_history, warn_of_constant_sum
 from mrlm_pl.learner.critics import CentralizedCritic
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.learner.ranks import sum_over_ranks
@@ -81,10 +81,15 @@ class MAPPO(PolicyGradient):
         self.critic: CentralizedCritic = CentralizedCritic(critic, self.learners, value_learning_rate, value_clip)
         self.gamma, self.lam, self.targets, self.whiten_advantages = gamma, lam, targets, whiten_advantages
 
+    def critic_texts(self, episode: Episode) -> list[str]:
+        """Return the text that the critic reads in addition before each step and at the end: steps + 1 texts."""
+        return joint_history(episode)
+
     def credit(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]) -> Batches:
         warn_of_constant_sum(episodes, "MAPPO learns from the team's reward alone, so use IPPO", self.warned)
         critic, name = self.critic.reader, self.critic.option
-        states = joint_states(episodes, JointReader(critic.chat, critic.context_window), self.turn_bonus(sampling))
+        reader = JointReader(critic.chat, critic.context_window)
+        states = joint_states(episodes, reader, self.turn_bonus(sampling), self.critic_texts)
         rows: Batches = {}
         own: dict[str, Any] = {}
         if states is not None:
@@ -95,7 +100,7 @@ class MAPPO(PolicyGradient):
             returns = not_none(batch.returns)
             own["return"] = masked_moments(returns, batch.action_mask)
             own["error"] = masked_moments(returns - not_none(batch.values), batch.action_mask)
-            own["shortened"] = states.shortened
+            own["shortened"] = reader.shortened
         totals = sum_over_ranks(self.trainer, own)
         self.metrics.add_values(name, totals.get("return", NO_MOMENTS), totals.get("error", NO_MOMENTS))
         self.metrics.rollout[self.metrics.name("shortened_states", name)] = float(totals.get("shortened", 0))

@@ -144,7 +144,7 @@ class TurnOrder:
                 )
             if reward != 0 and agent not in self._acted:
                 raise self._error(
-                    f"agent {agent!r} has reward {reward!r} before its first decision", "reward it after it has acted"
+                    f"agent {agent!r} has reward {reward!r} before its first decision", "reward only agents that acted"
                 )
         for agent, components in step.components.items():
             if not are_numbers(components):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from mrlm_pl.episode import Episode
-from mrlm_pl.evaluation.elo import GameTable, Rating, elo_ratings
+from mrlm_pl.evaluation.elo import GameTable, Rating, elo_ratings, game_score
 from mrlm_pl.evaluation.intervals import mean_interval, share_interval
 from mrlm_pl.evaluation.summary import Bounds, problem_of, within_bounds
 from mrlm_pl.grouping import grouped
@@ -66,7 +66,7 @@ class Difference:
 class ArenaReport:
     """Results of cross-play.
 
-    Agents that earn the same in every episode are a team: no player wins against another of its members.
+    Agents that earn the same in every episode in which they act are a team: no player wins against another.
 
     Args:
         environment: name of the environment.
@@ -108,32 +108,20 @@ def arena_report(
         bounds: function that returns the declared returns of a task, summed over the agents; None declares none.
     """
     games = defaultdict[tuple[str, str], dict[str, list[float]]](lambda: defaultdict(list))
-    seatings = []
-    unequal = False
-    several = any(len(seated) > 1 for seated, _ in played)
+    unequal = rivals = False
     for seated, episodes in played:
-        complete = [episode for episode in episodes if not episode.failed]
-        returns: dict[str, dict[str, list[float]]] = {agent: defaultdict(list) for agent in seated}
-        for episode in complete:
-            rewards = {agent: episode.rewards().get(agent, 0.0) for agent in seated}
-            unequal = unequal or len({*rewards.values()}) > 1
-            for agent, reward in rewards.items():
-                returns[agent][problem_of(episode.task)].append(reward)
-            means = {
-                player: fmean(rewards[agent] for agent, seated_player in seated.items() if seated_player == player)
-                for player in dict.fromkeys(seated.values())
-            }
-            for player, other in itertools.permutations(means, 2):
-                score = 0.5 if means[player] == means[other] else float(means[player] > means[other])
-                games[player, other][problem_of(episode.task)].append(score)
-        mean_returns = {agent: _mean(list(groups.values())) for agent, groups in returns.items() if groups}
-        seatings.append(Seating(dict(seated), len(complete), len(episodes) - len(complete), mean_returns))
-    if not unequal:  # the bounds are of all agents, and hold for each where all earn the same
-        seatings = [
-            _limit_intervals(seating, episodes, bounds) for seating, (_, episodes) in zip(seatings, played, strict=True)
-        ]
-    team = several and not unequal
-    if team:
+        sides = grouped((player, agent) for agent, player in seated.items())
+        for episode in _complete(episodes):
+            acting = [*episode.rewards().values()]
+            earned = {*acting, *[0.0] * (len(seated) - len(acting))}
+            unequal = unequal or len(earned) > 1
+            # A teammate that is absent has no part in the team's reward; an opponent that is not asked earns 0.
+            rivals = rivals or len({*acting} if len(acting) > 1 else earned) > 1
+            for player, other in itertools.permutations(sides, 2):
+                games[player, other][problem_of(episode.task)].append(game_score(episode, sides[player], sides[other]))
+    # The bounds are of all agents, and hold for each where all earn the same.
+    seatings = [_seating(seated, episodes, None if unequal else bounds) for seated, episodes in played]
+    if not rivals:
         games.clear()
     scores = []
     table = GameTable()
@@ -148,27 +136,31 @@ def arena_report(
     if len(games) == len(players) * (len(players) - 1) > 0:
         all_ratings = elo_ratings(table, zero=players[0])
         sampled = any(len({episode.task.key for episode in episodes}) < len(episodes) for _, episodes in played)
-        for player in sorted(players, key=lambda name: -round(all_ratings[name].elo, 6)):
-            elo = all_ratings[player].elo
-            ratings[player] = Rating(elo, -math.inf, math.inf) if sampled else all_ratings[player]
-    differences = [] if several and not team else _differences(played)
-    return ArenaReport(environment, split, seed, seatings, scores, differences, ratings)
+        unknown = {"low": -math.inf, "high": math.inf} if sampled else {}
+        order = sorted(players, key=lambda name: -round(all_ratings[name].elo, 6))
+        ratings = {player: replace(all_ratings[player], **unknown) for player in order}
+    return ArenaReport(environment, split, seed, seatings, scores, [] if rivals else _differences(played), ratings)
 
 
-def _limit_intervals(seating: Seating, episodes: Sequence[Episode], bounds: Bounds | None) -> Seating:
-    """Return a seating whose intervals end at the declared bounds."""
-    by_problem = grouped((problem_of(episode.task), episode) for episode in episodes if not episode.failed)
-    rewards = {
-        agent: Mean(mean.value, *within_bounds((mean.low, mean.high), by_problem, bounds))
-        for agent, mean in seating.rewards.items()
-    }
-    return replace(seating, rewards=rewards)
+def _complete(episodes: Sequence[Episode]) -> list[Episode]:
+    return [episode for episode in episodes if not episode.failed]
+
+
+def _seating(players: Mapping[str, str], episodes: Sequence[Episode], bounds: Bounds | None) -> Seating:
+    """Return the results of one seating, with intervals that end at the declared bounds."""
+    complete = _complete(episodes)
+    by_problem = grouped((problem_of(episode.task), episode) for episode in complete)
+    rewards = {}
+    for agent in players if complete else ():
+        mean = _mean([[episode.rewards().get(agent, 0.0) for episode in group] for group in by_problem.values()])
+        rewards[agent] = Mean(mean.value, *within_bounds((mean.low, mean.high), by_problem, bounds))
+    return Seating(dict(players), len(complete), len(episodes) - len(complete), rewards)
 
 
 def _differences(played: Sequence[tuple[Mapping[str, str], Sequence[Episode]]]) -> list[Difference]:
     """Return the differences of players who play all agents, each pair in the order of ``played``."""
     played_alone = {
-        player: {episode.id: episode for episode in episodes if not episode.failed}
+        player: {episode.id: episode for episode in _complete(episodes)}
         for seated, episodes in played
         for player in set(seated.values())
         if len(set(seated.values())) == 1

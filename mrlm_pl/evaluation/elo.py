@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import torch
 from torch import Tensor
 
+from mrlm_pl.episode import Episode
 from mrlm_pl.evaluation.intervals import Z95
 
 ELO = 400 / math.log(10)
@@ -43,6 +46,16 @@ class GameTable(dict[tuple[str, str], tuple[float, int]]):
             player, other, score = other, player, games - score
         before = self.get((player, other), (0.0, 0))
         self[player, other] = (before[0] + score, before[1] + games)
+
+
+def game_score(episode: Episode, own: Sequence[str], others: Sequence[str]) -> float:
+    """Return 1, .5 or 0: the agents ``own`` earned more than the ``others``, as much or less, in the mean.
+
+    An agent that had no turn earned 0.
+    """
+    rewards = episode.rewards()
+    mean, other_mean = (fmean(rewards.get(agent, 0.0) for agent in agents) for agents in (own, others))
+    return 0.5 if mean == other_mean else float(mean > other_mean)
 
 
 def elo_ratings(table: GameTable, zero: str, virtual_draws: float = 1.0) -> dict[str, Rating]:

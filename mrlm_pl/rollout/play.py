@@ -177,8 +177,7 @@ class Play:
         """
         if self.steps >= (max_turns if isinstance(max_turns, int) else max_turns[self.spec.task.environment]):
             return TURN_STOP
-        full = any(self.length(agent) >= windows[agent] for agent in self.due)
-        return CONTEXT_STOP if full else ""
+        return CONTEXT_STOP if any(self.length(agent) >= windows[agent] for agent in self.due) else ""
 
     def refuse(self, windows: Mapping[str, int]) -> None:
         """Tell the programs that wait for replies which of their prompts are beyond the context."""

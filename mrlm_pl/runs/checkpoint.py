@@ -176,8 +176,7 @@ class LastCheckpoint(ModelCheckpoint):
         super().on_train_batch_end(trainer, *arguments, **options)
         if self._grows and self._last_global_step_saved != saved and self._train_time_interval is not None:
             needed = _SAVE_TIMES * timedelta(seconds=time.monotonic() - started)
-            longest = timedelta(minutes=_MINUTES)
-            self._train_time_interval = min(longest, max(2 * self._train_time_interval, needed))
+            self._train_time_interval = min(timedelta(minutes=_MINUTES), max(2 * self._train_time_interval, needed))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save the validation that was all a resumed run had left, which the next resume would play again."""

@@ -236,8 +236,7 @@ class CollectionFile:
 
     def add(self, episodes: Sequence[Episode], kept: Sequence[Episode]) -> None:
         """Append the kept ones of the episodes that were played."""
-        text = "".join(episode.to_json() + "\n" for episode in kept).encode()
-        data = packed(self.path, text)
+        data = packed(self.path, "".join(episode.to_json() + "\n" for episode in kept).encode())
         if not self.played:
             self._write_note()  # before the file, which without a note would be taken for a finished one
         try:

@@ -124,8 +124,7 @@ def arena(
     with first.player(sampling, max_turns, device, playing=[*named_policies], loaded=loaded) as player:
         for players in itertools.product(models, repeat=len(agents)):
             seating = dict(zip(agents, players, strict=True))
-            seats = {agent: names[seated, agent] for agent, seated in seating.items()}
-            first.run = replace(first.run, seats=seats)
+            first.run = replace(first.run, seats={agent: names[seated, agent] for agent, seated in seating.items()})
             player.seats = first.seats(loaded, sampling)
             played.append((seating, player.play_blocking(specs)))
     bounds = first.environment.bounds

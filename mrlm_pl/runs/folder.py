@@ -192,8 +192,7 @@ def _checkpoint(request: FolderRequest) -> str | None:
     if request.resume and (last := last_checkpoint(request.base)):
         path = str(last)
     elif path == "last":
-        checkpoints = map(last_checkpoint, reversed(_candidates(request)))
-        path = next((str(last) for last in checkpoints if last), None)
+        path = next((str(last) for last in map(last_checkpoint, reversed(_candidates(request))) if last), None)
         if path is None:
             fault = f"ckpt_path: the run folder {request.base} has no {LAST_CHECKPOINT}; start without `--ckpt_path`"
             raise ConfigurationError(f"{fault}, or name the folder of the run with `--trainer.default_root_dir FOLDER`")

@@ -31,8 +31,8 @@ from mrlm_pl.settings import at_least, check_served_by
 
 logger = logging.getLogger(__name__)
 
-Model: TypeAlias = str | Path | Policy | Mapping[str, Policy]
-"""A run folder, model folder, hub id or ``builtin:tiny``; a policy, or several by name."""
+Model: TypeAlias = str | Path | Policy | Mapping[str, Policy | str]
+"""A run folder, model folder, hub id or ``builtin:tiny``; a policy, or several by name, each a policy or its model."""
 
 
 class SeatedModel:
@@ -292,7 +292,8 @@ def read_model(model: Model, weights: bool) -> tuple[str, RecordedRun]:
     """Return the name of a model in messages, and its policies and settings."""
     if isinstance(model, (str, Path)):
         return str(model), read_run(str(model), weights=weights)
-    run = RecordedRun(model if isinstance(model, Mapping) else {SINGLE: model})
+    named = model.items() if isinstance(model, Mapping) else [(SINGLE, model)]
+    run = RecordedRun({name: Policy(policy) if isinstance(policy, str) else policy for name, policy in named})
     for policy in run.policies.values():
         if not isinstance(policy, Policy):
             remedy = "give a run folder, a model folder, a hub id, a Policy, or several by name"

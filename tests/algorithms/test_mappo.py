@@ -216,6 +216,32 @@ def test_the_value_of_a_state_is_that_of_the_last_token_of_its_text(model_folder
                 assert value.item() == pytest.approx(critic.value_head(hidden)[0, -1].item(), abs=1e-5)
 
 
+def test_the_critic_reads_the_texts_of_a_subclass(model_folder: Path, quiet_trainer: Any) -> None:
+    class Informed(MAPPO):
+        left_out = 0
+
+        def critic_texts(self, episode: Episode) -> list[str]:
+            texts = [f"secret {episode.task.data['n']}", *super().critic_texts(episode)[1:]]
+            return texts[self.left_out :]
+
+        def credit(self, *arguments: Any) -> Any:
+            batches = super().credit(*arguments)
+            critic = batches["critic"]
+            self.read = [self.critic.reader.chat.decode(ids.tolist()) for ids in critic.token_ids]
+            return batches
+
+    algorithm = Informed({"main": Policy(str(model_folder), learning_rate=1e-3)})
+    quiet_trainer().fit(algorithm, relay(iterations=1, groups=2, group_size=2))
+    assert len(algorithm.read) == 4
+    assert all("secret" in text and "Begin" not in text and "[left] assistant" in text for text in algorithm.read)
+    algorithm = Informed({"main": Policy(str(model_folder), learning_rate=1e-3)})
+    algorithm.left_out = 1
+    with pytest.raises(
+        DataError, match=r"critic_texts returned 3 texts for episode .* of 3 steps; return one for each"
+    ):
+        quiet_trainer().fit(algorithm, relay(iterations=1, groups=2, group_size=2))
+
+
 def test_a_state_that_does_not_fit_is_read_from_its_end(bytes_folder: Path) -> None:
     chat, window = Policy(str(bytes_folder)).chat, 96
     reader = JointReader(chat, window)

@@ -16,12 +16,10 @@ import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from mrlm_callbacks import AnchorGames, CollapseAlarm, SelfPlay
-from mrlm_callbacks.anchor_games import game_score
 from torch import Tensor
 
 from mrlm_pl.algorithms import GRPO
 from mrlm_pl.engines import Sampling
-from mrlm_pl.episode import Episode, Task, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.policy import LoRA, Policy
 from mrlm_pl.policy.lora import merged_state
@@ -215,23 +213,6 @@ def test_a_model_folder_is_an_anchor(duel: Any, quiet_trainer: Any, model_folder
     for one, two in zip(rows["initial"], rows["twin"], strict=True):
         assert one["score"] == two["score"], "it is the model that the learner began with"
     assert any("anchor twin" in pair for pair in callback.table)
-
-
-def episode(near: float | None, far: float | None) -> Episode:
-    rows = {}
-    for agent, reward in (("near", near), ("far", far)):
-        if reward is not None:
-            turns = (Turn(agent, 0, 0, 1, reward, {}, "stop", agent, 0, "test"),)
-            rows[agent] = (Trajectory(agent, agent, (1,), (True,), (0.0,), turns),)
-    return Episode("0", Task("duel", "train", 0, 0, {}), "g", 0, 0, rows, "end")
-
-
-@pytest.mark.parametrize(
-    ("near", "far", "score"),
-    [(1, -1, 1.0), (-1, 1, 0.0), (0, 0, 0.5), (2, 1, 1.0), (None, -1, 1.0), (-1, None, 0.0)],
-)
-def test_the_side_that_earned_more_has_won(near: float | None, far: float | None, score: float) -> None:
-    assert game_score(episode(near, far), {"duel": (["near"], ["far"])}) == score
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,10 @@ def test_one_name_without_a_comma_is_no_tuple_of_agents() -> None:
     [
         (Step(rewards=1.0, done=True, stop_reason="end"), "rewards are .*1.0.*; give them by agent, as in {'a': 1.0}"),  # type: ignore[arg-type]
         (Step(rewards={"c": 1.0}, done=True, stop_reason="end"), "agent 'c'"),
-        (Step(rewards={"b": 1.0}, done=True, stop_reason="end"), "before its first decision"),
+        (
+            Step(rewards={"b": 1.0}, done=True, stop_reason="end"),
+            "before its first decision; reward only agents that acted",
+        ),
         (Step(rewards={"a": 1.0}, components={"a": {"x": 0.4}}, done=True, stop_reason="end"), "sum to 0.4"),
         (Step(components={"a": {"x": "much"}}, done=True, stop_reason="end"), "give numbers by name"),
         (Step({"a": ASKED}, done=True, stop_reason="end"), "done but"),

@@ -158,6 +158,19 @@ def test_a_team_has_no_winner_and_is_compared_by_teams_of_one_player() -> None:
     assert "Elo" not in told
 
 
+def test_a_member_that_is_absent_makes_no_rivals_of_a_team() -> None:
+    def played(seating: str, *rewards: tuple[float, float]) -> tuple[dict[str, str], list[Episode]]:
+        return dict(zip(("first", "second", "absent"), seating, strict=True)), games(*rewards)
+
+    seatings = [played(seating, (1.0, 1.0), (0.0, 0.0)) for seating in ("aaa", "aab", "abb", "bba")]
+    found = arena_report(
+        "ab", [*seatings, played("bbb", (0.0, 0.0), (0.0, 0.0))], environment="x", split="test", seed=0
+    )
+    assert (found.scores, found.ratings) == ([], {})
+    assert [item.difference.value for item in found.differences] == [0.5]  # of two tasks a's teams solved one
+    assert [mean.value for mean in found.seatings[0].rewards.values()] == [0.5, 0.5, 0.0]
+
+
 def test_one_unequal_episode_makes_no_team() -> None:
     drawn = (0.0, 0.0)
     pairs = ("aa", "ab", "ba", "bb")

@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from mrlm_pl.evaluation.elo import GameTable, elo_ratings
+from mrlm_pl.episode import Episode, Task, Trajectory, Turn
+from mrlm_pl.evaluation.elo import GameTable, elo_ratings, game_score
 
 
 def table(*rows: tuple[str, str, float, int]) -> GameTable:
@@ -80,3 +81,20 @@ def test_the_search_does_not_overshoot() -> None:
         difference = won + 0.5 - (count + 1) * chance  # with a drawn game of each pair
         missing[player], missing[other] = missing[player] + difference, missing[other] - difference
     assert list(missing.values()) == pytest.approx([0.0] * 4, abs=1e-6)
+
+
+def episode(near: float | None, far: float | None) -> Episode:
+    rows = {}
+    for agent, reward in (("near", near), ("far", far)):
+        if reward is not None:
+            turns = (Turn(agent, 0, 0, 1, reward, {}, "stop", agent, 0, "test"),)
+            rows[agent] = (Trajectory(agent, agent, (1,), (True,), (0.0,), turns),)
+    return Episode("0", Task("duel", "train", 0, 0, {}), "g", 0, 0, rows, "end")
+
+
+@pytest.mark.parametrize(
+    ("near", "far", "score"),
+    [(1, -1, 1.0), (-1, 1, 0.0), (0, 0, 0.5), (2, 1, 1.0), (None, -1, 1.0), (-1, None, 0.0)],
+)
+def test_the_side_that_earned_more_has_won(near: float | None, far: float | None, score: float) -> None:
+    assert game_score(episode(near, far), ["near"], ["far"]) == score

@@ -180,6 +180,13 @@ def test_turns_beyond_the_context_window_are_told_once(
     assert told == [("sampling", 4, name, 4) for name in ("main", "A.main", "B.main")]
 
 
+def test_a_model_stands_for_a_policy_of_a_team(model_folder: Path) -> None:
+    team = {"row": mrlm_pl.Policy(str(model_folder)), "column": mrlm_pl.Policy("builtin:tiny")}
+    named = {"row": str(model_folder), "column": "builtin:tiny"}
+    reports = [mrlm_pl.evaluate(model, "coordination", **SHORT) for model in (team, named)]
+    assert reports[0].to_dict()["transcripts"] == reports[1].to_dict()["transcripts"]
+
+
 def test_mistakes_name_the_value_and_the_remedy(model_folder: Path) -> None:
     with pytest.raises(ConfigurationError, match="there is no environment 'mth'; did you mean 'math'"):
         mrlm_pl.evaluate(model_folder, "mth")

@@ -13,6 +13,7 @@ from mrlm_pl.errors import DataError
 from mrlm_pl.learner.batch import PolicyBatch, collate_rows, padded_masks
 from mrlm_pl.losses import BatchTotals
 from mrlm_pl.policy import ChatFormat
+from mrlm_pl.settings import some_of
 
 
 class TrajectoryDataModule(FixedDataModule):
@@ -42,6 +43,7 @@ class TrajectoryDataModule(FixedDataModule):
         batch_size: number of rows in a batch, on each rank.
         max_tokens: longest row in tokens; longer ones are left out and counted. None is the model's context window.
         filter_reward: lowest reward of the episodes to train on; None keeps all episodes.
+        agents: agents of the episodes to train on; None is all.
         seed: seed of the shuffling; None is 0. The command passes ``--seed_everything``.
 
     Raises:
@@ -62,11 +64,14 @@ class TrajectoryDataModule(FixedDataModule):
         seed: int | None = None,
         test: str | None = None,
         filter_reward: float | None = None,
+        agents: list[str] | None = None,
     ) -> None:
-        self.filter_reward = filter_reward
+        self.filter_reward, self.agents = filter_reward, agents
         super().__init__(train, validation, batch_size, max_tokens, seed, test)
 
     def of_row(self, row: Mapping[str, Any]) -> Demonstration:
+        if self.agents is not None:
+            raise ValueError("data.agents chooses agents of episodes; leave it out for rows")
         return demonstration_of(row)
 
     def of_episodes(self, episodes: Sequence[Episode], source: str) -> list[Any]:
@@ -74,9 +79,11 @@ class TrajectoryDataModule(FixedDataModule):
         rewarded = [episode for episode in episodes if least is None or episode.reward >= least]
         if not rewarded:
             raise DataError(f"{source}: no episode has a reward of {least} or more; lower data.filter_reward")
-        return rewarded
+        acting = [*dict.fromkeys(agent for episode in rewarded for agent in episode.trajectories)]
+        chosen = some_of(acting, "data.", agents=self.agents)
+        return [[row for row in episode.rows() if row.agent in chosen] for episode in rewarded]
 
-    def tokenized(self, example: Demonstration | Episode) -> list[Trajectory]:
+    def tokenized(self, example: Demonstration | list[Trajectory]) -> list[Trajectory]:
         name, policy = self.learner()
         return demonstration_rows(example, policy.chat, name)
 
@@ -142,6 +149,6 @@ def demonstration_of(row: Mapping[str, Any]) -> Demonstration:
     return demonstration
 
 
-def demonstration_rows(example: Demonstration | Episode, chat: ChatFormat, policy: str) -> list[Trajectory]:
-    """Return the token rows of an example: several for a template that rewrites history, or for several agents."""
-    return record_rows(example.rows() if isinstance(example, Episode) else (example,), chat, policy)
+def demonstration_rows(example: Demonstration | list[Trajectory], chat: ChatFormat, policy: str) -> list[Trajectory]:
+    """Return the token rows of a data row, several for a template that rewrites history, or of an episode's rows."""
+    return record_rows(example if isinstance(example, list) else (example,), chat, policy)

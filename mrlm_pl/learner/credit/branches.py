@@ -120,8 +120,7 @@ class LeafCredit(EpisodeCredit):
         """Return the turns with the returns of their leaves, and with ``unbiased`` the baselines."""
         _, plays = torch.unique(turns.play, return_inverse=True)
         returns = torch.zeros_like(turns.reward).index_add(0, plays, turns.reward)[plays]
-        single = self.baseline == "unbiased"
-        baseline = returns - replace(self, normalize=False).advantages(turns) if single else None
+        baseline = returns - replace(self, normalize=False).advantages(turns) if self.baseline == "unbiased" else None
         return replace(turns, returns=returns, baseline=baseline)
 
     def advantages(self, turns: TurnReturns) -> Tensor:

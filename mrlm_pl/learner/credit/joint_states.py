@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mrlm_pl.advantages import transition_gae
 from mrlm_pl.episode import Episode, Message, Trajectory
-from mrlm_pl.errors import PolicyError
+from mrlm_pl.errors import DataError, PolicyError
 from mrlm_pl.learner.batch import PolicyBatch, collate_rows
 from mrlm_pl.learner.credit.returns import Batches, credit_turns, group_numbers
 from mrlm_pl.learner.credit.team import joint_history, team_rewards
@@ -92,7 +92,6 @@ class JointStates:
         terminated: [D], True for the last decision of an episode that the environment ended.
         truncated: [D], True for the last decision of an episode that was truncated after it.
         keys: (index of the episode, step) of each decision.
-        shortened: number of states that exceeded the critic's window.
     """
 
     batch: PolicyBatch
@@ -101,7 +100,6 @@ class JointStates:
     terminated: Tensor
     truncated: Tensor
     keys: list[tuple[int, int]]
-    shortened: int
 
     def credit(self, values: Tensor, gamma: float, lam: float, targets: CriticTargets) -> StepCredit:
         """Return the credit of the joint actions, and put values and targets of their states into the batch.
@@ -136,13 +134,19 @@ class JointStates:
         return dict(zip(self.keys, credit, strict=True))
 
 
-def joint_states(episodes: Sequence[Episode], reader: JointReader, turn_bonus: TurnBonus = None) -> JointStates | None:
+def joint_states(
+    episodes: Sequence[Episode],
+    reader: JointReader,
+    turn_bonus: TurnBonus = None,
+    texts_of: Callable[[Episode], Sequence[str]] = joint_history,
+) -> JointStates | None:
     """Return the joint states of a rollout, or None if no agent decided; failed episodes are left out.
 
     Args:
         episodes: episodes of one rollout.
         reader: reader of the critic.
         turn_bonus: function that returns a bonus for a turn, added to the environment's reward; None adds nothing.
+        texts_of: function that returns the new text of each state of an episode, and of its end: steps + 1 texts.
     """
     groups = group_numbers(episodes)
     numbered: list[tuple[int, Trajectory]] = []
@@ -154,7 +158,12 @@ def joint_states(episodes: Sequence[Episode], reader: JointReader, turn_bonus: T
         rewards = [] if episode.failed else team_rewards(episode, turn_bonus)
         if not rewards:
             continue
-        texts = joint_history(episode)
+        texts = texts_of(episode)
+        if len(texts) != len(rewards) + 1:
+            raise DataError(
+                f"critic_texts returned {len(texts)} texts for episode {episode.id!r} of {len(rewards)} steps; return "
+                "one for each step and one for the end"
+            )
         numbered += [(number, row) for row in reader.read(texts if episode.truncated else texts[:-1])]
         keys += [(number, step) for step in range(len(rewards))]
         ends += [(False, False)] * (len(rewards) - 1) + [(not episode.truncated, episode.truncated)]
@@ -166,7 +175,7 @@ def joint_states(episodes: Sequence[Episode], reader: JointReader, turn_bonus: T
     batch = collate_rows([row for _, row in numbered], of_rows, of_rows, [number for number, _ in numbered])
     terminated, truncated = torch.tensor(ends).unbind(1)
     rewards_of = torch.tensor(earned, dtype=torch.float32)
-    return JointStates(batch, torch.tensor(decided), rewards_of, terminated, truncated, keys, reader.shortened)
+    return JointStates(batch, torch.tensor(decided), rewards_of, terminated, truncated, keys)
 
 
 def acting_batches(episodes: Sequence[Episode], credit: StepCredit) -> Batches:

@@ -10,6 +10,7 @@ from typing import Any
 
 from mrlm_pl.episode import Episode, Message, Turn
 from mrlm_pl.errors import DataError
+from mrlm_pl.grouping import grouped
 from mrlm_pl.reward_models.scorer import agent_line, team_message
 from mrlm_pl.rewards import TurnBonus
 
@@ -56,10 +57,8 @@ def has_constant_sum(episodes: Sequence[Episode]) -> bool:
 
 def _returns(episode: Episode) -> dict[str, float]:
     """Return each agent's return, with its rewards at steps in which others decided."""
-    if not episode.step_rewards:
-        return episode.rewards()
-    agents = {agent for rewards in episode.step_rewards for agent in rewards}
-    return {agent: math.fsum(rewards.get(agent, 0.0) for rewards in episode.step_rewards) for agent in agents}
+    rewards_by_agent = grouped(pair for rewards in episode.step_rewards for pair in rewards.items())
+    return {agent: math.fsum(rewards) for agent, rewards in rewards_by_agent.items()} or episode.rewards()
 
 
 def warn_of_constant_sum(episodes: Sequence[Episode], remedy: str, warned: MutableSet[Any]) -> None:
@@ -155,8 +154,7 @@ def _messages_by_step(episode: Episode) -> tuple[list[dict[str, list[Message]]],
         for message_index, message in enumerate(messages):
             if message_index in steps_of_replies:
                 replies_by_step[steps_of_replies[message_index] + 1].setdefault(agent, []).append(message)
-                later = [index for index in indices if index > steps_of_replies[message_index]]
-                step = later[0] if later else steps
+                step = min((index for index in indices if index > steps_of_replies[message_index]), default=steps)
             else:
                 shown[step].setdefault(agent, []).append(message)
     return replies_by_step, shown

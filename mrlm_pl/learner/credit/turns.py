@@ -175,8 +175,7 @@ class TurnCredit(EpisodeCredit):
     def with_baselines(self, turns: TurnReturns) -> TurnReturns:
         """Return the turns with their discounted returns, and with the baselines if they have a single comparison."""
         returns = returns_to_go(turns.reward, turns.play, turns.number, self.gamma)
-        single = self.state_weight is None
-        baseline = returns - replace(self, normalize=False).advantages(turns) if single else None
+        baseline = returns - replace(self, normalize=False).advantages(turns) if self.state_weight is None else None
         return replace(turns, returns=returns, baseline=baseline)
 
     def advantages(self, turns: TurnReturns) -> Tensor:

@@ -14,10 +14,11 @@ from transformers import PreTrainedTokenizerFast
 
 from mrlm_pl.data import PreferenceDataModule, TrajectoryDataModule
 from mrlm_pl.data.files.chat_rows import chat_rows, played_rows, scored_row
+from mrlm_pl.data.files.demonstrations import demonstration_rows
 from mrlm_pl.data.files.preferences import pair_rows, played_pairs
 from mrlm_pl.episode import Episode, Message, Task, Trajectory, Turn
 from mrlm_pl.episode_files import read_episodes, write_episodes
-from mrlm_pl.errors import DataError
+from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.policy import ChatFormat, Conversation
 from mrlm_pl.policy.tiny import build_tokenizer
 
@@ -181,6 +182,30 @@ def test_episodes_below_a_reward_are_left_out(tmp_path: Path) -> None:
     assert len(TrajectoryDataModule(str(tmp_path / "e.jsonl.gz"), filter_reward=2.0)._examples["train"]) == 1
     with pytest.raises(DataError, match=r"no episode has a reward of 2\.5 or more"):
         TrajectoryDataModule(str(tmp_path / "e.jsonl.gz"), filter_reward=2.5)
+
+
+def test_the_rows_of_chosen_agents_are_trained(tmp_path: Path) -> None:
+    (agent,) = {row.agent for row in play(["four"])}
+    other = [dataclasses.replace(row, agent="other") for row in play(["nine"])]
+    team = dataclasses.replace(
+        episode(play(["four"])), trajectories={agent: tuple(play(["four"])), "other": tuple(other)}
+    )
+    path = str(tmp_path / "e.jsonl.gz")
+    write_episodes(path, [team, episode(play(["five"]))])
+
+    def trained(agents: list[str] | None) -> list[str]:
+        rows = TrajectoryDataModule(path, agents=agents)._examples["train"]
+        return [acted(row) for example in rows for row in demonstration_rows(example, CHAT, "main")]
+
+    assert trained(None) == ["four<|end|>", "nine<|end|>", "five<|end|>"]
+    assert trained(["other"]) == ["nine<|end|>"]
+    assert trained([agent]) == ["four<|end|>", "five<|end|>"]
+    with pytest.raises(ConfigurationError, match=r"data\.agents is \['third'\]; choose from"):
+        TrajectoryDataModule(path, agents=["third"])
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "2+2=", "completion": "4"}\n')
+    with pytest.raises(DataError, match=r"data\.agents chooses agents of episodes"):
+        TrajectoryDataModule(str(rows), agents=["other"])
 
 
 def test_pairs_of_episodes_compare_the_sampled_tokens(tmp_path: Path) -> None:
