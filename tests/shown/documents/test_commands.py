@@ -79,6 +79,7 @@ OTHER_OPTIONS += ("--build-arg", "--gpus", "--init", "--stop-timeout", "--cap-dr
 """Other programs and their options."""
 
 DOTTED = {
+    "data.agents": "configs/recipes/tiny.yaml",
     "data.engine.engine": "configs/scaling/ray_pool.yaml",
     "data.engine.": "configs/scaling/served_rollouts.yaml",
     "data.environment.data": "configs/tasks/agentbench/sql.yaml",

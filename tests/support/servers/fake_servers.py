@@ -90,8 +90,8 @@ class FakeServer:
                 writer.write(b"HTTP/1.1 %d X\r\nContent-Type: application/json\r\n" % answer[0])
                 writer.write(self.header + b"\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
                 await writer.drain()
-        except (ConnectionError, asyncio.IncompleteReadError):
-            return  # the client went away
+        except (ConnectionError, asyncio.IncompleteReadError, UnicodeDecodeError):
+            return  # the client went away, or is that of another server, which had this port before
         finally:
             self._writers.discard(writer)
             writer.close()
