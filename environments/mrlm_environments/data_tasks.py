@@ -31,6 +31,7 @@ class DataTasks(Shared):
     ) -> None:
         self.environment, self.data, self.bad_rows, self.form = environment, data, bad_rows, form
         self._sources: dict[str, TaskSource] = {}
+        self._read: dict[Any, dict[str, list[tuple[int, Any]]]] = {}
 
     def source(
         self,
@@ -60,7 +61,7 @@ class DataTasks(Shared):
             return SeededTasks(self.environment, split, generate, lambda data: str(data[key]))
         if split not in self._sources:
             named = identity or (lambda row: str(row[fields[0]]))
-            rows = read_split(self.data, split, fields, named, task_data, self.bad_rows, self.form)
+            rows = read_split(self.data, split, fields, named, task_data, self.bad_rows, self.form, self._read)
             labeled = {number: data for number, data in rows if data is not None}
             if len(labeled) < len(rows):
                 logger.warning("%s: %d rows of %r have no label", split, len(rows) - len(labeled), self.data)

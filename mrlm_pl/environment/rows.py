@@ -9,9 +9,9 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeVar, get_args
+from typing import IO, Any, Literal, TypeAlias, TypeVar, get_args
 
 from mrlm_pl.compressed_files import unpacked
 from mrlm_pl.environment.tasks import SPLITS, split_of
@@ -19,6 +19,7 @@ from mrlm_pl.errors import ConfigurationError, DataError, nearest_path
 from mrlm_pl.settings import one_of
 
 logger = logging.getLogger(__name__)
+_warn_once = functools.cache(logger.warning)
 
 T = TypeVar("T")
 Rows: TypeAlias = str | Sequence[Mapping[str, Any]]
@@ -60,29 +61,18 @@ def read_rows(source: Rows, split: str | None, fields: Sequence[str]) -> list[di
     return [row for _, row in numbered_rows(source, split, fields)]
 
 
-def numbered_rows(source: Rows, split: str | None, fields: Sequence[str]) -> list[tuple[int, dict[str, Any]]]:
-    """Return the rows of :func:`read_rows` with their numbers."""
-    rows = []
-    for number, row in _rows_or_faults(source, split, fields):
+def numbered_rows(source: Rows, split: str | None, fields: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the rows of :func:`read_rows` with their numbers."""
+    for number, row in rows_or_faults(source, split, fields):
         if isinstance(row, DataError):
-            raise row
-        rows.append((number, row))
-    return rows
+            raise DataError(f"{data_name(source)}, row {number}: {row}") from row
+        yield number, row
 
 
-def all_rows(source: str, split: str | None) -> list[tuple[int, dict[str, Any] | None]]:
-    """Return every row of a source with its number, counted from 1; None for one that cannot be read.
-
-    Raises:
-        DataError: the source is missing or unreadable, or has no rows.
-    """
-    return [(number, None if isinstance(row, DataError) else row) for number, row in _rows_or_faults(source, split, ())]
-
-
-def _rows_or_faults(
+def rows_or_faults(
     source: Rows, split: str | None, fields: Sequence[str]
-) -> list[tuple[int, dict[str, Any] | DataError]]:
-    """Return each row of a source, or its fault, with its number.
+) -> Iterator[tuple[int, dict[str, Any] | DataError]]:
+    """Yield each row of a source, or its fault, with its number, from 1; few rows are held at a time.
 
     Raises:
         DataError: the source is missing or unreadable, or has no rows.
@@ -92,23 +82,22 @@ def _rows_or_faults(
         rows = rows.astype(object).where(rows.notna(), None).to_dict("records")
     if isinstance(source, str):
         rows = _local_rows(Path(source)) if _is_local(source) else _hub_rows(source, split)
-    numbered = [(number, row) for number, row in enumerate(rows, start=1) if row is not _BLANK]
-    if not numbered:
+    empty = True
+    for number, row in enumerate(rows, start=1):
+        if row is not _BLANK:
+            empty = False
+            yield number, _row_or_fault(row, fields)
+    if empty:
         raise DataError(f"{data_name(source)} has no rows")
-    return [(number, _row_or_fault(row, f"{data_name(source)}, row {number}", fields)) for number, row in numbered]
 
 
-def _row_or_fault(row: Any, where: str, fields: Sequence[str]) -> dict[str, Any] | DataError:
-    if isinstance(row, DataError):
-        return DataError(f"{where}: {row}")
+def _row_or_fault(row: Any, fields: Sequence[str]) -> dict[str, Any] | DataError:
     if not isinstance(row, dict):
-        return DataError(f"{where}: {row!r:.80} is not an object with named fields")
-    surrogate = _lone_surrogate(row)
-    if surrogate:
-        return DataError(f"{where}: {surrogate} is half of a character (a lone surrogate); replace it")
-    missing = [name for name in fields if name not in row]
-    if missing:
-        return DataError(f"{where}: no field {missing[0]!r}; the row has the fields {sorted(row)}")
+        return row if isinstance(row, DataError) else DataError(f"{row!r:.80} is not an object with named fields")
+    if surrogate := _lone_surrogate(row):
+        return DataError(f"{surrogate} is half of a character (a lone surrogate); replace it")
+    if missing := [name for name in fields if name not in row]:
+        return DataError(f"no field {missing[0]!r}; the row has the fields {sorted(row)}")
     return row
 
 
@@ -120,6 +109,7 @@ def read_split(
     make: Callable[[Mapping[str, Any]], T],
     bad_rows: BadRows = "stop",
     form: str = "",
+    read: dict[Any, dict[str, list[tuple[int, T]]]] | None = None,
 ) -> list[tuple[int, T]]:
     """Return the rows of one split of a data set, converted by ``make``, with their numbers; the splits share no row.
 
@@ -139,6 +129,7 @@ def read_split(
         bad_rows: ``skip`` leaves out rows that lack a field or that ``make`` refuses, with a warning that names them;
             ``stop`` raises at the first one.
         form: the form of a row, for messages; by default the ``fields``.
+        read: the sources that were read for other splits, which are not read again; those of this call are added.
 
     Raises:
         DataError: see :func:`read_rows`; ``make`` refuses a row, or every row. The message begins with the row's place.
@@ -150,45 +141,48 @@ def read_split(
     one_of(get_args(BadRows), bad_rows=bad_rows)
     source, source_split, assigned_splits = _split_source(data, split)
     form = form or (f"{{{', '.join(fields)}}}" if fields else "")
-    rows: list[tuple[int, T, str]] = []
-    faults: list[DataError] = []
-    for number, row in _rows_or_faults(source, source_split, fields):
-        try:
-            if isinstance(row, DataError):
-                raise row
+    read = {} if read is None else read
+    key, name = (source if isinstance(source, str) else id(source), source_split), data_name(source)
+    if key not in read:
+        converted: dict[str, list[tuple[int, T]]] = {assigned: [] for assigned in SPLITS}
+        faults: list[DataError] = []
+        for number, row in rows_or_faults(source, source_split, fields):
             try:
-                rows.append((number, make(row), split_of(identity(row))))
+                if isinstance(row, DataError):
+                    raise row
+                entry = number, make(row)
+                converted[split_of(identity(row))].append(entry)
             except (DataError, *REFUSALS) as error:
-                raise DataError(f"{data_name(source)}, row {number}: {_refusal_reason(error, row, form)}") from error
-        except DataError as fault:
-            if bad_rows == "stop":
-                raise
-            faults.append(fault)
-    if faults and not rows:
-        raise faults[0]
-    if faults:
-        lines = "\n".join(map(str, faults[:NAMED_ROWS]))
-        lines += f"\nand {len(faults) - NAMED_ROWS} more" if len(faults) > NAMED_ROWS else ""
-        logger.warning(
-            "skipped %d of %d rows of %s:\n%s", len(faults), len(faults) + len(rows), data_name(source), lines
-        )
-    split_rows = [(number, converted) for number, converted, assigned in rows if assigned in assigned_splits]
+                fault = DataError(f"{name}, row {number}: {_refusal_reason(error, row, form)}")
+                if bad_rows == "stop":
+                    raise fault from error
+                faults.append(fault)
+        count = len(faults) + sum(map(len, converted.values()))
+        if faults and len(faults) == count:
+            raise faults[0]
+        if faults:
+            lines = "\n".join(map(str, faults[:NAMED_ROWS]))
+            lines += f"\nand {len(faults) - NAMED_ROWS} more" if len(faults) > NAMED_ROWS else ""
+            logger.warning("skipped %d of %d rows of %s:\n%s", len(faults), count, name, lines)
+        read[key] = converted
+    rows, count = read[key], sum(map(len, read[key].values()))
+    split_rows = sorted((row for assigned in assigned_splits for row in rows[assigned]), key=lambda row: row[0])
     if not split_rows:
         raise ConfigurationError(
-            f"no row of {data_name(data)}, {len(rows)} in all, belongs to split {split!r}; give it more rows or "
+            f"no row of {data_name(data)}, {count} in all, belongs to split {split!r}; give it more rows or "
             f"a file of its own: `data: {_with_source(data, 'validation' if split == 'train' else split)}`"
         )
-    if split == "train" and "test" in assigned_splits and len(split_rows) < len(rows):
+    if split == "train" and "test" in assigned_splits and len(split_rows) < count:
         logger.warning(
             "%s: %d rows in the training split, %d held out for validation; to train on all give `validation: FILE`",
-            data_name(source),
+            name,
             len(split_rows),
-            len(rows) - len(split_rows),
+            count - len(split_rows),
         )
     return split_rows
 
 
-def _refusal_reason(error: Exception, row: Mapping[str, Any], form: str) -> str:
+def _refusal_reason(error: Exception, row: Any, form: str) -> str:
     """Return why a row cannot be used; without a form of rows, by its fields alone.
 
     >>> _refusal_reason(KeyError("test"), {"prompt": "P"}, "{prompt, test}")
@@ -220,15 +214,17 @@ def _with_source(data: Rows | Mapping[str, Rows], split: str) -> str:
     return f"{{{', '.join(f'{name}: {source}' for name, source in {**names, split: 'FILE'}.items())}}}"
 
 
-def _split_source(data: Rows | Mapping[str, Rows], split: str) -> tuple[Rows, str, tuple[str, ...]]:
-    """Return the source of a split's rows, the split in it, and the assigned splits whose rows are taken."""
+def _split_source(data: Rows | Mapping[str, Rows], split: str) -> tuple[Rows, str | None, tuple[str, ...]]:
+    """Return the source of a split's rows, the split in it if it has some, and the assigned splits that are taken."""
     if not isinstance(data, (str, Mapping)) or (isinstance(data, str) and (_is_local(data) or "#" in data)):
-        return data, split, (split,)
+        return data, None, (split,)
     sources: dict[str, Rows]
     if isinstance(data, str):
-        available = _hub_splits(data)
+        import datasets
+
+        available = list(_from_hub(data, datasets.get_dataset_split_names))
         if len(available) == 1:
-            return f"{data}#{available[0]}", available[0], (split,)
+            return f"{data}#{available[0]}", None, (split,)
         if not set(available) & set(SPLITS):
             raise ConfigurationError(
                 f"data set {data!r} has the splits {', '.join(available)}; name one for each of ours, as in "
@@ -237,8 +233,7 @@ def _split_source(data: Rows | Mapping[str, Rows], split: str) -> tuple[Rows, st
         sources = dict.fromkeys(available, data)
     else:
         sources = dict(data)
-        unknown = set(sources) - set(SPLITS)
-        if unknown:
+        if unknown := set(sources) - set(SPLITS):
             raise ConfigurationError(f"data names the split {sorted(unknown)[0]!r}; use {', '.join(SPLITS)}")
     warn_of_training_rows(sources, split)
     if split in sources and (split != "train" or "validation" in sources):
@@ -265,17 +260,12 @@ def warn_of_training_rows(sources: Mapping[Any, Rows], split: str) -> None:
     )
     # A data set on the hub has splits of its own.
     if split_source == training_source and ("#" in split_source or os.path.exists(split_source)):
-        _warn_of_training_rows(str(sources[split]), split)
-
-
-@functools.cache
-def _warn_of_training_rows(source: str, split: str) -> None:
-    logger.warning(
-        "%s holds the rows of both the training and the %s split: results on them are not those on new rows; give each "
-        "split rows of its own",
-        source,
-        split,
-    )
+        _warn_once(
+            "%s holds the rows of both the training and the %s split: results on them are not those on new rows; give "
+            "each split rows of its own",
+            str(sources[split]),
+            split,
+        )
 
 
 def _is_local(source: str) -> bool:
@@ -310,8 +300,8 @@ def _stem_suffix(path: Path) -> str:
     return (path.with_suffix("") if path.suffix in (".zst", ".gz") else path).suffix
 
 
-def _local_rows(path: Path) -> list[Any]:
-    """Return the rows of a file, with a :class:`DataError` for each that cannot be read."""
+def _local_rows(path: Path) -> Iterator[Any]:
+    """Yield the rows of a file, with a :class:`DataError` for each that cannot be read."""
     path = path.expanduser()
     if not path.is_file():
         raise DataError(_missing_file_message(path))
@@ -321,17 +311,17 @@ def _local_rows(path: Path) -> list[Any]:
             f"{path}: the suffix {suffix or '(none)'!r} is not read; use {', '.join(SUFFIXES)}, also with .zst or .gz"
         )
     try:
-        raw = _read_compressed(path) if path.suffix in (".zst", ".gz") else path.read_bytes()
-        if suffix == ".parquet":
-            return _parquet_rows(raw)
-        text = raw.decode("utf-8-sig")
+        with io.BytesIO(_read_compressed(path)) if path.suffix in (".zst", ".gz") else path.open("rb") as file:
+            if suffix == ".parquet":
+                yield from _parquet_rows(file)
+            else:
+                text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="\n")
+                yield from {".jsonl": _jsonl_rows, ".json": _json_rows, ".csv": _csv_rows}[suffix](text)
+    except DataError as fault:
+        raise DataError(f"{path}: {fault}") from fault
     except (OSError, EOFError, ValueError, MemoryError) as error:
         remedy = "let your user read it" if isinstance(error, PermissionError) else "restore it from a copy"
         raise DataError(f"{path} cannot be read: {type(error).__name__}: {error}; {remedy}") from error
-    try:
-        return {".jsonl": _jsonl_rows, ".json": _json_rows, ".csv": _csv_rows}[suffix](text)
-    except DataError as fault:
-        raise DataError(f"{path}: {fault}") from fault
 
 
 def _read_compressed(path: Path) -> bytes:
@@ -359,28 +349,27 @@ def _missing_file_message(path: Path) -> str:
     return f"data file {path} does not exist; it is looked for in the folder {path.parent.resolve()}, check the path"
 
 
-def _jsonl_rows(text: str) -> list[Any]:
-    rows: list[Any] = []
-    for line in text.split("\n"):
+def _jsonl_rows(text: IO[str]) -> Iterator[Any]:
+    for line in text:
         try:
-            rows.append(json.loads(line) if line.strip() else _BLANK)
+            yield json.loads(line) if line.strip() else _BLANK
         except (ValueError, RecursionError) as error:
-            rows.append(DataError(f"not JSON ({error}); each line must be a JSON object"))
-    return rows
+            yield DataError(f"not JSON ({error}); each line must be a JSON object")
 
 
-def _csv_rows(text: str) -> list[Any]:
+def _csv_rows(text: IO[str]) -> Iterator[Any]:
     cell_fault = DataError("the row has more or fewer cells than the header")
     try:
-        rows = list(csv.DictReader(io.StringIO(text), strict=True))
+        for row in csv.DictReader(text, strict=True):
+            yield cell_fault if None in row or None in row.values() else row
     except csv.Error as error:
         raise DataError(f"not CSV ({error})") from error
-    return [cell_fault if None in row or None in row.values() else row for row in rows]
 
 
-def _json_rows(text: str) -> list[Any]:
+def _json_rows(text: IO[str]) -> list[Any]:
+    whole = text.read()
     try:
-        content = json.loads(text)
+        content = json.loads(whole)
     except (ValueError, RecursionError) as error:
         raise DataError(f"not JSON ({error})") from error
     if isinstance(content, dict):
@@ -392,28 +381,23 @@ def _json_rows(text: str) -> list[Any]:
     return content
 
 
-def _parquet_rows(raw: bytes) -> list[Any]:
+def _parquet_rows(file: IO[bytes]) -> Iterator[Any]:
     # Imported here: an environment server that reads JSON does not wait for Arrow.
     import pyarrow.parquet
 
     try:
-        return list(pyarrow.parquet.read_table(io.BytesIO(raw)).to_pylist())
+        # Few at a time: they are objects before they are converted.
+        for batch in pyarrow.parquet.ParquetFile(file).iter_batches(1000):
+            yield from batch.to_pylist()
     except pyarrow.ArrowException as error:
         raise ValueError(str(error)) from error
 
 
-def _hub_rows(source: str, split: str | None) -> list[dict[str, Any]]:
+def _hub_rows(source: str, split: str | None) -> Iterator[dict[str, Any]]:
     import datasets
 
-    named_split = source.partition("#")[2]
-    load = functools.partial(datasets.load_dataset, split=named_split or split or "train")
-    return [dict(row) for row in _from_hub(source, load)]
-
-
-def _hub_splits(source: str) -> list[str]:
-    import datasets
-
-    return list(_from_hub(source, datasets.get_dataset_split_names))
+    load = functools.partial(datasets.load_dataset, split=source.partition("#")[2] or split or "train")
+    return map(dict, _from_hub(source, load))
 
 
 def _from_hub(source: str, load: Callable[[str, str | None], T]) -> T:

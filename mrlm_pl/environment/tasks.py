@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,10 +40,8 @@ class TaskSource(Shared, ABC):
         """
 
     def __iter__(self) -> Iterator[Task]:
-        index = 0
-        while self.size is None or index < self.size:
+        for index in itertools.count() if self.size is None else range(self.size):
             yield self[index]
-            index += 1
 
     def _check_index(self, index: int) -> None:
         if index < 0 or (self.size is not None and index >= self.size):

@@ -45,7 +45,7 @@ def compare_runs(one: Run, other: Run, shown_ids: Sequence[Container[str]] | Non
     shown = [pair for pair in pairs if shown_ids is None or all(map(operator.contains, shown_ids, pair["ids"]))]
     count = len(rows) or 1
     return {
-        "settings": _differing_settings(dict(one.settings()), dict(other.settings())),
+        "settings": _differing_settings(one.settings(), other.settings()),
         "evaluations": _evaluations(one.reports(), other.reports()),
         "tasks": len(rows),
         "own": math.fsum(row[1] for row in rows) / count,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import math
@@ -101,7 +102,7 @@ class Run:
         The reward is the last logged one, else the mean of the newest stored episodes without branches and excluded
         ones. Its interval is theirs; None where their mean is another one.
         """
-        settings = dict(self.settings())
+        settings = self.settings()
         rewards = self.index.last_rewards()
         values = [value for group in rewards for value in group]
         stored = math.fsum(values) / len(values) if values else None
@@ -153,7 +154,9 @@ class Run:
 
     def family(self) -> str:
         """Return as JSON the settings that are equal in runs that differ only in their seed; without any, the key."""
-        compared = sorted((name, str(value)) for name, value in self.settings() if not _NOT_COMPARED.match(name))
+        compared = sorted(
+            (name, str(value)) for name, value in self.settings().items() if not _NOT_COMPARED.match(name)
+        )
         return json.dumps(compared or self.key)
 
     def detail(self) -> dict[str, Any]:
@@ -183,11 +186,9 @@ class Run:
             return [f"{name} {number}" for name, number in versions.items()]
         return []
 
-    def settings(self) -> Iterator[tuple[str, Any]]:
-        """Yield the values of the latest configuration by name, as in ``model.gamma``."""
-        with suppress(ConfigurationError, yaml.YAMLError, RecursionError, ValueError):
-            value = read_yaml(self._configuration())
-            yield from itertools.islice(_leaves(value) if value else (), SETTINGS)
+    def settings(self) -> Mapping[str, Any]:
+        """Return the values of the latest configuration by name, as in ``model.gamma``."""
+        return _settings_in(self._configuration())
 
     def metrics(self) -> dict[str, Any]:
         """Return the logged numbers for curves, and the marks of resumes.
@@ -375,7 +376,7 @@ class Run:
         """Return a policy's tokenizer: exported by the run, else of the built-in model, else from the hub's cache."""
         if Path(policy).name == policy and (path := self._inside(self.path / "policies" / policy / "tokenizer.json")):
             return _load_tokenizer(path)
-        model = dict(self.settings()).get(f"model.policies.{policy}.model")
+        model = self.settings().get(f"model.policies.{policy}.model")
         if model == "builtin:tiny":
             return Tokenizer.from_str((resources.files("mrlm_pl") / "policy/tiny_model/tokenizer.json").read_text())
         if isinstance(model, str) and re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", model):
@@ -414,8 +415,7 @@ def find_runs(names: Sequence[str]) -> dict[str, Run]:
                 f"{name!r} holds no run: no config.yaml, metrics.csv or episodes; name a run folder, a folder of runs, "
                 "a file of episodes (.jsonl, .jsonl.zst, .jsonl.gz) or a report of `mrlm eval --output`"
             )
-        for key, run in found_runs.items():
-            runs.setdefault(key, run)
+        runs |= {key: run for key, run in found_runs.items() if key not in runs}
     return runs
 
 
@@ -441,6 +441,15 @@ def _runs_below(path: Path, depth: int) -> Iterator[Path]:
             with suppress(OSError):  # it cannot be read, or was removed meanwhile
                 if folder.is_dir() and not folder.is_symlink():
                     yield from _runs_below(folder, depth - 1)
+
+
+@functools.lru_cache(1000)
+def _settings_in(text: str) -> Mapping[str, Any]:
+    """Return the values of a configuration by name; the parser is slow, and the table of runs asks for all of them."""
+    with suppress(ConfigurationError, yaml.YAMLError, RecursionError, ValueError):
+        value = read_yaml(text)
+        return dict(itertools.islice(_leaves(value) if value else (), SETTINGS))
+    return {}
 
 
 def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:

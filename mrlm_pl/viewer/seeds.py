@@ -225,7 +225,7 @@ def compare_seeds(
     reached = {name: float(rows[0, -1]) for name, rows in logged.items()}
     families_by_key: dict[str, dict[Any, str]] = {}
     for name in logged:
-        family, seed = runs[name].family(), dict(runs[name].settings()).get("seed_everything")
+        family, seed = runs[name].family(), runs[name].settings().get("seed_everything")
         members = families_by_key.setdefault(family, {})
         member = name if seed is None else seed
         longer = max(members.setdefault(member, name), name, key=reached.__getitem__)
@@ -274,8 +274,8 @@ def _metric_values(columns: Mapping[str, Sequence[float | None]], axis: str, met
 
 def _task_warning(runs: Sequence[Run], metric: str) -> list[str]:
     """Return a warning if the runs record different tasks; runs of scripts record none."""
-    recorded = [{key: str(value) for key, value in run.settings()} for run in runs]
-    tasks = [{key: value for key, value in settings.items() if TASKS.match(key)} for settings in recorded if settings]
+    recorded = [run.settings() for run in runs if run.settings()]
+    tasks = [{key: str(value) for key, value in settings.items() if TASKS.match(key)} for settings in recorded]
     differing = sorted(
         {key for settings in tasks for key in settings if any(other.get(key) != settings[key] for other in tasks)}
     )

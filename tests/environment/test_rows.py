@@ -3,6 +3,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import tracemalloc
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from mrlm_environments import QuestionEnvironment
 
 from mrlm_pl.data import TrajectoryDataModule
 from mrlm_pl.environment import SPLITS
@@ -326,3 +328,39 @@ def test_half_a_character_is_refused_with_its_row(tmp_path: Path, row: str) -> N
 def test_half_a_character_is_found_in_rows_of_a_program(value: object) -> None:
     with pytest.raises(DataError, match=r"row 1: '\\ud800' is half of a character"):
         read_rows([{"a": value}], None, ())
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
+def test_rows_are_converted_one_after_the_other(tmp_path: Path, suffix: str) -> None:
+    import pyarrow
+    import pyarrow.csv
+    import pyarrow.parquet
+
+    path = tmp_path / f"d{suffix}"
+    rows = [{"a": f"{number} " + "word " * 100} for number in range(20_000)]  # 10 MB of text
+    if suffix == ".jsonl":
+        path.write_text(lines(rows))
+    elif suffix == ".csv":
+        pyarrow.csv.write_csv(pyarrow.Table.from_pylist(rows), path)
+    else:
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    tracemalloc.start()
+    try:
+        found = read_split(str(path), "train", ("a",), lambda row: row["a"], lambda row: len(row["a"]))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert 15_500 < len(found) < 16_500
+    assert found[0][1] == len(rows[found[0][0] - 1]["a"])
+    assert peak < 5_000_000
+
+
+def test_the_rows_of_a_file_are_read_once_for_all_splits(tmp_path: Path) -> None:
+    path = tmp_path / "d.jsonl"
+    path.write_text(lines([{"prompt": str(number)} for number in range(200)]))
+    environment = QuestionEnvironment(str(path), [lambda reply, row: 0.0])
+    posed = {split: {task.data["prompt"] for task in environment.tasks(split)} for split in ("train",)}
+    path.unlink()
+    posed |= {split: {task.data["prompt"] for task in environment.tasks(split)} for split in ("validation", "test")}
+    assert set().union(*posed.values()) == {str(number) for number in range(200)}
+    assert sum(map(len, posed.values())) == 200

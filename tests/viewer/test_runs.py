@@ -482,7 +482,7 @@ def test_the_configuration_is_without_secrets(folder: Path, written: str, shown:
     run = run_of(folder)
     found = run.detail()["configuration"]
     assert shown is None or found == shown
-    assert "ame" not in f"{found}{list(run.settings())}"
+    assert "ame" not in f"{found}{run.settings()}"
 
 
 def test_a_configuration_that_expands_is_bounded(folder: Path) -> None:
@@ -490,21 +490,39 @@ def test_a_configuration_that_expands_is_bounded(folder: Path) -> None:
     levels = [f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]" for old, new in itertools.pairwise(names)]
     (folder / "config.yaml").write_text("\n".join(["a: &a [[], []]", *levels, "z: &z [*z]"]))
     began = time.monotonic()
-    assert len(list(run_of(folder).settings())) <= 20_000
+    assert len(run_of(folder).settings()) <= 20_000
     assert time.monotonic() - began < 60
 
 
 def test_a_configuration_is_read_as_by_the_run(folder: Path) -> None:
     """A run refuses a key that is there twice, and takes dates for text."""
     (folder / "config.yaml").write_text("seed: 1\nday: 2025-02-30\n")
-    assert dict(run_of(folder).settings()) == {"seed": 1, "day": "2025-02-30"}
+    assert run_of(folder).settings() == {"seed": 1, "day": "2025-02-30"}
     (folder / "config.yaml").write_text("seed: 1\nseed: 2\n")
-    assert dict(run_of(folder).settings()) == {}
+    assert run_of(folder).settings() == {}
+
+
+def test_a_configuration_is_parsed_once_for_all_lines_of_the_table(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed: list[str] = []
+
+    def read_yaml(text: str) -> dict[str, int]:
+        parsed.append(text)
+        return {"seed_everything": len(parsed)}
+
+    monkeypatch.setattr("mrlm_pl.viewer.runs.read_yaml", read_yaml)
+    run = run_of(folder)
+    for text in ("a: of this test", "a: of this test", "a: changed in this test"):
+        (folder / "config.yaml").write_text(text)
+        heads = [run.head() for _ in range(3)]
+        assert {head["seed"] for head in heads} == {len(parsed)}
+    assert [text.strip() for text in parsed] == ["a: of this test", "a: changed in this test"]
 
 
 def test_a_setting_of_very_many_values_is_left_out(folder: Path) -> None:
     (folder / "config.yaml").write_text(f"short: [1, 2]\nempty: []\nlong: {[1] * 20_001}")
-    assert list(run_of(folder).settings()) == [("short", [1, 2]), ("empty", None)]
+    assert run_of(folder).settings() == {"short": [1, 2], "empty": None}
 
 
 def test_what_cannot_be_opened_is_an_error_with_a_remedy(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from mrlm_pl.cli.parsing.play_options import check_env_parser
 from mrlm_pl.durable_files import write_json
 from mrlm_pl.environment import Environment
 from mrlm_pl.environment.check import FEW_PROBLEMS, MOST_DRAWN, check_data, check_environment
-from mrlm_pl.environment.rows import all_rows
+from mrlm_pl.environment.rows import rows_or_faults
 from mrlm_pl.environment.tasks import SPLITS
 from mrlm_pl.episode_files import write_lines
 from mrlm_pl.errors import ConfigurationError, counted, tell
@@ -76,7 +76,7 @@ def _sizes(environment: Environment) -> str:
 
 def _check_data(environment: Environment, data: str, output: Path | None) -> int:
     report = check_data(environment, SPLIT)
-    rows = all_rows(data, SPLIT)
+    rows = list(rows_or_faults(data, SPLIT, ()))
     if output is not None:
         usable = set(report.usable)
         lines = [json.dumps(row) for number, row in rows if number in usable]
