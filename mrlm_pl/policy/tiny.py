@@ -14,8 +14,8 @@ from typing import Any
 
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
-_OF_THE_WEIGHTS = ("architectures", "dtype", "head_dim", "transformers_version")
-"""Fields that a saved model has beside the given ones; the size of a head follows from the others."""
+_OF_THE_WEIGHTS = ("architectures", "dtype", "head_dim", "rope_parameters", "transformers_version")
+"""Fields that a saved model has beside the given ones; heads and rotations follow from the others."""
 
 
 def tiny_model_path() -> Path:

@@ -338,6 +338,7 @@ class OpenAICompatible(Engine):
             replica.checked = await is_same(ask, facts, self.dialect, self._model_of(facts.models))
             if replica.checked:
                 return
+        replica.holds = []  # until the last call below has succeeded
         if not replica.checked:
             for policy in handed:  # an earlier client may have died in the middle of an update
                 await self._call(replica, policy, self.dialect.wake())
@@ -347,7 +348,7 @@ class OpenAICompatible(Engine):
         facts = self._facts[replica.url]
         if handed and facts.marks:
             marks = await marks_of(ask, self.dialect, self._model_of(facts.models))
-            self._facts[replica.url] = replace(facts, marks=marks)
+            self._facts[replica.url] = replace(facts, marks=tuple(marks))
         replica.holds = folders
 
     def _note_facts(self, replica: Replica, facts: ServerFacts) -> None:

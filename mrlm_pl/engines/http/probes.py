@@ -27,16 +27,16 @@ PROBES = ((1, 2, 3), (3, 1), (2,), (1, 1, 2, 3))
 """Contexts of the probes; one with two equally probable best continuations says nothing about temperatures."""
 
 CLEAR = 0.02
-"""Smallest difference of these two continuations, in nats, for a context to fit, and largest one of equal answers."""
+"""Smallest difference of these two continuations, in nats, for a context to fit."""
 
 WEIGHT_PROBE, TOLERANCE = SampleRequest(PROBES[0], "", 0, Sampling(temperature=0.0, max_tokens=8)), 0.5
 """The request for the comparison of weights, and the largest difference of their log-probabilities, in nats."""
 
-ONE_LEFT = SampleRequest(PROBES[0], "", 0, Sampling(temperature=2.0, top_k=1, max_tokens=8))
-"""The request whose answer log-probabilities of another kind change."""
+TOP_ONE = SampleRequest(PROBES[0], "", 0, Sampling(temperature=2.0, top_k=1, max_tokens=8))
+"""The request whose log-probabilities differ if the server reports those of another kind."""
 
-MARKS = (WEIGHT_PROBE, ONE_LEFT)
-"""The requests by which a server is recognized."""
+MARKS, SAME = (WEIGHT_PROBE, TOP_ONE), 1e-3
+"""The requests by which a server is recognized, and the largest difference of their log-probabilities, in nats."""
 
 
 @dataclass(frozen=True)
@@ -111,10 +111,10 @@ async def is_same(ask: Ask, facts: ServerFacts, dialect: Dialect, model: str) ->
 
 def _agree(one: Drawn, other: Drawn) -> bool:
     apart = [abs(now - before) for now, before in zip(one.logprobs, other.logprobs, strict=False)]
-    return one.token_ids == other.token_ids and max(apart, default=0.0) <= CLEAR
+    return (one.token_ids, one.version) == (other.token_ids, other.version) and max(apart, default=0.0) <= SAME
 
 
-async def marks_of(ask: Ask, dialect: Dialect, model: str) -> tuple[Drawn, ...]:
+async def marks_of(ask: Ask, dialect: Dialect, model: str) -> list[Drawn]:
     """Return a server's answers to :data:`MARKS`.
 
     Raises:
@@ -122,11 +122,11 @@ async def marks_of(ask: Ask, dialect: Dialect, model: str) -> tuple[Drawn, ...]:
         RemoteError: an answer does not follow the protocol.
     """
 
-    async def answer(request: SampleRequest) -> Drawn:
+    answers = []
+    for request in MARKS:  # one after the other: alone in a batch, a server rounds alike
         body = dialect.body(request, model, request.sampling.max_tokens, 0)
-        return read_reply(dialect, await ask(dialect.path, body), request)
-
-    return tuple(await together(map(answer, MARKS)))
+        answers.append(read_reply(dialect, await ask(dialect.path, body), request))
+    return answers
 
 
 async def _about(ask: Ask, dialect: Dialect) -> tuple[tuple[str, ...], int | None]:
@@ -150,7 +150,7 @@ async def _facts(ask: Ask, url: str, dialect: VllmDialect | SglangDialect, choos
         return first - second
 
     greedy = [_request(context, temperature=0.0, max_tokens=8) for context in PROBES]
-    *drawn, one_left = await together(map(first, [*greedy, ONE_LEFT]))
+    drawn, marks = await together([together(map(first, greedy)), marks_of(ask, dialect, model)])
     scaled = False
     for context in PROBES:
         at_one = await spread(context, 1.0)
@@ -158,8 +158,8 @@ async def _facts(ask: Ask, url: str, dialect: VllmDialect | SglangDialect, choos
             at_two = await spread(context, 2.0)
             scaled = abs(at_two - at_one / 2) < abs(at_two - at_one)
             break
-    cut = one_left.logprobs[0] > -1e-4  # the only token that is left has probability 1
-    return ServerFacts(url, models, window, scaled, cut, tuple(one.token_ids for one in drawn), (drawn[0], one_left))
+    cut = marks[-1].logprobs[0] > -1e-4  # the only token that is left has probability 1
+    return ServerFacts(url, models, window, scaled, cut, tuple(one.token_ids for one in drawn), tuple(marks))
 
 
 async def _text_facts(ask: Ask, url: str, dialect: TransformersDialect, choose: Choose) -> ServerFacts:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 from mrlm_pl.episode import REASONING, Message
 
-CHANNEL, MESSAGE = "<|channel|>", "<|message|>"
+CHANNEL, MESSAGE, CALL = "<|channel|>", "<|message|>", "<|call|>"
 _BORDERS = re.compile(r"<\|(?:start|end|call|return)\|>")
 _TOOL = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
 
@@ -25,25 +26,37 @@ def without_channels(reply: str) -> str:
     >>> without_channels('<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 2}')
     '<tool_call>{"name": "add", "arguments": {"a": 2}}</tool_call>'
     """
-    reasoning, said = list[str](), list[str]()
-    for part in _BORDERS.split(reply):
-        header, message, text = part.partition(MESSAGE)
-        channel, tool = header.partition(CHANNEL)[2].strip(), _TOOL.search(header)
-        if tool is not None:
-            said.append(f'<tool_call>{{"name": {json.dumps(tool[1])}, "arguments": {text.strip()}}}</tool_call>')
-        elif channel.startswith("analysis"):
-            reasoning.append(text)
-        elif message or header.strip() not in ("", "assistant"):
-            said.append(text if message else header)
+    plain, *parts = _BORDERS.split(reply)
+    if CHANNEL in plain or MESSAGE in plain:  # the header begins in the prompt
+        plain, parts = "", [plain, *parts]
+    reasoning, said = list[str](), [plain] * bool(plain)
+    for part in parts:
+        author = part.partition(CHANNEL)[0].partition(MESSAGE)[0].strip()
+        if author and not author.startswith(("assistant", "to=")):
+            continue  # the model has written another's message
+        called = None
+        for piece in part.split(CHANNEL):
+            header, message, text = piece.partition(MESSAGE)
+            called = _TOOL.search(header) or called  # the tool stands before or after the channel
+            if message and called:
+                name, called = json.dumps(called[1]), None
+                said.append(f'<tool_call>{{"name": {name}, "arguments": {text.strip()}}}</tool_call>')
+            elif message:
+                (reasoning if "analysis" in header.split() else said).append(text)
     thought = [REASONING, *reasoning, "</think>", ""] if reasoning else []
     return "\n".join([*thought, *(said or [""])])
 
 
-def channel_fields(message: Message) -> dict[str, str]:
-    """Return a reply's answer and reasoning for the template; beside calls it takes the reasoning alone.
+def channel_fields(message: Message) -> dict[str, Any]:
+    """Return a reply for the template: answer, reasoning, and a call, beside which it takes the reasoning alone.
 
     >>> channel_fields(Message("assistant", "<think>\\n2 + 2.\\n</think>\\n\\n4"))
     {'content': '4', 'thinking': '2 + 2.'}
     """
-    thinking = message.content.rpartition("</think>")[0].strip().removeprefix(REASONING).strip()
-    return {"content": "" if message.tool_calls else message.final_text, "thinking": thinking}
+    content, final, fields = message.content, message.final_text, dict[str, Any]()
+    if content.startswith(REASONING):
+        begun = content[len(REASONING) : len(content) - len(final)]
+        fields["thinking"] = begun.strip().removesuffix("</think>").strip()
+    if len(message.tool_calls) != 1:  # the template writes one call; several stay in the text
+        return {"content": final} | fields
+    return {"content": "", "tool_calls": message.to_chat()["tool_calls"]} | fields

@@ -20,7 +20,7 @@ from typing import Any
 from mrlm_pl.environment.tools import tool_instructions, tool_message
 from mrlm_pl.episode import REASONING, Message
 from mrlm_pl.errors import PolicyError
-from mrlm_pl.policy.chat.channels import CHANNEL, channel_fields, without_channels
+from mrlm_pl.policy.chat.channels import CALL, CHANNEL, channel_fields, without_channels
 from mrlm_pl.policy.chat.limits import EndlessTemplateError, check_template, deadline
 from mrlm_pl.policy.chat.template import PLAIN_TEMPLATE
 from mrlm_pl.policy.chat.tool_calls import (
@@ -134,7 +134,7 @@ class ChatFormat:
             marked = opened + marked
         form = self.call_form if tools else None
         if self.has_channels:
-            text = marked = without_channels(marked)
+            text = marked = self._special_pattern.sub("", without_channels(marked))
             form = form and JSONForm("<tool_call>")
         return Message("assistant", text, () if form is None else form.read(marked, tools))
 
@@ -185,11 +185,12 @@ class ChatFormat:
             if plain and message.role in ("user", "tool"):
                 message = self.plain(message)
             shown = message.to_chat()
-            if message.role == "assistant" and self.has_channels:
-                shown |= channel_fields(message)
-            elif message.role == "assistant":
+            if message.role == "assistant":
                 shown.pop("tool_calls", None)
-            elif message.role == "tool" and not (self._takes_results or "tool_calls" in (chat or [{}])[-1]):
+                if self.has_channels:
+                    shown |= channel_fields(message)
+            # In channels a result follows its call.
+            elif message.role == "tool" and not (self._takes_results or (chat and "tool_calls" in chat[-1])):
                 shown = {"role": "user", "content": f"<tool_response>\n{message.content}\n</tool_response>"}
                 if index and messages[index - 1].role == "tool":  # users and assistants alternate in some templates
                     shown["content"] = f"{chat.pop()['content']}\n{shown['content']}"
@@ -272,7 +273,8 @@ class ChatFormat:
     @cached_property
     def stop_ids(self) -> tuple[int, ...]:
         """Tokens that end a turn when sampled."""
-        return tuple(dict.fromkeys((self.end_id, self.tokenizer.eos_token_id, *self._extra_stop_ids)))
+        calls = [number for number, token in self.tokenizer.added_tokens_decoder.items() if token.content == CALL]
+        return tuple(dict.fromkeys((self.end_id, self.tokenizer.eos_token_id, *self._extra_stop_ids, *calls)))
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from mrlm_pl.serving.gateway.protocol import Call, ProtocolError, Served, event_text, read_call
+from mrlm_pl.serving.gateway.protocol import Call, ProtocolError, Served, event_text, first_stop, read_call
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _ERRORS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large"}
@@ -32,8 +32,7 @@ def read_messages(body: Any, ignore: Sequence[str]) -> Call:
 def messages_body(call: Call, served: Sequence[Served], id: str) -> dict[str, Any]:
     """Return the reply to a request without a stream."""
     ((text, calls, reason),), (reply,) = served, call.replies
-    stops = [(position, stop) for stop in call.prompt.stop if (position := reply.content.find(stop)) >= 0]
-    stop = min(stops)[1] if stops else None
+    _, stop = first_stop(reply, call.prompt.stop)
     content: list[dict[str, Any]] = [{"type": "text", "text": text}] if text else []
     content += [{"type": "tool_use", "id": c.id, "name": c.name, "input": dict(c.arguments)} for c in calls]
     return {

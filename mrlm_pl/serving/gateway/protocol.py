@@ -15,7 +15,7 @@ from typing import Any, Literal
 from mrlm_pl.environment.contract import ToolSchema
 from mrlm_pl.environment.prompts import Prompt, Reply
 from mrlm_pl.environment.tools import requested_calls
-from mrlm_pl.episode import ROLES, Message, ToolCall
+from mrlm_pl.episode import REASONING, ROLES, Message, ToolCall
 
 MOST_REPLIES = MOST_STOPS = 16
 """Largest ``n`` of a call, and most of its stop texts."""
@@ -145,6 +145,16 @@ def read_call(form: Literal["chat", "responses", "messages"], body: Any, ignore:
     )
 
 
+def first_stop(reply: Reply, stops: Sequence[str]) -> tuple[int | None, str | None]:
+    """Return the place of the first stop text in a reply, and the text; None without one.
+
+    It is that after the reasoning, unless the reasoning is all: its tags may be those of the chat template.
+    """
+    start = len(reply.content) - len(reply.final_text or reply.content.removeprefix(REASONING).lstrip())
+    found = [(place, stop) for stop in stops if (place := reply.content.find(stop, start)) >= 0]
+    return min(found, default=(None, None))
+
+
 def served_form(reply: Reply, prompt: Prompt, number: int) -> Served:
     """Return the text, the tool calls and the finish reason with which a reply is served.
 
@@ -153,8 +163,7 @@ def served_form(reply: Reply, prompt: Prompt, number: int) -> Served:
         prompt: prompt of the reply: its stop texts are removed, and without tools there are no calls.
         number: index of the reply in its episode, which makes the ids of calls unique.
     """
-    stops = [offset for stop in prompt.stop if (offset := reply.content.find(stop)) >= 0]
-    text = reply.content[: min(stops)] if stops else reply.content
+    text = reply.content[: first_stop(reply, prompt.stop)[0]]
     requested = requested_calls(reply.message) if prompt.tools else ()
     calls = tuple(
         ToolCall(f"call_{number}_{index}", call.name, call.arguments)

@@ -653,6 +653,43 @@ def test_a_server_that_was_started_again_while_it_was_idle_gets_the_current_weig
     assert len(server.asked("/collective_rpc")) == 3
 
 
+@pytest.mark.parametrize("fault", [(429, {"error": {"message": "too much to do"}}), (200, {"error": "out of memory"})])
+def test_a_server_whose_hand_over_failed_gets_the_weights_again(
+    fault: Any,
+    model: Any,
+    serve: Callable[..., Any],
+    engine: Callable[..., OpenAICompatible],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("mrlm_pl.engines.http.replicas.IDLE_SECONDS", 0.0)
+    monkeypatch.setattr("mrlm_pl.engines.http.replicas.FIRST_REST", 0.01)
+    server = serve()
+    server.development = True
+    remote = engine(server, weights_folder=str(tmp_path))
+    remote.load("p", changed(model, 1.0), 1)
+    before = run(remote, request((5, 9, 2)))
+    other, faults = server.other, [fault]
+
+    def answer(path: str, body: Any) -> Any:
+        return faults.pop() if faults and path == "/pause?mode=wait" else other(path, body)
+
+    server.model, server.other = model, answer  # started again while idle
+    assert run(remote, request((5, 9, 2))) == before
+    assert not faults
+
+
+def test_a_server_with_nearly_the_current_weights_gets_them(
+    model: Any, serve: Callable[..., Any], engine: Callable[..., OpenAICompatible], tmp_path: Path
+) -> None:
+    server = serve(FakeSglang)
+    remote = engine(server, weights_folder=str(tmp_path))
+    remote.load("p", changed(model, 0.0), 0)
+    server.version, server.model = "default", model  # started again with the weights of version 0
+    assert run(remote, request((5,)))[0].version == 0
+    assert server.version == "p-0"
+
+
 def test_a_server_that_is_busy_when_weights_are_compared_does_not_end_the_run(
     model: Any, serve: Callable[..., Any], engine: Callable[..., OpenAICompatible], tmp_path: Path
 ) -> None:

@@ -10,7 +10,7 @@ import jinja2
 import pytest
 from transformers import AutoTokenizer
 
-from mrlm_pl.environment.tools import MalformedCall, requested_calls, tool_message
+from mrlm_pl.environment.tools import MalformedCall, requested_calls, tool_message, with_written_calls
 from mrlm_pl.episode import Message, ToolCall
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.policy import Policy
@@ -149,7 +149,7 @@ def harmony() -> ChatFormat:
     tokenizer = build_tokenizer()
     names = ("start", "end", "message", "channel", "constrain", "call", "return")
     tokenizer.add_special_tokens({"additional_special_tokens": [f"<|{name}|>" for name in names]})
-    return ChatFormat(tokenizer, template("gpt_oss"), [tokenizer.convert_tokens_to_ids("<|call|>")])
+    return ChatFormat(tokenizer, template("gpt_oss"))
 
 
 @pytest.mark.parametrize(
@@ -161,6 +161,11 @@ def harmony() -> ChatFormat:
         ("<|channel|>commentary<|message|>Adding.<|end|><|start|>assistant" + FINAL, "Adding.\n8", "Adding.\n8"),
         ("8<|return|>", "8", "8"),
         ("<|start|>assistant", "", ""),
+        ("<|channel|>final", "", ""),
+        ("<|channel|>analysis<|message|>x<|channel|>final<|message|>8<|return|>", "<think>\nx\n</think>\n\n8", "8"),
+        ("it is at x/?to=b", "it is at x/?to=b", "it is at x/?to=b"),
+        ("<|channel|>final<|message|>8<unk><|message|>9", "89", "89"),
+        ("<|channel|>final<|message|>8<|end|><|start|>functions.add to=assistant<|message|>3", "8", "8"),
     ],
 )
 def test_a_reply_in_channels_has_its_reasoning_in_think(sampled: str, content: str, final: str) -> None:
@@ -197,6 +202,31 @@ def test_a_call_in_a_channel_is_read_and_shown_as_the_template_writes_it(header:
         '<|start|>assistant to=functions.add<|channel|>commentary json<|message|>{"a": 1}<|call|>'
         '<|start|>functions.add to=assistant<|channel|>commentary<|message|>"3"<|end|><|start|>assistant'
     )
+
+
+def test_a_call_with_a_tag_in_its_arguments_has_no_analysis() -> None:
+    call = Message("assistant", "", (ToolCall("c", "add", {"a": "x.split('</think>')"}),))
+    text = harmony().render([Message("user", "Q"), with_written_calls(call)], [ADD], generation_prompt=True)
+    assert text.count("analysis") == 1, "that of the system message"
+
+
+def test_the_results_of_several_calls_are_all_shown() -> None:
+    chat = harmony()
+    sampled = f"<|channel|>commentary{CALL}<|end|><|start|>assistant<|channel|>commentary{CALL}"
+    reply = chat.heard(chat.encode(sampled), [ADD])
+    assert len(reply.tool_calls) == 2
+    results = [tool_message(call, f"result {number}") for number, call in enumerate(reply.tool_calls)]
+    text = chat.render([Message("user", "Q"), reply, *results], [ADD], generation_prompt=True)
+    assert text.count('"a": 1') == 2
+    assert "<|start|>user<|message|><tool_response>\nresult 0\n</tool_response>\n<tool_response>\nresult 1" in text
+
+
+def test_a_reply_without_reasoning_has_no_analysis_and_a_call_ends_a_turn() -> None:
+    chat = harmony()
+    text = chat.render([Message("user", "Q"), Message("assistant", "8")], generation_prompt=False)
+    assert text.endswith("<|end|><|start|>assistant<|channel|>final<|message|>8<|return|>")
+    ended = [chat.tokenizer.convert_tokens_to_ids(token) for token in ("<|return|>", "<|call|>")]
+    assert {*ended} <= {*chat.stop_ids}
 
 
 def test_a_malformed_call_in_a_channel_is_known_as_one() -> None:

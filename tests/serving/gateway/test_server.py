@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from mrlm_pl.environment.prompts import Prompt, Reply
 from mrlm_pl.episode import Message
+from mrlm_pl.serving.gateway.protocol import first_stop, served_form
 from mrlm_pl.serving.gateway.server import Gateway
 from mrlm_pl.serving.gateway.session import Limits, Session
 from tests.support.servers.environment_servers import eventually
@@ -132,3 +134,20 @@ def test_a_program_that_leaves_during_its_answer_is_counted_and_not_logged_as_an
         assert connection.recv(5) == b"HTTP/"
     eventually(lambda: session.counts["disconnected"] == 1)
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+@pytest.mark.parametrize(
+    ("content", "stops", "text", "stop"),
+    [
+        ("7, 8\n9", ["9", "\n"], "7, 8", "\n"),
+        ("<think>\n7 or 8</think>9\n", ["\n"], "<think>\n7 or 8</think>9", "\n"),
+        ("<think>\n7 or 8", ["\n", "<think>"], "<think>\n7 or 8", None),
+        ("<think>\n7 or", ["or"], "<think>\n7 ", "or"),
+    ],
+)
+def test_a_stop_text_is_not_that_of_the_tags_around_the_reasoning(
+    content: str, stops: list[str], text: str, stop: str | None
+) -> None:
+    reply, prompt = Reply("assistant", content), Prompt((Message("user", "?"),), stop=tuple(stops))
+    assert served_form(reply, prompt, 0)[0] == text
+    assert first_stop(reply, stops)[1] == stop
