@@ -348,7 +348,7 @@ class OpenAICompatible(Engine):
         facts = self._facts[replica.url]
         if handed and facts.marks:
             marks = await marks_of(ask, self.dialect, self._model_of(facts.models))
-            self._facts[replica.url] = replace(facts, marks=tuple(marks))
+            self._facts[replica.url] = replace(facts, marks=marks)
         replica.holds = folders
 
     def _note_facts(self, replica: Replica, facts: ServerFacts) -> None:

@@ -114,19 +114,18 @@ def _agree(one: Drawn, other: Drawn) -> bool:
     return (one.token_ids, one.version) == (other.token_ids, other.version) and max(apart, default=0.0) <= SAME
 
 
-async def marks_of(ask: Ask, dialect: Dialect, model: str) -> list[Drawn]:
+async def marks_of(ask: Ask, dialect: Dialect, model: str) -> tuple[Drawn, ...]:
     """Return a server's answers to :data:`MARKS`.
 
     Raises:
         PassingError: it does not answer.
         RemoteError: an answer does not follow the protocol.
     """
-
     answers = []
     for request in MARKS:  # one after the other: alone in a batch, a server rounds alike
         body = dialect.body(request, model, request.sampling.max_tokens, 0)
         answers.append(read_reply(dialect, await ask(dialect.path, body), request))
-    return answers
+    return tuple(answers)
 
 
 async def _about(ask: Ask, dialect: Dialect) -> tuple[tuple[str, ...], int | None]:
@@ -150,7 +149,7 @@ async def _facts(ask: Ask, url: str, dialect: VllmDialect | SglangDialect, choos
         return first - second
 
     greedy = [_request(context, temperature=0.0, max_tokens=8) for context in PROBES]
-    drawn, marks = await together([together(map(first, greedy)), marks_of(ask, dialect, model)])
+    *drawn, top_one = await together(map(first, [*greedy, TOP_ONE]))
     scaled = False
     for context in PROBES:
         at_one = await spread(context, 1.0)
@@ -158,8 +157,8 @@ async def _facts(ask: Ask, url: str, dialect: VllmDialect | SglangDialect, choos
             at_two = await spread(context, 2.0)
             scaled = abs(at_two - at_one / 2) < abs(at_two - at_one)
             break
-    cut = marks[-1].logprobs[0] > -1e-4  # the only token that is left has probability 1
-    return ServerFacts(url, models, window, scaled, cut, tuple(one.token_ids for one in drawn), tuple(marks))
+    cut = top_one.logprobs[0] > -1e-4  # the only token that is left has probability 1
+    return ServerFacts(url, models, window, scaled, cut, tuple(one.token_ids for one in drawn), (drawn[0], top_one))
 
 
 async def _text_facts(ask: Ask, url: str, dialect: TransformersDialect, choose: Choose) -> ServerFacts:
