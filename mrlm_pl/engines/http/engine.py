@@ -76,7 +76,8 @@ class OpenAICompatible(Engine):
     servers load them from there (vLLM in its development mode: ``/collective_rpc`` with ``reload_weights``; SGLang:
     ``/update_weights_from_disk``; ``transformers serve``: the request names the folder). New weights are loaded between
     two requests: :meth:`load` waits for the running ones, so that every sample has one version; turns are sampled
-    whole. A server that was unreachable gets the current weights before its next request.
+    whole. A server that was unreachable, or was started again while idle, gets the current weights before its next
+    request.
 
     ``transformers serve`` has no token ids and no log-probabilities; see
     :class:`~mrlm_pl.engines.http.text_dialect.TransformersDialect`. It evaluates policies and serves frozen ones;
