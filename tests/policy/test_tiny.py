@@ -138,3 +138,8 @@ def test_sampled_choices_in_the_coordination_game_are_both_letters(model: torch.
     counts = {letter: replies.count(f"{letter}<|end|>") for letter in "CA"}
     assert min(counts.values()) >= 25
     assert sum(counts.values()) >= 95
+
+
+def test_the_rotation_is_the_one_asked_for() -> None:
+    assert build_config(rope_theta=5.0).rope_parameters["rope_theta"] == 5.0
+    assert build_config().rope_parameters == AutoConfig.from_pretrained(tiny_model_path()).rope_parameters

@@ -127,6 +127,16 @@ def test_of_more_than_eight_calls_the_ninth_is_answered_as_malformed(chat_templa
     assert ninth == MalformedCall("a reply may ask for 8 calls at most")
 
 
+@pytest.mark.parametrize(("said", "count"), [("Maybe ", 0), ("Yes.</think>", 1)])
+def test_a_call_in_reasoning_that_the_prompt_opens_is_not_read(said: str, count: int) -> None:
+    tokenizer = build_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<tool_call>", "</tool_call>"]})
+    opening = HERMES.replace("<|assistant|>{% endif %}", "<|assistant|><think>\n{% endif %}")
+    talk = Conversation(ChatFormat(tokenizer, opening), [ADD])
+    talk.observe([Message("user", "?")])
+    assert len(say(talk, said + written_call("add", a=1)).tool_calls) == count
+
+
 def test_a_malformed_call_is_left_to_the_environment() -> None:
     talk = conversation(HERMES)
     talk.observe([Message("user", "?")])
