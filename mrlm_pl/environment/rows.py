@@ -129,7 +129,7 @@ def read_split(
         bad_rows: ``skip`` leaves out rows that lack a field or that ``make`` refuses, with a warning that names them;
             ``stop`` raises at the first one.
         form: the form of a row, for messages; by default the ``fields``.
-        read: the sources that were read for other splits, which are not read again; those of this call are added.
+        read: files and hub data that were read for other splits, which are not read again; this call's are added.
 
     Raises:
         DataError: see :func:`read_rows`; ``make`` refuses a row, or every row. The message begins with the row's place.
@@ -141,8 +141,9 @@ def read_split(
     one_of(get_args(BadRows), bad_rows=bad_rows)
     source, source_split, assigned_splits = _split_source(data, split)
     form = form or (f"{{{', '.join(fields)}}}" if fields else "")
-    read = {} if read is None else read
-    key, name = (source if isinstance(source, str) else id(source), source_split), data_name(source)
+    read = read if isinstance(source, str) and read is not None else {}
+    name = data_name(source)
+    key = name, source_split
     if key not in read:
         converted: dict[str, list[tuple[int, T]]] = {assigned: [] for assigned in SPLITS}
         faults: list[DataError] = []

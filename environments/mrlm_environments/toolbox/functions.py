@@ -36,7 +36,7 @@ class FunctionTool(Tool):
             if argument.kind not in (argument.POSITIONAL_OR_KEYWORD, argument.KEYWORD_ONLY):
                 kind = argument.kind.description
                 raise ConfigurationError(
-                    f"{name} has a {kind} argument, {argument.name!r}; calls name all, so name each"
+                    f"{name} has a {kind} argument, {argument.name!r}; calls name each argument, so replace it"
                 )
         try:
             schema = get_json_schema(function)["function"]

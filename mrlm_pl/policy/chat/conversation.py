@@ -129,10 +129,10 @@ class ChatFormat:
         spoken = token_ids[:-1] if token_ids and token_ids[-1] in self.stop_ids else token_ids
         opened = opened_reasoning(prompt)
         text = marked = opened + self.decode(spoken)
-        if not self._special_ids.isdisjoint(spoken):
+        form = self.call_form if tools else None
+        if (form or self.has_channels) and not self._special_ids.isdisjoint(spoken):
             marked = self.tokenizer.decode(spoken, skip_special_tokens=False, clean_up_tokenization_spaces=False)
             marked = opened + marked
-        form = self.call_form if tools else None
         if self.has_channels:
             text = marked = self._special_pattern.sub("", without_channels(marked))
             form = form and JSONForm("<tool_call>")

@@ -19,8 +19,10 @@ from mrlm_pl.errors import ProgramError
 from mrlm_pl.sandbox.wall.kernel import ending_with_parent
 
 OUTPUT_BYTES, ERROR_BYTES = 1 << 20, 1500
-"""Ends of the output and of the error output of a program that are kept; a record keeps the first 2000 characters of an
-error, which then has the last line, the one that names the fault."""
+"""Bytes that are kept of the end of a program's output and of its error output.
+
+A record keeps the first 2000 characters of an error. The last line of the error output, which names the fault, is among
+them."""
 
 LEFT_BEHIND_SECONDS = 1.0
 """Seconds to wait for the rest of an output while a process outside of the program's group holds the pipe."""

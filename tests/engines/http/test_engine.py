@@ -627,26 +627,32 @@ def test_a_server_that_was_started_again_gets_the_weights_before_it_is_asked(
     assert back.version == "p-7"
 
 
-@pytest.mark.parametrize("loaded_again", [False, True])
-def test_a_server_that_was_started_again_while_it_was_idle_gets_the_current_weights(
-    loaded_again: bool,
-    model: Any,
-    serve: Callable[..., Any],
-    engine: Callable[..., OpenAICompatible],
-    tmp_path: Path,
+@pytest.fixture
+def idle_server(
+    model: Any, serve: Callable[..., Any], engine: Callable[..., OpenAICompatible], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+) -> tuple[FakeVllm, OpenAICompatible]:  # fmt: skip
+    """Return a server with weights of version 1, which is idle before each request, and its engine."""
     monkeypatch.setattr("mrlm_pl.engines.http.replicas.IDLE_SECONDS", 0.0)
+    monkeypatch.setattr("mrlm_pl.engines.http.replicas.FIRST_REST", 0.01)
     server = serve()
     server.development = server.scaled = True
-    remote, weights, asked = engine(server, weights_folder=str(tmp_path)), changed(model, 1.0), request((5, 9, 2))
-    remote.load("p", weights, 1)
+    remote = engine(server, weights_folder=str(tmp_path))
+    remote.load("p", changed(model, 1.0), 1)
+    return server, remote
+
+
+@pytest.mark.parametrize("loaded_again", [False, True])
+def test_a_server_that_was_started_again_while_it_was_idle_gets_the_current_weights(
+    loaded_again: bool, model: Any, idle_server: tuple[FakeVllm, OpenAICompatible]
+) -> None:
+    (server, remote), asked = idle_server, request((5, 9, 2))
     before = run(remote, asked)
     assert run(remote, asked) == before
     assert len(server.asked("/collective_rpc")) == 1, "it is recognized"
     server.model = model  # no request saw that it was gone
     if loaded_again:
-        remote.load("p", weights, 1)
+        remote.load("p", changed(model, 1.0), 1)
     assert run(remote, asked) == before
     remote.load("p", changed(model, 2.0), 1)
     assert run(remote, asked)[0].logprobs != before[0].logprobs
@@ -655,19 +661,9 @@ def test_a_server_that_was_started_again_while_it_was_idle_gets_the_current_weig
 
 @pytest.mark.parametrize("fault", [(429, {"error": {"message": "too much to do"}}), (200, {"error": "out of memory"})])
 def test_a_server_whose_hand_over_failed_gets_the_weights_again(
-    fault: Any,
-    model: Any,
-    serve: Callable[..., Any],
-    engine: Callable[..., OpenAICompatible],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    fault: Any, model: Any, idle_server: tuple[FakeVllm, OpenAICompatible]
 ) -> None:
-    monkeypatch.setattr("mrlm_pl.engines.http.replicas.IDLE_SECONDS", 0.0)
-    monkeypatch.setattr("mrlm_pl.engines.http.replicas.FIRST_REST", 0.01)
-    server = serve()
-    server.development = True
-    remote = engine(server, weights_folder=str(tmp_path))
-    remote.load("p", changed(model, 1.0), 1)
+    server, remote = idle_server
     before = run(remote, request((5, 9, 2)))
     other, faults = server.other, [fault]
 

@@ -60,7 +60,7 @@ def http_server(command: Sequence[str], port: int, seconds: float = 120.0, **opt
             assert _healthy(f"{url}/health"), log.read()[-3000:]
             yield url
         finally:
-            with suppress(ProcessLookupError):  # it ended by itself
+            with suppress(ProcessLookupError):  # the server has exited
                 os.killpg(server.pid, signal.SIGKILL)  # at SIGTERM vLLM waits for the requests under way
             server.wait(100)
 
