@@ -583,7 +583,10 @@ def test_the_contract(options: dict[str, Any]) -> None:
         ({"tools": [undefined]}, "the function undefined: name 'Absent' is not defined; annotate"),
         ({"tools": [waiting]}, "the function waiting is async or yields"),
         ({"tools": [yielding]}, "the function yielding is async or yields"),
-        ({"tools": [nameless]}, "the function nameless has a positional-only argument, 'a'; calls name each argument, so replace it"),
+        (
+            {"tools": [nameless]},
+            "the function nameless has a positional-only argument, 'a'; calls name each argument, so replace it",
+        ),
         ({"tools": [any_number]}, r"has a variadic positional argument, 'numbers'"),
         ({"tools": [Calculator]}, "call it: Calculator()"),
         ({"tools": ["calculator", Calculator()]}, "tools: two are named 'calculator'"),
