@@ -182,6 +182,7 @@ class Gateway(Shared):
             [
                 *(web.post(path, self._call) for path in _FORMS),
                 web.get("/v1/models", self._models),
+                web.get("/v1/models/{model:.+}", self._models),
                 web.post("/episodes", self._open),
                 web.post("/episodes/{id}/reward", self._reward),
                 web.post("/episodes/{id}/end", self._end),
@@ -257,9 +258,12 @@ class Gateway(Shared):
             raise
 
     async def _models(self, request: web.Request) -> web.Response:
-        session = self._session(_key(request))
-        models = [{"id": agent, "object": "model", "created": 0, "owned_by": "mrlm"} for agent in session.agents]
-        return web.json_response({"object": "list", "data": models})
+        key, model = _key(request), request.match_info.get("model", "")
+        session = self._session(key)
+        if model:
+            self._agent(key, session, model)  # raises where a call that names it would
+        models = [{"id": name, "object": "model", "created": 0, "owned_by": "mrlm"} for name in session.agents]
+        return web.json_response(models[0] | {"id": model} if model else {"object": "list", "data": models})
 
     async def _open(self, request: web.Request) -> web.Response:
         """Give an episode to a program that was started elsewhere, as soon as there is one."""

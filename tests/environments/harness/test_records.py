@@ -192,6 +192,7 @@ def test_streams_stops_and_the_form_of_responses() -> None:
             found["events"] = [event.type for event in kinds]
             found["text"] = kinds[-1].response.output_text
             found["models"] = [model.id async for model in client.models.list()]
+            found["model"] = (await client.models.retrieve("org/any")).id  # a sole agent answers for any
             return 1.0
 
     (episode,) = played(harness(program), [{"agent": ["Yes! No", CALL, "three"]}])
@@ -203,7 +204,7 @@ def test_streams_stops_and_the_form_of_responses() -> None:
         *("created", "output_item.added", "content_part.added", "output_text.delta", "output_text.done"),
         *("content_part.done", "output_item.done", "completed"),
     ]
-    assert found["models"] == ["agent"]
+    assert (found["models"], found["model"]) == (["agent"], "org/any")
     first, second = episode.trajectories["agent"]
     assert TOKENIZER.decode(first.token_ids).endswith("Yes!"), "the text that ends the reply is sampled"
     assert [turn.stop - turn.start for turn in first.turns] == [4]
