@@ -18,9 +18,10 @@ from mrlm_pl.episode import Message, ToolCall
 from mrlm_pl.errors import ProgramError
 from mrlm_pl.serving.gateway.protocol import Call, ProtocolError, Served, served_form
 
-COUNTS = ("calls", "refused", "disconnected", "retries", "edited_histories", "new_conversations")
+COUNTS = ("calls", "refused", "disconnected", "changed_tools", "retries", "edited_histories", "new_conversations")
 """Counters of an episode: accepted calls, refused ones, replies that a program did not wait for, and prompts by what
-they are where they do not extend a conversation: an earlier prompt again, another past, no past."""
+they are where they do not continue a trajectory: one with other tools, an earlier prompt again, another past, no past.
+"""
 
 MOST_REWARD = 1e30
 """Largest number that may be posted; the sum of many must stay finite."""
@@ -75,7 +76,7 @@ class Session:
         self.rewarded, self.refusal = False, ""
         self.acted: set[str] = set()
         self._queues: dict[str, deque[tuple[Call, asyncio.Future[list[Served]]]]] = {agent: deque() for agent in agents}
-        self._past: dict[str, list[tuple[Message, ...]]] = {agent: [] for agent in agents}
+        self._past: dict[str, list[Prompt]] = {agent: [] for agent in agents}
         self._sampled: dict[str, Message] = {}
         self._calls: dict[str, ToolCall] = {}
         self._arrived = asyncio.Event()
@@ -132,7 +133,7 @@ class Session:
             call.replies.append(reply)
             self.acted.add(agent)
             self._tokens += reply.tokens
-            self._past[agent].append((*call.prompt.messages, reply.message))
+            self._past[agent].append(replace(call.prompt, messages=(*call.prompt.messages, reply.message)))
             if len(call.replies) == call.count:
                 self._queues[agent].popleft()
                 replies = [self._serve(reply, call.prompt) for reply in call.replies]
@@ -193,8 +194,11 @@ class Session:
         """Return a prompt in which replies and calls that were served are as they were sampled; count its kind."""
         messages = tuple(self._as_sampled(message) for message in prompt.messages)
         past = self._past[agent]
-        if not any(messages[: len(conversation)] == conversation for conversation in past):
-            if any(messages == conversation[:-1] for conversation in past):
+        extended = [told.tools == prompt.tools for told in past if messages[: len(told)] == told.messages]
+        if not any(extended):
+            if extended:
+                self.counts["changed_tools"] += 1
+            elif any(messages == told[:-1] for told in past):
                 self.counts["retries"] += 1
             elif past:
                 replied = any(message.role == "assistant" for message in messages)

@@ -203,13 +203,15 @@ def test_prompts_that_do_not_extend_a_conversation_are_counted_by_kind() -> None
                 [*USER, {"role": "assistant", "content": "a"}, {"role": "user", "content": "R"}],
             ):
                 await asked(http, endpoint, "agent", said)
+            tool = {"type": "function", "function": {"name": "add"}}
+            await asked(http, endpoint, "agent", said, tools=[tool])  # extends the first conversation
         return 1.0
 
-    (episode,) = played(harness(program), [{"agent": ["a", "b", "c", "d", "e"]}])
-    kinds = ("retries", "new_conversations", "edited_histories")
-    assert [episode.metrics[name] for name in kinds] == [1, 1, 1]
-    assert (episode.row_restarts, len(episode.trajectories["agent"])) == (3, 4)
-    assert [len(row.turns) for row in episode.trajectories["agent"]] == [2, 1, 1, 1]
+    (episode,) = played(harness(program), [{"agent": ["a", "b", "c", "d", "e", "f"]}])
+    kinds = ("retries", "new_conversations", "edited_histories", "changed_tools")
+    assert [episode.metrics[name] for name in kinds] == [1, 1, 1, 1]
+    assert (episode.row_restarts, len(episode.trajectories["agent"])) == (4, 5)
+    assert [len(row.turns) for row in episode.trajectories["agent"]] == [2, 1, 1, 1, 1]
 
 
 def test_wrong_keys_and_calls_after_the_end_are_refused_and_counted() -> None:
