@@ -80,6 +80,25 @@ def final_text(reply: str) -> str:
     return "" if text.lstrip().startswith(REASONING) else text
 
 
+def reasoning_text(reply: str) -> str:
+    """Return the model's reasoning, which stands before :func:`final_text`, without its tags.
+
+    >>> reasoning_text("<think>\\n7 or 8?\\n</think>\\n\\n8"), reasoning_text("<think>8, so"), reasoning_text("8")
+    ('7 or 8?', '8, so', '')
+    """
+    begun = reply[: len(reply) - len(final_text(reply))].strip()
+    return begun.removeprefix(REASONING).removesuffix("</think>").strip()
+
+
+def with_reasoning(reasoning: str, text: str) -> str:
+    """Return a reply's text after reasoning, if there is any, as :func:`reasoning_text` reads it.
+
+    >>> with_reasoning("7 or 8?", "8"), with_reasoning("", "8")
+    ('<think>\\n7 or 8?\\n</think>\\n\\n8', '8')
+    """
+    return f"{REASONING}\n{reasoning}\n</think>\n\n{text}" if reasoning else text
+
+
 @dataclass(frozen=True)
 class Message:
     """One chat message.

@@ -11,7 +11,7 @@ import json
 import re
 from typing import Any
 
-from mrlm_pl.episode import REASONING, Message
+from mrlm_pl.episode import REASONING, Message, reasoning_text, with_reasoning
 
 CHANNEL, MESSAGE, CALL = "<|channel|>", "<|message|>", "<|call|>"
 _BORDERS = re.compile(r"<\|(?:start|end|call|return)\|>")
@@ -43,8 +43,7 @@ def without_channels(reply: str) -> str:
                 said.append(f'<tool_call>{{"name": {name}, "arguments": {text.strip()}}}</tool_call>')
             elif message:
                 (reasoning if "analysis" in header.split() else said).append(text)
-    thought = [REASONING, *reasoning, "</think>", ""] if reasoning else []
-    return "\n".join([*thought, *(said or [""])])
+    return with_reasoning("\n".join(reasoning), "\n".join(said))
 
 
 def channel_fields(message: Message) -> dict[str, Any]:
@@ -53,10 +52,8 @@ def channel_fields(message: Message) -> dict[str, Any]:
     >>> channel_fields(Message("assistant", "<think>\\n2 + 2.\\n</think>\\n\\n4"))
     {'content': '4', 'thinking': '2 + 2.'}
     """
-    content, final, fields = message.content, message.final_text, dict[str, Any]()
-    if content.startswith(REASONING):
-        begun = content[len(REASONING) : len(content) - len(final)]
-        fields["thinking"] = begun.strip().removesuffix("</think>").strip()
+    content = message.content
+    fields = {"thinking": reasoning_text(content)} if content.startswith(REASONING) else {}
     if len(message.tool_calls) != 1:  # the template writes one call; several stay in the text
-        return {"content": final} | fields
+        return {"content": message.final_text} | fields
     return {"content": "", "tool_calls": message.to_chat()["tool_calls"]} | fields

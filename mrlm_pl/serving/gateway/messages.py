@@ -30,8 +30,8 @@ def read_messages(body: Any, ignore: Sequence[str]) -> Call:
 
 
 def messages_body(call: Call, served: Sequence[Served], id: str) -> dict[str, Any]:
-    """Return the reply to a request without a stream."""
-    ((text, calls, reason),), (reply,) = served, call.replies
+    """Return the reply to a request without a stream; without reasoning, as the protocol's default is."""
+    ((_, text, calls, reason),), (reply,) = served, call.replies
     _, stop = first_stop(reply, call.prompt.stop)
     content: list[dict[str, Any]] = [{"type": "text", "text": text}] if text else []
     content += [{"type": "tool_use", "id": c.id, "name": c.name, "input": dict(c.arguments)} for c in calls]

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from mrlm_pl.environment.contract import ToolSchema
 from mrlm_pl.environment.prompts import Prompt, Reply
 from mrlm_pl.environment.tools import requested_calls
-from mrlm_pl.episode import REASONING, ROLES, Message, ToolCall
+from mrlm_pl.episode import REASONING, ROLES, Message, ToolCall, final_text, reasoning_text, with_reasoning
 
 MOST_REPLIES = MOST_STOPS = 16
 """Largest ``n`` of a call, and most of its stop texts."""
@@ -50,9 +50,9 @@ _SERVED: Mapping[str, set[str]] = {
     "messages": {"model", "messages", "tools", "max_tokens", "stop_sequences", "stream"},
 }
 _ROLES = {"developer": "system"}
-_TEXT = ("text", "input_text", "output_text", "refusal")
-Served = tuple[str, tuple[ToolCall, ...], str]
-"""The text, the tool calls and the finish reason with which a reply is served."""
+_TEXT = ("text", "input_text", "output_text", "refusal", "reasoning_text")
+Served = tuple[str, str, tuple[ToolCall, ...], str]
+"""The reasoning, the text, the tool calls and the finish reason with which a reply is served."""
 
 
 class ProtocolError(Exception):
@@ -122,8 +122,8 @@ def read_call(form: Literal["chat", "responses", "messages"], body: Any, ignore:
                 f"since it is what training assumes; leave it out, or list it in the environment's `ignore`",
                 name,
             )
-    limits = [(name, body.get(name)) for name in ("max_tokens", "max_completion_tokens", "max_output_tokens")]
-    limit = min((_whole(name, value) for name, value in limits if value is not None), default=None)
+    limits = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+    limit = min((_whole(name, body[name]) for name in limits if body.get(name) is not None), default=None)
     ends = "stop_sequences" if form == "messages" else "stop"
     stop = body.get(ends)
     stops = ([stop] if stop else []) if isinstance(stop, str | None) else stop
@@ -156,14 +156,15 @@ def first_stop(reply: Reply, stops: Sequence[str]) -> tuple[int | None, str | No
 
 
 def served_form(reply: Reply, prompt: Prompt, number: int) -> Served:
-    """Return the text, the tool calls and the finish reason with which a reply is served.
+    """Return the reasoning, the text, the tool calls and the finish reason with which a reply is served.
 
     Args:
         reply: reply as it was sampled.
         prompt: prompt of the reply: its stop texts are removed, and without tools there are no calls.
         number: index of the reply in its episode, which makes the ids of calls unique.
     """
-    text = reply.content[: first_stop(reply, prompt.stop)[0]]
+    content = reply.content[: first_stop(reply, prompt.stop)[0]]
+    reasoning, text = reasoning_text(content), final_text(content)
     requested = requested_calls(reply.message) if prompt.tools else ()
     calls = tuple(
         ToolCall(f"call_{number}_{index}", call.name, call.arguments)
@@ -171,28 +172,32 @@ def served_form(reply: Reply, prompt: Prompt, number: int) -> Served:
         if isinstance(call, ToolCall)
     )
     if not calls or len(calls) < len(requested):  # a malformed call is left in the text
-        return text, (), reply.finish_reason
-    return text.partition("<tool_call>")[0].strip() if "<tool_call>" in text else "", calls, "tool_calls"
+        return reasoning, text, (), reply.finish_reason
+    before = text.partition("<tool_call>")[0].strip() if "<tool_call>" in text else ""
+    return reasoning, before, calls, "tool_calls"
 
 
 def chat_body(call: Call, served: Sequence[Served], id: str) -> dict[str, Any]:
     """Return the reply to a request without a stream."""
     choices = [
-        {"index": index, "message": _chat_message(text, calls), "finish_reason": reason, "logprobs": None}
-        for index, (text, calls, reason) in enumerate(served)
+        {"index": index, "message": _chat_message(reply), "finish_reason": reply[-1], "logprobs": None}
+        for index, reply in enumerate(served)
     ]
     return _envelope(call, id, "chat.completion") | {"choices": choices, "usage": _usage(call)}
 
 
 def chat_events(call: Call, served: Sequence[Served], id: str) -> Iterator[str]:
-    """Yield the events of a stream, each reply in one piece."""
+    """Yield the events of a stream: of each reply the reasoning, the text and each call, in this order.
+
+    Each is whole, but alone: some clients read only one part, or only one call, of an event.
+    """
     head = _envelope(call, id, "chat.completion.chunk")
-    for index, (text, calls, reason) in enumerate(served):
-        delta = _chat_message(text, calls)
-        for number, item in enumerate(delta.get("tool_calls", ())):
-            item["index"] = number
-        for delta_part, end in ((delta, None), ({}, reason)):
-            choice = {"index": index, "delta": delta_part, "finish_reason": end, "logprobs": None}
+    for index, reply in enumerate(served):
+        begin = _chat_message(reply)
+        text, calls = {"content": begin.pop("content")}, begin.pop("tool_calls", ())
+        deltas = [begin, text, *({"tool_calls": [item | {"index": number}]} for number, item in enumerate(calls)), {}]
+        for delta in deltas:
+            choice = {"index": index, "delta": delta, "finish_reason": None if delta else reply[-1], "logprobs": None}
             yield event_text(head | {"choices": [choice]})
     if call.usage:
         yield event_text(head | {"choices": [], "usage": _usage(call)})
@@ -201,23 +206,18 @@ def chat_events(call: Call, served: Sequence[Served], id: str) -> Iterator[str]:
 
 def responses_body(call: Call, served: Sequence[Served], id: str) -> dict[str, Any]:
     """Return the reply to a request of ``/v1/responses``."""
-    ((text, calls, reason),) = served
+    ((reasoning, text, calls, reason),) = served
     output: list[dict[str, Any]] = []
+    if reasoning:
+        thought = [{"type": "reasoning_text", "text": reasoning}]
+        output.append({"id": f"rs_{id}", "type": "reasoning", "summary": [], "content": thought, "status": "completed"})
     if text or not calls:
         part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
         message = {"id": f"msg_{id}", "type": "message", "role": "assistant", "status": "completed", "content": [part]}
         output.append(message)
     for tool_call in calls:
-        output.append(
-            {
-                "id": f"fc_{tool_call.id}",
-                "type": "function_call",
-                "call_id": tool_call.id,
-                "name": tool_call.name,
-                "arguments": json.dumps(tool_call.arguments),
-                "status": "completed",
-            }
-        )
+        ids = {"id": f"fc_{tool_call.id}", "call_id": tool_call.id}
+        output.append({**ids, "type": "function_call", **_function(tool_call), "status": "completed"})
     usage = _usage(call)
     complete = reason != "length"
     return {
@@ -254,15 +254,15 @@ def responses_events(call: Call, served: Sequence[Served], id: str) -> Iterator[
     ]
     for index, item in enumerate(body["output"]):
         position = {"output_index": index, "item_id": item["id"]}
-        empty_item: dict[str, Any] = {"content": []} if item["type"] == "message" else {"arguments": ""}
+        empty_item: dict[str, Any] = {"arguments": ""} if item["type"] == "function_call" else {"content": []}
         events.append({"type": "response.output_item.added", "output_index": index, "item": item | empty_item})
-        if item["type"] == "message":
+        if item["type"] != "function_call":
             (part,) = item["content"]
-            position["content_index"] = 0
-            empty = part | {"text": ""}
+            position |= {"content_index": 0} | ({"logprobs": []} if "logprobs" in part else {})
+            kind, empty = f"response.{part['type']}", part | {"text": ""}
             events.append({"type": "response.content_part.added", "part": empty, **position})
-            events.append({"type": "response.output_text.delta", "delta": part["text"], "logprobs": [], **position})
-            events.append({"type": "response.output_text.done", "text": part["text"], "logprobs": [], **position})
+            events.append({"type": f"{kind}.delta", "delta": part["text"], **position})
+            events.append({"type": f"{kind}.done", "text": part["text"], **position})
             events.append({"type": "response.content_part.done", "part": part, **position})
         else:
             arguments = item["arguments"]
@@ -280,14 +280,18 @@ def event_text(data: Mapping[str, Any]) -> str:
     return f"data: {json.dumps(data)}\n\n"
 
 
-def _chat_message(text: str, calls: Sequence[ToolCall]) -> dict[str, Any]:
+def _chat_message(served: Served) -> dict[str, Any]:
+    reasoning, text, calls, _ = served
     message: dict[str, Any] = {"role": "assistant", "content": text if text or not calls else None}
+    if reasoning:
+        message["reasoning_content"] = reasoning
     if calls:
-        message["tool_calls"] = [
-            {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": json.dumps(c.arguments)}}
-            for c in calls
-        ]
+        message["tool_calls"] = [{"id": c.id, "type": "function", "function": _function(c)} for c in calls]
     return message
+
+
+def _function(call: ToolCall) -> dict[str, str]:
+    return {"name": call.name, "arguments": json.dumps(call.arguments)}
 
 
 def _envelope(call: Call, id: str, kind: str) -> dict[str, Any]:
@@ -314,17 +318,15 @@ def _message(item: Any, path: str) -> Message:
     tool_calls = item.get("tool_calls") or []
     if not isinstance(tool_calls, list) or not all(isinstance(call, Mapping) for call in tool_calls):
         raise _fault(f"{path}.tool_calls", f"is {tool_calls!r:.60}; give a list of objects")
-    if item.get("content") is None and not (tool_calls or item.get("refusal")):
+    thought = item.get("reasoning_content") or item.get("reasoning")
+    reasoning = _text(thought, f"{path}.reasoning") if role == "assistant" else ""
+    if item.get("content") is None and not (tool_calls or item.get("refusal") or reasoning):
         raise _fault(f"{path}.content", "is missing; give a text, or the tool calls of a reply")
     calls = tuple(_tool_call(call.get("id"), call.get("function"), f"{path}.tool_calls") for call in tool_calls)
-    return Message(role, _text(item.get("content"), path), calls, _id(item.get("tool_call_id"), path))
-
-
-def _id(value: Any, path: str) -> str | None:
-    """Return the id of the call that a message answers; records hold texts."""
-    if value is not None and not isinstance(value, str):
-        raise _fault(path, f"answers the call {value!r:.60}; the id of a call is a text")
-    return value
+    answered = item.get("tool_call_id")
+    if not isinstance(answered, str | None):  # records hold texts
+        raise _fault(path, f"answers the call {answered!r:.60}; the id of a call is a text")
+    return Message(role, with_reasoning(reasoning, _text(item.get("content"), path)), calls, answered)
 
 
 def _response_messages(body: Mapping[str, Any]) -> tuple[Message, ...]:
@@ -333,20 +335,26 @@ def _response_messages(body: Mapping[str, Any]) -> tuple[Message, ...]:
     if not isinstance(items, list) or not items:
         raise _fault("input", "must be a text or a list with at least one item")
     messages = [Message("system", str(body["instructions"]))] if body.get("instructions") else []
+    reasoning = ""
     for number, item in enumerate(items):
         path = f"input[{number}]"
         kind = item.get("type", "message") if isinstance(item, Mapping) else None
+        if kind == "reasoning":  # of the reply whose text or call is next
+            reasoning = _text(item.get("content"), path)
+            continue
         if kind == "function_call":
             call = _tool_call(item.get("call_id"), item, path)
-            begun = messages and messages[-1].role == "assistant"  # the text and the calls of one reply
-            reply = messages.pop() if begun else Message("assistant", "")
+            begun = messages and messages[-1].role == "assistant" and not reasoning  # the parts of one reply
+            reply = messages.pop() if begun else Message("assistant", with_reasoning(reasoning, ""))
             messages.append(replace(reply, tool_calls=(*reply.tool_calls, call)))
         elif kind == "function_call_output":
-            messages.append(Message("tool", _text(item.get("output"), path), (), _id(item.get("call_id"), path)))
+            answer = {"role": "tool", "content": item.get("output") or "", "tool_call_id": item.get("call_id")}
+            messages.append(_message(answer, path))
         elif kind == "message":
-            messages.append(_message(item, path))
+            messages.append(_message(item | {"reasoning": reasoning}, path))
         else:
-            raise _fault(f"{path}.type", f"is {kind!r}; send messages, function calls and their outputs")
+            raise _fault(f"{path}.type", f"is {kind!r}; send messages, reasoning, function calls and their outputs")
+        reasoning = ""
     return tuple(messages)
 
 

@@ -14,7 +14,7 @@ from mrlm_pl.concurrency.calls import wait_awake
 from mrlm_pl.concurrency.event_loop import END_SECONDS, mark_read, shared_fault
 from mrlm_pl.environment.prompts import Prompt, Reply
 from mrlm_pl.environment.tools import requested_calls, with_written_calls
-from mrlm_pl.episode import Message, ToolCall
+from mrlm_pl.episode import Message, ToolCall, reasoning_text
 from mrlm_pl.errors import ProgramError
 from mrlm_pl.serving.gateway.protocol import Call, ProtocolError, Served, served_form
 
@@ -77,7 +77,7 @@ class Session:
         self.acted: set[str] = set()
         self._queues: dict[str, deque[tuple[Call, asyncio.Future[list[Served]]]]] = {agent: deque() for agent in agents}
         self._past: dict[str, list[Prompt]] = {agent: [] for agent in agents}
-        self._sampled: dict[str, Message] = {}
+        self._sampled: defaultdict[str, list[Message]] = defaultdict(list)
         self._calls: dict[str, ToolCall] = {}
         self._arrived = asyncio.Event()
         self._tokens = self._replies = 0
@@ -136,7 +136,7 @@ class Session:
             self._past[agent].append(replace(call.prompt, messages=(*call.prompt.messages, reply.message)))
             if len(call.replies) == call.count:
                 self._queues[agent].popleft()
-                replies = [self._serve(reply, call.prompt) for reply in call.replies]
+                replies = [self._serve(agent, reply, call.prompt) for reply in call.replies]
                 if not served.done():
                     served.set_result(replies)
         if not any(self._queues.values()):
@@ -192,7 +192,9 @@ class Session:
 
     def _restore(self, agent: str, prompt: Prompt) -> Prompt:
         """Return a prompt in which replies and calls that were served are as they were sampled; count its kind."""
-        messages = tuple(self._as_sampled(message) for message in prompt.messages)
+        messages: tuple[Message, ...] = ()
+        for message in prompt.messages:
+            messages += (self._as_sampled(agent, messages, message),)
         past = self._past[agent]
         extended = [told.tools == prompt.tools for told in past if messages[: len(told)] == told.messages]
         if not any(extended):
@@ -205,19 +207,29 @@ class Session:
                 self.counts["edited_histories" if replied else "new_conversations"] += 1
         return replace(prompt, messages=messages)
 
-    def _as_sampled(self, message: Message) -> Message:
+    def _as_sampled(self, agent: str, before: tuple[Message, ...], message: Message) -> Message:
+        """Return a message as it was sampled; of replies that were served alike, the one that continues a trajectory.
+
+        An agent's own reply has its reasoning, also where the program does not send it; another's only if it does.
+        """
         if message.role == "assistant":
-            key = _served_key(message.content, message.tool_calls)
-            return self._sampled.get(key) or with_written_calls(message)
+            said = reasoning_text(message.content), message.final_text, message.tool_calls
+            alike = self._sampled.get(_served_key(agent, *said)) or self._sampled.get(_served_key("", *said), [])
+            told = [conversation[: len(before) + 1] for conversation in self._past[agent]]
+            continued = [reply for reply in alike if (*before, reply) in told]
+            return (continued or alike or [with_written_calls(message)])[-1]
         if message.role == "tool" and (call := self._calls.get(message.tool_call_id or "")) is not None:
             return replace(message, tool_call_id=call.id, name=call.name)
         return message
 
-    def _serve(self, reply: Reply, prompt: Prompt) -> Served:
+    def _serve(self, agent: str, reply: Reply, prompt: Prompt) -> Served:
         self._replies += 1
         served = served_form(reply, prompt, self._replies)
-        text, calls, _ = served
-        self._sampled[_served_key(text, calls)] = reply.message
+        reasoning, text, calls, _ = served
+        for sent in {reasoning, ""}:  # many programs send the text and the calls alone
+            self._sampled[_served_key(agent, sent, text, calls)].append(reply.message)
+            own = reply.message if sent else replace(reply.message, content=reply.final_text)
+            self._sampled[_served_key("", sent, text, calls)].append(own)
         for call, sampled_call in zip(calls, requested_calls(reply.message), strict=False):
             if isinstance(sampled_call, ToolCall):
                 self._calls[call.id] = sampled_call
@@ -240,6 +252,7 @@ def ended() -> ProtocolError:
     return ProtocolError(410, "episode_ended", "the episode of this key has ended; end the program")
 
 
-def _served_key(text: str, calls: tuple[ToolCall, ...]) -> str:
+def _served_key(agent: str, reasoning: str, text: str, calls: tuple[ToolCall, ...]) -> str:
     """Return a key by which a served reply is recognized: the arguments of its calls count as JSON values."""
-    return json.dumps([text, [[call.id, call.name, call.arguments] for call in calls]], sort_keys=True, default=dict)
+    found = [agent, reasoning, text, [[call.id, call.name, call.arguments] for call in calls]]
+    return json.dumps(found, sort_keys=True, default=dict)

@@ -137,17 +137,17 @@ def test_a_program_that_leaves_during_its_answer_is_counted_and_not_logged_as_an
 
 
 @pytest.mark.parametrize(
-    ("content", "stops", "text", "stop"),
+    ("content", "stops", "parts", "stop"),
     [
-        ("7, 8\n9", ["9", "\n"], "7, 8", "\n"),
-        ("<think>\n7 or 8</think>9\n", ["\n"], "<think>\n7 or 8</think>9", "\n"),
-        ("<think>\n7 or 8", ["\n", "<think>"], "<think>\n7 or 8", None),
-        ("<think>\n7 or", ["or"], "<think>\n7 ", "or"),
+        ("7, 8\n9", ["9", "\n"], ("", "7, 8"), "\n"),
+        ("<think>\n7 or 8</think>9\n", ["\n"], ("7 or 8", "9"), "\n"),
+        ("<think>\n7 or 8", ["\n", "<think>"], ("7 or 8", ""), None),
+        ("<think>\n7 or", ["or"], ("7", ""), "or"),
     ],
 )
 def test_a_stop_text_is_not_that_of_the_tags_around_the_reasoning(
-    content: str, stops: list[str], text: str, stop: str | None
+    content: str, stops: list[str], parts: tuple[str, str], stop: str | None
 ) -> None:
     reply, prompt = Reply("assistant", content), Prompt((Message("user", "?"),), stop=tuple(stops))
-    assert served_form(reply, prompt, 0)[0] == text
+    assert served_form(reply, prompt, 0)[:2] == parts
     assert first_stop(reply, stops)[1] == stop
