@@ -6,7 +6,7 @@ import asyncio
 import json
 import secrets
 from collections import Counter, defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -192,10 +192,13 @@ class Session:
 
     def _restore(self, agent: str, prompt: Prompt) -> Prompt:
         """Return a prompt in which replies and calls that were served are as they were sampled; count its kind."""
-        messages: tuple[Message, ...] = ()
-        for message in prompt.messages:
-            messages += (self._as_sampled(agent, messages, message),)
-        past = self._past[agent]
+        past, messages = self._past[agent], tuple[Message, ...]()
+        continued = [told.messages for told in past]
+        for number, message in enumerate(prompt.messages):
+            continued = [told for told in continued if len(told) > number]
+            restored = self._as_sampled(agent, message, [told[number] for told in continued])
+            continued = [told for told in continued if told[number] == restored]
+            messages += (restored,)
         extended = [told.tools == prompt.tools for told in past if messages[: len(told)] == told.messages]
         if not any(extended):
             if extended:
@@ -207,17 +210,21 @@ class Session:
                 self.counts["edited_histories" if replied else "new_conversations"] += 1
         return replace(prompt, messages=messages)
 
-    def _as_sampled(self, agent: str, before: tuple[Message, ...], message: Message) -> Message:
-        """Return a message as it was sampled; of replies that were served alike, the one that continues a trajectory.
+    def _as_sampled(self, agent: str, message: Message, told: Sequence[Message]) -> Message:
+        """Return a message as it was sampled, of replies that were served alike the one that continues a trajectory.
 
-        An agent's own reply has its reasoning, also where the program does not send it; another's only if it does.
+        An agent's own reply has its reasoning, even if the program does not send it; another's only if it does.
+
+        Args:
+            agent: agent of the prompt.
+            message: message of the prompt.
+            told: messages that follow the messages before it in the agent's trajectories.
         """
         if message.role == "assistant":
             said = reasoning_text(message.content), message.final_text, message.tool_calls
             alike = self._sampled.get(_served_key(agent, *said)) or self._sampled.get(_served_key("", *said), [])
-            told = [conversation[: len(before) + 1] for conversation in self._past[agent]]
-            continued = [reply for reply in alike if (*before, reply) in told]
-            return (continued or alike or [with_written_calls(message)])[-1]
+            found = [reply for reply in reversed(told) if reply in alike] if len(alike) > 1 else []
+            return (found or alike[::-1] or [with_written_calls(message)])[0]
         if message.role == "tool" and (call := self._calls.get(message.tool_call_id or "")) is not None:
             return replace(message, tool_call_id=call.id, name=call.name)
         return message
