@@ -77,7 +77,7 @@ class Session:
         self.acted: set[str] = set()
         self._queues: dict[str, deque[tuple[Call, asyncio.Future[list[Served]]]]] = {agent: deque() for agent in agents}
         self._past: dict[str, list[Prompt]] = {agent: [] for agent in agents}
-        self._sampled: defaultdict[str, list[Message]] = defaultdict(list)
+        self._sampled: defaultdict[str, dict[str, Message]] = defaultdict(dict)
         self._calls: dict[str, ToolCall] = {}
         self._arrived = asyncio.Event()
         self._tokens = self._replies = 0
@@ -222,9 +222,9 @@ class Session:
         """
         if message.role == "assistant":
             said = reasoning_text(message.content), message.final_text, message.tool_calls
-            alike = self._sampled.get(_served_key(agent, *said)) or self._sampled.get(_served_key("", *said), [])
-            found = [reply for reply in reversed(told) if reply in alike] if len(alike) > 1 else []
-            return (found or alike[::-1] or [with_written_calls(message)])[0]
+            alike = self._sampled[_served_key(agent, *said)] or self._sampled[_served_key("", *said)]
+            known = [*alike, *(reply.content for reply in told if reply.content in alike)]  # by content, newest last
+            return alike[known[-1]] if known else with_written_calls(message)
         if message.role == "tool" and (call := self._calls.get(message.tool_call_id or "")) is not None:
             return replace(message, tool_call_id=call.id, name=call.name)
         return message
@@ -234,9 +234,9 @@ class Session:
         served = served_form(reply, prompt, self._replies)
         reasoning, text, calls, _ = served
         for sent in {reasoning, ""}:  # many programs send the text and the calls alone
-            self._sampled[_served_key(agent, sent, text, calls)].append(reply.message)
             own = reply.message if sent else replace(reply.message, content=reply.final_text)
-            self._sampled[_served_key("", sent, text, calls)].append(own)
+            self._sampled[_served_key(agent, sent, text, calls)][reply.content] = reply.message
+            self._sampled[_served_key("", sent, text, calls)][own.content] = own
         for call, sampled_call in zip(calls, requested_calls(reply.message), strict=False):
             if isinstance(sampled_call, ToolCall):
                 self._calls[call.id] = sampled_call
