@@ -7,10 +7,11 @@ import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from math import inf
 from pathlib import Path
 from typing import Any
 
-from mrlm_pl.episode_files import not_kept
+from mrlm_pl.episode_files import iteration_of, not_kept
 from mrlm_pl.errors import ConfigurationError, DataError, counted, did_you_mean
 from mrlm_pl.grouping import grouped
 from mrlm_pl.viewer.line_file import LONGEST_LINE, LineFile
@@ -161,14 +162,21 @@ class EpisodeIndex:
         if collected is not None and (missing := not_kept(self._files(), collected)):
             yield missing
 
-    def newest_first(self) -> Iterator[EpisodeFile | ReportFile]:
-        """Yield the files, up to date, from the last back."""
+    def newest_first(self, last: float = inf, first: int = -1, episode: str = "") -> Iterator[EpisodeFile | ReportFile]:
+        """Yield the files, up to date, from the last back.
+
+        Args:
+            last: newest iteration; files whose names have a newer one are left out.
+            first: oldest iteration; files whose names have an older one are left out.
+            episode: id, which begins with its iteration; the files whose names have the same one come first.
+        """
         files, rows_read = self._files(), 0
         cached = {path: self._read[path] for path in reversed(files) if path in self._read}
         newer = itertools.accumulate((len(file.rows) for file in cached.values()), initial=0)
         # Those of a table; with all that a viewer has read, its memory would grow as long as the run.
         self._read = {path: cached[path] for path, count in zip(cached, newer, strict=False) if count <= NEWEST}
-        for path in reversed(files):
+        within = [path for path in reversed(files) if (number := iteration_of(path)) < 0 or first <= number <= last]
+        for path in sorted(within, key=lambda path: not episode.startswith(f"{iteration_of(path)}-")):
             file = self._read.get(path) or (ReportFile(path) if path.suffix == ".json" else EpisodeFile(path))
             if rows_read <= NEWEST:
                 self._read[path] = file
@@ -177,17 +185,18 @@ class EpisodeIndex:
                 rows_read += len(file.rows)
                 yield file
 
-    def table(self, last: int | None = None) -> dict[str, Any]:
+    def table(self, last: float = inf, first: int = -1) -> dict[str, Any]:
         """Return the summaries of the newest episodes: columns, rows, whether there are more, and notes on faults.
 
         Args:
-            last: newest iteration to show; None starts at the run's last one.
+            last: newest iteration to show.
+            first: oldest iteration to show.
         """
         rows: list[Summary] = []
         notes = list(self._notes())
         older: int | None = None
-        for file in self.newest_first():
-            rows += [row for row in reversed(file.rows) if last is None or row.iteration <= last]
+        for file in self.newest_first(last, first):
+            rows += [row for row in reversed(file.rows) if first <= row.iteration <= last]
             notes += file.notes()
             older = max((row.iteration for row in rows[NEWEST:] if row.iteration < rows[0].iteration), default=None)
             if older is not None:
@@ -216,12 +225,12 @@ class EpisodeIndex:
         Raises:
             DataError: there is no such episode, or it cannot be read.
         """
-        notes = [*self._notes()]
-        for file in self.newest_first():
+        notes: list[str] = []
+        for file in self.newest_first(episode=episode):
             if (record := file.record(episode)) is not None:
                 return record
             notes += file.notes()
-        listed = "; ".join(["`mrlm view RUN` lists them", *notes])
+        listed = "; ".join(["`mrlm view RUN` lists them", *self._notes(), *notes])
         ids = itertools.islice((row.id for file in self.newest_first() for row in reversed(file.rows)), NEWEST)
         raise DataError(f"there is no episode {episode!r} in this run; {did_you_mean(episode, ids, listed)}")
 
@@ -231,7 +240,7 @@ class EpisodeIndex:
         Raises:
             DataError: there is no such episode, or it is no path of a tree.
         """
-        for file in self.newest_first():
+        for file in self.newest_first(episode=episode):
             if isinstance(file, EpisodeFile) and (line := file.line(episode)) is not None:
                 try:
                     return branches_of(line)

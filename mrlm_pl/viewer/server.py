@@ -51,13 +51,14 @@ def answer(runs: Mapping[str, Run], path: str, query: Mapping[str, str]) -> Any:
         quantiles = [t_quantile(degrees) for degrees in range(1, QUANTILES + 1)]
         return {"runs": [_call_locked(run, run.head) for run in runs.values()], "t": quantiles}
     run = runs[query["run"]]
-    last = None
-    with suppress(ValueError):  # it is absent, or no number
-        last = int(query.get("last", ""))
+    bounds = {}
+    for name in ("last", "first"):
+        with suppress(ValueError):  # it is absent, or no number
+            bounds[name] = int(query.get(name, ""))
     readers: dict[str, Callable[[], Any]] = {
         "run": run.detail,
         "metrics": run.metrics,
-        "episodes": lambda: run.episodes(last),
+        "episodes": lambda: run.episodes(**bounds),
         "episode": lambda: run.record(query["id"]),
         "tree": lambda: run.index.branches(query["id"]),
         "health": lambda: health(run.index),

@@ -86,7 +86,7 @@ export const isExported = EXPORTED !== null;
 
 // Return the data of an address below /api/; an exported page holds its own.
 export async function get(path, parameters = {}) {
-  const query = Object.entries(parameters);
+  const query = Object.entries(parameters).filter(([name, value]) => value !== undefined && !(EXPORTED && (name === "first" || name === "last")));
   if (EXPORTED) {
     const key = query.length ? `${path}?${query.map((pair) => pair.join("=")).join("&")}` : path;
     const held = Object.hasOwn(EXPORTED, key) ? EXPORTED[key] : null;

@@ -39,7 +39,7 @@ export async function episodesView(parameters) {
   const { run } = parameters;
   const { runs } = await get("runs");
   if (!run) return [el("h1", {}, "Episodes"), el("ul", {}, runs.map((item) => el("li", {}, link(item.key, "episodes", { run: item.key }))))];
-  const found = await get("episodes", parameters.last ? { run, last: parameters.last } : { run });
+  const found = await get("episodes", { run, last: parameters.last });
   const episodes = unpack(found);
   const names = (key) => ["", ...new Set(episodes.flatMap((episode) => episode[key]))].map((name) => [name, name || "any"]);
   const count = el("p", { "aria-live": "polite", id: "count" });

@@ -15,9 +15,9 @@ export function commonPrefix(sequences) {
 const piece = (row, start, stop) => (row.tokens ?? row.token_ids.map((id) => `${id} `)).slice(start, stop).join("");
 
 export async function groupView({ run, group, iteration, agent, start }) {
-  const siblings = unpack(await get("episodes", { run })).filter((episode) => episode.group === group && (iteration === undefined || String(episode.iteration) === iteration))
+  const siblings = unpack(await get("episodes", { run, first: iteration, last: iteration })).filter((episode) => episode.group === group && (iteration === undefined || String(episode.iteration) === iteration))
     .sort((one, other) => other.reward - one.reward);
-  if (!siblings.length) return [el("p", { class: "warning" }, "The group is not among the newest episodes.")];
+  if (!siblings.length) return [el("h1", {}, "Group ", told(group), " of ", link(run, "run", { run })), el("p", { class: "warning" }, iteration === undefined ? "The group is not among the newest episodes." : `Iteration ${iteration} has no such group.`)];
   const first = Math.min(Number(start ?? 0), siblings.length - 1);
   const records = await Promise.all(siblings.slice(first, first + BESIDE).map((episode) => get("episode", { run, id: episode.id })));
   const agents = [...new Set(records.flatMap((record) => Object.keys(record.trajectories)))];
