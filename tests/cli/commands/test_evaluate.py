@@ -254,6 +254,7 @@ def test_agents_find_their_policy():
         (("-n", "{}"), "error: num_episodes: expected an integer such as 2, but the value is {}\n"),
         (("--max-tokens=null", "--top-k="), "error: top_k: expected an integer such as 2, but the value is ''\n"),
         (("--config", "{model: 3}"), "error: model: expected one name, but the value is 3; give one\n"),
+        (("--model", "{main: a}"), 'error: model: expected one name, but the value is {"main": "a"}; give one\n'),
         (("--policy-sampling", "main"), "error: policy_sampling: expected a mapping, as in `{NAME: VALUE}`, but the"),
         (
             ("--policy-sampling", "{main: {temprature: 1}}"),
