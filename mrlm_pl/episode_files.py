@@ -27,8 +27,6 @@ _REMEDY = "{}, or leave it out: move it elsewhere, or name other files"
 _RESTORE = _REMEDY.format("restore the file from a copy")
 """Remedy for an unreadable file of episodes."""
 
-_ITERATION = re.compile(r"iteration-(\d+)")
-
 
 def iteration_file(folder: Path, iteration: int, rank: tuple[int, int] = (0, 1), kind: str = "episodes") -> Path:
     """Return the path of a rank's episodes of an iteration, or of its measures of tokens, in a run folder.
@@ -102,7 +100,7 @@ class EpisodeRetention(Settings):
 
 def iteration_of(path: Path) -> int:
     """Return the iteration of a file of episodes by its name; -1 for another file."""
-    match = _ITERATION.match(path.name)
+    match = re.match(r"iteration-(\d+)", path.name)
     return int(match[1]) if match else -1
 
 

@@ -86,8 +86,7 @@ class EpisodeFile:
         Raises:
             DataError: its fields have other types.
         """
-        line = self.line(episode)
-        if line is None:
+        if (line := self.line(episode)) is None:
             return None
         try:
             return whole_record(line, episode)
@@ -206,18 +205,17 @@ class EpisodeIndex:
         newest, more = rows[:NEWEST], len(rows) > NEWEST
         return {"columns": Summary._fields, "rows": newest, "more": more, "older": older, "notes": notes}
 
-    def iteration(self, number: int) -> tuple[dict[str, Any], list[Summary]]:
-        """Return the table from an iteration back, and its rows of the iteration.
+    def iteration(self, number: int) -> dict[str, Any]:
+        """Return the table of an iteration.
 
         Raises:
             ConfigurationError: the iteration has no episodes.
         """
-        table = self.table(number)
-        rows = [row for row in table["rows"] if row.iteration == number]
-        if not rows:
-            remedy = "; ".join(["leave out `--iteration` to see the newest", *table["notes"]])
+        table = self.table(number, number)
+        if not table["rows"]:
+            remedy = "; ".join(["leave out `--iteration` to see the newest", *self.table()["notes"]])
             raise ConfigurationError(f"iteration: the run has no episode of iteration {number}; {remedy}")
-        return table, rows
+        return table
 
     def record(self, episode: str) -> dict[str, Any]:
         """Return the whole record of an episode.

@@ -91,7 +91,8 @@ def _table(run: Run, iteration: int | None, episode: str | None) -> dict[str, An
         rows = [row for file in files for row in reversed(file.rows) if (row.iteration, row.group) == group_key]
         note = f"the exported page holds episode {episode} and its group"
     elif iteration is not None:
-        table, rows = run.index.iteration(iteration)
+        table = run.index.iteration(iteration)
+        rows = table["rows"]
         note = f"the exported page holds the episodes of iteration {iteration}"
     else:
         table = run.index.table()

@@ -54,11 +54,9 @@ class LoggedNumbers:
             OSError: the file cannot be read.
         """
         self._update()
-        names = [*self._columns]
-        if name not in names:
-            return None
-        unread = (_number(row[names.index(name)]) for row in self._rows(reversed(self._unread)))
-        values = itertools.chain(unread, reversed(self._columns[name]))
+        rows = self._rows(reversed(self._unread) if name in self._columns else ())
+        unread = (_number(dict(zip(self._columns, row, strict=True))[name]) for row in rows)
+        values = itertools.chain(unread, reversed(self._columns.get(name, ())))
         return next((value for value in values if value is not None), None)
 
     def _rows(self, lines: Iterable[bytes]) -> Iterator[list[str]]:
@@ -84,8 +82,7 @@ class LoggedNumbers:
 
 
 def _number(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return float(f"{value:.7g}") if math.isfinite(value) else None
+    with suppress(ValueError):
+        if math.isfinite(value := float(text)):
+            return float(f"{value:.7g}")
+    return None

@@ -19,6 +19,7 @@ import msgspec
 import yaml
 from tokenizers import Tokenizer
 
+from mrlm_pl.episode_files import iteration_of
 from mrlm_pl.errors import ConfigurationError, meant, nearest_path
 from mrlm_pl.evaluation.intervals import mean_interval
 from mrlm_pl.runs.publication import text_without_secrets
@@ -134,11 +135,6 @@ class Run:
             "reward": reward,
             "ci95": mean_interval(rewards) if is_same else None,
         }
-
-    def episodes(self, **bounds: int) -> dict[str, Any]:
-        """Return the table of the newest episodes within iterations (``last``, ``first``), with the number of all."""
-        table = self.index.table(**bounds)
-        return {**table, "total": self.total(table)}
 
     def total(self, table: Mapping[str, Any]) -> str:
         """Return the number of a run's episodes in words.
@@ -332,13 +328,9 @@ class Run:
         configs, times = [*self.path.glob("config-*.yaml")], []
         for path in self._episode_files() if configs else ():
             with suppress(FileNotFoundError):  # removed meanwhile
-                times.append((path.stat().st_mtime, path.name))
-        iterations = []
-        for config in configs:
-            later = [name for modified, name in times if modified > config.stat().st_mtime]
-            if later and (number := re.search(r"\d+", min(later))):
-                iterations.append(int(number[0]))
-        return sorted(set(iterations))
+                times.append((path.stat().st_mtime, iteration_of(path)))
+        later = [[number for modified, number in times if modified > config.stat().st_mtime] for config in configs]
+        return sorted({min(numbers) for numbers in later if numbers} - {-1})
 
     def _changed(self) -> float:
         """Return the time of the last change; 0 for a run that was deleted."""

@@ -336,11 +336,11 @@ def test_files_are_looked_up_once_each(folder: Path, monkeypatch: pytest.MonkeyP
     for number in range(2, 60):
         shutil.copy(iteration_file(folder, 0), iteration_file(folder, number))
     run = run_of(folder)
-    run.episodes()
+    run.index.table()
     calls = {name: Mock(side_effect=getattr(Path, name)) for name in ("__eq__", "resolve")}
     for name, counted in calls.items():
         monkeypatch.setattr(Path, name, lambda *given, counted=counted: counted(*given))
-    run.episodes()
+    run.index.table()
     assert calls["__eq__"].call_count <= 4 * 60
     assert calls["resolve"].call_count < 10
 

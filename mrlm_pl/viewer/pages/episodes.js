@@ -12,7 +12,7 @@ const FLAGS = [["flat", "group without variance"], ["error", "error"], ["truncat
 export function unpack({ columns, rows }) {
   const episodes = rows.map((row) => Object.fromEntries(columns.map((name, index) => [name, row[index]])));
   const groups = new Map();
-  for (const episode of episodes.filter((one) => one.excluded !== "greedy")) {
+  for (const episode of episodes.filter((one) => one.excluded !== "greedy" && !one.error)) {
     const key = `${episode.iteration} ${episode.group}`;
     const bounds = groups.get(key) ?? [Infinity, -Infinity, 0];
     groups.set(key, [Math.min(bounds[0], episode.reward), Math.max(bounds[1], episode.reward), bounds[2] + 1]);
@@ -71,7 +71,7 @@ export async function episodesView(parameters) {
       el("td", { class: "number" }, episode.iteration < 0 ? "" : number(episode.iteration)),
       cell(told(episode.task)),
       cell(link(episode.group, "episodes", { run, group: episode.group })),
-      el("td", { class: "number", title: episode.agents.map((agent, index) => `${agent} ${number(episode.rewards[index])}`).join(", ") }, number(episode.reward)),
+      el("td", { class: "number", title: episode.agents.map((agent, index) => `${agent} ${number(episode.rewards[index])}`).join(", ") }, episode.error ? "" : number(episode.reward)),
       numberCell(episode.signed_advantage),
       numberCell(episode.turns),
       numberCell(episode.tokens),
