@@ -254,7 +254,6 @@ def test_agents_find_their_policy():
         (("-n", "{}"), "error: num_episodes: expected an integer such as 2, but the value is {}\n"),
         (("--max-tokens=null", "--top-k="), "error: top_k: expected an integer such as 2, but the value is ''\n"),
         (("--config", "{model: 3}"), "error: model: expected one name, but the value is 3; give one\n"),
-        (("--model", "{main: a}"), 'error: model: expected one name, but the value is {"main": "a"}; give one\n'),
         (("--policy-sampling", "main"), "error: policy_sampling: expected a mapping, as in `{NAME: VALUE}`, but the"),
         (
             ("--policy-sampling", "{main: {temprature: 1}}"),
@@ -286,6 +285,11 @@ def test_an_empty_name_is_refused(mrlm, model_folder):
     )
     told = mrlm("eval", "--model=", "--environment", "parrot")[2]
     assert "error: model: expected one name, but the value is null; give one\n" in told
+
+
+def test_a_mapping_is_no_model(evaluate):
+    told = evaluate(model="{main: builtin:tiny}", status=2)
+    assert 'error: model: expected one name, but the value is {"main": "builtin:tiny"}; give one\n' in told
 
 
 def test_a_report_may_go_to_a_device(evaluate):
