@@ -27,8 +27,6 @@ _REMEDY = "{}, or leave it out: move it elsewhere, or name other files"
 _RESTORE = _REMEDY.format("restore the file from a copy")
 """Remedy for an unreadable file of episodes."""
 
-_ITERATION = re.compile(r"iteration-(\d+)(.*)")
-
 
 def iteration_file(folder: Path, iteration: int, rank: tuple[int, int] = (0, 1), kind: str = "episodes") -> Path:
     """Return the path of a rank's episodes of an iteration, or of its measures of tokens, in a run folder.
@@ -92,7 +90,7 @@ class EpisodeRetention(Settings):
 
         Those of all ranks: a run that is resumed with fewer has none that would remove the files of the others.
         """
-        number, _ = _parts(newest)
+        number = iteration_of(newest)
         displaced = number - last
         if displaced >= 0 and not self.keeps(displaced, number):
             for folder in (newest.parent, newest.parent.with_name("tokens")):
@@ -100,10 +98,10 @@ class EpisodeRetention(Settings):
                     path.unlink(missing_ok=True)
 
 
-def _parts(path: Path) -> tuple[int, str]:
-    """Return the iteration of a file of episodes and the rest of its name; -1 for another file."""
-    match = _ITERATION.fullmatch(path.name)
-    return (int(match[1]), match[2]) if match else (-1, path.name)
+def iteration_of(path: Path) -> int:
+    """Return the iteration of a file of episodes by its name; -1 for another file."""
+    match = re.match(r"iteration-(\d+)", path.name)
+    return int(match[1]) if match else -1
 
 
 def episode_files(folder: Path) -> list[Path]:
@@ -121,7 +119,7 @@ def remove_repeated(folder: Path, first: int, ranks: int) -> None:
     """
     for kind in ("episodes", "tokens"):
         for path in (folder / kind).glob("iteration-*"):
-            number, _ = _parts(path)
+            number = iteration_of(path)
             if number >= first and path not in [iteration_file(folder, number, (n, ranks), kind) for n in range(ranks)]:
                 path.unlink()
 
@@ -136,7 +134,7 @@ def not_kept(files: Iterable[Path], collected: int = 0) -> str:
     >>> not_kept([iteration_file(Path("a"), number) for number in (0, 4, 8)], 12)
     'the episodes of 9 of 12 iterations are not kept (see `data.save_episodes`)'
     """
-    numbers = {number for number, _ in map(_parts, files) if number >= 0}
+    numbers = {number for number in map(iteration_of, files) if number >= 0}
     newest = max(numbers, default=-1) + 1
     count = max(newest, collected)
     if len(numbers) == newest and count <= newest + BEHIND:
@@ -195,7 +193,7 @@ class EpisodeWriter:
         Raises:
             StorageError: an earlier file could not be written.
         """
-        number, _ = _parts(Path(path))
+        number = iteration_of(Path(path))
         is_kept = self.retention.keeps(number, number)
         while self._waiting and (self._waiting[0][1].done() or (is_kept and len(self._waiting) >= BEHIND)):
             self._settle()
@@ -271,7 +269,7 @@ def read_episodes(path: str | Path) -> Iterator[Episode]:
 
 
 def _lines(file: Path) -> Iterator[bytes]:
-    if _parts(file)[0] >= 0 and not file.stat().st_size:  # as after a power failure; each iteration has episodes
+    if iteration_of(file) >= 0 and not file.stat().st_size:  # as after a power failure; each iteration has episodes
         raise EOFError("it is empty")
     rest = b""
     for piece in unpacked(file):

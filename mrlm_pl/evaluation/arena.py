@@ -113,10 +113,10 @@ def arena_report(
         sides = grouped((player, agent) for agent, player in seated.items())
         for episode in _complete(episodes):
             acting = [*episode.rewards().values()]
-            earned = {*acting, *[0.0] * (len(seated) - len(acting))}
-            unequal = unequal or len(earned) > 1
-            # A teammate that is absent has no part in the team's reward; an opponent that is not asked earns 0.
-            rivals = rivals or len({*acting} if len(acting) > 1 else earned) > 1
+            unequal = unequal or len({*acting, *[0.0] * (len(seated) - len(acting))}) > 1
+            # An absent teammate has no part in the team's reward; an opponent that is not asked earns 0, more than a
+            # player who has lost before. One who earns more than 0 alone has solved a task for one agent.
+            rivals = rivals or len({*acting}) > 1 or (len(acting) == 1 < len(seated) and acting[0] < 0)
             for player, other in itertools.permutations(sides, 2):
                 games[player, other][problem_of(episode.task)].append(game_score(episode, sides[player], sides[other]))
     # The bounds are of all agents, and hold for each where all earn the same.

@@ -162,10 +162,10 @@ def pass_at_k(successes: int, samples: int, k: int) -> float:
 def with_interval(value: float | None, bounds: tuple[float | None, float | None] | None) -> str:
     """Return a mean and its interval, where one is known, as a cell of a table; a dash for no mean.
 
-    >>> with_interval(0.25, (0.125, 0.375)), with_interval(0.25, (None, None)), with_interval(None, None)
-    ('0.250 [0.125, 0.375]', '0.250', '-')
+    >>> with_interval(0.25, (0.125, 0.375)), with_interval(-1e-17, (None, None)), with_interval(None, None)
+    ('0.250 [0.125, 0.375]', '0.000', '-')
     """
     if value is None:
         return "-"
     finite = [bound for bound in bounds or () if bound is not None and math.isfinite(bound)]
-    return f"{value:.3f} [{finite[0]:.3f}, {finite[1]:.3f}]" if len(finite) == 2 else f"{value:.3f}"
+    return f"{value:z.3f} [{finite[0]:z.3f}, {finite[1]:z.3f}]" if len(finite) == 2 else f"{value:z.3f}"

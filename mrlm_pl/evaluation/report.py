@@ -107,7 +107,7 @@ class EvaluationReport:
     def __str__(self) -> str:
         """Return the numbers, one on each line, and tables of agents and policies where there are several."""
         accuracy = self.accuracy
-        reward = f"{self.mean_reward:.4f}{interval_text(self.ci95)}"
+        reward = f"{self.mean_reward:z.4f}{interval_text(self.ci95)}"
         texts: dict[str, str | None] = {
             "environment": f"{self.environment} ({self.split}, seed {self.seed})",
             "settings": self.changed_settings,
@@ -117,16 +117,16 @@ class EvaluationReport:
             "precision": self.precision,
             "episodes": played_episodes(self),
             "mean reward": reward if self.episodes else None,
-            "accuracy": None if accuracy is None else f"{accuracy:.4f}{interval_text(self.accuracy_ci95)}",
+            "accuracy": None if accuracy is None else f"{accuracy:z.4f}{interval_text(self.accuracy_ci95)}",
         }
         lines = [(name, text) for name, text in texts.items() if text]
-        lines += [(f"pass@{k}", f"{value:.4f}") for k, value in self.pass_at_k.items()]
-        lines += [(f"majority@{k}", f"{value:.4f}") for k, value in self.majority_at_k.items()]
-        lines += [(f"  {name}", f"{value:.4f}") for name, value in self.components.items()]
+        lines += [(f"pass@{k}", f"{value:z.4f}") for k, value in self.pass_at_k.items()]
+        lines += [(f"majority@{k}", f"{value:z.4f}") for k, value in self.majority_at_k.items()]
+        lines += [(f"  {name}", f"{value:z.4f}") for name, value in self.components.items()]
         lines += [(f"  {name}", _measured_text(measured, self.episodes)) for name, measured in self.metrics.items()]
         if self.episodes:
             reasons = ", ".join(f"{name} {count}" for name, count in sorted(self.stop_reasons.items()))
-            lines.append(("stop reasons", f"{reasons}; {self.truncated:.4f} truncated by a limit"))
+            lines.append(("stop reasons", f"{reasons}; {self.truncated:z.4f} truncated by a limit"))
         if len(self.agents) == 1:
             (part,) = self.agents.values()
             turns, tokens = _number_text(part.turns, 2), _number_text(part.response_tokens, 1)
@@ -185,8 +185,8 @@ def _parts_table(kind: str, partners: str, parts: Mapping[str, Part], seats: Col
         partner_names = ", ".join(partner for seat, partner in seats if seat == name) or "-"
         steps = [_number_text(value, 2) for value in (part.turns, part.first_turn, part.opens)]
         tokens = [_number_text(part.response_tokens, 1), _number_text(part.truncated_turns, 4)]
-        components = ", ".join(f"{key} {value:.4f}" for key, value in part.components.items())
-        rows.append([name, partner_names, f"{part.reward:.4f}{interval_text(part.ci95)}", *steps, *tokens, components])
+        components = ", ".join(f"{key} {value:z.4f}" for key, value in part.components.items())
+        rows.append([name, partner_names, f"{part.reward:z.4f}{interval_text(part.ci95)}", *steps, *tokens, components])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
@@ -194,7 +194,7 @@ def _parts_table(kind: str, partners: str, parts: Mapping[str, Part], seats: Col
 
 
 def _number_text(value: float, digits: int) -> str:
-    return "-" if math.isnan(value) else f"{value:.{digits}f}"
+    return "-" if math.isnan(value) else f"{value:z.{digits}f}"
 
 
 def _measured_text(measured: Measured, episodes: int) -> str:
@@ -202,17 +202,17 @@ def _measured_text(measured: Measured, episodes: int) -> str:
     if measured.value is None:
         return "-  of 0"
     cases = f"  of {measured.of}" if measured.of != episodes else ""
-    return f"{measured.value:.4f}{interval_text(measured.ci95)}{cases}"
+    return f"{measured.value:z.4f}{interval_text(measured.ci95)}{cases}"
 
 
 def interval_text(bounds: tuple[float, float] | None) -> str:
     """Return an interval as text; empty for None, and words where no spread is known to estimate it from.
 
-    >>> interval_text((0.25, 0.5)), interval_text((-math.inf, math.inf)), interval_text(None)
-    ('  95 % [0.2500, 0.5000]', '  no 95 % interval (equal values or one task)', '')
+    >>> interval_text((-1e-5, 0.5)), interval_text((-math.inf, math.inf)), interval_text(None)
+    ('  95 % [0.0000, 0.5000]', '  no 95 % interval (equal values or one task)', '')
     """
     if bounds is None or any(map(math.isnan, bounds)):
         return ""
     if any(map(math.isinf, bounds)):
         return "  no 95 % interval (equal values or one task)"
-    return f"  95 % [{bounds[0]:.4f}, {bounds[1]:.4f}]"
+    return f"  95 % [{bounds[0]:z.4f}, {bounds[1]:z.4f}]"

@@ -98,8 +98,8 @@ def _cell(score: Score, measure: str) -> str:
     value, bounds = score.of(measure)
     if score.error is not None or value is None:
         return "failed"
-    interval = f"\n\\[{bounds[0]:.4f}, {bounds[1]:.4f}]" if bounds else ""
-    return f"{value:.4f}{interval}" + (f"\n{score.failed} failed" if score.failed else "")
+    interval = f"\n\\[{bounds[0]:z.4f}, {bounds[1]:z.4f}]" if bounds else ""
+    return f"{value:z.4f}{interval}" + (f"\n{score.failed} failed" if score.failed else "")
 
 
 def new_figure(path: Path, width: float, height: float) -> Any:

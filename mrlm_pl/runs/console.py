@@ -355,14 +355,14 @@ def _unit(trainer: Trainer) -> str:
 def _metric_texts(metrics: Mapping[str, float]) -> list[str]:
     """Return the metrics as texts, those of rollouts, which are most, without the beginning of their names.
 
-    >>> _metric_texts({"rollout/reward": 0.69921, "rollout/tokens_per_second": 591.962, "train/kl": 0.01})
-    ['reward 0.699', 'tokens_per_second 592', 'train/kl 0.010']
+    >>> _metric_texts({"rollout/reward": -1.67e-17, "rollout/tokens_per_second": 591.962, "train/kl": 0.01})
+    ['reward 0.000', 'tokens_per_second 592', 'train/kl 0.010']
     """
     return [f"{name.removeprefix('rollout/')} {_number(value)}" for name, value in metrics.items()]
 
 
 def _number(value: float) -> str:
-    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}" if abs(value) < 0.001 and value else f"{value:.3f}"
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}" if 1e-12 < abs(value) < 0.001 else f"{value:z.3f}"
 
 
 def _line(unit: str, done: int, total: int | None, metrics: Mapping[str, float], seconds: float, of: int) -> str:

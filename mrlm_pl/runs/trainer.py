@@ -308,7 +308,7 @@ class Trainer(pl.Trainer):
             for report in self._loops.reports if played else ():
                 print(report, end="\n\n")
             for name, value in {key: value for metrics in result for key, value in metrics.items()}.items():
-                print(f"{name} {value:.4f}")
+                print(f"{name} {value:z.4f}")
 
     def _refuse_spent(self) -> None:
         """Raise a ConfigurationError if an earlier fit has used up the trainer's epochs or steps."""

@@ -7,10 +7,11 @@ import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from math import inf
 from pathlib import Path
 from typing import Any
 
-from mrlm_pl.episode_files import not_kept
+from mrlm_pl.episode_files import iteration_of, not_kept
 from mrlm_pl.errors import ConfigurationError, DataError, counted, did_you_mean
 from mrlm_pl.grouping import grouped
 from mrlm_pl.viewer.line_file import LONGEST_LINE, LineFile
@@ -85,8 +86,7 @@ class EpisodeFile:
         Raises:
             DataError: its fields have other types.
         """
-        line = self.line(episode)
-        if line is None:
+        if (line := self.line(episode)) is None:
             return None
         try:
             return whole_record(line, episode)
@@ -161,14 +161,21 @@ class EpisodeIndex:
         if collected is not None and (missing := not_kept(self._files(), collected)):
             yield missing
 
-    def newest_first(self) -> Iterator[EpisodeFile | ReportFile]:
-        """Yield the files, up to date, from the last back."""
+    def newest_first(self, last: float = inf, first: int = -1, episode: str = "") -> Iterator[EpisodeFile | ReportFile]:
+        """Yield the files, up to date, from the last back.
+
+        Args:
+            last: newest iteration; files whose names have a newer one are left out.
+            first: oldest iteration; files whose names have an older one are left out.
+            episode: id, which begins with its iteration; the files whose names have the same one come first.
+        """
         files, rows_read = self._files(), 0
         cached = {path: self._read[path] for path in reversed(files) if path in self._read}
         newer = itertools.accumulate((len(file.rows) for file in cached.values()), initial=0)
         # Those of a table; with all that a viewer has read, its memory would grow as long as the run.
         self._read = {path: cached[path] for path, count in zip(cached, newer, strict=False) if count <= NEWEST}
-        for path in reversed(files):
+        within = [path for path in reversed(files) if (number := iteration_of(path)) < 0 or first <= number <= last]
+        for path in sorted(within, key=lambda path: not episode.startswith(f"{iteration_of(path)}-")):
             file = self._read.get(path) or (ReportFile(path) if path.suffix == ".json" else EpisodeFile(path))
             if rows_read <= NEWEST:
                 self._read[path] = file
@@ -177,17 +184,18 @@ class EpisodeIndex:
                 rows_read += len(file.rows)
                 yield file
 
-    def table(self, last: int | None = None) -> dict[str, Any]:
+    def table(self, last: float = inf, first: int = -1) -> dict[str, Any]:
         """Return the summaries of the newest episodes: columns, rows, whether there are more, and notes on faults.
 
         Args:
-            last: newest iteration to show; None starts at the run's last one.
+            last: newest iteration to show.
+            first: oldest iteration to show.
         """
         rows: list[Summary] = []
         notes = list(self._notes())
         older: int | None = None
-        for file in self.newest_first():
-            rows += [row for row in reversed(file.rows) if last is None or row.iteration <= last]
+        for file in self.newest_first(last, first):
+            rows += [row for row in reversed(file.rows) if first <= row.iteration <= last]
             notes += file.notes()
             older = max((row.iteration for row in rows[NEWEST:] if row.iteration < rows[0].iteration), default=None)
             if older is not None:
@@ -197,18 +205,17 @@ class EpisodeIndex:
         newest, more = rows[:NEWEST], len(rows) > NEWEST
         return {"columns": Summary._fields, "rows": newest, "more": more, "older": older, "notes": notes}
 
-    def iteration(self, number: int) -> tuple[dict[str, Any], list[Summary]]:
-        """Return the table from an iteration back, and its rows of the iteration.
+    def iteration(self, number: int) -> dict[str, Any]:
+        """Return the table of an iteration.
 
         Raises:
             ConfigurationError: the iteration has no episodes.
         """
-        table = self.table(number)
-        rows = [row for row in table["rows"] if row.iteration == number]
-        if not rows:
-            remedy = "; ".join(["leave out `--iteration` to see the newest", *table["notes"]])
+        table = self.table(number, number)
+        if not table["rows"]:
+            remedy = "; ".join(["leave out `--iteration` to see the newest", *self.table()["notes"]])
             raise ConfigurationError(f"iteration: the run has no episode of iteration {number}; {remedy}")
-        return table, rows
+        return table
 
     def record(self, episode: str) -> dict[str, Any]:
         """Return the whole record of an episode.
@@ -216,12 +223,12 @@ class EpisodeIndex:
         Raises:
             DataError: there is no such episode, or it cannot be read.
         """
-        notes = [*self._notes()]
-        for file in self.newest_first():
+        notes: list[str] = []
+        for file in self.newest_first(episode=episode):
             if (record := file.record(episode)) is not None:
                 return record
             notes += file.notes()
-        listed = "; ".join(["`mrlm view RUN` lists them", *notes])
+        listed = "; ".join(["`mrlm view RUN` lists them", *self._notes(), *notes])
         ids = itertools.islice((row.id for file in self.newest_first() for row in reversed(file.rows)), NEWEST)
         raise DataError(f"there is no episode {episode!r} in this run; {did_you_mean(episode, ids, listed)}")
 
@@ -231,7 +238,7 @@ class EpisodeIndex:
         Raises:
             DataError: there is no such episode, or it is no path of a tree.
         """
-        for file in self.newest_first():
+        for file in self.newest_first(episode=episode):
             if isinstance(file, EpisodeFile) and (line := file.line(episode)) is not None:
                 try:
                     return branches_of(line)

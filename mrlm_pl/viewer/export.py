@@ -87,12 +87,12 @@ def _table(run: Run, iteration: int | None, episode: str | None) -> dict[str, An
         record = run.index.record(episode)
         table = run.index.table(record["iteration"])
         group_key = (record["iteration"], record["group"])
-        rows_by_file = (reversed(file.rows) for file in run.index.newest_first())  # the table is bounded
-        groups = ([row for row in rows if (row.iteration, row.group) == group_key] for rows in rows_by_file)
-        rows = next(filter(None, groups), [])
+        files = run.index.newest_first(*[record["iteration"]] * 2)  # the table is bounded
+        rows = [row for file in files for row in reversed(file.rows) if (row.iteration, row.group) == group_key]
         note = f"the exported page holds episode {episode} and its group"
     elif iteration is not None:
-        table, rows = run.index.iteration(iteration)
+        table = run.index.iteration(iteration)
+        rows = table["rows"]
         note = f"the exported page holds the episodes of iteration {iteration}"
     else:
         table = run.index.table()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import math
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -28,6 +30,7 @@ class LoggedNumbers:
         self._lines = LineFile(path)
         self._last = (0, b"")  # offset and text of a line
         self._columns: dict[str, list[float | None]] = {}
+        self._unread: list[bytes] = []  # rows after those of the columns: a table of runs asks for few of their numbers
         self.not_finite = Counter[str]()
 
     def columns(self) -> dict[str, list[float | None]]:
@@ -36,29 +39,50 @@ class LoggedNumbers:
         Raises:
             OSError: the file cannot be read.
         """
+        self._update()
+        for row in self._rows(self._unread):
+            for (name, values), cell in zip(self._columns.items(), row, strict=True):
+                values.append(_number(cell))
+                self.not_finite[name] += cell in _NOT_FINITE
+        self._unread = []
+        return {name: [*values] for name, values in self._columns.items()}
+
+    def last(self, name: str) -> float | None:
+        """Return the last number of a column, from the end of the file back; None without any.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        self._update()
+        rows = self._rows(reversed(self._unread) if name in self._columns else ())
+        unread = (_number(dict(zip(self._columns, row, strict=True))[name]) for row in rows)
+        values = itertools.chain(unread, reversed(self._columns.get(name, ())))
+        return next((value for value in values if value is not None), None)
+
+    def _rows(self, lines: Iterable[bytes]) -> Iterator[list[str]]:
+        for line in lines:
+            with suppress(csv.Error):  # damaged, as by a power failure
+                row = next(csv.reader([line.decode(errors="replace")]), [])
+                if len(row) == len(self._columns or row):  # a kill may have truncated it
+                    yield row
+
+    def _update(self) -> None:
         offset, text = self._last
         if text and self._lines.line(offset) != text:  # a new file may have the number (inode) of an earlier one
             self._lines = LineFile(self.path)
         for item in self._lines.new_lines():
             if item is None:
-                self._columns, self.not_finite = {}, Counter()
+                self._columns, self._unread, self.not_finite = {}, [], Counter()
                 continue
             self._last = item
-            row: list[str] = []
-            with suppress(csv.Error):  # damaged, as by a power failure
-                row = next(csv.reader([item[1].decode(errors="replace")]), [])
-            if not self._columns:
-                self._columns = {name: [] for name in row}
-            elif len(row) == len(self._columns):  # a kill may have truncated it
-                for (name, values), cell in zip(self._columns.items(), row, strict=True):
-                    values.append(_number(cell))
-                    self.not_finite[name] += cell in _NOT_FINITE
-        return {name: [*values] for name, values in self._columns.items()}
+            if self._columns:
+                self._unread.append(item[1])
+            else:
+                self._columns = {name: [] for row in self._rows([item[1]]) for name in row}
 
 
 def _number(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return float(f"{value:.7g}") if math.isfinite(value) else None
+    with suppress(ValueError):
+        if math.isfinite(value := float(text)):
+            return float(f"{value:.7g}")
+    return None

@@ -19,6 +19,7 @@ import msgspec
 import yaml
 from tokenizers import Tokenizer
 
+from mrlm_pl.episode_files import iteration_of
 from mrlm_pl.errors import ConfigurationError, meant, nearest_path
 from mrlm_pl.evaluation.intervals import mean_interval
 from mrlm_pl.runs.publication import text_without_secrets
@@ -106,8 +107,7 @@ class Run:
         rewards = self.index.last_rewards()
         values = [value for group in rewards for value in group]
         stored = math.fsum(values) / len(values) if values else None
-        curve = self.logged()
-        logged = _last_value(curve, "rollout/reward")
+        logged = self._last("rollout/reward")
         reward = stored if logged is None else logged
         is_same = stored is not None and reward is not None and math.isclose(stored, reward, rel_tol=1e-5, abs_tol=1e-6)
         return {
@@ -129,17 +129,12 @@ class Run:
             },
             "seed": settings.get("seed_everything"),
             "family": self.family(),
-            "iterations": _last_value(curve, "progress/iteration"),
-            "episodes": _last_value(curve, "progress/episodes"),
-            "failed": _last_value(curve, "progress/failed_episodes"),
+            "iterations": self._last("progress/iteration"),
+            "episodes": self._last("progress/episodes"),
+            "failed": self._last("progress/failed_episodes"),
             "reward": reward,
             "ci95": mean_interval(rewards) if is_same else None,
         }
-
-    def episodes(self, last: int | None) -> dict[str, Any]:
-        """Return the table of the newest episodes up to an iteration, with the number of all."""
-        table = self.index.table(last)
-        return {**table, "total": self.total(table)}
 
     def total(self, table: Mapping[str, Any]) -> str:
         """Return the number of a run's episodes in words.
@@ -149,7 +144,7 @@ class Run:
                 length is a bound.
         """
         shown = len(table["rows"])
-        counted = int(_last_value(self.logged(), "progress/episodes") or 0)
+        counted = int(self._last("progress/episodes") or 0)
         return str(shown) if not table["more"] else str(counted) if counted > shown else f"more than {shown}"
 
     def family(self) -> str:
@@ -242,6 +237,9 @@ class Run:
         """Return all logged numbers: columns by name, with None where a row lacks one."""
         return self._numbers.columns() if self._inside(self._numbers.path) else {}
 
+    def _last(self, name: str) -> float | None:
+        return self._numbers.last(name) if self._inside(self._numbers.path) else None
+
     def curves(self, *, from_start: bool = False) -> dict[str, list[float | None]]:
         """Return all logged numbers, and ``reward`` and ``accuracy`` of held-out evaluations.
 
@@ -280,7 +278,7 @@ class Run:
 
     def _collected(self) -> int | None:
         """Return the iterations that the metrics count, 0 without any; None for a file of episodes."""
-        return int(_last_value(self.logged(), "progress/iteration") or 0) if self.path.is_dir() else None
+        return int(self._last("progress/iteration") or 0) if self.path.is_dir() else None
 
     def _episode_files(self) -> list[Path]:
         if not self.path.is_dir():
@@ -330,13 +328,9 @@ class Run:
         configs, times = [*self.path.glob("config-*.yaml")], []
         for path in self._episode_files() if configs else ():
             with suppress(FileNotFoundError):  # removed meanwhile
-                times.append((path.stat().st_mtime, path.name))
-        iterations = []
-        for config in configs:
-            later = [name for modified, name in times if modified > config.stat().st_mtime]
-            if later and (number := re.search(r"\d+", min(later))):
-                iterations.append(int(number[0]))
-        return sorted(set(iterations))
+                times.append((path.stat().st_mtime, iteration_of(path)))
+        later = [[number for modified, number in times if modified > config.stat().st_mtime] for config in configs]
+        return sorted({min(numbers) for numbers in later if numbers} - {-1})
 
     def _changed(self) -> float:
         """Return the time of the last change; 0 for a run that was deleted."""
@@ -467,10 +461,6 @@ def _text(path: Path) -> str:
     """Return the beginning of a file, up to :data:`LARGEST_TEXT` bytes."""
     with path.open("rb") as file:
         return file.read(LARGEST_TEXT).decode(errors="replace")
-
-
-def _last_value(columns: Mapping[str, Sequence[float | None]], name: str) -> float | None:
-    return next((value for value in reversed(columns.get(name, ())) if value is not None), None)
 
 
 def _load_tokenizer(path: Path) -> Tokenizer | None:

@@ -21,8 +21,9 @@ from mrlm_pl.durable_files import replacing
 from mrlm_pl.errors import ConfigurationError, counted, did_you_mean
 from mrlm_pl.evaluation.intervals import difference_interval, mean_interval
 from mrlm_pl.evaluation.score_table import new_figure
-from mrlm_pl.grouping import distinct_tails
+from mrlm_pl.grouping import distinct_tails, grouped
 from mrlm_pl.viewer.runs import Run
+from mrlm_pl.viewer.text import number_text
 
 AXES = {
     "episodes": "progress/episodes",
@@ -263,13 +264,17 @@ def compare_seeds(
 
 
 def _metric_values(columns: Mapping[str, Sequence[float | None]], axis: str, metric: str) -> np.ndarray:
-    """Return the costs and the values [2, n] of a metric; a cost holds until the next one is logged."""
+    """Return the costs and the values [2, n] of a metric: the mean of those at one cost, as of a rollout's updates.
+
+    A cost holds until the next one is logged.
+    """
     points, cost = [], None
     for logged, value in zip(columns.get(AXES[axis], ()), columns.get(metric, ()), strict=False):
         cost = cost if logged is None else logged + (axis == "updates")  # steps count from 0
         if cost is not None and value is not None:
             points.append((cost, value))
-    return np.array(points, dtype=float).T
+    means = [(cost, math.fsum(values) / len(values)) for cost, values in grouped(points).items()]
+    return np.array(means, dtype=float).T
 
 
 def _task_warning(runs: Sequence[Run], metric: str) -> list[str]:
@@ -337,5 +342,5 @@ def _estimate(values: Sequence[float]) -> Estimate:
 
 
 def _text(estimate: Estimate) -> str:
-    mean, bounds = estimate
-    return f"{mean:.4g}" + (f" [{bounds[0]:.4g}, {bounds[1]:.4g}]" if all(map(math.isfinite, bounds)) else "")
+    mean, low, high = map(number_text, (estimate[0], *estimate[1]))
+    return f"{mean} [{low}, {high}]" if all(map(math.isfinite, estimate[1])) else mean

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib import resources
@@ -51,13 +52,11 @@ def answer(runs: Mapping[str, Run], path: str, query: Mapping[str, str]) -> Any:
         quantiles = [t_quantile(degrees) for degrees in range(1, QUANTILES + 1)]
         return {"runs": [_call_locked(run, run.head) for run in runs.values()], "t": quantiles}
     run = runs[query["run"]]
-    last = None
-    with suppress(ValueError):  # it is absent, or no number
-        last = int(query.get("last", ""))
+    bounds = {key: int(query[key]) for key in ("last", "first") if re.fullmatch(r"-?\d{1,18}", query.get(key, ""))}
     readers: dict[str, Callable[[], Any]] = {
         "run": run.detail,
         "metrics": run.metrics,
-        "episodes": lambda: run.episodes(last),
+        "episodes": lambda: {**(table := run.index.table(**bounds)), "total": run.total(table)},
         "episode": lambda: run.record(query["id"]),
         "tree": lambda: run.index.branches(query["id"]),
         "health": lambda: health(run.index),

@@ -69,7 +69,9 @@ def print_runs(runs: Mapping[str, Run], console: Console) -> None:
         head = run.head()
         shown = with_interval(head["reward"], head["ci95"])
         values = (head["key"], head["state"], head["algorithm"], ", ".join(head["environments"]))
-        table.add_row(*map(visible, values), _number(head["iterations"]), _number(head["episodes"]), Text(shown))
+        table.add_row(
+            *map(visible, values), number_text(head["iterations"]), number_text(head["episodes"]), Text(shown)
+        )
     _print_whole(table, console)
 
 
@@ -92,12 +94,8 @@ def print_episodes(run: Run, console: Console, iteration: int | None = None, fai
     Raises:
         ConfigurationError: the iteration has no episodes.
     """
-    if iteration is None:
-        listing = run.index.table()
-        summaries = listing["rows"]
-    else:
-        listing, summaries = run.index.iteration(iteration)
-    rows = [row for row in summaries if row.error or not failed]
+    listing = run.index.table() if iteration is None else run.index.iteration(iteration)
+    rows = [row for row in listing["rows"] if row.error or not failed]
     rows.sort(key=lambda row: -1.0 if row.advantage is None else row.advantage, reverse=True)
     state = ": ".join(filter(None, run.state()))
     if state != "file":
@@ -116,7 +114,7 @@ def print_episodes(run: Run, console: Console, iteration: int | None = None, fai
         texts = (row.id, _iteration(row.iteration), row.task, "" if row.group == row.task else row.group)
         numbers = (None if row.error else row.reward, row.turns, row.tokens, row.signed_advantage)
         long_texts = (" ".join((row.error or row.excluded or row.stop).split()), row.prompt, row.reply)
-        cells.append([*map(visible, texts), *map(Text, map(_number, numbers)), *map(visible, long_texts)])
+        cells.append([*map(visible, texts), *map(Text, map(number_text, numbers)), *map(visible, long_texts)])
     filled = [(head, column) for head, column in zip(heads, zip(*cells, strict=True), strict=False) if any(column)]
     table = Table(*(head for head, _ in filled))
     for line in zip(*(column for _, column in filled), strict=True):
@@ -146,10 +144,10 @@ def _course(run: Run) -> str:
     if not count:
         return ""
     first, last = (math.fsum(values) / count for values in (logged[:count], logged[-count:]))
-    ends = f"{_number(first)} in the first {count}, {_number(last)} in the last {count}"
+    ends = f"{number_text(first)} in the first {count}, {number_text(last)} in the last {count}"
     kind, unit = ("reward", "iterations") if column == "rollout/reward" else ("loss", "logged updates")
     last_values = ", ".join(
-        f"{name} {_number(values[-1])}" for name, values in curves.items() if values and SUMMARY.fullmatch(name)
+        f"{name} {number_text(values[-1])}" for name, values in curves.items() if values and SUMMARY.fullmatch(name)
     )
     return f"mean {kind} {ends} of {len(logged)} {unit}" + (f"\nlast {last_values}" if last_values else "")
 
@@ -202,7 +200,7 @@ def print_episode(record: Mapping[str, Any], console: Console) -> None:
     console.print(visible(f"episode {record['id']}  group {record['group']}  iteration {iteration}"))
     console.print(visible(f"task {task['environment']}/{task['split']}/{task['index']}  seed {record['seed']}"))
     ending = f"failed: {record['error']}" if record["error"] else f"ended: {record['stop_reason']}"
-    console.print(visible(ending if record["error"] else f"reward {_number(record['reward'])}  {ending}"))
+    console.print(visible(ending if record["error"] else f"reward {number_text(record['reward'])}  {ending}"))
     if record.get("excluded"):
         console.print(visible(f"not trained on: {record['excluded']}"))
     for rows in record["trajectories"].values():
@@ -223,15 +221,15 @@ def print_episode(record: Mapping[str, Any], console: Console) -> None:
 def _turn(turn: Mapping[str, Any]) -> str:
     """Return the numbers of a turn."""
     known = [name for name in ("return", "baseline", "advantage") if turn.get(name) is not None]
-    credit = "".join(f"  {name} {_number(turn[name])}" for name in known)
+    credit = "".join(f"  {name} {number_text(turn[name])}" for name in known)
     if len(known) == 3:
         difference = turn["return"] - turn["baseline"]
         factor = turn["advantage"] / difference if difference else 1.0
-        credit += "" if math.isclose(factor, 1.0, rel_tol=1e-3) else f" (x {_number(factor)})"
+        credit += "" if math.isclose(factor, 1.0, rel_tol=1e-3) else f" (x {number_text(factor)})"
     tokens = turn["stop"] - turn["start"]
-    components = visible(", ".join(f"{name} {_number(value)}" for name, value in turn["components"].items())).plain
+    components = visible(", ".join(f"{name} {number_text(value)}" for name, value in turn["components"].items())).plain
     return (
-        f"turn {turn['index']}  reward {_number(turn['reward'])}{f' ({components})' if components else ''}{credit}"
+        f"turn {turn['index']}  reward {number_text(turn['reward'])}{f' ({components})' if components else ''}{credit}"
         f"  {counted(tokens, 'token')}  version {turn['version']}  {visible(turn['finish_reason'])}"
     )
 
@@ -241,11 +239,11 @@ def _iteration(number: int) -> str:
     return "" if number < 0 else str(number)
 
 
-def _number(value: float | None) -> str:
+def number_text(value: float | None) -> str:
     """Return a number with four digits, from 1,000 on rounded to an integer, below 1e-12 to 0; empty for none.
 
-    >>> _number(15360), _number(1234.5678), _number(0.123456), _number(-2.6e-18), _number(math.nan), _number(None)
-    ('15,360', '1,235', '0.1235', '0', 'nan', '')
+    >>> [number_text(value) for value in (15360, 1234.5678, 0.123456, -2.6e-18, math.nan, None)]
+    ['15,360', '1,235', '0.1235', '0', 'nan', '']
     """
     if value is None:
         return ""

@@ -171,6 +171,17 @@ def test_a_member_that_is_absent_makes_no_rivals_of_a_team() -> None:
     assert [mean.value for mean in found.seatings[0].rewards.values()] == [0.5, 0.5, 0.0]
 
 
+def test_tasks_for_one_agent_alone_are_no_games() -> None:
+    def alone(*rewards: float) -> list[Episode]:
+        found = games(*((reward, 0.0) for reward in rewards))
+        return [replace(item, trajectories={"first": item.trajectories["first"]}) for item in found]
+
+    lone = [(pair, alone(*rewards)) for pair, rewards in (("aa", (1.0, 0.0)), ("ab", (1.0, 1.0)), ("bb", (0.0, 0.0)))]
+    found = report("ab", *lone)
+    assert (found.scores, found.ratings) == ([], {})
+    assert [item.difference.value for item in found.differences] == [0.5]  # of two tasks a solved one
+
+
 def test_one_unequal_episode_makes_no_team() -> None:
     drawn = (0.0, 0.0)
     pairs = ("aa", "ab", "ba", "bb")

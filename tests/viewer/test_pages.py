@@ -17,7 +17,7 @@ import pytest
 from aiohttp import web
 
 from mrlm_pl.durable_files import write_json
-from mrlm_pl.episode import Origin
+from mrlm_pl.episode import Message, Origin, ToolCall
 from mrlm_pl.episode_files import iteration_file, write_lines
 from mrlm_pl.runs.state import write_state
 from mrlm_pl.viewer.export import export_page
@@ -690,6 +690,76 @@ def test_an_episode_opens_short_observations_and_shows_its_commands(browser: Any
     assert "reward 0.5, ended: answered" in text
     assert f"mrlm replay {folder} --episode 0-0" in text
     assert f"mrlm whatif {folder} --episode 0-0 --agent second --turn 1" in text
+
+
+def test_numbers_have_four_digits_and_counts_all(browser: Any, demo: str) -> None:
+    show(browser, demo)
+    script = "const [values, done] = arguments; import('/dom.js').then(({ number }) => done(values.map(number)))"
+    values = [160123, 12345, 1234.6, 0.123456, 1.67e-17, -2.6e-18, -0.5, None]
+    shown = ["160123", "12345", "1235", "0.1235", "0", "0", "-0.5", ""]
+    assert browser.execute_async_script(script, values) == shown
+
+
+def test_an_episode_that_is_not_among_the_newest_has_its_group_and_its_other_continuations(
+    browser: Any, served: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = episode("0-0/first", origin=Origin("0-0", ("first",), 0))
+    folder = write_run(tmp_path / "run", [[episode("0-0"), other], [episode("1-0", iteration=1)]])
+    monkeypatch.setattr("mrlm_pl.viewer.episode_index.NEWEST", 2)
+    url = served(find_runs([str(folder)]))
+    assert "2 episodes, rewards 0.5 to 0.5" in show(browser, f"{url}#group?run={folder}&group=0&iteration=0")
+    assert "Other continuationsEpisodes" in show(browser, f"{url}#credit?run={folder}&id=0-0")
+    assert "Iteration 1 has no such group" in show(browser, f"{url}#group?run={folder}&group=0&iteration=1")
+
+
+def test_a_failed_episode_has_no_reward(browser: Any, served: Any, tmp_path: Path) -> None:
+    failed = episode("0-1", rewards=(0.5, 0.0), error="down", success=None)
+    lone = episode("1-0", iteration=1, error="down")
+    folder = write_run(tmp_path / "run", [[episode("0-0"), episode("0-2"), failed], [lone]])
+    url = served(find_runs([str(folder)]))
+    text = show(browser, f"{url}#episode?run={folder}&id=0-1")
+    assert "ended: answered" in text
+    assert "reward 0.25" not in text
+    show(browser, f"{url}#episodes?run={folder}&id=0-&sort=id")
+    cells = """return [...document.querySelectorAll('tbody tr')]
+    .map((row) => [row.children[4], row.lastChild].map((cell) => cell.textContent))"""
+    flat = ["0.5", "group without variance, solved"]
+    assert browser.execute_script(cells) == [flat, ["", "group without variance, error: down"], flat]
+    assert "1 episode, all failed" in show(browser, f"{url}#group?run={folder}&group=1&iteration=1")
+
+
+def test_colors_are_those_of_success_and_of_advantages(browser: Any, served: Any, tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", [[episode("0-0", rewards=(0.05, 0.0), success=False)]])
+    with_credit(folder / "episodes" / "iteration-000000.jsonl.zst", advantage=-0.5)
+    show(browser, f"{served(find_runs([str(folder)]))}#episode?run={folder}&id=0-0")
+    colored = "return [...document.querySelectorAll('.good, .bad')].map((one) => `${one.className} ${one.textContent}`)"
+    assert browser.execute_script(colored) == ["bad not solved", *["bad advantage -0.5"] * 2]
+
+
+def test_the_steps_of_one_agent_are_read_from_top_to_bottom_and_long_results_are_folded(
+    browser: Any, served: Any, tmp_path: Path
+) -> None:
+    whole = episode("0-0")
+    (row,), _ = whole.trajectories.values()
+    call = replace(row.messages[1], tool_calls=(ToolCall("a", "search", {}),))
+    results = (Message("tool", "line\n" * 20, tool_call_id="a"), Message("assistant", "4"))
+    turns = (row.turns[0], replace(row.turns[0], index=1))
+    long = replace(row, turns=turns, messages=(row.messages[0], call, *results))
+    folder = write_run(tmp_path / "run", [[replace(whole, trajectories={"first": (long,)})]])
+    show(browser, f"{served(find_runs([str(folder)]))}#episode?run={folder}&id=0-0")
+    places = """return [...document.querySelectorAll('.card')].map((one) => one.getBoundingClientRect())
+    .map(({ x, y }) => [x, y])"""
+    (x, y), (next_x, next_y) = browser.execute_script(places)
+    assert x == next_x
+    assert next_y > y
+    assert browser.execute_script("return document.querySelector('.call details').open") is False
+
+
+def test_letters_of_two_columns_do_not_widen_the_lines_of_tokens(browser: Any, demo: str) -> None:
+    show(browser, demo)
+    script = "const [row, done] = arguments; import('/tokens.js').then(({ layout }) => done(layout(row, 7)))"
+    row = {"token_ids": [1, 2, 3], "tokens": ["\u4f60\u597d\u4f60", "ab", "\tcd"], "turns": []}
+    assert browser.execute_async_script(script, row) == [[0, 1], [1, 3]]  # 6 columns, then 2 and 3
 
 
 def test_the_advantages_of_the_table_have_signs_and_are_sorted_by_magnitude(

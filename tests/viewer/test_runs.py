@@ -140,7 +140,7 @@ def test_runs_that_differ_in_their_seed_are_one_family(tmp_path: Path) -> None:
 def test_older_episodes_are_named_by_their_iteration(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def shown(run: Run, last: int | None = None) -> tuple[list[str], int | None, list[str]]:
+    def shown(run: Run, last: float = math.inf) -> tuple[list[str], int | None, list[str]]:
         found = run.index.table(last)
         return [row[0] for row in found["rows"]], found["older"], found["notes"]
 
@@ -336,11 +336,11 @@ def test_files_are_looked_up_once_each(folder: Path, monkeypatch: pytest.MonkeyP
     for number in range(2, 60):
         shutil.copy(iteration_file(folder, 0), iteration_file(folder, number))
     run = run_of(folder)
-    run.episodes(None)
+    run.index.table()
     calls = {name: Mock(side_effect=getattr(Path, name)) for name in ("__eq__", "resolve")}
     for name, counted in calls.items():
         monkeypatch.setattr(Path, name, lambda *given, counted=counted: counted(*given))
-    run.episodes(None)
+    run.index.table()
     assert calls["__eq__"].call_count <= 4 * 60
     assert calls["resolve"].call_count < 10
 
@@ -413,15 +413,46 @@ def test_metrics_are_read_beyond_the_largest_text_and_once(folder: Path, monkeyp
     path = folder / "metrics.csv"
     path.write_text("step,progress/iteration\n" + "".join(f"{row},{row + 1}\n" for row in range(1000)))
     run = run_of(folder)
-    assert run.head()["iterations"] == 1000.0
+    assert run.logged()["progress/iteration"][-1] == 1000.0
     monkeypatch.setattr(logged_numbers, "_number", number := Mock(side_effect=logged_numbers._number))
     with path.open("a") as file:
         file.write("1000,1001\n1001,10")
-    assert run.head()["iterations"] == 1001.0
+    assert run.logged()["progress/iteration"][-1] == 1001.0
     assert number.call_args_list == [call("1000"), call("1001")]
     with path.open("a") as file:
         file.write("02\n")
     assert run.logged()["progress/iteration"][-2:] == [1001.0, 1002.0]
+
+
+def test_the_table_of_runs_reads_the_end_of_the_metrics_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = "".join(f"{row},{row + 1},{row / 8 if row < 900 else ''}\n" for row in range(1000))
+    (folder / "metrics.csv").write_text(f"step,progress/iteration,rollout/reward\n{rows}1000,10")
+    run = run_of(folder)
+    monkeypatch.setattr(logged_numbers, "_number", number := Mock(side_effect=logged_numbers._number))
+    head = run.head()
+    assert (head["iterations"], head["reward"], head["episodes"]) == (1000.0, 899 / 8, None)
+    assert number.call_args_list == [call(text) for text in [*[""] * 100, "112.375", "1000"]]
+    assert run.logged()["rollout/reward"][898:901] == [898 / 8, 899 / 8, None]
+    assert run.head()["reward"] == 899 / 8
+
+
+def test_an_episode_and_an_iteration_are_read_from_their_own_files(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_episodes(iteration_file(folder, 2), [episode("2-9", iteration=2)])
+    update, read = EpisodeFile.update, list[str]()
+
+    def counted(file: EpisodeFile) -> None:
+        read.append(file.lines.path.name[:16])
+        update(file)
+
+    monkeypatch.setattr(EpisodeFile, "update", counted)
+    assert run_of(folder).record("0-1")["id"] == "0-1"
+    assert read == ["iteration-000000"]
+    assert run_of(folder).record("3-0")["id"] == "3-0"  # in a file that its id does not name
+    assert read[1:] == ["iteration-000002", "iteration-000001"]
+    assert [row.id for row in run_of(folder).index.table(1, 1)["rows"]] == ["3-0", "2-0"]
+    assert read[3:] == ["iteration-000001"]
 
 
 def test_numbers_that_are_nan_or_infinite_are_counted_and_empty_ones_not(folder: Path) -> None:

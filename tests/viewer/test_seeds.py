@@ -59,6 +59,23 @@ def test_the_table_has_the_last_value_of_each_run_beyond_the_common_cost(tmp_pat
     assert [line.split(" | ")[4] for line in (lines[0], *lines[2:4])] == ["last value of each run", "1", "7"]
 
 
+def test_values_at_one_cost_count_as_their_mean(tmp_path: Path) -> None:
+    run(tmp_path / "a", 0, [3.0, 0.0])
+    with (tmp_path / "a" / "metrics.csv").open("a", newline="") as file:
+        csv.writer(file).writerows([[3, "", "", "", 1.0], [4, "", "", "", 5.0]])  # further updates after 20 episodes
+    found = compared(tmp_path)
+    # 3 at 10 episodes, the mean of 0, 1 and 5 at 20; at 15 half of each.
+    assert found.families[0].curves[0][[49, 74, 99]] == pytest.approx([3.0, 2.5, 2.0])
+    assert found.families[0].last == {0: 2.0}
+
+
+def test_rounding_is_no_number(tmp_path: Path) -> None:
+    for seed, reward in enumerate((1.67e-17, -2e-17, -1.67e-17)):
+        run(tmp_path / "runs" / f"a{seed}", seed, [reward] * 2)
+    line = compared(tmp_path).markdown().splitlines()[2]
+    assert [cell.strip() for cell in line.split("|")][3:6] == ["0"] * 3
+
+
 def test_groups_differ_in_more_than_the_seed_and_are_paired_by_it(folder: Path) -> None:
     found = compared(folder)
     assert [(family.label, sorted(family.curves)) for family in found.families] == [

@@ -153,16 +153,16 @@ def arena_table(report: ArenaReport) -> str:
         failed = f", {seating.failed} failed" if seating.failed else ""
         lines.append(f"\n{', '.join(f'{agent}: {player}' for agent, player in seating.players.items())}")
         lines.append(f"  {counted(seating.episodes, 'episode')}{failed}")
-        lines += [f"  {agent} {mean.value:.4f}{_interval(mean)}" for agent, mean in seating.rewards.items()]
+        lines += [f"  {agent} {mean.value:z.4f}{_interval(mean)}" for agent, mean in seating.rewards.items()]
     lines.append("")
     if report.differences and any(len(seating.players) > 1 for seating in report.seatings):
         reason = "All agents earn the same in every episode, as a team, so no player wins."
         lines.append(f"{reason} Whole teams of one player:")
     for pairing in report.scores:
-        score = f"{pairing.score.value:.4f}{_interval(pairing.score)}"
+        score = f"{pairing.score.value:z.4f}{_interval(pairing.score)}"
         lines.append(f"{pairing.player} against {pairing.other} {score}  {counted(pairing.games, 'game')}")
     for pair in report.differences:
-        difference = f"{pair.difference.value:+.4f}{_interval(pair.difference)}"
+        difference = f"{pair.difference.value:+z.4f}{_interval(pair.difference)}"
         lines.append(f"{pair.player} minus {pair.other} {difference}  {counted(pair.episodes, 'pair')} of episodes")
     lines.append("")
     for name, rating in report.ratings.items():
@@ -218,9 +218,9 @@ def _comparison_line(comparison: Comparison, tasks: int, path: str) -> str:
     own_measure, other_measure = comparison.own_measure, comparison.other_measure
     measure = f"in {own_measure}" if own_measure == other_measure else f"of {own_measure} against {other_measure}"
     return (
-        f"paired gain {measure} {comparison.gain:+.4f}{interval_text(comparison.ci95)} over {path}, in {task_text}: "
-        f"{comparison.own_measure} {comparison.own:.4f} ({_decisions(comparison.own_decisions)}) against "
-        f"{comparison.other_measure} {comparison.other:.4f} ({_decisions(comparison.other_decisions)})"
+        f"paired gain {measure} {comparison.gain:+z.4f}{interval_text(comparison.ci95)} over {path}, in {task_text}: "
+        f"{comparison.own_measure} {comparison.own:z.4f} ({_decisions(comparison.own_decisions)}) against "
+        f"{comparison.other_measure} {comparison.other:z.4f} ({_decisions(comparison.other_decisions)})"
     )
 
 

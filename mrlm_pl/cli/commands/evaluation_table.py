@@ -350,7 +350,7 @@ def _score_line(score: Score) -> str:
     value, bounds = score.of(measure)
     if score.error is not None or value is None:
         return f"{score.model} on {score.environment} failed"
-    return f"{score.model} on {score.environment}: {measure.replace('_', ' ')} {value:.4f}{interval_text(bounds)}"
+    return f"{score.model} on {score.environment}: {measure.replace('_', ' ')} {value:z.4f}{interval_text(bounds)}"
 
 
 def _write_table(output: Path, columns: Sequence[Column], scores: Sequence[Score]) -> str:

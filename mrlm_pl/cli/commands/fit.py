@@ -27,6 +27,7 @@ from mrlm_pl.cli.parsing.run_configuration import SaveConfig
 from mrlm_pl.cli.start_up import resume_garbage_collection
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.errors import ConfigurationError, did_you_mean, tell
+from mrlm_pl.grouping import grouped
 from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.runs import LastCheckpoint, Trainer
 from mrlm_pl.runs.console import outliving_readers, silence_noise
@@ -254,6 +255,9 @@ def run_stage(stage: str, arguments: Sequence[str]) -> int:
         SystemExit: Ctrl-C or SIGTERM has ended the stage.
     """
     _prepare(stage, arguments)
+    for option, values in grouped(option_values(arguments)).items():
+        if option.startswith("--") and option != "--config" and not option.endswith("+") and len({*values}) > 1:
+            rank_zero_only(tell)(f"warning: {option} is given {len(values)} times; the last one counts: {values[-1]}")
     with outliving_readers() if stage == "fit" else nullcontext():
         _build(RunCommand, stage, with_own_configuration(arguments))
     return 0

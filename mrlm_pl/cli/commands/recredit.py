@@ -62,7 +62,7 @@ def run(arguments: Sequence[str]) -> int:
     if report.largest:
         print("largest changes:")
     for credit in report.largest[:SHOWN]:
-        print(f"  {credit.episode} {credit.agent} step {credit.turn}: {credit.recorded:+.4f} -> {credit.new:+.4f}")
+        print(f"  {credit.episode} {credit.agent} step {credit.turn}: {credit.recorded:+z.4f} -> {credit.new:+z.4f}")
     if options.output:
         view = shlex.join(["mrlm", "view", str(options.run), str(options.output)])
         print(f"written to {options.output}; `{view}` shows both")
@@ -79,7 +79,7 @@ def _change_line(change: AgentChange) -> str:
 
 
 def _text(value: float | None) -> str:
-    return "undefined" if value is None else f"{value:.4f}"
+    return "undefined" if value is None else f"{value:z.4f}"
 
 
 def _with_recorded_model(arguments: Sequence[str]) -> list[str]:

@@ -60,8 +60,8 @@ def rescore_run(arguments: Sequence[str]) -> int:
         DataError: the episodes cannot be read, or one cannot be played again.
     """
     report = _play_again(rescore, rescore_parser(), arguments)
-    gain_text = f"{report.new - report.old:+.4f}{interval_text(report.ci95)}"
-    print(f"reward {report.old:.4f} -> {report.new:.4f} ({gain_text}) over {counted(report.episodes, 'episode')}")
+    gain_text = f"{report.new - report.old:+z.4f}{interval_text(report.ci95)}"
+    print(f"reward {report.old:z.4f} -> {report.new:z.4f} ({gain_text}) over {counted(report.episodes, 'episode')}")
     for count, description in (
         (report.cut, "ended early: the environment asks for decisions that the record does not have"),
         (report.failed, "had failed: left out"),
@@ -100,11 +100,11 @@ def whatif_run(arguments: Sequence[str]) -> int:
     after = f", after {counted(iterations, 'iteration')}" if iterations else ""
     print(f"sampled with the policies of {options.policies or options.model}{after}")
     for kind, side in (("recorded", report.recorded), ("other", report.other)):
-        print(f"{kind:<9} {side.mean:8.4f}{interval_text(side.ci95)}")
+        print(f"{kind:<9} {side.mean:z8.4f}{interval_text(side.ci95)}")
         returns = grouped(zip(side.texts, side.returns, strict=True)).items()
         for text, values in sorted(returns, key=lambda item: -len(item[1]))[:SHOWN]:
-            print(f"  {len(values):3d} x {sum(values) / len(values):8.4f}  {text!r}")
-    advantage = f"{report.advantage:+.4f}{interval_text(report.ci95)}"
+            print(f"  {len(values):3d} x {sum(values) / len(values):z8.4f}  {text!r}")
+    advantage = f"{report.advantage:+z.4f}{interval_text(report.ci95)}"
     print(f"advantage of the decision of {report.agent} at turn {report.turn}: {advantage}")
     if math.isinf(report.ci95[1]):
         print("all returns are equal: the decision makes no difference, or one too rare for these --samples")

@@ -47,13 +47,12 @@ def run(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     if bool(options.runs) == options.demo:
         raise ConfigurationError("runs: name one or more, as in `mrlm view runs/quickstart`, or take `--demo` alone")
-    serves_pages = not options.text and options.export is None
     check_needed(options, parser, {"failed": ("text",), **dict.fromkeys(("iteration", "episode"), ("text", "export"))})
     if options.episode is not None and (options.iteration is not None or options.failed):
         raise ConfigurationError("episode: `--episode ID` is shown alone; leave out `--iteration` and `--failed`")
     if options.text and options.export is not None:
         raise ConfigurationError("export: `--text` prints and `--export PAGE.html` writes a page; name one of them")
-    for name in () if serves_pages else ("port", "host", "token_file"):
+    for name in ("port", "host", "token_file") if options.text or options.export is not None else ():
         if (value := getattr(options, name)) != parser.get_default(name):
             raise ConfigurationError(
                 f"{name}: {value!r} is for served pages; leave this option out, or leave out `--text` and `--export`"

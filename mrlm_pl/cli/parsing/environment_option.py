@@ -98,12 +98,12 @@ def read_with_run(
     words = list(arguments)
     config, _ = merge_arguments(words, ("model", "environment"))
     model, named = config.get("model"), config.get("environment")
-    if isinstance(model, dict) or isinstance(config.get("data"), dict):
+    if isinstance(config.get("data"), dict) or (isinstance(config.get("model"), dict) and CLASS in config["model"]):
         remedy = f"name the run by `--model RUN`{', or its configuration by `--model FILE`' if files else ''}"
         raise ConfigurationError(f"config: `model` and `data` are settings of a run; {remedy}")
     for key, hint in (("model", ""), ("environment", ", or leave it out for the run's own")):
         value = config.get(key, "")
-        if not isinstance(value, (str, dict)):
+        if not isinstance(value, str if key == "model" else (str, dict)):
             shown = json.dumps(value)
             raise ConfigurationError(f"{key}: expected one name, but the value is {shown}; give one{hint}")
     named = named.get(CLASS) if isinstance(named, dict) else named

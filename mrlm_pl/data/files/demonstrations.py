@@ -70,8 +70,8 @@ class TrajectoryDataModule(FixedDataModule):
         super().__init__(train, validation, batch_size, max_tokens, seed, test)
 
     def of_row(self, row: Mapping[str, Any]) -> Demonstration:
-        if self.agents is not None:
-            raise ValueError("data.agents chooses agents of episodes; leave it out for rows")
+        if (self.agents, self.filter_reward) != (None, None):
+            raise ValueError("data.agents and data.filter_reward choose among episodes; leave them out for rows")
         return demonstration_of(row)
 
     def of_episodes(self, episodes: Sequence[Episode], source: str) -> list[Any]:

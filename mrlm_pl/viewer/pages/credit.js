@@ -71,7 +71,7 @@ export async function creditView({ run, id }) {
     ...[report.recorded, report.other].map((side) => estimateCell(side.mean, side.ci95)),
     estimateCell(report.advantage, report.ci95)));
   const tree = record.tree ? await get("tree", { run, id }) : null;
-  const played = tree ? [] : unpack(await get("episodes", { run })).filter((episode) => episode.id.startsWith(`${id}/`)).reverse();
+  const played = tree ? [] : unpack(await get("episodes", { run, first: record.iteration, last: record.iteration })).filter((episode) => episode.id.startsWith(`${id}/`)).reverse();
   return [
     el("h1", {}, "Credit of ", link(id, "episode", { run, id })),
     el("p", {}, formula(turns)),

@@ -49,7 +49,12 @@ export function longText(text) {
   return box;
 }
 
-export const number = (value) => (value === null || value === undefined ? "" : String(Number(Number(value).toPrecision(4))));
+// Return a number with four digits, from 1000 on rounded to an integer, below 1e-12 as 0; empty for none.
+export function number(value) {
+  if (value === null || value === undefined) return "";
+  const size = Math.abs(value);
+  return String(size >= 1000 ? Math.round(value) : size < 1e-12 ? 0 : Number(Number(value).toPrecision(4)));
+}
 export const counted = (count, name) => `${count} ${name}${count === 1 ? "" : "s"}`;
 // Return a mean with its interval, in two digits of the half width; `unknown` where both bounds are infinite.
 export function estimate(mean, bounds, unknown = "") {
@@ -86,7 +91,7 @@ export const isExported = EXPORTED !== null;
 
 // Return the data of an address below /api/; an exported page holds its own.
 export async function get(path, parameters = {}) {
-  const query = Object.entries(parameters);
+  const query = Object.entries(parameters).filter(([name, value]) => value !== undefined && !(EXPORTED && (name === "first" || name === "last")));
   if (EXPORTED) {
     const key = query.length ? `${path}?${query.map((pair) => pair.join("=")).join("&")}` : path;
     const held = Object.hasOwn(EXPORTED, key) ? EXPORTED[key] : null;

@@ -20,30 +20,35 @@ export function cells(row) {
   return { found, after: before };
 }
 
-const FOLDED = 200;
+const FOLDED = 200, LINES = 10;
 
 function seen(messages, text, open = false) {
   if (!messages.length) return null;
   const length = messages.reduce((sum, message) => sum + message.content.length, 0);
-  return el("details", { open: open || length < FOLDED }, el("summary", {}, text, ` (${counted(length, "character")})`),
+  const breaks = messages.reduce((sum, message) => sum + message.content.split("\n").length, 0);
+  return el("details", { open: open || (length < FOLDED && breaks < LINES) }, el("summary", {}, text, ` (${counted(length, "character")})`),
     messages.map((message) => el("div", { class: `message ${message.role}` }, el("b", {}, message.role), longText(message.content))));
 }
 
+const result = (message) => seen([message], "result");
+
 function calls(cell) {
   return (cell.message.tool_calls ?? []).map((call) => {
-    const result = cell.results.find((message) => message.tool_call_id === call.id);
+    const answer = cell.results.find((message) => message.tool_call_id === call.id);
     return el("div", { class: "call" }, el("b", {}, "call "), told(call.name), longText(JSON.stringify(call.arguments)),
-      result ? el("div", { class: "message tool" }, el("b", {}, "result"), longText(result.content)) : el("p", {}, "no result"));
+      answer ? result(answer) : el("p", {}, "no result"));
   });
 }
+
+const signed = (value) => (value > 0 ? "good" : value < 0 ? "bad" : "");
 
 export function facts(turn) {
   const parts = Object.entries(turn.components).map(([name, value]) => `${name} ${number(value)}`).join(", ");
   const credit = ["return", "baseline", "advantage"].filter((name) => typeof turn[name] === "number");
   return el("p", { class: "facts" },
-    el("span", { class: turn.reward > 0 ? "good" : turn.reward < 0 ? "bad" : "" }, `reward ${number(turn.reward)}`),
+    el("span", {}, `reward ${number(turn.reward)}`),
     parts ? el("span", {}, "(", told(parts), ")") : null,
-    credit.map((name) => el("span", {}, `${name} ${number(turn[name])}`)),
+    credit.map((name) => el("span", { class: name === "advantage" ? signed(turn[name]) : "" }, `${name} ${number(turn[name])}`)),
     el("span", {}, counted(turn.stop - turn.start, "token")), el("span", {}, `version ${turn.version}`),
     el("span", { class: turn.finish_reason === "length" ? "bad" : "" }, told(turn.finish_reason)));
 }
@@ -52,19 +57,18 @@ function card(cell) {
   const paired = new Set((cell.message.tool_calls ?? []).map((call) => call.id));
   return el("div", { class: "card" }, seen(cell.before, "observation"),
     el("div", { class: "message assistant" }, longText(cell.message.content)), calls(cell),
-    cell.results.filter((message) => !paired.has(message.tool_call_id)).map((message) =>
-      el("div", { class: "message tool" }, el("b", {}, "tool "), longText(message.content))),
+    cell.results.filter((message) => !paired.has(message.tool_call_id)).map(result),
     facts(cell.turn));
 }
 
 export function lanes(record) {
   const rows = Object.values(record.trajectories).flat();
   const steps = [...new Set(rows.flatMap((row) => row.turns.map((turn) => turn.index)))].sort((one, other) => one - other);
-  const grid = el("div", { class: "lanes" });
-  grid.style.gridTemplateColumns = `minmax(6rem, max-content) repeat(${steps.length + 1}, minmax(15rem, 24rem))`;
+  const grid = el("div", { class: "lanes" }), alone = rows.length === 1;  // a single agent's steps are read from top to bottom
+  grid.style.gridTemplateColumns = alone ? "max-content minmax(0, 60rem)" : `minmax(6rem, max-content) repeat(${steps.length + 1}, minmax(15rem, 24rem))`;
   const put = (element, line, column) => {
-    element.style.gridRow = line;
-    element.style.gridColumn = column;
+    element.style.gridRow = alone ? column : line;
+    element.style.gridColumn = alone ? line : column;
     grid.append(element);
   };
   steps.forEach((step, column) => put(el("div", { class: "step" }, `step ${step}`), 1, column + 2));
@@ -84,8 +88,8 @@ export function title(record) {
   const { task } = record;
   return [
     el("p", {}, "task ", told(`${task.environment}/${task.split}/${task.index}`), `, seed ${record.seed}${record.iteration < 0 ? "" : `, iteration ${record.iteration}`}, group `, told(record.group)),
-    el("p", {}, `reward ${number(record.reward)}, ended: `, told(record.stop_reason), record.truncated ? ", truncated" : "",
-      record.success === null || record.success === undefined ? "" : record.success ? ", solved" : ", not solved",
+    el("p", {}, record.error ? "" : `reward ${number(record.reward)}, `, "ended: ", told(record.stop_reason), record.truncated ? ", truncated" : "",
+      typeof record.success !== "boolean" ? "" : [", ", el("span", { class: record.success ? "good" : "bad" }, record.success ? "solved" : "not solved")],
       record.attempts > 1 ? `, started ${record.attempts} times` : "", record.excluded ? [", not trained on: ", told(record.excluded)] : ""),
     record.error ? el("p", { class: "warning" }, "error: ", told(record.error)) : null,
   ];

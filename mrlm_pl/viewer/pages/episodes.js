@@ -12,7 +12,7 @@ const FLAGS = [["flat", "group without variance"], ["error", "error"], ["truncat
 export function unpack({ columns, rows }) {
   const episodes = rows.map((row) => Object.fromEntries(columns.map((name, index) => [name, row[index]])));
   const groups = new Map();
-  for (const episode of episodes.filter((one) => one.excluded !== "greedy")) {
+  for (const episode of episodes.filter((one) => one.excluded !== "greedy" && !one.error)) {
     const key = `${episode.iteration} ${episode.group}`;
     const bounds = groups.get(key) ?? [Infinity, -Infinity, 0];
     groups.set(key, [Math.min(bounds[0], episode.reward), Math.max(bounds[1], episode.reward), bounds[2] + 1]);
@@ -39,7 +39,7 @@ export async function episodesView(parameters) {
   const { run } = parameters;
   const { runs } = await get("runs");
   if (!run) return [el("h1", {}, "Episodes"), el("ul", {}, runs.map((item) => el("li", {}, link(item.key, "episodes", { run: item.key }))))];
-  const found = await get("episodes", parameters.last ? { run, last: parameters.last } : { run });
+  const found = await get("episodes", { run, last: parameters.last });
   const episodes = unpack(found);
   const names = (key) => ["", ...new Set(episodes.flatMap((episode) => episode[key]))].map((name) => [name, name || "any"]);
   const count = el("p", { "aria-live": "polite", id: "count" });
@@ -71,7 +71,7 @@ export async function episodesView(parameters) {
       el("td", { class: "number" }, episode.iteration < 0 ? "" : number(episode.iteration)),
       cell(told(episode.task)),
       cell(link(episode.group, "episodes", { run, group: episode.group })),
-      el("td", { class: "number", title: episode.agents.map((agent, index) => `${agent} ${number(episode.rewards[index])}`).join(", ") }, number(episode.reward)),
+      el("td", { class: "number", title: episode.agents.map((agent, index) => `${agent} ${number(episode.rewards[index])}`).join(", ") }, episode.error ? "" : number(episode.reward)),
       numberCell(episode.signed_advantage),
       numberCell(episode.turns),
       numberCell(episode.tokens),

@@ -14,8 +14,8 @@ function summaries(runs) {
     numberCell(run.episodes),
     cell(told(run.algorithm)),
     cell(told(run.environments.join(", "))),
-    cell(Object.entries(run.policies).map(([name, model]) => el("div", {}, told(`${name}: ${model}`)))),
-    cell(["curves", "episodes", "health"].map((view) => [link(view, view, { run: run.key }), " "]))));
+    cell(Object.entries(run.policies).map(([name, model], _, all) => el("div", {}, told(all.length > 1 ? `${name}: ${model}` : model)))),
+    el("td", { class: "whole" }, ["curves", "episodes", "health"].map((view) => [link(view, view, { run: run.key }), " "]))));
   return table(["run", "state", "last reward [95 %]", "iterations", "episodes", "algorithm", "environment", "policies", ""], rows);
 }
 

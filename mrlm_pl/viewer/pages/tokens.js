@@ -28,14 +28,17 @@ export function measures(row) {
   return found;
 }
 
-const shown = (row, index) => visible(row.tokens ? row.tokens[index] : `${row.token_ids[index]} `);
+const shown = (row, index) => visible(row.tokens ? row.tokens[index] : `${row.token_ids[index]} `).replaceAll("\t", "⇥");
+// Letters of two columns: Chinese, Japanese and Korean ones, and pictures.
+const WIDE = /[\u1100-\u115f\u2e80-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe6f\uff00-\uff60\uffe0-\uffe6]|\p{Extended_Pictographic}/gu;
+const columns = (text) => text.replaceAll(WIDE, "..").length;
 
 // Return [start, stop] of each line: a line ends at its width, after a line break, and where a turn begins or ends.
 export function layout(row, width) {
   const turns = turnOfTokens(row), lines = [];
   let start = 0, used = 0;
   for (let index = 0; index < row.token_ids.length; index += 1) {
-    const text = shown(row, index), length = Math.min(text.length, width);
+    const text = shown(row, index), length = Math.min(columns(text), width);
     const border = index > start && turns[index] !== turns[index - 1];
     if (index > start && (used + length > width || border)) {
       lines.push([start, index]);

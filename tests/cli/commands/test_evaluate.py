@@ -287,6 +287,11 @@ def test_an_empty_name_is_refused(mrlm, model_folder):
     assert "error: model: expected one name, but the value is null; give one\n" in told
 
 
+def test_a_mapping_is_no_model(evaluate):
+    told = evaluate(model="{main: builtin:tiny}", status=2)
+    assert 'error: model: expected one name, but the value is {"main": "builtin:tiny"}; give one\n' in told
+
+
 def test_a_report_may_go_to_a_device(evaluate):
     assert "report in /dev/null" in evaluate("-n", "1", "--output", "/dev/null")
 

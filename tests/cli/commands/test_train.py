@@ -67,6 +67,13 @@ def logged(folder: str) -> dict[int, float]:
     return {step: float(value) for step, value in rows if value}
 
 
+def test_an_option_that_a_later_one_replaces_is_told(fit):
+    told = "warning: --trainer.max_epochs is given 2 times; the last one counts: 1\n"
+    assert told in fit("--trainer.max_epochs", "2", "--trainer.max_epochs=1")
+    assert outcome("runs/toy")
+    assert "is given" not in fit("--trainer.max_epochs", "1", "--config", "toy.yaml")
+
+
 def test_run_folder_holds_metrics_checkpoint_and_configuration(fit):
     fit("--seed_everything", "5")
     run = Path("runs/toy")

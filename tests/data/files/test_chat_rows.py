@@ -204,8 +204,9 @@ def test_the_rows_of_chosen_agents_are_trained(tmp_path: Path) -> None:
         TrajectoryDataModule(path, agents=["third"])
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "2+2=", "completion": "4"}\n')
-    with pytest.raises(DataError, match=r"data\.agents chooses agents of episodes"):
-        TrajectoryDataModule(str(rows), agents=["other"])
+    for chosen in ({"agents": ["other"]}, {"filter_reward": 0.5}):
+        with pytest.raises(DataError, match=r"data\.agents and data\.filter_reward choose among episodes"):
+            TrajectoryDataModule(str(rows), **chosen)
 
 
 def test_pairs_of_episodes_compare_the_sampled_tokens(tmp_path: Path) -> None:
