@@ -39,8 +39,8 @@ class PPO(PolicyGradient):
         value_learning_rate: learning rate of the value heads; None is that of each head's model.
         value_clip: clipping range of a value around its old estimate; None does not clip.
         value_coefficient: weight of the value loss.
-        normalize_values: estimate values in units of all observed returns, ``(R - mean) / deviation``, and ``value_clip``
-            and the value loss likewise.
+        normalize_values: estimate values in units of all observed returns, ``(R - mean) / deviation``, and
+            ``value_clip`` and the value loss likewise.
         gamma: discount factor.
         discount_unit: ``turn`` discounts from turn to turn, ``token`` from token to token.
         lam: GAE's lambda per token; 0 trusts the values, 1 the returns.
