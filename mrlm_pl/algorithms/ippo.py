@@ -37,7 +37,7 @@ class IPPO(PolicyGradient):
             policy a value head, shared by its agents. A critic needs its agent's tokenizer.
         reward: an agent's ``own`` rewards, or the mean over the ``team``.
         whiten_over: unit within which advantages are whitened: each ``agent`` or each ``policy``.
-        value_learning_rate, value_clip, value_coefficient: see :class:`~mrlm_pl.algorithms.ppo.PPO`.
+        value_learning_rate, value_clip, value_coefficient, normalize_values: see :class:`~mrlm_pl.algorithms.ppo.PPO`.
         gamma, discount_unit, lam, whiten_advantages, kl, task_normalization: see
             :class:`~mrlm_pl.algorithms.ppo.PPO`.
         policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
@@ -60,6 +60,7 @@ class IPPO(PolicyGradient):
         value_learning_rate: float | None = None,
         value_clip: float | None = 0.2,
         value_coefficient: float = 0.5,
+        normalize_values: bool = False,
         gamma: float = 1.0,
         discount_unit: DiscountUnit = "turn",
         lam: float = 0.95,
@@ -72,7 +73,8 @@ class IPPO(PolicyGradient):
         self.reward = reward
         self.unit = TokenCredit(gamma, lam, discount_unit, whiten_over if whiten_advantages else None)
         critics = AgentCritics if agent_critics else PolicyCritics
-        self.critic = critics(agent_critics or {}, self.learners, value_learning_rate, value_clip, value_coefficient)
+        values = value_learning_rate, value_clip, value_coefficient, normalize_values
+        self.critic = critics(agent_critics or {}, self.learners, *values)
 
     def rewarded(self, episodes: Sequence[Episode]) -> Sequence[Episode]:
         if self.reward == "own":

@@ -51,6 +51,7 @@ class MAPPO(PolicyGradient):
         whiten_advantages: subtract the mean of the advantages of each policy's tokens and divide by their standard
             deviation.
         value_clip: clipping range of a value around its old estimate; None does not clip.
+        normalize_values: see :class:`~mrlm_pl.algorithms.ppo.PPO`.
         policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:
@@ -71,6 +72,7 @@ class MAPPO(PolicyGradient):
         targets: CriticTargets = "lambda",
         whiten_advantages: bool = True,
         value_clip: float | None = 0.2,
+        normalize_values: bool = False,
         **settings: Any,
     ) -> None:
         super().__init__(policies, seats, **settings)
@@ -78,7 +80,8 @@ class MAPPO(PolicyGradient):
         if critic is None:
             policy = next(iter(self.trained_policies.values()))
             critic = copy.deepcopy(policy, {id(policy.reference): None})  # a critic has no reference
-        self.critic: CentralizedCritic = CentralizedCritic(critic, self.learners, value_learning_rate, value_clip)
+        values = value_learning_rate, value_clip, 1.0, normalize_values
+        self.critic: CentralizedCritic = CentralizedCritic(critic, self.learners, *values)
         self.gamma, self.lam, self.targets, self.whiten_advantages = gamma, lam, targets, whiten_advantages
 
     def critic_texts(self, episode: Episode) -> list[str]:
@@ -87,11 +90,13 @@ class MAPPO(PolicyGradient):
 
     def credit(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]) -> Batches:
         warn_of_constant_sum(episodes, "MAPPO learns from the team's reward alone, so use IPPO", self.warned)
-        critic, name = self.critic.reader, self.critic.option
+        ((name, critic),) = self.critic.learners.items()
         reader = JointReader(critic.chat, critic.context_window)
         states = joint_states(episodes, reader, self.turn_bonus(sampling), self.critic_texts)
         rows: Batches = {}
         own: dict[str, Any] = {}
+        if self.critic.normalized:
+            self.critic.observe(self.trainer, {(name, name): states.observed(self.gamma)} if states else {})
         if states is not None:
             batch = states.batch
             values = critic.values(**batch.inputs())

@@ -39,6 +39,8 @@ class PPO(PolicyGradient):
         value_learning_rate: learning rate of the value heads; None is that of each head's model.
         value_clip: clipping range of a value around its old estimate; None does not clip.
         value_coefficient: weight of the value loss.
+        normalize_values: estimate values in units of all observed returns, ``(R - mean) / deviation``, and
+            ``value_clip`` and the value loss likewise.
         gamma: discount factor.
         discount_unit: ``turn`` discounts from turn to turn, ``token`` from token to token.
         lam: GAE's lambda per token; 0 trusts the values, 1 the returns.
@@ -64,6 +66,7 @@ class PPO(PolicyGradient):
         value_learning_rate: float | None = None,
         value_clip: float | None = 0.2,
         value_coefficient: float = 0.5,
+        normalize_values: bool = False,
         gamma: float = 1.0,
         discount_unit: DiscountUnit = "turn",
         lam: float = 0.95,
@@ -74,4 +77,5 @@ class PPO(PolicyGradient):
     ) -> None:
         super().__init__(policies, seats, kl=kl, task_normalization=task_normalization, **settings)
         self.unit = TokenCredit(gamma, lam, discount_unit, "policy" if whiten_advantages else None)
-        self.critic = PolicyCritics(critics or {}, self.learners, value_learning_rate, value_clip, value_coefficient)
+        values = value_learning_rate, value_clip, value_coefficient, normalize_values
+        self.critic = PolicyCritics(critics or {}, self.learners, *values)

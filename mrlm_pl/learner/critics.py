@@ -8,10 +8,12 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
+from mrlm_pl.advantages import Moments
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.batch import PolicyBatch, not_none
 from mrlm_pl.learner.credit.tokens import RewardedRows, rows_of_agents
 from mrlm_pl.learner.optimization import value_group, weight_group
+from mrlm_pl.learner.ranks import sum_over_ranks
 from mrlm_pl.losses import BatchTotals, masked_mean, reduce_tokens, value_loss
 from mrlm_pl.policy import Policy
 from mrlm_pl.settings import at_least, positive
@@ -26,6 +28,7 @@ class Critic(nn.Module):
         value_learning_rate: learning rate of the value heads; None is that of each head's model.
         value_clip: clipping range of a value around its old estimate; None does not clip.
         coefficient: weight of the value loss if a policy and its critic share their trajectories.
+        normalize_values: estimate, clip and compare values in units of the standard deviation of the returns.
 
     Raises:
         ConfigurationError: a value is out of range, or a model is frozen.
@@ -41,6 +44,7 @@ class Critic(nn.Module):
         value_learning_rate: float | None = None,
         value_clip: float | None = 0.2,
         coefficient: float = 0.5,
+        normalize_values: bool = False,
     ) -> None:
         super().__init__()
         positive(value_clip=value_clip)
@@ -51,6 +55,7 @@ class Critic(nn.Module):
                 raise ConfigurationError(f"{where} has `trained: false`, but a critic must learn; set it to true")
         self.policies = dict(policies)
         self.value_learning_rate, self.value_clip, self.coefficient = value_learning_rate, value_clip, coefficient
+        self.normalized = normalize_values
         self.models = nn.ModuleDict(dict(models))
 
     def model(self, key: str) -> Policy:
@@ -59,7 +64,7 @@ class Critic(nn.Module):
 
     def model_for(self, policy: str, agent: str) -> Policy:
         """Return the model that estimates the returns of an agent that a policy plays."""
-        raise NotImplementedError(f"{type(self).__name__} does not value the tokens of agents")
+        return self.model(agent)
 
     def label(self, key: str) -> str:
         """Return the name of a model in metrics and messages."""
@@ -83,7 +88,7 @@ class Critic(nn.Module):
     def read_weights(self) -> None:
         """Read the weights of the models, and add the value heads."""
         for key in self.models:
-            self.model(key).load_critic(self.label(key))
+            self.model(key).load_critic(self.label(key), self.normalized)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Return the optimizer's groups: two for each model, its own and its value head's."""
@@ -126,20 +131,20 @@ class Critic(nn.Module):
         inputs["token_ids"] = nn.functional.pad(inputs["token_ids"], (0, 1))
         inputs["action_mask"] = nn.functional.pad(mask, (0, 1)) | (chosen_next & unfinished[:, None])
         inputs["lengths"] = lengths + unfinished
-        values = self._values(policy, inputs, rewarded.agents)
+        values = torch.zeros_like(inputs["token_ids"], dtype=torch.float32)
+        for agent, rows in self.rows_of_heads(rewarded.agents).items():
+            read = {key: value[rows] for key, value in inputs.items()}
+            values[rows] = self.model_for(policy, agent).values(**read).float().cpu()
         ends = values.gather(1, last[:, None])[:, 0]
         return values[:, :-1].masked_fill(~mask, 0.0), torch.where(unfinished, ends, 0.0)
 
-    def _values(self, policy: str, inputs: dict[str, Any], agents: Sequence[str]) -> Tensor:
-        """Return values [B, T], each agent's by its model."""
-        rows_by_agent = rows_of_agents(agents)
-        models = {agent: self.model_for(policy, agent) for agent in rows_by_agent}
-        if len({id(model) for model in models.values()}) == 1:
-            return next(iter(models.values())).values(**inputs).cpu()
-        values = torch.zeros_like(inputs["token_ids"], dtype=torch.float32)
-        for agent, rows in rows_by_agent.items():
-            values[rows] = models[agent].values(**{key: value[rows] for key, value in inputs.items()}).float().cpu()
-        return values
+    def rows_of_heads(self, agents: Sequence[str]) -> dict[str, Tensor]:
+        """Return the indices of a policy's rows by agent, or by "" if its agents share a value head.
+
+        Args:
+            agents: agent of each row.
+        """
+        return rows_of_agents(agents) if self.learners else {"": torch.arange(len(agents))}
 
     def rows(self, rewarded: RewardedRows) -> dict[str, PolicyBatch]:
         """Return the trajectories of the models that have their own, by label.
@@ -149,14 +154,28 @@ class Critic(nn.Module):
         """
         return {}
 
-    def value_losses(self, values: Tensor, rows: PolicyBatch) -> Tensor:
+    def observe(self, trainer: Any, returns: Mapping[tuple[str, str], Moments]) -> None:
+        """Normalize the values by the returns of a rollout; every rank must call this before it estimates values.
+
+        Args:
+            trainer: trainer of the run.
+            returns: moments of the returns here by policy and agent, for each head once.
+        """
+        for (policy, agent), moments in sum_over_ranks(trainer, returns).items():
+            not_none(self.model_for(policy, agent).value_head).observe(moments)
+
+    def value_losses(self, model: Policy, values: Tensor | None, rows: PolicyBatch) -> Tensor:
         """Return the value loss [B, T] of each action token.
 
         Args:
-            values: [B, T], current values.
+            model: model that estimates the values.
+            values: [B, T], current values; None computes them.
             rows: rows with the values and returns at the start of the update.
         """
-        return value_loss(values, not_none(rows.values), not_none(rows.returns), rows.action_mask, clip=self.value_clip)
+        values = model.values(**rows.inputs()) if values is None else values
+        unit = not_none(model.value_head).moments[3].to(values.device)
+        old_values, returns = (not_none(known) / unit for known in (rows.values, rows.returns))
+        return value_loss(values / unit, old_values, returns, rows.action_mask, clip=self.value_clip)
 
     def loss(self, label: str, rows: PolicyBatch, totals: BatchTotals) -> tuple[Tensor, dict[str, Tensor]]:
         """Return a micro-batch's part (0-dim) of the mean value loss of a model with its own trajectories, and metrics.
@@ -166,7 +185,7 @@ class Critic(nn.Module):
             rows: trajectories of the model.
             totals: size of the update.
         """
-        losses = self.value_losses(self.learners[label].values(**rows.inputs()), rows)
+        losses = self.value_losses(self.learners[label], None, rows)
         metrics = {"value_loss": masked_mean(losses.detach(), rows.action_mask)}
         return reduce_tokens(losses, rows.action_mask, "token_mean", totals), metrics
 
@@ -205,7 +224,7 @@ class PolicyCritics(Critic):
         super().read_weights()
         for name in self._trained:
             if name not in self.models:
-                self.policies[name].add_value_head()
+                self.policies[name].add_value_head(self.normalized)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         groups = []
@@ -248,9 +267,6 @@ class AgentCritics(Critic):
 
     option = "agent_critics"
 
-    def model_for(self, policy: str, agent: str) -> Policy:
-        return self.model(agent)
-
     def check_agents(self, seats: Mapping[str, str]) -> None:
         for agent in [*sorted(self.models.keys() - seats.keys()), *sorted(seats.keys() - self.models.keys())]:
             what = "has no critic, but others have" if agent in seats else "is no agent that learns"
@@ -283,11 +299,6 @@ class CentralizedCritic(Critic):
 
     def label(self, key: str) -> str:
         return key
-
-    @property
-    def reader(self) -> Policy:
-        """The model."""
-        return self.model(self.option)
 
 
 def check_window(action_mask: Tensor, windows: Tensor, name: str) -> None:

@@ -483,9 +483,7 @@ class PolicyGradient(Algorithm):
             rows = replace(rows, proximal_logp=logp.detach())
         losses, metrics = self._corrected_losses(logp, rows)
         if self.critic is not None and rows.values is not None:
-            if values is None:  # of a model of its own
-                values = self.critic.model(name).values(**rows.inputs())
-            value_losses = self.critic.value_losses(values, rows)
+            value_losses = self.critic.value_losses(self.critic.model_for(name, ""), values, rows)
             losses = losses + self.critic.coefficient * value_losses
             metrics["value_loss"] = masked_mean(value_losses.detach(), mask)
         if entropy is not None:

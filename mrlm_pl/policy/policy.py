@@ -253,18 +253,20 @@ class Policy(nn.Module):
         """The origin of :meth:`initial_model`: policies with the same origin have the same initial weights."""
         return self.source, self.revision, self.random_init_seed, self.dropout
 
-    def add_value_head(self) -> None:
+    def add_value_head(self, normalized: bool = False) -> None:
         """Add a value head, with weights of the model's folder if there are any; call it after :meth:`load`."""
         if self.value_head is None:
             self.value_head = ValueHead(self.network.get_output_embeddings().weight.shape[1])
             self.value_head.read(self.source)
             self.value_head.requires_grad_(self.trained)
+        if normalized:
+            self.value_head.register_buffer("moments", self.value_head.moments)  # persistent
 
-    def load_critic(self, name: str) -> None:
+    def load_critic(self, name: str, normalized: bool = False) -> None:
         """Read the weights of a critic, a policy whose output head is not trained, or missing."""
         self.needs_head = False
         self.load(name=name)
-        self.add_value_head()
+        self.add_value_head(normalized)
         embedding = self.network.get_input_embeddings().weight
         for weight in self.network.get_output_embeddings().parameters():
             weight.requires_grad_(weight.requires_grad and weight is embedding)

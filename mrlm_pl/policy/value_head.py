@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import astuple
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from mrlm_pl.advantages import NO_MOMENTS, Moments
 from mrlm_pl.policy.pretrained import reading_weights
 from mrlm_pl.policy.sharding import whole
 
@@ -17,7 +20,8 @@ VALUE_HEAD_FILE = "value_head.safetensors"
 class ValueHead(nn.Module):
     """Expected return from a hidden state: one linear map, computed in at least float32 at any precision.
 
-    Its weights start at 0, and so do its estimates.
+    Its weights start at 0, and so do its estimates. A normalized head estimates ``mean + deviation * linear(hidden)``
+    with the mean and the standard deviation of all observed returns.
 
     Args:
         hidden_size: hidden size of the model.
@@ -31,6 +35,20 @@ class ValueHead(nn.Module):
         self.linear = nn.utils.skip_init(nn.Linear, hidden_size, 1, dtype=torch.float32)  # draws no numbers
         nn.init.zeros_(self.linear.weight)
         nn.init.zeros_(self.linear.bias)
+        self.moments: Tensor  # of the returns, and their deviation
+        self.register_buffer("moments", torch.tensor([*astuple(NO_MOMENTS), 1.0]), persistent=False)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ValueHead:
+        moments = self.moments  # in float32 at any precision
+        super()._apply(fn, recurse)
+        self.moments = moments.to(self.moments.device)
+        return self
+
+    @torch.no_grad()
+    def observe(self, returns: Moments) -> None:
+        """Add the returns of a rollout to those that a normalized head has observed; its estimates move with them."""
+        total = Moments(*self.moments[:3].tolist()) + returns
+        self.moments.copy_(torch.tensor([*astuple(total), total.std or 1.0]))
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return values [...] of hidden states [..., hidden size]."""
@@ -38,7 +56,7 @@ class ValueHead(nn.Module):
         weight, bias = self.linear.weight.to(wide), self.linear.bias.to(wide)
         with torch.autocast(hidden.device.type, enabled=False):
             values = nn.functional.linear(hidden.to(wide), weight, bias).squeeze(-1)
-        return values.clone()  # no view: FSDP2 warns on every rank of a view that a model returns
+        return values * self.moments[3] + self.moments[1]
 
     def save(self, folder: str | Path, *, write: bool = True) -> None:
         """Write the weights to ``value_head.safetensors`` in a model's folder; all ranks call it, and one writes."""
@@ -57,4 +75,5 @@ class ValueHead(nn.Module):
         if path.is_file():
             with reading_weights(folder):
                 weights = load_file(path)
+            self.register_buffer("moments", self.moments, persistent="moments" in weights)
             self.load_state_dict(weights)

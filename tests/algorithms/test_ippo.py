@@ -10,8 +10,9 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from mrlm_environments.games.coordination import CoordinationGame
+from transformers import LlamaForCausalLM
 
-from mrlm_pl.algorithms import IPPO, PPO
+from mrlm_pl.algorithms import IPPO, MAPPO, PPO
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.engines import Sampling
 from mrlm_pl.environment import DatasetTasks, Environment, Observations, Step, TaskSource
@@ -31,6 +32,9 @@ class Unequal(Environment):
     name = "unequal"
     agents = AGENTS
 
+    def __init__(self, scale: float = 1.0, offset: float = 0.0) -> None:
+        self.scale, self.offset = scale, offset
+
     def tasks(self, split: str) -> TaskSource:
         return DatasetTasks(self.name, split, [{"n": n} for n in range(16)])
 
@@ -43,7 +47,9 @@ class Unequal(Environment):
             self.first = False
             return Step(observations={agent: [Message("user", "Now")] for agent in AGENTS})
         digits = {agent: float(sum(map(str.isdigit, message.content))) for agent, message in actions.items()}
-        return Step(rewards={"left": 10 + 10 * digits["left"], "right": digits["right"]}, done=True, stop_reason="end")
+        earned = {"left": 10 + 10 * digits["left"], "right": digits["right"]}
+        rewards = {agent: self.scale * reward + self.offset for agent, reward in earned.items()}
+        return Step(rewards=rewards, done=True, stop_reason="end")
 
 
 def episode(agent_turns: dict[str, dict[int, float]], paid: list[dict[str, float]]) -> Episode:
@@ -125,10 +131,16 @@ def test_with_one_policy_for_each_agent_it_is_ppo(model_folder: Path, quiet_trai
 # Critics by agent.
 
 
-def run(model_folder: Path, trainer: Any, resumed: Path | None = None, **data: Any) -> IPPO:
+def run(
+    model_folder: Path, trainer: Any, resumed: Path | None = None, *, normalize_values: bool = False, **data: Any
+) -> IPPO:
     critics = {"left": Policy(str(model_folder), 1e-3), "right": Policy(str(model_folder), 2e-3)}
     algorithm = IPPO(
-        {"main": Policy(str(model_folder), 1e-3)}, agent_critics=critics, value_learning_rate=0.05, value_clip=None
+        {"main": Policy(str(model_folder), 1e-3)},
+        agent_critics=critics,
+        value_learning_rate=0.05,
+        value_clip=None,
+        normalize_values=normalize_values,
     )
     algorithm.configure_model()
     for critic in critics.values():
@@ -193,13 +205,48 @@ def test_the_result_does_not_depend_on_accumulation(model_folder: Path, quiet_tr
     assert float(found[0]["critic.models.right.model.model.layers.0.mlp.up_proj.weight"].abs().sum()) > 0
 
 
-@pytest.mark.long
-def test_a_run_resumed_within_the_passes_equals_an_uninterrupted_one(
-    model_folder: Path, quiet_trainer: Any, tmp_path: Path
+@pytest.mark.parametrize("critic", ["head", "agent_critics", "joint"])
+def test_normalized_values_learn_the_same_at_any_scale_and_offset_of_the_rewards(
+    critic: str, model_folder: Path, quiet_trainer: Any
 ) -> None:
+    def run(scale: float, offset: float, normalize: bool = True) -> tuple[torch.Tensor, list[float]]:
+        watch = Watch()
+        policies = {"main": Policy(str(model_folder), learning_rate=1e-3)}
+        settings: dict[str, Any] = {"value_learning_rate": 0.01, "normalize_values": normalize}
+        if critic == "agent_critics":
+            settings["agent_critics"] = {agent: Policy(str(model_folder), 1e-3) for agent in AGENTS}
+        algorithm = (MAPPO if critic == "joint" else IPPO)(policies, **settings)
+        data = RolloutDataModule(
+            Unequal(scale, offset), groups=2, group_size=4, iterations=2, passes=2, sampling=Sampling(max_tokens=4)
+        )
+        quiet_trainer(callbacks=[watch]).fit(algorithm, data)
+        weights = torch.cat([weight.detach().flatten() for weight in algorithm.policy("main").model.parameters()])
+        names = [name for name in watch.steps[-1] if name.endswith("value_loss")]
+        return weights, [step[name] for step in watch.steps for name in names]
+
+    begun = torch.cat([weight.flatten() for weight in LlamaForCausalLM.from_pretrained(model_folder).parameters()])
+    (weights, losses), (moved, as_losses), (raw, raw_losses) = (
+        run(1.0, 0.0),
+        run(8.0, -1024.0),
+        run(8.0, -1024.0, False),
+    )
+    learned = float((weights - begun).norm())
+    assert float((moved - weights).norm()) < 0.05 * learned
+    assert as_losses == pytest.approx(losses, rel=0.05)
+    assert raw_losses[0] > 1e5 > 10 > losses[0]
+    assert float((raw - weights).norm()) > 0.2 * learned
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("normalized", [False, True])
+def test_a_run_resumed_within_the_passes_equals_an_uninterrupted_one(
+    normalized: bool, model_folder: Path, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {"minibatches": 2, "normalize_values": normalized}
     saver = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
-    whole = run(model_folder, quiet_trainer(enable_checkpointing=True, callbacks=[saver]), minibatches=2)
-    again = run(model_folder, quiet_trainer(), tmp_path / "step=3.ckpt", minibatches=2)
+    whole = run(model_folder, quiet_trainer(enable_checkpointing=True, callbacks=[saver]), **settings)
+    again = run(model_folder, quiet_trainer(), tmp_path / "step=3.ckpt", **settings)
+    assert any(name.endswith("moments") for name in whole.state_dict()) == normalized
     for name, weight in whole.state_dict().items():
         assert torch.equal(weight, again.state_dict()[name]), name
 

@@ -227,7 +227,7 @@ def test_the_critic_reads_the_texts_of_a_subclass(model_folder: Path, quiet_trai
         def credit(self, *arguments: Any) -> Any:
             batches = super().credit(*arguments)
             critic = batches["critic"]
-            self.read = [self.critic.reader.chat.decode(ids.tolist()) for ids in critic.token_ids]
+            self.read = [self.critic.model("critic").chat.decode(ids.tolist()) for ids in critic.token_ids]
             return batches
 
     algorithm = Informed({"main": Policy(str(model_folder), learning_rate=1e-3)})
@@ -284,8 +284,8 @@ def test_the_result_does_not_depend_on_accumulation(model_folder: Path, bytes_fo
         algorithm = MAPPO(two_policies(model_folder, bytes_folder), critic=Policy(str(bytes_folder), 1e-3))
         # A head that is not 0: at the first update the model below it has a gradient, too.
         algorithm.configure_model()
-        assert algorithm.critic.reader.value_head is not None
-        torch.nn.init.constant_(algorithm.critic.reader.value_head.linear.weight, 0.1)
+        assert algorithm.critic.model("critic").value_head is not None
+        torch.nn.init.constant_(algorithm.critic.model("critic").value_head.linear.weight, 0.1)
         trainer = quiet_trainer(callbacks=[watch], accumulate_grad_batches=pieces)
         trainer.fit(algorithm, relay(iterations=1, max_turns=2))
         found.append(watch.gradients)
@@ -317,7 +317,7 @@ def test_two_tokenizers_learn_with_a_critic_that_is_exported(
     assert last["train/critic/shortened_states"] > 0, "three turns do not fit into 96 bytes"
     again = Policy(str(Path(trainer.default_root_dir) / "policies" / "critic"))
     again.load_critic("critic")
-    for name, weight in algorithm.critic.reader.state_dict().items():
+    for name, weight in algorithm.critic.model("critic").state_dict().items():
         assert torch.equal(weight, again.state_dict()[name]), name
 
 
@@ -346,7 +346,7 @@ def test_a_run_resumed_within_the_passes_equals_an_uninterrupted_one(
 def test_a_frozen_partner_is_read_but_not_trained(model_folder: Path, quiet_trainer: Any) -> None:
     policies = {"left": Policy(str(model_folder), 1e-3), "right": Policy(str(model_folder), trained=False)}
     algorithm = MAPPO(policies)
-    assert algorithm.critic.reader.name_or_path == str(model_folder)
+    assert algorithm.critic.model("critic").name_or_path == str(model_folder)
     quiet_trainer().fit(algorithm, relay(iterations=1))
     fresh = Policy(str(model_folder))
     fresh.load()
@@ -358,7 +358,7 @@ def test_a_frozen_partner_is_read_but_not_trained(model_folder: Path, quiet_trai
 def test_the_critics_copy_of_a_policy_has_its_weights_and_no_reference(model_folder: Path) -> None:
     policy = Policy(str(model_folder))
     policy.load(reference=True)
-    critic = MAPPO({"main": policy}).critic.reader
+    critic = MAPPO({"main": policy}).critic.model("critic")
     assert critic.reference is None
     assert policy.reference is not None
     for own, copied in zip(policy.model.parameters(), critic.model.parameters(), strict=True):

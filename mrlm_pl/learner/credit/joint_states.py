@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mrlm_pl.advantages import transition_gae
+from mrlm_pl.advantages import Moments, masked_moments, transition_gae
 from mrlm_pl.episode import Episode, Message, Trajectory
 from mrlm_pl.errors import DataError, PolicyError
 from mrlm_pl.learner.batch import PolicyBatch, collate_rows
@@ -101,6 +101,14 @@ class JointStates:
     truncated: Tensor
     keys: list[tuple[int, int]]
 
+    def observed(self, gamma: float) -> Moments:
+        """Return the moments of the returns of the joint actions."""
+        nothing = torch.zeros_like(self.rewards)
+        return masked_moments(self._gae(nothing, nothing, gamma, 1.0)[1], torch.ones_like(self.terminated))
+
+    def _gae(self, values: Tensor, following: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
+        return transition_gae(self.rewards, values, following, self.terminated, self.truncated, gamma=gamma, lam=lam)
+
     def credit(self, values: Tensor, gamma: float, lam: float, targets: CriticTargets) -> StepCredit:
         """Return the credit of the joint actions, and put values and targets of their states into the batch.
 
@@ -121,11 +129,10 @@ class JointStates:
         states = padded[batch.action_mask]
         following = torch.cat([states[1:], states.new_zeros(1)])[self.decided]
         values = states[self.decided]
-        steps = (self.rewards, values, following, self.terminated, self.truncated)
-        advantages, returns = transition_gae(*steps, gamma=gamma, lam=lam)
+        advantages, returns = self._gae(values, following, gamma, lam)
         credit = zip(returns.tolist(), values.tolist(), advantages.tolist(), strict=True)
         if targets != "lambda":
-            returns = transition_gae(*steps, gamma=gamma, lam=0.0 if targets == "td" else 1.0)[1]
+            returns = self._gae(values, following, gamma, 0.0 if targets == "td" else 1.0)[1]
         batch.action_mask = batch.action_mask.masked_scatter(batch.action_mask, self.decided)
         nothing = torch.zeros_like(padded)
         batch.values, batch.returns = (

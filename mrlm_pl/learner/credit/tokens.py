@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -66,6 +66,20 @@ class TokenCredit(EpisodeCredit):
             return rows_of_agents(agents)
         return {} if self.whiten is None else {"": torch.arange(len(agents))}
 
+    def discounts(self, mask: Tensor) -> Tensor:
+        """Return the discount factor [B, T] after each token of the action mask."""
+        return turn_discounts(mask, self.gamma) if self.discount_unit == "turn" else self.gamma * mask.float()
+
+    def observed(self, rewarded: Mapping[str, RewardedRows], critic: Any) -> dict[tuple[str, str], Moments]:
+        """Return the moments of the tokens' returns, by policy and key of the rows of a value head."""
+        moments = dict[tuple[str, str], Moments]()
+        for name, acted in rewarded.items():
+            mask, nothing = acted.batch.action_mask, torch.zeros_like(acted.rewards)
+            returns = acted.advantages(nothing, self.discounts(mask), 1.0, nothing[:, 0])[1]
+            for agent, rows in critic.rows_of_heads(acted.agents).items():
+                moments[name, agent] = masked_moments(returns[rows], mask[rows])
+        return moments
+
     def credit(self, returns: Mapping[str, RewardedRows], parts: CreditParts) -> dict[str, PolicyBatch]:
         """Return the trained policies' trajectories with the advantage of each token, and the critics' trajectories.
 
@@ -75,13 +89,13 @@ class TokenCredit(EpisodeCredit):
         rewarded, critic = {name: returns[name] for name in parts.policies if name in returns}, parts.critic
         for name, acted in rewarded.items():
             acted.rewards = acted.rewards - parts.penalty(name, acted.batch)
+        if critic is not None and critic.normalized:
+            critic.observe(parts.metrics.trainer, self.observed(rewarded, critic))
         moments_here: dict[tuple[str, str], Moments] = {}
         pairs: dict[str, tuple[Tensor, Tensor]] = {}
         for name, acted in rewarded.items():
             rows, mask = acted.batch, acted.batch.action_mask
-            by_turn = self.discount_unit == "turn"
-            discounts = turn_discounts(mask, self.gamma) if by_turn else self.gamma * mask.float()
-            nothing = torch.zeros_like(acted.rewards)
+            discounts, nothing = self.discounts(mask), torch.zeros_like(acted.rewards)
             values, ends = (nothing, nothing[:, 0]) if critic is None else critic.estimates(name, acted)
             rows.advantages, of_tokens = acted.advantages(values, discounts, self.lam, ends)
             if critic is not None:

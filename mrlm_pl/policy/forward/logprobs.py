@@ -156,19 +156,14 @@ def _evaluate(
         if planned
         else torch.zeros(wanted.rows, 1, dtype=torch.float32, device=model_device(model))
     )
-    for _ in range(passes - len(planned)):
-        values = values + 0.0 * run(_shortest_pass(model), wanted._replace(teaching=None), None).sum()
+    for _ in range(passes - len(planned)):  # their values depend on all weights
+        shortest = RowPlan(torch.zeros(1, 2, dtype=torch.int64), torch.tensor([[False, True]]), None)
+        values = values + 0.0 * run(row_chunks(model, shortest, None)[0], wanted._replace(teaching=None), None).sum()
     if not planned:
         return values[:, :, None].repeat(1, B, T)
     flat = values.new_zeros(values.shape[0], B * T)
     destinations = on_device(torch.cat([inputs.destinations for inputs in planned]), flat.device)
     return flat.index_copy(1, destinations, values).view(-1, B, T)
-
-
-def _shortest_pass(model: nn.Module) -> ForwardPass:
-    """Return a pass whose values depend on all weights, of the shortest possible row."""
-    plan = RowPlan(torch.zeros(1, 2, dtype=torch.int64), torch.tensor([[False, True]]), None)
-    return row_chunks(model, plan, None)[0]
 
 
 _HELD: ContextVar[list[int] | None] = ContextVar("held_tokens", default=None)

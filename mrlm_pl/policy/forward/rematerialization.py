@@ -26,6 +26,7 @@ _OPERATIONS: dict[str, Callable[[Any], Tensor]] = {
     "GeluBackward0": lambda node: F.gelu(node._saved_self, approximate=node._saved_approximate),
 }
 _MOST_OPERATIONS = 2
+_WEIGHT = "torch::autograd::AccumulateGrad"
 """Longest chain of operations that recomputes an activation."""
 
 
@@ -105,7 +106,7 @@ def _result(node: Any) -> _Result | None:
         return result
     before = [argument for argument, _ in node.next_functions]
     # A product keeps an argument only for the gradient of the other. A weight may be gathered for its layer alone.
-    if node.name() not in _OPERATIONS or None in before or any(map(_is_weight, before)):
+    if node.name() not in _OPERATIONS or None in before or _WEIGHT in [argument.name() for argument in before]:
         return None
     arguments = [argument for argument in map(_stored_result, before) if argument is not None]
     if any(argument.operations == _MOST_OPERATIONS for argument in arguments):
@@ -119,7 +120,3 @@ def _result(node: Any) -> _Result | None:
 def _stored_result(node: Any) -> _Result | None:
     reference = node.metadata.get(__name__)
     return None if reference is None else reference()
-
-
-def _is_weight(node: Any) -> bool:
-    return bool(node.name() == "torch::autograd::AccumulateGrad")

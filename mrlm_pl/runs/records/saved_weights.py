@@ -65,7 +65,7 @@ class SavedWeights:
         """
         opened = self._opened
         if any(key.startswith(f"policies.{name}.value_head.") for key in opened.shapes):
-            policy.add_value_head()
+            policy.add_value_head(f"policies.{name}.value_head.moments" in opened.shapes)
         weights = {
             f"policies.{name}.{key}": weight for key, weight in policy.state_dict().items() if policy.is_saved(key)
         }
