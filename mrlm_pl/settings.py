@@ -133,9 +133,18 @@ def check_known(
     """
     if not options.keys() <= parameters.keys():
         unknown = next(name for name in options if name not in parameters)
-        named = {**inspect.signature(owner).parameters, **parameters}.values()
+        named: dict[str, inspect.Parameter] = {}
+        for call in [vars(cls)["__init__"] for cls in getattr(owner, "__mro__", ()) if "__init__" in vars(cls)]:
+            taken = inspect.signature(call).parameters
+            named |= taken
+            if taken == parameters:  # further ones are not passed on
+                break
         starred = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
-        names = [parameter.name for parameter in named if parameter.kind not in starred and parameter.name != "self"]
+        names = [
+            name
+            for name, parameter in (named or parameters).items()
+            if parameter.kind not in starred and name != "self"
+        ]
         hint = did_you_mean(unknown, names, f"it accepts: {', '.join(names)}")
         raise TypeError(f"{owner.__name__} has no {unknown!r}; {hint}")
 

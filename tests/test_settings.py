@@ -15,7 +15,7 @@ import torch
 from mrlm_environments import MathEnvironment, QuestionEnvironment
 from mrlm_environments.question.environment import Reward
 
-from mrlm_pl.algorithms import DPO, GRPO, KTO, PPO, SFT, PairwiseRewardModel
+from mrlm_pl.algorithms import DPO, GRPO, KTO, MAGRPO, PPO, SFT, PairwiseRewardModel
 from mrlm_pl.data import PreferenceDataModule, RolloutDataModule, TrajectoryDataModule
 from mrlm_pl.data.rollout.collectors.asynchronous import AsyncOptions
 from mrlm_pl.engines import PoolResources, RayPool, Sampling
@@ -146,6 +146,7 @@ def test_scalars_of_other_libraries_are_taken_as_python_numbers(scalar: Any) -> 
     [
         (GRPO, "beta", "kl"),
         (GRPO, "gama", "gamma"),
+        (MAGRPO, "gama", "gamma"),  # of the class between it and the one that refuses
         (Policy, "lr", "learning_rate"),
         (RolloutDataModule, "num_generations", "group_size"),
         (SFT, "objectiv", "objective"),

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
-from mrlm_pl.advantages.tree import CrossReduction
-from mrlm_pl.learner.credit.decisions import DecisionReturns, JointMode, TreeCredit, Weighting
+from mrlm_pl.learner.credit.decisions import DecisionReturns
+from mrlm_pl.learner.joint_actions import JointActions
 from mrlm_pl.learner.policy_gradient import PolicyGradient
-from mrlm_pl.policy import Policy
-from mrlm_pl.rewards import RewardShare
 
 
-class MAREINFORCE(PolicyGradient):
+class MAREINFORCE(JointActions, PolicyGradient):
     """Multi-agent REINFORCE (arXiv 2508.04652).
 
     For a decision with return ``R`` (see :class:`~mrlm_pl.learner.credit.decisions.TreeCredit`)::
@@ -31,22 +27,6 @@ class MAREINFORCE(PolicyGradient):
     Raises:
         ConfigurationError: an unknown name or a value out of range.
     """
-
-    def __init__(
-        self,
-        policies: dict[str, Policy] | None = None,
-        seats: dict[str, str] | None = None,
-        *,
-        joint_mode: JointMode = "align",
-        cross_reduction: CrossReduction = "mean",
-        gamma: float = 1.0,
-        stop_above: float | None = None,
-        reward: RewardShare = "team",
-        weighting: Weighting = "reach",
-        **settings: Any,
-    ) -> None:
-        super().__init__(policies, seats, **settings)
-        self.unit = TreeCredit(joint_mode, cross_reduction, gamma, stop_above, reward, weighting)
 
     def advantages(self, returns: DecisionReturns) -> Tensor:
         return returns.reward

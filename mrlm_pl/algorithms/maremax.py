@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from mrlm_pl.advantages import group_max_advantages
-from mrlm_pl.advantages.tree import CrossReduction
-from mrlm_pl.learner.credit.decisions import JointMode, TreeCredit, Weighting
+from mrlm_pl.learner.joint_actions import JointActions
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.policy import Policy
-from mrlm_pl.rewards import RewardShare
 
 
-class MAREMAX(PolicyGradient):
+class MAREMAX(JointActions, PolicyGradient):
     """Multi-agent ReMax (arXiv 2508.04652, 2310.10505).
 
     Each task is played once more, with the most probable token of every agent at every step; that episode is not
@@ -45,15 +43,8 @@ class MAREMAX(PolicyGradient):
         seats: dict[str, str] | None = None,
         *,
         baseline: Literal["greedy", "group_max"] = "greedy",
-        joint_mode: JointMode = "align",
-        cross_reduction: CrossReduction = "mean",
-        gamma: float = 1.0,
-        stop_above: float | None = None,
-        reward: RewardShare = "team",
-        weighting: Weighting = "reach",
         **settings: Any,
     ) -> None:
         super().__init__(policies, seats, **settings)
         self.uses_greedy_baseline = baseline == "greedy"
         self.advantage = None if self.uses_greedy_baseline else group_max_advantages
-        self.unit = TreeCredit(joint_mode, cross_reduction, gamma, stop_above, reward, weighting)

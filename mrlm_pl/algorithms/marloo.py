@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from mrlm_pl.advantages import leave_one_out_advantages
-from mrlm_pl.advantages.tree import CrossReduction
-from mrlm_pl.learner.credit.decisions import JointMode, TreeCredit, Weighting
+from mrlm_pl.learner.joint_actions import ComparedJointActions
 from mrlm_pl.learner.policy_gradient import PolicyGradient
-from mrlm_pl.policy import Policy
-from mrlm_pl.rewards import RewardShare
 
 
-class MARLOO(PolicyGradient):
+class MARLOO(ComparedJointActions, PolicyGradient):
     """Multi-agent REINFORCE leave-one-out (arXiv 2508.04652).
 
     For the G decisions of an agent in a state, with returns ``R_g``
@@ -34,20 +29,3 @@ class MARLOO(PolicyGradient):
 
     smallest_group = 2
     advantage = staticmethod(leave_one_out_advantages)
-
-    def __init__(
-        self,
-        policies: dict[str, Policy] | None = None,
-        seats: dict[str, str] | None = None,
-        *,
-        joint_mode: JointMode = "align",
-        cross_reduction: CrossReduction = "mean",
-        gamma: float = 1.0,
-        stop_above: float | None = None,
-        reward: RewardShare = "team",
-        weighting: Weighting = "reach",
-        normalize: bool = False,
-        **settings: Any,
-    ) -> None:
-        super().__init__(policies, seats, **settings)
-        self.unit = TreeCredit(joint_mode, cross_reduction, gamma, stop_above, reward, weighting, normalize)

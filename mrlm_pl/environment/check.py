@@ -124,7 +124,7 @@ class _Checker:
             return play_copy(self.environment, task, replies, max_turns=self.max_turns)
         return play(environment, task, replies, max_turns=self.max_turns)
 
-    # Each check returns a message, a finding that nothing was checked, or raises the fault.
+    # Each check returns its finding, or raises the fault.
 
     def splits(self) -> Finding:
         """Check that every split has tasks, and none is posed in two of them; measure each split's problems."""
@@ -159,23 +159,23 @@ class _Checker:
         by_option = "data" in inspect.signature(type(self.environment)).parameters
         return f"pass other rows to {split} (`{option if by_option else f'tasks({split!r})'}`), or "
 
-    def task_data(self) -> str:
+    def task_data(self) -> Finding:
         """Check that tasks are JSON-like data, and the same index gives the same task."""
         for task, again in zip(self.tasks("train"), self.tasks("train"), strict=True):
             if json.loads(json.dumps(asdict(task), allow_nan=False)) != json.loads(json.dumps(asdict(again))):
                 raise EnvironmentContractError(f"{task.key} is another task when it is read again")
-        return "tasks are JSON and a function of their index"
+        return Finding("tasks are JSON and a function of their index")
 
-    def determinism(self) -> str:
+    def determinism(self) -> Finding:
         """Check that equal replies give equal episodes on two copies, also after other episodes."""
         played_before = self.environment.copy()
         for task in self.tasks("train"):
             first, second = self.play(task, SPAM), self.play(task, SPAM, played_before)
             if first.as_json() != second.as_json():
                 raise EnvironmentContractError(f"{task.key} differs on a copy that has played before")
-        return "equal replies give equal episodes"
+        return Finding("equal replies give equal episodes")
 
-    def independence(self) -> str:
+    def independence(self) -> Finding:
         """Check that copies played at the same time are independent."""
         tasks = self.tasks("train")[:2]
         alone = [self.play(task, SPAM).as_json() for task in tasks]
@@ -185,9 +185,9 @@ class _Checker:
         mixed = [self.play(task, SPAM, copy).as_json() for copy, task in zip(copies, tasks, strict=True)]
         if alone != mixed:
             raise EnvironmentContractError("copies share state: an episode changed while another one was under way")
-        return "episodes of one do not change those of the other"
+        return Finding("episodes of one do not change those of the other")
 
-    def forks(self) -> str | Finding:
+    def forks(self) -> Finding:
         """Check that a copy in the middle of an episode continues like the original."""
         if not self.environment.forks:
             return Finding("the environment's `forks` is False", applies=False)
@@ -206,9 +206,9 @@ class _Checker:
                     break
                 due = list(original_step.observations)
             close(environment)
-        return "copies continue in mid-episode"
+        return Finding("copies continue in mid-episode")
 
-    def hostile_replies(self) -> str:
+    def hostile_replies(self) -> Finding:
         """Check that empty, huge, broken and strange replies are judged without a crash."""
         for task in self.tasks("train")[:2]:
             for reply in HOSTILE_REPLIES:
@@ -219,9 +219,9 @@ class _Checker:
                         f"the reply {reply[:40]!r} ({len(reply)} characters) on {task.key} ended in "
                         f"{describe_error(error)}"
                     ) from error
-        return f"{len(HOSTILE_REPLIES)} hostile replies are judged"
+        return Finding(f"{len(HOSTILE_REPLIES)} hostile replies are judged")
 
-    def order_of_calls(self) -> str:
+    def order_of_calls(self) -> Finding:
         """Check that a step before reset, after the end or by the wrong agents is refused."""
         environment, task = self.environment.copy(), self.tasks("train")[0]
         everybody = {agent: Message("assistant", SPAM) for agent in environment.agents}
@@ -230,9 +230,9 @@ class _Checker:
         self._check_refused(environment, {"no-such-agent": Message("assistant", SPAM)}, "step by an unknown agent")
         self.play(task, SPAM, environment)
         self._check_refused(environment, everybody, "step after the end")
-        return "calls out of order are refused"
+        return Finding("calls out of order are refused")
 
-    def gold(self) -> str | Finding:
+    def gold(self) -> Finding:
         """Check that the known best replies earn more than empty, spamming and hostile ones."""
         best = []
         for task in self.tasks("train"):
@@ -246,14 +246,14 @@ class _Checker:
                     f"on {task.key} the best replies earn {gold_play.reward}, empty or hostile ones {worst}"
                 )
             best.append(gold_play.reward)
-        return f"best replies earn {span(best)}, above empty and hostile ones"
+        return Finding(f"best replies earn {span(best)}, above empty and hostile ones")
 
-    def close(self) -> str:
+    def close(self) -> Finding:
         """Check that an environment may be closed twice."""
         environment = self.environment.copy()
         close(environment)
         close(environment)
-        return "may be closed twice"
+        return Finding("may be closed twice")
 
     def _check_refused(self, environment: Environment, actions: Mapping[str, Message], what: str) -> None:
         fault = "was accepted"
@@ -284,7 +284,7 @@ def check_environment(
     check_instance(Environment, environment, "check_environment", "environment")
     one_of(get_args(Level), "check_environment: ", level=level)
     checker = _Checker(environment, tasks_per_split, max_turns)
-    checks: dict[str, Callable[[], str | Finding]] = {
+    checks: dict[str, Callable[[], Finding]] = {
         "task data": checker.task_data,
         "splits are disjoint": checker.splits,
         "determinism": checker.determinism,
@@ -319,13 +319,11 @@ def check_semantics(
     return CheckReport(environment.name, _results(checks))
 
 
-def _results(checks: Mapping[str, Callable[[], str | Finding]]) -> tuple[Check, ...]:
+def _results(checks: Mapping[str, Callable[[], Finding]]) -> tuple[Check, ...]:
     results: list[Check] = []
     for name, check in checks.items():
         try:
-            finding = check()
-            finding = finding if isinstance(finding, Finding) else Finding(finding)
-            results.append(Check(name, True, finding.message, finding.applies, finding.measures))
+            results.append(Check(name, True, **vars(check())))
         except DataError:
             raise
         except (Exception, SystemExit) as error:  # an environment may raise anything

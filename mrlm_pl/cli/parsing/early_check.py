@@ -237,16 +237,20 @@ def parameters(file: Path, name: str) -> list[str] | None:
             return names
     if constructor is None and [ast.unparse(base) for base in definition.bases] == ["Settings"]:
         return [ast.unparse(item.target) for item in definition.body if isinstance(item, ast.AnnAssign)]
-    bases = [base.id for base in definition.bases if isinstance(base, ast.Name)]
-    if len(bases) != len(definition.bases) or not bases:
+    if not definition.bases:
         return None
-    files = (file if bases[0] in classes else None, *(_file_of(folder, bases[0]) for folder in (file.parent, *BASES)))
-    base_file = next(filter(None, files), None)
-    inherited = parameters(base_file, bases[0]) if base_file else None
-    if inherited is None:
-        return None
+    inherited: list[str] = []
+    for base in map(ast.unparse, definition.bases):
+        if base == "ChecksArguments":  # it has none
+            continue
+        files = (file if base in classes else None, *(_file_of(folder, base) for folder in (file.parent, *BASES)))
+        base_file = next(filter(None, files), None)
+        base_names = parameters(base_file, base) if base_file else None
+        if base_names is None:
+            return None
+        inherited += base_names
     set_for_base = _base_arguments(constructor) if constructor is not None else set()
-    return [*names, *(item for item in inherited if item not in names and item not in set_for_base)]
+    return [*names, *(item for item in dict.fromkeys(inherited) if item not in names and item not in set_for_base)]
 
 
 def _base_arguments(constructor: ast.FunctionDef) -> set[str]:
