@@ -113,7 +113,7 @@ def read_with_adapters(model: nn.Module) -> None:
     """
     for module in model.modules():
         if hasattr(module, "base_layer"):
-            module.__class__ = _with_sum(type(module))
+            module.__class__ = _with_sum(cast(Any, type(module)))
 
 
 _SUM = property(lambda layer: layer.base_layer.weight if layer.disable_adapters else adapted_weight(layer))

@@ -86,7 +86,8 @@ def base_model(model: nn.Module) -> Any:
 
 def weights_beside_text(model: PreTrainedModel) -> set[Tensor]:
     """Return the weights of a multimodal model that texts do not reach, such as those of its image encoder."""
-    return {*model.base_model.parameters()}.difference(model.base_model.get_decoder().parameters())
+    base: Any = model.base_model
+    return {*base.parameters()}.difference(base.get_decoder().parameters())
 
 
 @functools.cache
