@@ -12,6 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from mrlm_pl.policy.forward.int8 import int8_layers, to_int8
+from mrlm_pl.policy.lora import read_with_adapters
 from mrlm_pl.policy.sharding import all_tensors
 
 
@@ -52,6 +53,7 @@ class Architecture:
             model = self.cls._from_config(copy.deepcopy(self.config), dtype=torch.float32)
             for name, adapter in self.adapters.items():
                 inject_adapter_in_model(adapter, model, name)
+            read_with_adapters(model)
             if self.int8:
                 to_int8(model, self.int8)
         for name, tensor in all_tensors(model).items():

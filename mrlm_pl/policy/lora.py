@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import warnings
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -10,14 +11,16 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.policy.forward.devices import drawn_on_host
+from mrlm_pl.policy.forward.families import weights_beside_text
 from mrlm_pl.policy.forward.int8 import Int8Linear
-from mrlm_pl.policy.forward.products import LINEAR
+from mrlm_pl.policy.forward.products import LINEAR, body_layers
 from mrlm_pl.policy.sharding import whole
 from mrlm_pl.seeding import derive_seed
 from mrlm_pl.settings import Settings, at_least, positive
@@ -32,8 +35,8 @@ class LoRA(Settings):
     Args:
         rank: rank of the product.
         alpha: weight of the product.
-        target_modules: names of the linear layers with an adapter; None adapts all but the output head. A head that
-            shares its weights with the embedding cannot have one.
+        target_modules: names of the linear layers with an adapter; None adapts all but the output head, layers that
+            share their weights, which cannot have one, and those that texts do not reach, such as of an image encoder.
 
     Raises:
         ConfigurationError: a value is out of range, or the names are one text.
@@ -69,8 +72,8 @@ def add_adapter(model: PreTrainedModel, lora: LoRA, name: str, revision: str = "
     """
     from peft import LoraConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 
-    head = model.get_output_embeddings()
-    linear = [key for key, layer in model.named_modules() if layer is not head and _is_linear(layer)]
+    own = _own_weights(model) - weights_beside_text(model)
+    linear = [key for key, layer in body_layers(model, _is_linear) if layer.weight in own]
     config = LoraConfig(
         r=lora.rank,
         lora_alpha=cast(Any, lora.alpha),  # any number, despite the annotation
@@ -99,12 +102,38 @@ def add_adapter(model: PreTrainedModel, lora: LoRA, name: str, revision: str = "
         read: Any = set_peft_model_state_dict(adapted, get_peft_model_state_dict(adapted, save_embedding_layers=False))
     if fault := _fault(adapted, config.target_parameters, read.missing_keys):
         raise refusal(fault)
+    read_with_adapters(adapted)
     return adapted
+
+
+def read_with_adapters(model: nn.Module) -> None:
+    """Let ``weight`` of the layers with adapters, which is that of the base in PEFT, be the sum with the adapter.
+
+    State-space models and their kernels multiply with the weight of a layer without calling the layer.
+    """
+    for module in model.modules():
+        if hasattr(module, "base_layer"):
+            module.__class__ = _with_sum(cast(Any, type(module)))
+
+
+_SUM = property(lambda layer: layer.base_layer.weight if layer.disable_adapters else adapted_weight(layer))
+
+
+@functools.cache
+def _with_sum(kind: type[Any]) -> type[Any]:
+    """Return the class of PEFT's layers ``kind`` with the adapter in ``weight``."""
+    return type(kind.__name__, (kind,), {"weight": _SUM})
 
 
 def _is_linear(layer: nn.Module) -> bool:
     """Return whether a layer's output is the product with its weight; routers derive from linear layers too."""
     return type(layer) in (*LINEAR, Conv1D) or type(layer).__name__ == "FalconLinear"
+
+
+def _own_weights(model: nn.Module) -> set[Tensor]:
+    """Return the weights of a model that a single layer has."""
+    owners = Counter(weight for _, weight in model.named_parameters(remove_duplicate=False))
+    return {weight for weight, count in owners.items() if count == 1}
 
 
 def _fault(model: nn.Module, parameters: Collection[str] | None, unread: Sequence[str]) -> str | None:
@@ -116,9 +145,8 @@ def _fault(model: nn.Module, parameters: Collection[str] | None, unread: Sequenc
         unread: weights that PEFT would not find in the folder, including those of the base.
     """
     if parameters:
-        taken = f"PEFT takes some of them for {sorted(parameters)} of experts"
-        return f"{taken}; only linear layers can have an adapter"
-    owners = Counter(id(weight) for _, weight in model.named_parameters(remove_duplicate=False))
+        return f"PEFT takes some of them for {sorted(parameters)} of experts; only linear layers can have an adapter"
+    own = _own_weights(model)
     for name, module in model.named_modules():
         base = getattr(module, "base_layer", None)
         if base is None:
@@ -126,7 +154,7 @@ def _fault(model: nn.Module, parameters: Collection[str] | None, unread: Sequenc
         layer = name.removeprefix("base_model.model.")
         if not _is_linear(base):
             return f"{layer} is a layer of type {type(base).__name__}; only linear layers can have an adapter"
-        if owners[id(base.weight)] > 1:
+        if base.weight not in own:
             return f"{layer} shares its weight with another layer, so an adapter could not be merged into it"
         if any(key.startswith(name + _KEY) for key in unread):
             return f"{layer} has an adapter that PEFT would not find again in the exported folder"
@@ -148,7 +176,7 @@ def adapter_factors(module: nn.Module) -> tuple[Tensor, Tensor] | None:
     if not hasattr(layer, "base_layer") or len(layer.lora_A) != 1:
         return None
     (name,) = layer.lora_A
-    a, b = (whole(factor[name].weight.detach()) for factor in (layer.lora_A, layer.lora_B))
+    a, b = (whole(factor[name].weight) for factor in (layer.lora_A, layer.lora_B))
     return a, b * layer.scaling[name]
 
 
@@ -159,12 +187,13 @@ def adapted_weight(module: nn.Module) -> Tensor | None:
         return None
     a, b = factors
     base = cast(Any, module).base_layer
-    weight, product = whole(base.weight.detach()), b @ a
+    weight, product = whole(base.weight), b @ a
     if isinstance(base, Conv1D):  # holds its weight as [inputs, outputs]
         product = product.T
     return weight + product.to(weight.dtype)
 
 
+@torch.no_grad()
 def merged_state(model: nn.Module) -> dict[str, Tensor]:
     """Return the weights of a model by the names of a plain model: adapters merged, int8 as the rounded weights."""
     state = {name: value for name, value in model.state_dict(keep_vars=True).items() if not is_adapter(name)}

@@ -20,6 +20,7 @@ from mrlm_pl.policy.compilation import compile_layers
 from mrlm_pl.policy.forward import logprobs, products
 from mrlm_pl.policy.forward.devices import drawn_on_host
 from mrlm_pl.policy.forward.divergence import Teaching
+from mrlm_pl.policy.forward.families import weights_beside_text
 from mrlm_pl.policy.forward.int8 import linear_layers, to_int8
 from mrlm_pl.policy.forward.passes import NoisyRowOptions, RowOptions
 from mrlm_pl.policy.lora import LoRA, add_adapter, is_adapter, merged_state, with_shared_weights
@@ -435,6 +436,8 @@ class Policy(nn.Module):
                     "out"
                 )
         model = products.with_fast_products(model) if products.ONEDNN_IS_FASTER else model
+        for weight in weights_beside_text(model):  # DDP waits for the gradients of all that are trained
+            weight.requires_grad_(False)
         if use is not None and use == self.int8:
             to_int8(model, linear_layers(model))
         return model

@@ -93,12 +93,13 @@ def read_tokenizer(model: str, source: str, revision: str) -> Any:
 def context_window(config: Any) -> int | None:
     """Return the context length in tokens of a configuration's text model; None if it has no bound or names none.
 
-    >>> from transformers import Gemma3Config, XLNetConfig
+    >>> from transformers import Gemma3Config, MptConfig, XLNetConfig
     >>> of_images = Gemma3Config(text_config={"max_position_embeddings": 96}, vision_config={"num_hidden_layers": 1})
-    >>> context_window(of_images), context_window(XLNetConfig())
-    (96, None)
+    >>> context_window(of_images), context_window(MptConfig(max_seq_len=64)), context_window(XLNetConfig())
+    (96, 64, None)
     """
-    window = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
+    text = config.get_text_config(decoder=True)
+    window = getattr(text, "max_position_embeddings", getattr(text, "max_seq_len", None))
     return window if window and window > 0 else None  # XLNet's is -1
 
 

@@ -19,6 +19,7 @@ from mrlm_pl.algorithms import GRPO, PPO
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.engines import Sampling
 from mrlm_pl.engines.local.llama import unsupported_reason
+from mrlm_pl.engines.local.transformers_model import GenericModel
 from mrlm_pl.episode_files import read_episodes
 from mrlm_pl.errors import ConfigurationError, PolicyError
 from mrlm_pl.policy import LoRA, Policy
@@ -242,6 +243,47 @@ def test_layers_that_derive_from_linear_ones_get_no_adapter(tmp_path: Path, fami
     torch.testing.assert_close(made.network.eval()(IDS).logits, model(IDS).logits)
     with pytest.raises(ConfigurationError, match=rf"{others} is a layer of type .*; leave it out"):
         policy(tmp_path, target_modules=[others]).load()
+
+
+@pytest.mark.parametrize(("family", "layer"), [("jamba", "dt_proj"), ("gemma3n_text", "correction_coefs")])
+def test_an_adapter_acts_where_the_model_reads_the_weight_itself(tmp_path: Path, family: str, layer: str) -> None:
+    model = tiny_model(family)
+    model.save_pretrained(tmp_path / "model")
+    build_tokenizer().save_pretrained(tmp_path / "model")
+    made = policy(tmp_path / "model", target_modules=[layer])
+    made.load()
+    with torch.no_grad():
+        for name, weight in made.model.named_parameters():
+            if "lora_B" in name:
+                weight.fill_(0.3)
+    made.save_pretrained(tmp_path / "out")
+    expected = AutoModelForCausalLM.from_pretrained(tmp_path / "out")(IDS).logits
+    assert not torch.allclose(model(IDS).logits, expected, atol=1e-3)
+    copied = GenericModel(made.network, torch.float32, own=True).model
+    for adapted in (made.model, copied):
+        torch.testing.assert_close(adapted.eval()(IDS).logits, expected)
+    with made.model.disable_adapter():
+        torch.testing.assert_close(made.model(IDS).logits, model(IDS).logits)
+    made.model.train()(IDS).logits.square().sum().backward()
+    gradients = {name: weight.grad for name, weight in made.model.named_parameters() if "lora_B" in name}
+    assert gradients
+    assert all(gradient is not None and gradient.any() for gradient in gradients.values())
+
+
+def test_layers_that_share_weights_or_read_no_text_get_no_adapter(tmp_path: Path) -> None:
+    adapted = {}
+    for family in ("gemma3", "zamba"):
+        tiny_model(family).save_pretrained(tmp_path / family)
+        build_tokenizer().save_pretrained(tmp_path / family)
+        made = policy(tmp_path / family)
+        made.load()
+        adapted[family] = [name for name, _ in made.network.named_modules() if name.endswith(".base_layer")]
+    assert len(adapted["gemma3"]) == 2 * 7, "seven matrices in two layers of text"
+    assert all(name.startswith("model.language_model.layers.") for name in adapted["gemma3"])
+    assert adapted["zamba"]
+    assert not [name for name in adapted["zamba"] if ".shared_transf." in name]
+    with pytest.raises(ConfigurationError, match=r"q_proj shares its weight"):
+        policy(tmp_path / "zamba", target_modules=["q_proj"]).load()
 
 
 def test_a_refusal_for_a_model_without_attention_names_layers_that_it_has() -> None:

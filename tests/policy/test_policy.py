@@ -79,6 +79,17 @@ def test_a_weight_that_its_family_freezes_is_not_trained(tmp_path: Path) -> None
         assert {name for name, weight in policy.model.named_parameters() if not weight.requires_grad} == frozen
 
 
+def test_weights_that_texts_do_not_reach_are_not_trained(tmp_path: Path) -> None:
+    tiny_model("gemma3").save_pretrained(tmp_path)
+    build_tokenizer().save_pretrained(tmp_path)
+    policy = Policy(str(tmp_path))
+    policy.load()
+    policy.model(torch.arange(8, 24)[None]).logits.square().sum().backward()
+    frozen = {name for name, weight in policy.model.named_parameters() if not weight.requires_grad}
+    assert frozen == {name for name, weight in policy.model.named_parameters() if weight.grad is None}
+    assert {name.split(".")[1] for name in frozen} == {"vision_tower", "multi_modal_projector"}
+
+
 def test_the_idle_row_is_on_the_host_like_all_rows(model_folder: Path) -> None:
     policy = Policy(str(model_folder))
     policy.load()

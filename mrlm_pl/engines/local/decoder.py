@@ -91,7 +91,7 @@ def read_affine(module: nn.Module, adapters: bool = True) -> Affine:
     """
     layer: Any = getattr(module, "base_layer", module)
     adapted, bias = adapted_weight(module) if adapters and layer is not module else None, getattr(layer, "bias", None)
-    weight = whole(layer.weight.detach()) if adapted is None else adapted
+    weight = whole(layer.weight.detach()) if adapted is None else adapted.detach()
     return Affine(weight, None if bias is None else whole(bias.detach()))
 
 

@@ -21,6 +21,7 @@ from mrlm_pl.policy.architecture import Architecture
 from mrlm_pl.policy.compilation import plain_layers
 from mrlm_pl.policy.forward.attention import exchanged
 from mrlm_pl.policy.forward.families import rope_boundary
+from mrlm_pl.policy.pretrained import context_window
 from mrlm_pl.policy.sharding import all_tensors, whole
 
 # Argument of ``forward``, and attribute of its output, with the states of the past tokens.
@@ -65,6 +66,7 @@ class GenericModel(Backend):
         cache_name: the argument of ``forward`` that takes the cache; None where there is none.
         use: how the cache is used; no use before :func:`~.cache_check.cache_use`.
         boundary: length beyond which the rotary embedding changes; infinite if it never does.
+        window: context length, which some models' tables of positions have; None if there is no bound.
     """
 
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype, own: bool = False) -> None:
@@ -75,6 +77,7 @@ class GenericModel(Backend):
         self.cache_name = next((name for name in _CACHES if name in self._takes), None)
         self.use = CacheUse()
         self.boundary = rope_boundary(model.config) or math.inf
+        self.window = context_window(model.config)
         self.refresh()
 
     @torch.no_grad()
@@ -153,9 +156,8 @@ class GenericModel(Backend):
         if not self.use.padded:
             logits, cache = self.forward(torch.tensor(token_ids, device=self.device), None, None)
             return logits, Part(self, token_ids, cache, None)
-        width = max(
-            len(tokens) - self._usable_tokens(context) for tokens, context in zip(token_ids, contexts, strict=True)
-        )
+        kept = [c.cached if self.use.sessions and len(c.token_ids) <= self.boundary else 0 for c in contexts]
+        width = max(len(tokens) - count for tokens, count in zip(token_ids, kept, strict=True))
         cached = [max(0, len(tokens) - width) for tokens in token_ids]
         new = [tokens[count:] for tokens, count in zip(token_ids, cached, strict=True)]
         ids = torch.tensor([[0] * (width - len(tokens)) + tokens for tokens in new], device=self.device)
@@ -165,10 +167,6 @@ class GenericModel(Backend):
         cache = self._restore_cache(contexts, cached) if max(cached) else None
         logits, cache = self.forward(ids, mask, cache)
         return logits, Part(self, token_ids, cache, mask)
-
-    def _usable_tokens(self, context: Context) -> int:
-        """Return the number of a context's tokens with usable states."""
-        return context.cached if self.use.sessions and len(context.token_ids) <= self.boundary else 0
 
     def _restore_cache(self, contexts: Sequence[Context], cached: Sequence[int]) -> DynamicCache:
         """Return a cache that holds the states of each context's first ``cached`` tokens, right-aligned."""
@@ -197,7 +195,7 @@ class Part(Rows):
 
     def __init__(self, model: GenericModel, token_ids: list[list[int]], cache: Any, mask: Tensor | None) -> None:
         self._model = model
-        self.token_ids, self._cache, self._mask = token_ids, cache, mask
+        self.token_ids, self.mask, self._cache = token_ids, mask, cache
 
     def step(self, tokens: Tensor) -> Tensor:
         """Return the logits ``[B, V]`` of the next token after ``tokens`` ``[B]``."""
@@ -205,9 +203,9 @@ class Part(Rows):
             row.append(token)
         if self._cache is None:
             return self._model.forward(torch.tensor(self.token_ids, device=tokens.device), None, None)[0]
-        if self._mask is not None:
-            self._mask = torch.cat((self._mask, self._mask.new_ones(len(tokens), 1)), -1)
-        logits, self._cache = self._model.forward(tokens[:, None], self._mask, self._cache)
+        if self.mask is not None:
+            self.mask = torch.cat((self.mask, self.mask.new_ones(len(tokens), 1)), -1)
+        logits, self._cache = self._model.forward(tokens[:, None], self.mask, self._cache)
         return logits
 
     def keep(self, rows: Sequence[int]) -> None:
@@ -216,8 +214,8 @@ class Part(Rows):
             return
         self.token_ids = [list(self.token_ids[b]) for b in rows]
         index = torch.tensor(rows, device=self._model.device)
-        if self._mask is not None:
-            self._mask = self._mask[index]
+        if self.mask is not None:
+            self.mask = self.mask[index]
         if self._cache is not None:
             getattr(self._cache, self._model.use.select)(index)
 
@@ -225,11 +223,10 @@ class Part(Rows):
         """Return a copy of keys and values of a row's first ``length`` tokens; None unless all layers store them."""
         if not self._model.use.sessions or length > self._model.boundary:
             return None
-        states: list[Tensor] = []
-        for layer in self._cache.layers:
-            if type(layer) is not DynamicLayer or layer.keys is None or layer.values is None:
-                return None
-            states += [layer.keys[row], layer.values[row]]
+        layers = self._cache.layers
+        if any(type(layer) is not DynamicLayer or layer.keys is None or layer.values is None for layer in layers):
+            return None
+        states = [states[row] for layer in layers for states in (layer.keys, layer.values)]
         if len({layer_states.shape for layer_states in states}) > 1:
             return None
         first = states[0].shape[1] - len(self.token_ids[row])
@@ -251,8 +248,12 @@ class GenericRows(RowsInParts):
         self._model = model
 
     def _step_part(self, part: Part, numbers: list[int], tokens: Tensor) -> list[tuple[Rows, list[int], Tensor]]:
-        """Recompute rows that cross the model's boundary with their next token, in a part of their own."""
-        over = [i for i, row in enumerate(part.token_ids) if len(row) == self._model.boundary]
+        """Recompute rows that cross the model's boundary with their next token, in a part of their own.
+
+        So are the rows that are left when the padding and the tokens of a part fill the model's window.
+        """
+        full = part.mask is not None and part.mask.shape[1] == self._model.window
+        over = [i for i, row in enumerate(part.token_ids) if full or len(row) == self._model.boundary]
         if not over:
             return super()._step_part(part, numbers, tokens)
         logits, new = self._model.start([Context([*part.token_ids[i], int(tokens[i])], 1) for i in over])

@@ -9,6 +9,7 @@ from typing import Any
 
 from mrlm_pl.environment.tools import tool_message, with_written_calls
 from mrlm_pl.episode import Message
+from mrlm_pl.policy.chat.channels import channel_fields
 from mrlm_pl.policy.chat.conversation import ChatFormat, Conversation
 from mrlm_pl.policy.chat.tool_calls import QUESTION, Tools, written_reply
 
@@ -28,12 +29,22 @@ def _reasoning(reply: Message) -> str:
     return reply.reasoning if isinstance(reply, GivenReply) else ""
 
 
+def _in_channels(reply: Message, chat: ChatFormat) -> Message:
+    """Return a reply with the reasoning in its content apart, for the channels of the template, if it has any."""
+    fields = channel_fields(replace(reply, tool_calls=()))
+    # In a template with channels a call has no text.
+    alone = chat.has_channels and bool(fields["content"]) != bool(reply.tool_calls) and not _reasoning(reply)
+    parts = (fields["content"], reply.tool_calls)
+    return GivenReply(reply.role, *parts, reasoning=fields["thinking"]) if alone and "thinking" in fields else reply
+
+
 def plain_reply(reply: Message, chat: ChatFormat, tools: Tools) -> Message:
     """Return a reply that was not sampled with its calls and reasoning in the text, as the template writes them.
 
     Raises:
         ValueError: the template leaves out a part of the reply.
     """
+    reply = _in_channels(reply, chat)
     if not isinstance(reply, GivenReply):
         return reply
     if chat.call_form is None:
@@ -111,6 +122,7 @@ class GivenConversation(Conversation):
 
         With ``ends`` it includes the token at the end of turns; a truncated turn has none, and some calls bring theirs.
         """
+        reply = _in_channels(reply, self.chat)
         content = reply.content
         written = reply if isinstance(reply, GivenReply) else Message("assistant", content)
         text = reply_text(written, self.chat, self.tools)

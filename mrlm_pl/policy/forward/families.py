@@ -15,7 +15,8 @@ import functools
 import logging
 from typing import Any, Literal, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 _log = logging.getLogger(__name__)
 
@@ -81,6 +82,12 @@ def base_model(model: nn.Module) -> Any:
     """Return the transformers model inside a PEFT wrapper, or ``model`` itself."""
     wrapper: Any = model
     return wrapper.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def weights_beside_text(model: PreTrainedModel) -> set[Tensor]:
+    """Return the weights of a multimodal model that texts do not reach, such as those of its image encoder."""
+    base: Any = model.base_model
+    return {*base.parameters()}.difference(base.get_decoder().parameters())
 
 
 @functools.cache

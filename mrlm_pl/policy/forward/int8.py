@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mrlm_pl.errors import PolicyError
-from mrlm_pl.policy.forward.products import LINEAR, linear
+from mrlm_pl.policy.forward.products import LINEAR, body_layers, linear
 
 
 class Int8Linear(nn.Module):
@@ -54,9 +54,8 @@ def linear_layers(model: nn.Module) -> list[str]:
 
     The learner reads the weights of the output head.
     """
-    head = getattr(model, "get_output_embeddings", lambda: None)()
-    candidates = [(name, module) for name, module in model.named_modules() if type(module) in LINEAR]
-    return [name for name, module in candidates if module is not head and module.out_features > 1]
+    layers = body_layers(model, lambda layer: type(layer) in LINEAR)
+    return [name for name, layer in layers if layer.out_features > 1]
 
 
 def int8_layers(model: nn.Module) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
@@ -70,15 +70,19 @@ LINEAR = (nn.Linear, FastLinear)
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
 
-def with_fast_products(model: ModelT) -> ModelT:
-    """Return the model, its linear layers but the output head as :class:`FastLinear`.
+def body_layers(model: nn.Module, chosen: Callable[[nn.Module], bool]) -> list[tuple[str, Any]]:
+    """Return the layers that are chosen, with their names, but the output head.
 
     The head has products of its own; see :mod:`mrlm_pl.policy.forward.head`.
     """
     head = getattr(model, "get_output_embeddings", lambda: None)()
-    for module in model.modules():
-        if type(module) is nn.Linear and module is not head:
-            module.__class__ = FastLinear
+    return [(name, layer) for name, layer in model.named_modules() if layer is not head and chosen(layer)]
+
+
+def with_fast_products(model: ModelT) -> ModelT:
+    """Return the model, its linear layers but the output head as :class:`FastLinear`."""
+    for _, layer in body_layers(model, lambda layer: type(layer) is nn.Linear):
+        layer.__class__ = FastLinear
     return model
 
 
@@ -156,7 +160,10 @@ def _is_traced(x: Tensor) -> bool:
 
 
 def _differentiable_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    return _Linear.apply(x, weight, bias) if torch.is_grad_enabled() else _product(x, weight, bias)
+    if not torch.is_grad_enabled():
+        return _product(x, weight, bias)
+    # Of more dimensions the function would return a view, which models could not change in place.
+    return _Linear.apply(x.flatten(0, -2), weight, bias).unflatten(0, x.shape[:-1])
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -192,7 +199,7 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 class _Linear(torch.autograd.Function):
-    """The function behind `linear`."""
+    """The function behind `linear`, for inputs of two dimensions."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -203,10 +210,9 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        rows = slope.flatten(0, -2)
         grad_x = None if weight is None else _differentiable_product(slope, weight.t())
-        grad_weight = None if x is None else _weight_gradient(rows, x.flatten(0, -2))
-        return grad_x, grad_weight, rows.sum(0) if ctx.needs_input_grad[2] else None
+        grad_weight = None if x is None else _weight_gradient(slope, x)
+        return grad_x, grad_weight, slope.sum(0) if ctx.needs_input_grad[2] else None
 
 
 def _weight_gradient(slope: Tensor, x: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from mrlm_pl.engines.local.transformers_model import CacheUse, GenericModel
 from mrlm_pl.policy.forward.logprobs import token_logprobs
 from tests.engines.conftest import build, request, run
 from tests.engines.local.test_engine import contexts, forward_logprobs
-from tests.support.models.model_families import measure, tiny_model
+from tests.support.models.model_families import context_rows, measure, plain_logprobs, tiny_model
 from tests.support.runs.logs import logged_here
 
 MakeEngine = Callable[..., InProcessEngine]
@@ -46,6 +46,19 @@ def test_groups_and_later_turns_of_every_kind_of_cache(family: str, cache: str) 
     assert found["cache"] == cache
     for what in ("engine", "session", "batch", "learner", "gradient"):
         assert found[what] < EXACT, (what, found)
+
+
+@pytest.mark.parametrize("family", ["gpt_neo", "mpt"])
+def test_rows_beside_one_that_ends_at_the_window_go_on(family: str, make_engine: MakeEngine) -> None:
+    """Their tables of positions have no place for the padding beside the longer row."""
+    model = tiny_model(family)  # with a window of 128
+    engine = make_engine(model)
+    rows = context_rows(124, 60)
+    samples = run(engine, *(request(row, seed, max_tokens=8) for seed, row in enumerate(rows)))
+    assert [len(sample.token_ids) for sample in samples] == [4, 8]
+    for row, sample in zip(rows, samples, strict=True):
+        expected = plain_logprobs(model, [*row, *sample.token_ids])[len(row) - 1 :]
+        torch.testing.assert_close(torch.tensor(sample.logprobs), expected, rtol=0, atol=EXACT)
 
 
 @pytest.mark.parametrize(("family", "cache"), [("llama", "recomputed"), ("mistral", "padded")])

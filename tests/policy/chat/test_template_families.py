@@ -15,6 +15,7 @@ from mrlm_pl.episode import Message, ToolCall
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.chat import ChatFormat, Conversation, template_variables
+from mrlm_pl.policy.chat.replies import GivenConversation, GivenReply
 from mrlm_pl.policy.chat.template import with_arguments
 from mrlm_pl.policy.chat.tool_calls import JSONForm
 from mrlm_pl.policy.tiny import build_tokenizer
@@ -234,3 +235,27 @@ def test_a_malformed_call_in_a_channel_is_known_as_one() -> None:
     message = chat.heard(chat.encode("<|channel|>commentary to=functions.add json<|message|>{oops<|call|>"), [ADD])
     assert message.tool_calls == ()
     assert requested_calls(message) == (MalformedCall("it is not JSON"),)
+
+
+@pytest.mark.parametrize(
+    ("content", "calls", "written"),
+    [
+        ("<think>\n7 or 8?\n</think>\n\n8", (), ANALYSIS + FINAL),
+        ("8", (), FINAL),
+        ("<think>7 or", (), "<|channel|>final<|message|><think>7 or"),  # no answer to tell apart
+        (
+            "<think>7 or 8?</think>",
+            (ToolCall("c", "add", {"a": 1}),),
+            f'{ANALYSIS} to=functions.add<|channel|>commentary json<|message|>{{"a": 1}}<|call|>',
+        ),
+    ],
+)
+def test_the_reasoning_in_the_content_of_a_demonstration_is_written_in_analysis(
+    content: str, calls: tuple[ToolCall, ...], written: str
+) -> None:
+    chat = harmony()
+    conversation = GivenConversation(chat, [ADD] if calls else [])
+    conversation.observe([Message("user", "Q")])
+    conversation.demonstrate(GivenReply("assistant", content, calls) if calls else Message("assistant", content))
+    text = chat.tokenizer.decode(conversation.row.token_ids)
+    assert text.partition("Q<|end|><|start|>assistant")[2].removesuffix("<|return|>") == written

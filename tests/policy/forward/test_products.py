@@ -79,6 +79,17 @@ def test_values_and_gradients_are_those_of_a_linear_layer_in_float64(
         torch.testing.assert_close(one, other.float())
 
 
+@pytest.mark.parametrize("shape", [(7, 5), (2, 3, 5)])
+def test_a_product_may_be_changed_in_place(shape: tuple[int, ...]) -> None:
+    """The embedding of RoCBert adds to the result of a linear layer."""
+    x, weight, other = torch.randn(shape), torch.randn(4, 5).requires_grad_(), torch.randn(4).requires_grad_()
+    y = linear(x, weight)
+    y += other
+    expected = gradients(x @ weight.T + other, weight, other)
+    for found, slope in zip(gradients(y, weight, other), expected, strict=True):
+        torch.testing.assert_close(found, slope)
+
+
 def test_transposed_inputs_and_slopes_keep_their_numbers() -> None:
     x, weight, slope = torch.randn(5, 6).t().requires_grad_(), torch.randn(3, 5).requires_grad_(), torch.randn(3, 6).t()
     found = torch.autograd.grad(linear(x, weight), (x, weight), slope)
@@ -139,7 +150,8 @@ def test_a_frozen_weight_has_no_gradient_and_its_input_is_not_kept() -> None:
     x, weight = torch.randn(6, 5, requires_grad=True), torch.randn(3, 5)
     with Calls() as calls:
         y = linear(x, weight)
-        assert [item.shape for item in y.grad_fn.saved_tensors if item is not None] == [weight.shape]  # type: ignore[union-attr]
+        node: Any = y.grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+        assert [item.shape for item in node.saved_tensors if item is not None] == [weight.shape]
         y.sum().backward()
     assert calls.onednn == 2
     torch.testing.assert_close(x.grad, torch.ones(6, 3) @ weight)
