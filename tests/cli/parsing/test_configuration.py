@@ -296,7 +296,7 @@ MISTAKES = {
         ("--data.sampling.policies.a.top_p", "2"),
         ("sampling.policies.a.top_p is 2", "from 0 to 1"),
     ),
-    "settings value": (("--data.sampling.temperature", "-1"), ("sampling.temperature is -1", "0 or above")),
+    "settings value": (("--data.sampling.temperature", "-1"), ("Sampling: temperature is -1", "0 or above")),
     "policy key": (("--model.policies.a.lerning_rate", "1"), ("lerning_rate", "'learning_rate'")),
     "policy value": (
         ("--model.policies.a.learning_rate", "1e-4x"),
