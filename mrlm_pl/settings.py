@@ -159,8 +159,8 @@ def _kinds(function: Callable[..., Any]) -> dict[str, tuple[list[Any], list[Any]
     while hints is None:
         try:
             hints = get_type_hints(function, localns=missing, include_extras=True)
-        except NameError as error:  # only type checkers import the name
-            missing[str(error.name)] = Any
+        except NameError as error:  # only type checkers import the name; a list may have parameters too
+            missing[str(error.name)] = list
         except (AttributeError, SyntaxError, TypeError):  # it is no type
             hints = {}
     kinds = {}
@@ -176,6 +176,17 @@ def _kinds(function: Callable[..., Any]) -> dict[str, tuple[list[Any], list[Any]
     return kinds
 
 
+def check_ranges(cls: type, owner: str, **options: Any) -> None:
+    """Validate options that stand in place of those of a data class, by the ranges in its annotations.
+
+    Raises:
+        ConfigurationError: a value lies outside.
+    """
+    for name, value in options.items():
+        for each in _kinds(cls)[name][2]:
+            each.check(owner, **{name: value})
+
+
 def ranges_of(cls: type) -> dict[str, str]:
     """Return the ranges of a class's arguments in words, by name; those of settings inside it by names with dots.
 
@@ -189,8 +200,8 @@ def ranges_of(cls: type) -> dict[str, str]:
         for name, (members, _, ranges) in kinds.items():
             for each in ranges:
                 found[name] = each.text
-            settings = [ranges_of(member) for member in members if dataclasses.is_dataclass(member)]
-            found |= {f"{name}.{inner}": text for each in settings for inner, text in each.items()}
+            settings = [each for each in members if isinstance(each, type) and dataclasses.is_dataclass(each)]
+            found |= {f"{name}.{inner}": text for each in settings for inner, text in ranges_of(each).items()}
     return found
 
 

@@ -220,8 +220,8 @@ def test_a_data_class_of_a_users_module_keeps_the_checks_of_the_settings_that_it
         "    size: int = 1\n    side: OneOf['left', 'right'] = 'left'\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "module_of_a_user", raising=False)  # that of other arguments
     mine = importlib.import_module("module_of_a_user")
-    monkeypatch.delitem(sys.modules, "module_of_a_user")
     assert type(mine.Mine(size=numpy.int64(3)).size) is int
     with pytest.raises(error, match=fault):
         mine.Mine(**arguments)
@@ -371,7 +371,7 @@ def test_a_name_that_only_type_checkers_import_hides_no_range() -> None:
     def of_a_plugin(size: Any, count: Any = 1) -> Any:
         return size, count
 
-    of_a_plugin.__annotations__ |= {"size": "NoSuchName", "count": "PositiveInt"}
+    of_a_plugin.__annotations__ |= {"size": "NoSuchName[str] | None", "count": "PositiveInt"}
     with pytest.raises(ConfigurationError, match="of_a_plugin: count is 0; it must be 1 or above"):
         check_arguments(of_a_plugin)("any", 0)
 

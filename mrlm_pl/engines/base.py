@@ -23,6 +23,7 @@ from mrlm_pl.settings import (
     PositiveInt,
     Settings,
     as_settings,
+    check_ranges,
 )
 
 if TYPE_CHECKING:
@@ -47,10 +48,10 @@ class PolicySampling(Settings):
         temperature, top_p, top_k, max_tokens: see :class:`Sampling`.
     """
 
-    temperature: NonNegativeFloat | None = None
-    top_p: FractionAboveZero | None = None
-    top_k: NonNegativeInt | None = None
-    max_tokens: PositiveInt | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    max_tokens: int | None = None
 
     def given(self) -> dict[str, Any]:
         """Return the settings that are not None."""
@@ -79,10 +80,10 @@ class Sampling(Settings):
     policies: Mapping[str, PolicySampling] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        policies = {
-            name: as_settings(PolicySampling, policy_settings, f"sampling.policies.{name}")
-            for name, policy_settings in self.policies.items()
-        }
+        policies = {}
+        for name, policy_settings in self.policies.items():
+            policies[name] = as_settings(PolicySampling, policy_settings, f"sampling.policies.{name}")
+            check_ranges(Sampling, f"sampling.policies.{name}.", **policies[name].given())
         object.__setattr__(self, "policies", policies)
 
     def of(self, policy: str) -> Sampling:

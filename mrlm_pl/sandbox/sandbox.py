@@ -18,7 +18,7 @@ from mrlm_pl.sandbox.host.server_process import STARTUP_SECONDS, ServerProcess, 
 from mrlm_pl.sandbox.inside.candidate import SHELL_TIMED_OUT
 from mrlm_pl.sandbox.wall.confinement import HOME, CellSettings
 from mrlm_pl.sandbox.wall.isolation import STRENGTH, IsolationName
-from mrlm_pl.settings import PositiveFloat, PositiveInt, Settings, at_least, one_of
+from mrlm_pl.settings import PositiveFloat, PositiveInt, Settings, at_least
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +77,6 @@ class Sandbox(Settings):
     packages: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        one_of(STRENGTH, "sandbox.", minimum=self.minimum, level=self.level)
         object.__setattr__(self, "packages", tuple(sorted(set(self.packages))))
         if self.level and STRENGTH[self.level] < STRENGTH[self.minimum]:
             raise ConfigurationError(

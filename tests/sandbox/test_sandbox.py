@@ -462,8 +462,8 @@ def test_a_weaker_level_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.
         ({"memory_mb": 63}, "Sandbox: memory_mb is 63; it must be 64"),
         ({"disk_mb": 0}, "Sandbox: disk_mb is 0; it must be 1"),
         ({"output_kb": 0}, "Sandbox: output_kb is 0; it must be 1"),
-        ({"level": ""}, "sandbox.level is ''; choose from limits, landlock, namespaces"),
-        ({"minimum": "walls"}, "sandbox.minimum is 'walls'; choose from"),
+        ({"level": ""}, "Sandbox: level is ''; choose from limits, landlock, namespaces"),
+        ({"minimum": "walls"}, "Sandbox: minimum is 'walls'; choose from"),
         ({"level": "limits", "minimum": "landlock"}, "weaker than sandbox.minimum, 'landlock'"),
     ],
 )
