@@ -11,6 +11,7 @@ from pathlib import Path
 from mrlm_pl import algorithms
 from mrlm_pl.learner.policies.distillation import Distillation, Teacher
 from mrlm_pl.learner.policy_gradient import PolicyGradient
+from mrlm_pl.settings import ranges_of
 
 FOLDER = Path(__file__).parent / "algorithms"
 INDEX = FOLDER / "README.md"
@@ -65,12 +66,16 @@ def options(cls: type) -> str:
 
 
 def table(title: str, cls: type) -> str:
-    """Return a table of the options in a class's docstring that the pages do not leave to the index."""
+    """Return a table of the options in a class's docstring, with their ranges, that are not left to the index."""
     bases = reversed([base for base in cls.__mro__ if "__init__" in vars(base)])
     found = {name: item for base in bases for name, item in inspect.signature(base).parameters.items()}
-    rows = []
+    rows, ranges = [], ranges_of(cls)
     for names, meaning in described(cls):
-        shown = [f"`{name}: {value(found[name].default)}`" for name in names if name not in SHARED]
+        shown = [
+            f"`{name}: {value(found[name].default)}`" + (f" ({ranges[name]})" if name in ranges else "")
+            for name in names
+            if name not in SHARED
+        ]
         if shown:
             rows.append(f"| {', '.join(shown)} | {meaning} |\n")
     return "".join([f"| {title} | meaning |\n|---|---|\n", *rows]) if rows else ""

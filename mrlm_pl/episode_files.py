@@ -17,7 +17,7 @@ from mrlm_pl.compressed_files import packed, unpacked
 from mrlm_pl.durable_files import replacing
 from mrlm_pl.episode import Episode, branches
 from mrlm_pl.errors import DataError, moved, storing
-from mrlm_pl.settings import Settings, at_least
+from mrlm_pl.settings import PositiveInt, Settings
 from mrlm_pl.turn_tree import TurnTree, episodes_of
 
 BEHIND = 2
@@ -62,12 +62,9 @@ class EpisodeRetention(Settings):
         ConfigurationError: a value below 1.
     """
 
-    every: int | None = None
-    last: int | None = None
-    tokens: int | None = None
-
-    def __post_init__(self) -> None:
-        at_least(1, "data.save_episodes.", every=self.every, last=self.last, tokens=self.tokens)
+    every: PositiveInt | None = None
+    last: PositiveInt | None = None
+    tokens: PositiveInt | None = None
 
     def keeps(self, iteration: int, newest: int) -> bool:
         """Return True if an iteration is kept when ``newest`` is the last one.

@@ -7,18 +7,75 @@ import functools
 import inspect
 import ipaddress
 import math
-import re
 from abc import ABCMeta
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from mrlm_pl.errors import ConfigurationError, did_you_mean
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
-_NUMBER = re.compile(r"\b(int|float|bool)\b")
+_NEEDED = ([int], [float], [bool], [str])
+"""Types whose arguments must have a value."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """The numbers that an option may be; ``Annotated`` with it, :func:`check_arguments` checks it.
+
+    Args:
+        holds: whether a number is one of them.
+        text: the numbers in words, for messages.
+    """
+
+    holds: Callable[[Any], bool]
+    text: str
+
+    def check(self, owner: str = "", **options: Any) -> None:
+        """Validate that options lie in the range; None is an option that is not set.
+
+        Args:
+            owner: prefix of the message, such as ``"data."``.
+            options: values by name.
+
+        Raises:
+            ConfigurationError: a value lies outside.
+
+        >>> at_least(1).check("math: ", max_attempts=0)
+        Traceback (most recent call last):
+        mrlm_pl.errors.ConfigurationError: math: max_attempts is 0; it must be 1 or above
+        """
+        for name, value in options.items():
+            try:
+                valid = value is None or self.holds(value)
+            except TypeError as error:  # a value of another type has no order
+                kind = f"a {type(value).__name__}"
+                raise ConfigurationError(f"{owner}{name} is {value!r}, {kind}; it must be {self.text}") from error
+            if not valid:
+                raise ConfigurationError(f"{owner}{name} is {value!r}; it must be {self.text}")
+
+
+def at_least(least: float) -> Range:
+    """Return the range of the finite numbers that are at least ``least``."""
+    return Range(lambda value: least <= value < math.inf, f"{least:g} or above")
+
+
+def between(low: float, high: float) -> Range:
+    """Return the range ``[low, high]``."""
+    return Range(lambda value: low <= value <= high, f"from {low} to {high}")
+
+
+POSITIVE = Range(lambda value: 0 < value < math.inf, "above 0 and finite")
+
+NonNegativeInt = Annotated[int, at_least(0)]
+PositiveInt = Annotated[int, at_least(1)]
+NonNegativeFloat = Annotated[float, at_least(0)]
+PositiveFloat = Annotated[float, POSITIVE]
+UnitInterval = Annotated[float, between(0, 1)]
+FractionAboveZero = Annotated[float, Range(lambda value: 0 < value <= 1, "above 0 and at most 1")]
+FractionBelowOne = Annotated[float, Range(lambda value: 0 <= value < 1, "at least 0 and below 1")]
 
 
 def as_settings(cls: type[T], value: Any, name: str, base: T | None = None) -> T:
@@ -53,10 +110,10 @@ def check_arguments(function: F) -> F:
     """Return a function whose calls name the nearest argument for an unknown one, and take no float as int.
 
     Of arguments that are annotated as numbers it takes a scalar of NumPy or torch as the number of Python that it
-    holds, which alone a checkpoint may hold. It refuses other values than a whole number for an ``int``, values that a
-    ``Literal`` does not list, unless they are functions and the annotation has those too, and None for a number, text
-    or choice that must have a value: all would fail where the argument is used. Keywords of any name are taken as they
-    are; they belong to the functions that this one calls.
+    holds, which alone a checkpoint may hold. It refuses other values than a whole number for an ``int``, those out of a
+    :class:`Range` in the annotation, values that a ``Literal`` does not list, unless they are functions and the
+    annotation has those too, and None for a number, text or choice that must have a value: all would fail where the
+    argument is used. Keywords of any name are taken as they are; they belong to the functions that this one calls.
     """
     parameters = inspect.signature(function).parameters
     open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
@@ -64,14 +121,7 @@ def check_arguments(function: F) -> F:
         return function  # Lightning's `save_hyperparameters` follows the frames of a user's constructors
     by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     positional = [name for name, parameter in parameters.items() if parameter.kind in by_position]
-    kinds = {
-        name: kind if isinstance(kind := parameter.annotation, str) else inspect.formatannotation(kind)
-        for name, parameter in parameters.items()
-    }
-    numbers = {name for name, kind in kinds.items() if _NUMBER.search(kind)}
-    whole_numbers = {name for name, kind in kinds.items() if kind in ("int", "int | None")}
     optional = {name for name, parameter in parameters.items() if parameter.default is None}
-    needed = {name for name, kind in kinds.items() if kind in ("int", "float", "bool", "str")}
 
     @functools.wraps(function)
     def checked(*arguments: Any, **options: Any) -> Any:
@@ -79,37 +129,80 @@ def check_arguments(function: F) -> F:
         if not open_ended:
             check_known(options, parameters, owner)
         named = dict(zip(positional, arguments, strict=False)) | options
-        converted = {name: plain(value) if name in numbers else value for name, value in named.items()}
         # The annotations of a data class are names of its module, and of those of its bases.
-        choices = _choices(owner if dataclasses.is_dataclass(owner) else function)
-        for name, value in converted.items():
-            values, members = choices.get(name, ((), (NoneType,)))
-            if name in whole_numbers and not isinstance(value, int | None):
+        kinds = _kinds(owner if dataclasses.is_dataclass(owner) else function)
+        for name, (members, choices, ranges) in kinds.items():
+            if name not in named:
+                continue
+            if any(member in (int, float, bool) for member in members):
+                named[name] = plain(named[name])
+            value = named[name]
+            if members in ([int], [int, NoneType]) and not isinstance(value, int | None):
                 raise ConfigurationError(f"{owner.__name__}: {name} is {value!r}; it must be a whole number")
-            if value is None and name not in optional and (name in needed or NoneType not in members):
+            if value is None and NoneType not in members and name not in optional and (choices or members in _NEEDED):
                 raise ConfigurationError(f"{owner.__name__}: {name} is None; give a value")
-            if values and not (Callable in members and callable(value)):
-                one_of(values, f"{owner.__name__}: ", **{name: value})
-        first = [converted[name] for name in positional[: len(arguments)]]
-        return function(*first, *arguments[len(positional) :], **{name: converted[name] for name in options})
+            if choices and not (Callable in members and callable(value)):
+                one_of(choices, f"{owner.__name__}: ", **{name: value})
+            for each in ranges:
+                each.check(f"{owner.__name__}: ", **{name: value})
+        first = [named[name] for name in positional[: len(arguments)]]
+        return function(*first, *arguments[len(positional) :], **{name: named[name] for name in options})
 
     return checked  # type: ignore[return-value]
 
 
 @functools.cache  # at the first call: an annotation may name what its module defines later
-def _choices(function: Callable[..., Any]) -> dict[str, tuple[list[Any], list[Any]]]:
-    """Return the values that each ``Literal`` of an argument lists, and the origins of its annotation, by name."""
-    try:
-        hints = get_type_hints(function)
-    except (NameError, AttributeError, SyntaxError, TypeError):  # only type checkers import a name, or it is no type
-        return {}
-    choices = {}
+def _kinds(function: Callable[..., Any]) -> dict[str, tuple[list[Any], list[Any], list[Range]]]:
+    """Return for each argument the types in its annotation, all values if it lists them, and its ranges, by name."""
+    missing: dict[str, Any] = {}
+    hints: dict[str, Any] | None = None
+    while hints is None:
+        try:
+            hints = get_type_hints(function, localns=missing, include_extras=True)
+        except NameError as error:  # only type checkers import the name; a list may have parameters too
+            missing[str(error.name)] = list
+        except (AttributeError, SyntaxError, TypeError):  # it is no type
+            hints = {}
+    kinds = {}
     for name, hint in hints.items():
         members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-        origins = [get_origin(member) or member for member in members]
-        if Literal in origins and all(origin in (Literal, Callable, NoneType) for origin in origins):
-            choices[name] = [v for each in members if get_origin(each) is Literal for v in get_args(each)], origins
-    return choices
+        types = [getattr(member, "__origin__", member) for member in members]
+        listed = Literal in types and all(each in (Literal, Callable, NoneType) for each in types)
+        choices = [
+            value for member in members if listed and get_origin(member) is Literal for value in get_args(member)
+        ]
+        ranges = [item for member in members for item in getattr(member, "__metadata__", ()) if isinstance(item, Range)]
+        kinds[name] = types, choices, ranges
+    return kinds
+
+
+def check_ranges(cls: type, owner: str, **options: Any) -> None:
+    """Validate options that stand in place of those of a data class, by the ranges in its annotations.
+
+    Raises:
+        ConfigurationError: a value lies outside.
+    """
+    for name, value in options.items():
+        for each in _kinds(cls)[name][2]:
+            each.check(owner, **{name: value})
+
+
+def ranges_of(cls: type) -> dict[str, str]:
+    """Return the ranges of a class's arguments in words, by name; those of settings inside it by names with dots.
+
+    >>> from mrlm_pl.losses import Clip
+    >>> ranges_of(Clip)["low"]
+    'above 0 and finite'
+    """
+    found: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        kinds = _kinds(base if dataclasses.is_dataclass(base) else base.__init__)  # type: ignore[misc]
+        for name, (members, _, ranges) in kinds.items():
+            for each in ranges:
+                found[name] = each.text
+            settings = [each for each in members if isinstance(each, type) and dataclasses.is_dataclass(each)]
+            found |= {f"{name}.{inner}": text for each in settings for inner, text in ranges_of(each).items()}
+    return found
 
 
 def plain(value: Any) -> Any:
@@ -191,51 +284,6 @@ def check_instance(cls: type | tuple[type, ...], value: Any, name: str, kind: st
         raise ConfigurationError(f"{name}: {value!r:.80} is no {kind}; {remedy}")
 
 
-def at_least(least: float, owner: str = "", **options: float | None) -> None:
-    """Validate that options are finite and at least ``least``; None is an option that is not set.
-
-    Args:
-        least: the lowest value.
-        owner: prefix of the message, such as ``"data."``.
-        options: values by name.
-
-    Raises:
-        ConfigurationError: a value is lower or not finite.
-
-    >>> at_least(1, "math: ", max_attempts=0)
-    Traceback (most recent call last):
-    mrlm_pl.errors.ConfigurationError: math: max_attempts is 0; it must be 1 or above
-    """
-    _check(owner, options, lambda value: least <= value < math.inf, f"it must be {least:g} or above")
-
-
-def positive(owner: str = "", **options: float | None) -> None:
-    """Validate that options are finite and above 0, like :func:`at_least`.
-
-    Raises:
-        ConfigurationError: a value is 0, negative or not finite.
-    """
-    _check(owner, options, lambda value: 0 < value < math.inf, "it must be above 0 and finite")
-
-
-def between(low: float, high: float, owner: str = "", **options: float | None) -> None:
-    """Validate that options lie in ``[low, high]``, like :func:`at_least`.
-
-    Raises:
-        ConfigurationError: a value lies outside.
-    """
-    _check(owner, options, lambda value: low <= value <= high, f"it must be from {low} to {high}")
-
-
-def fraction(owner: str = "", **options: float) -> None:
-    """Validate that options are at least 0 and below 1, like :func:`at_least`.
-
-    Raises:
-        ConfigurationError: a value lies outside.
-    """
-    _check(owner, options, lambda value: 0 <= value < 1, "it must be at least 0 and below 1")
-
-
 def not_all_zero(owner: str = "", **options: Any) -> None:
     """Validate that a weight, or one of a mapping of weights, is not 0; without any there is nothing to learn from.
 
@@ -259,16 +307,6 @@ def one_of(choices: Collection[Any], owner: str = "", **options: Any) -> None:
         if value is not None and value not in [*choices]:  # equality alone: a value may be no key
             hint = did_you_mean(str(value), list(map(str, choices)), f"choose from {', '.join(map(str, choices))}")
             raise ConfigurationError(f"{owner}{name} is {value!r}; {hint}")
-
-
-def _check(owner: str, options: Mapping[str, Any], holds: Callable[[Any], bool], remedy: str) -> None:
-    for name, value in options.items():
-        try:
-            valid = value is None or holds(value)
-        except TypeError as error:  # a value of another type has no order, or is no key
-            raise ConfigurationError(f"{owner}{name} is {value!r}, a {type(value).__name__}; {remedy}") from error
-        if not valid:
-            raise ConfigurationError(f"{owner}{name} is {value!r}; {remedy}")
 
 
 def some_of(choices: Sequence[T], owner: str, **option: Sequence[T] | None) -> tuple[T, ...]:

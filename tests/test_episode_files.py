@@ -259,7 +259,7 @@ def test_files_that_are_removed_while_a_folder_is_read_are_left_out(tmp_path: Pa
 
 
 def test_values_out_of_range_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"data\.save_episodes\.last is 0; it must be 1 or above"):
+    with pytest.raises(ConfigurationError, match=r"EpisodeRetention: last is 0; it must be 1 or above"):
         EpisodeRetention(last=0)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, Optional, TypeAlias, get_type_hints
+from typing import Annotated, Any, Literal, Optional, TypeAlias, get_type_hints
 
 import numpy
 import pytest
@@ -30,10 +32,21 @@ from mrlm_pl.losses import Correction
 from mrlm_pl.policy import LoRA, Policy
 from mrlm_pl.rollout.cross_policy import CrossPolicy
 from mrlm_pl.runs import Trainer, collect, evaluate
-from mrlm_pl.settings import check_arguments
+from mrlm_pl.settings import (
+    FractionBelowOne,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Settings,
+    UnitInterval,
+    between,
+    check_arguments,
+    ranges_of,
+)
 
 Count: TypeAlias = int | None
 Direction = Literal["up", "down"]
+RANGES = re.compile(r"at_least|between|POSITIVE|(Positive|NonNegative)(Int|Float)|UnitInterval|Fraction(Above|Below)")
 
 
 def test_a_policy_may_be_the_name_of_a_model_or_its_settings(model_folder: Path) -> None:
@@ -208,8 +221,8 @@ def test_a_data_class_of_a_users_module_keeps_the_checks_of_the_settings_that_it
         "    size: int = 1\n    side: OneOf['left', 'right'] = 'left'\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "module_of_a_user", raising=False)  # that of other arguments
     mine = importlib.import_module("module_of_a_user")
-    monkeypatch.delitem(sys.modules, "module_of_a_user")
     assert type(mine.Mine(size=numpy.int64(3)).size) is int
     with pytest.raises(error, match=fault):
         mine.Mine(**arguments)
@@ -301,6 +314,67 @@ def test_annotations_of_checked_arguments_can_be_evaluated() -> None:
                 get_type_hints(function)
                 found += 1
     assert found > 20
+
+
+def test_ranges_in_the_annotations_of_constructors_are_checked() -> None:
+    """Else they would be words: a class without the check, or with keywords of any name in a package beside ours."""
+    checked = check_arguments(lambda: None).__code__
+    names = [name for name in sys.modules if name.startswith(("mrlm_pl.", "mrlm_environments.", "mrlm_callbacks."))]
+    classes = {member for name in names for member in vars(sys.modules[name]).values() if isinstance(member, type)}
+    found = 0
+    for function in [function for cls in classes if (function := vars(cls).get("__init__"))]:
+        text = " ".join(map(str, getattr(function, "__annotations__", {}).values()))
+        if RANGES.search(text):
+            assert function.__code__ is checked, function.__qualname__
+            found += 1
+    assert found > 20
+
+
+@pytest.mark.parametrize(
+    ("name", "valid", "fault"),
+    [
+        ("whole", (1, 10**9), [(0, "1 or above"), (2.5, "a whole number")]),
+        ("left_out", (None, 0), [(-1, "0 or above"), (2.5, "a whole number")]),
+        ("positive", (5e-324, 1e308), [(0, "above 0 and finite"), (float("inf"), "above 0 and finite")]),
+        ("part", (0, 1.0), [(1.5, "from 0 to 1"), (float("nan"), "from 0 to 1"), ("x", "from 0 to 1")]),
+        ("decay", (0.0, 0.99), [(1, "at least 0 and below 1"), (None, "a value")]),
+        ("few", (3, 9), [(2, "from 3 to 9"), (10, "from 3 to 9")]),
+    ],
+)
+@pytest.mark.parametrize("by_position", [False, True])
+def test_numbers_out_of_the_range_of_their_annotation_are_refused(
+    name: str, valid: Sequence[Any], fault: Sequence[tuple[Any, str]], by_position: bool
+) -> None:
+    @dataclass(frozen=True)
+    class Base(Settings):
+        whole: PositiveInt = 1
+        left_out: NonNegativeInt | None = None
+        positive: PositiveFloat = 1.0
+
+    @dataclass(frozen=True)
+    class Mine(Base):
+        part: UnitInterval = 0.5
+        decay: FractionBelowOne = 0.5
+        few: Annotated[int, between(3, 9)] = 3
+
+    def make(value: Any) -> Any:
+        before = itertools.takewhile(lambda field: field.name != name, fields(Mine))
+        return Mine(*(field.default for field in before), value) if by_position else Mine(**{name: value})
+
+    assert [getattr(make(value), name) for value in valid] == list(valid)
+    for value, words in fault:
+        with pytest.raises(ConfigurationError, match=rf"^Mine: {name} is {value!r}.*{words}"):
+            make(value)
+    assert ranges_of(Mine)["few"] == "from 3 to 9"
+
+
+def test_a_name_that_only_type_checkers_import_hides_no_range() -> None:
+    def of_a_plugin(size: Any, count: Any = 1) -> Any:
+        return size, count
+
+    of_a_plugin.__annotations__ |= {"size": "NoSuchName[str] | None", "count": "PositiveInt"}
+    with pytest.raises(ConfigurationError, match="of_a_plugin: count is 0; it must be 1 or above"):
+        check_arguments(of_a_plugin)("any", 0)
 
 
 def test_arguments_that_have_no_keyword_keep_their_places() -> None:

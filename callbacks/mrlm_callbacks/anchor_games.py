@@ -16,14 +16,14 @@ from mrlm_pl.evaluation.elo import game_score
 from mrlm_pl.evaluation.intervals import share_interval
 from mrlm_pl.evaluation.summary import evaluation_specs
 from mrlm_pl.policy import Policy
-from mrlm_pl.settings import at_least, between, positive
+from mrlm_pl.settings import FractionAboveZero, PositiveInt, Settings, UnitInterval
 
 Sides: TypeAlias = Mapping[str, tuple[Sequence[str], Sequence[str]]]
 """Agents of the learner and of the opponent, by environment."""
 
 
 @dataclass(frozen=True)
-class AnchorGames:
+class AnchorGames(Settings):
     """Schedule and opponents of a learner's evaluation.
 
     Args:
@@ -37,14 +37,13 @@ class AnchorGames:
         ConfigurationError: a number is below 1, or an anchor is called ``initial``.
     """
 
-    every: int = 20
-    games: int = 128
+    every: PositiveInt = 20
+    games: PositiveInt = 128
     split: str = "validation"
     models: dict[str, str] = field(default_factory=dict)
     sampling: Sampling | None = None
 
     def __post_init__(self) -> None:
-        at_least(1, "the anchors of SelfPlay: ", every=self.every, games=self.games)
         if "initial" in self.models:
             raise ConfigurationError("the anchors of SelfPlay: 'initial' is the initial snapshot; take another name")
 
@@ -96,7 +95,7 @@ class AnchorGames:
 
 
 @dataclass(frozen=True)
-class CollapseAlarm:
+class CollapseAlarm(Settings):
     """The definition of a collapse, and the reaction to it.
 
     Args:
@@ -110,13 +109,9 @@ class CollapseAlarm:
         ConfigurationError: a number is out of range.
     """
 
-    margin: float = 0.2
-    floor: float | None = None
+    margin: FractionAboveZero = 0.2
+    floor: UnitInterval | None = None
     action: Literal["warn", "stop"] = "warn"
-
-    def __post_init__(self) -> None:
-        positive("alarm.", margin=self.margin)
-        between(0, 1, "alarm.", margin=self.margin, floor=self.floor)
 
     def reason(self, score: float, best: float) -> str | None:
         """Return the reason why a score is alarming, or None.

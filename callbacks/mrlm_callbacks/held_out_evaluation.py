@@ -22,7 +22,7 @@ from mrlm_pl.evaluation.report import EvaluationReport, played_episodes
 from mrlm_pl.runs.metrics_file import MetricsFile
 from mrlm_pl.runs.records.environment_code import code_of
 from mrlm_pl.runs.records.run import recorded_settings
-from mrlm_pl.settings import at_least, one_of
+from mrlm_pl.settings import PositiveInt, check_arguments, one_of
 
 
 class HeldOutEvaluation(Callback):
@@ -48,15 +48,15 @@ class HeldOutEvaluation(Callback):
             ``environment`` is given, or has none and it is not.
     """
 
+    @check_arguments
     def __init__(
         self,
-        episodes: int = 256,
+        episodes: PositiveInt = 256,
         split: str = "test",
         sampling: Sampling | None = None,
-        every: int | None = None,
+        every: PositiveInt | None = None,
         environment: Environment | None = None,
     ) -> None:
-        at_least(1, "HeldOutEvaluation.", episodes=episodes, every=every)
         one_of(SPLITS, "HeldOutEvaluation.", split=split)
         self.episodes, self.split, self.sampling, self.every = episodes, split, sampling, every
         self.environment = environment

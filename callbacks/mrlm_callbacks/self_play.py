@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
@@ -23,7 +23,7 @@ from mrlm_pl.evaluation.elo import GameTable, elo_ratings, game_score
 from mrlm_pl.learner.ranks import gather_ranks
 from mrlm_pl.policy.lora import merged_state
 from mrlm_pl.rollout.cross_policy import stale_turns
-from mrlm_pl.settings import at_least
+from mrlm_pl.settings import PositiveInt, at_least, check_arguments
 
 logger = logging.getLogger(__name__)
 
@@ -59,18 +59,17 @@ class SelfPlay(Callback, CollectionObserver):
         ConfigurationError: a number is out of range; in a run, the policies, seats or strategy do not allow self-play.
     """
 
+    @check_arguments
     def __init__(
         self,
         learner: str = "learner",
         opponent: str = "opponent",
-        snapshot_every: int = 10,
-        pool_size: int = 8,
+        snapshot_every: PositiveInt = 10,
+        pool_size: Annotated[int, at_least(2)] = 8,
         draw: Draw = "uniform",
         anchors: AnchorGames = AnchorGames(),  # noqa: B008 (frozen)
         alarm: CollapseAlarm = CollapseAlarm(),  # noqa: B008 (frozen)
     ) -> None:
-        at_least(1, "SelfPlay: ", snapshot_every=snapshot_every)
-        at_least(2, "SelfPlay: ", pool_size=pool_size)
         self.learner, self.opponent, self.snapshot_every = learner, opponent, snapshot_every
         self.anchors, self.alarm = anchors, alarm
         self.pool = SnapshotPool(pool_size, draw)

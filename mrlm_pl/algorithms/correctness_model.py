@@ -20,6 +20,7 @@ from mrlm_pl.losses.masking import masked_values
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward.logprobs import token_values
 from mrlm_pl.policy.value_head import ValueHead
+from mrlm_pl.settings import NonNegativeFloat
 
 ScoreTokens = Literal["last", "response"]
 
@@ -68,7 +69,7 @@ class CorrectnessModel(GivenAnswersAlgorithm):
         policies: dict[str, Policy] | None = None,
         *,
         score_tokens: ScoreTokens = "last",
-        value_learning_rate: float | None = None,
+        value_learning_rate: NonNegativeFloat | None = None,
         **settings: Any,
     ) -> None:
         super().__init__(policies, **settings)

@@ -10,7 +10,7 @@ from mrlm_pl.learner.given_answers import GivenAnswersAlgorithm
 from mrlm_pl.learner.optimization import Optimization
 from mrlm_pl.losses import PreferenceLoss, preference_gap, preference_loss, preference_metrics
 from mrlm_pl.policy import Policy
-from mrlm_pl.settings import at_least
+from mrlm_pl.settings import NonNegativeFloat
 
 
 class DPO(GivenAnswersAlgorithm):
@@ -57,12 +57,11 @@ class DPO(GivenAnswersAlgorithm):
         margin: float | None = None,
         reference_free: bool = False,
         length_normalized: bool = False,
-        sft_weight: float = 0.0,
+        sft_weight: NonNegativeFloat = 0.0,
     ) -> None:
         super().__init__(policies, optimization)
         self.refuse_dropout()
         self.loss = preference_loss(loss, beta=beta, label_smoothing=label_smoothing, margin=margin)
-        at_least(0, sft_weight=sft_weight)
         self.beta, self.reference_free, self.reads_reference_sums = beta, reference_free, not reference_free
         self.length_normalized, self.sft_weight = length_normalized, sft_weight
 

@@ -19,7 +19,7 @@ from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.learner.ranks import sum_over_ranks
 from mrlm_pl.policy import Policy
 from mrlm_pl.rewards import information_gains
-from mrlm_pl.settings import at_least
+from mrlm_pl.settings import NonNegativeFloat
 
 
 class IGPO(PolicyGradient):
@@ -60,7 +60,7 @@ class IGPO(PolicyGradient):
         policies: dict[str, Policy] | None = None,
         seats: dict[str, str] | None = None,
         *,
-        gain_weight: float = 1.0,
+        gain_weight: NonNegativeFloat = 1.0,
         answer_key: str = "answer",
         answer_form: str = "{answer}",
         gamma: float = 1.0,
@@ -69,7 +69,6 @@ class IGPO(PolicyGradient):
         **settings: Any,
     ) -> None:
         super().__init__(policies, seats, **settings)
-        at_least(0, gain_weight=gain_weight)
         if "{answer}" not in answer_form:
             raise ConfigurationError(f"answer_form is {answer_form!r}; put {{answer}} where the answer stands in it")
         self.gain_weight, self.answer_key, self.answer_form = gain_weight, answer_key, answer_form

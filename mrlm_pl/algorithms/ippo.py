@@ -14,6 +14,7 @@ from mrlm_pl.learner.policies.reference import IN_REWARD, KL
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.policy import Policy
 from mrlm_pl.rewards import RewardShare
+from mrlm_pl.settings import NonNegativeFloat, PositiveFloat
 
 
 class IPPO(PolicyGradient):
@@ -57,9 +58,9 @@ class IPPO(PolicyGradient):
         agent_critics: dict[str, Policy] | None = None,
         reward: RewardShare = "own",
         whiten_over: Literal["agent", "policy"] = "agent",
-        value_learning_rate: float | None = None,
-        value_clip: float | None = 0.2,
-        value_coefficient: float = 0.5,
+        value_learning_rate: NonNegativeFloat | None = None,
+        value_clip: PositiveFloat | None = 0.2,
+        value_coefficient: NonNegativeFloat = 0.5,
         normalize_values: bool = False,
         gamma: float = 1.0,
         discount_unit: DiscountUnit = "turn",

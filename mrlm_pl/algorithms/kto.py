@@ -9,7 +9,7 @@ from mrlm_pl.learner.given_answers import GivenAnswersAlgorithm
 from mrlm_pl.learner.optimization import Optimization
 from mrlm_pl.losses import kto_loss
 from mrlm_pl.policy import Policy
-from mrlm_pl.settings import at_least, not_all_zero, positive
+from mrlm_pl.settings import NonNegativeFloat, PositiveFloat, not_all_zero
 
 
 class KTO(GivenAnswersAlgorithm):
@@ -49,14 +49,12 @@ class KTO(GivenAnswersAlgorithm):
         self,
         policies: dict[str, Policy] | None = None,
         optimization: Optimization = Optimization(),  # noqa: B008 (frozen)
-        beta: float = 0.1,
-        desirable_weight: float = 1.0,
-        undesirable_weight: float = 1.0,
+        beta: PositiveFloat = 0.1,
+        desirable_weight: NonNegativeFloat = 1.0,
+        undesirable_weight: NonNegativeFloat = 1.0,
     ) -> None:
         super().__init__(policies, optimization)
         self.refuse_dropout()
-        positive(beta=beta)
-        at_least(0, desirable_weight=desirable_weight, undesirable_weight=undesirable_weight)
         not_all_zero("KTO: ", desirable_weight=desirable_weight, undesirable_weight=undesirable_weight)
         self.beta = beta
         self.weights = {"desirable_weight": desirable_weight, "undesirable_weight": undesirable_weight}

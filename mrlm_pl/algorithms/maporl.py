@@ -25,7 +25,7 @@ from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.learner.ranks import gather_ranks
 from mrlm_pl.policy import Policy
 from mrlm_pl.rewards import INCENTIVES, Horizon, RewardShare, incentives, influence_rewards
-from mrlm_pl.settings import at_least
+from mrlm_pl.settings import NonNegativeFloat, PositiveFloat, PositiveInt
 
 logger = logging.getLogger(__name__)
 
@@ -98,11 +98,11 @@ class MAPoRL(PolicyGradient):
         beta1: float = 0.0,
         critic_reads: Literal["debate", "answer"] = "debate",
         turn_schedule: list[list[int]] | None = None,
-        turn_iterations: int = 1,
+        turn_iterations: PositiveInt = 1,
         whiten_over: Literal["agent", "policy"] = "agent",
-        value_learning_rate: float | None = None,
-        value_clip: float | None = 0.2,
-        value_coefficient: float = 0.5,
+        value_learning_rate: NonNegativeFloat | None = None,
+        value_clip: PositiveFloat | None = 0.2,
+        value_coefficient: NonNegativeFloat = 0.5,
         lam: float = 0.95,
         whiten_advantages: bool = True,
         kl: KL = IN_REWARD,
@@ -119,7 +119,6 @@ class MAPoRL(PolicyGradient):
                 "critic_reads is 'answer', but there are no agent_critics: a value head reads what its policy reads; "
                 "give each agent one with `agent_critics: {AGENT: {model: ...}}`"
             )
-        at_least(1, turn_iterations=turn_iterations)
         if turn_schedule == []:
             raise ConfigurationError("turn_schedule is empty; name the turns, such as [[1], [2, 3]], or leave it out")
         for turns in turn_schedule or ():

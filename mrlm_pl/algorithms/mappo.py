@@ -17,7 +17,7 @@ from mrlm_pl.learner.critics import CentralizedCritic
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.learner.ranks import sum_over_ranks
 from mrlm_pl.policy import Policy
-from mrlm_pl.settings import between
+from mrlm_pl.settings import NonNegativeFloat, PositiveFloat, UnitInterval
 
 
 class MAPPO(PolicyGradient):
@@ -66,17 +66,16 @@ class MAPPO(PolicyGradient):
         seats: dict[str, str] | None = None,
         *,
         critic: Policy | None = None,
-        value_learning_rate: float | None = None,
-        gamma: float = 1.0,
-        lam: float = 0.95,
+        value_learning_rate: NonNegativeFloat | None = None,
+        gamma: UnitInterval = 1.0,
+        lam: UnitInterval = 0.95,
         targets: CriticTargets = "lambda",
         whiten_advantages: bool = True,
-        value_clip: float | None = 0.2,
+        value_clip: PositiveFloat | None = 0.2,
         normalize_values: bool = False,
         **settings: Any,
     ) -> None:
         super().__init__(policies, seats, **settings)
-        between(0, 1, gamma=gamma, lam=lam)
         if critic is None:
             policy = next(iter(self.trained_policies.values()))
             critic = copy.deepcopy(policy, {id(policy.reference): None})  # a critic has no reference

@@ -19,7 +19,7 @@ from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.policy import Policy
 from mrlm_pl.rewards import TurnBonus
 from mrlm_pl.seeding import derive_seed
-from mrlm_pl.settings import at_least
+from mrlm_pl.settings import PositiveInt
 
 
 class MGRPO(PolicyGradient):
@@ -59,11 +59,10 @@ class MGRPO(PolicyGradient):
         seats: dict[str, str] | None = None,
         *,
         planner: str | None = None,
-        calls_per_group: int | None = None,
+        calls_per_group: PositiveInt | None = None,
         **settings: Any,
     ) -> None:
         super().__init__(policies, seats, **settings)
-        at_least(1, calls_per_group=calls_per_group)
         self.planner, self.calls_per_group = planner, calls_per_group
 
     def credit(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]) -> Batches:

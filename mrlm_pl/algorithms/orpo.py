@@ -9,7 +9,7 @@ from mrlm_pl.learner.given_answers import GivenAnswersAlgorithm
 from mrlm_pl.learner.optimization import Optimization
 from mrlm_pl.losses import orpo_loss, preference_metrics
 from mrlm_pl.policy import Policy
-from mrlm_pl.settings import positive
+from mrlm_pl.settings import PositiveFloat
 
 
 class ORPO(GivenAnswersAlgorithm):
@@ -38,11 +38,10 @@ class ORPO(GivenAnswersAlgorithm):
         self,
         policies: dict[str, Policy] | None = None,
         optimization: Optimization = Optimization(),  # noqa: B008 (frozen)
-        odds_weight: float = 0.1,
+        odds_weight: PositiveFloat = 0.1,
     ) -> None:
         super().__init__(policies, optimization)
         self.refuse_dropout()
-        positive(odds_weight=odds_weight)
         self.odds_weight = odds_weight
 
     def compare(self, name: str, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:

@@ -12,7 +12,7 @@ from mrlm_pl.learner.critics import ScoreHead
 from mrlm_pl.learner.given_answers import GivenAnswersAlgorithm
 from mrlm_pl.losses import bradley_terry_loss, last_token_mask
 from mrlm_pl.policy import Policy
-from mrlm_pl.settings import at_least
+from mrlm_pl.settings import NonNegativeFloat
 
 
 class PairwiseRewardModel(GivenAnswersAlgorithm):
@@ -47,13 +47,12 @@ class PairwiseRewardModel(GivenAnswersAlgorithm):
         self,
         policies: dict[str, Policy] | None = None,
         *,
-        margin: float = 0.0,
-        centering: float = 0.0,
-        value_learning_rate: float | None = None,
+        margin: NonNegativeFloat = 0.0,
+        centering: NonNegativeFloat = 0.0,
+        value_learning_rate: NonNegativeFloat | None = None,
         **settings: Any,
     ) -> None:
         super().__init__(policies, **settings)
-        at_least(0, margin=margin, centering=centering)
         self.margin, self.centering = margin, centering
         self.critic: ScoreHead = ScoreHead({}, self.learners, value_learning_rate)
 

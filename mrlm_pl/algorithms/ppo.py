@@ -10,6 +10,7 @@ from mrlm_pl.learner.critics import PolicyCritics
 from mrlm_pl.learner.policies.reference import IN_REWARD, KL
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.policy import Policy
+from mrlm_pl.settings import NonNegativeFloat, PositiveFloat
 
 
 class PPO(PolicyGradient):
@@ -63,9 +64,9 @@ class PPO(PolicyGradient):
         seats: dict[str, str] | None = None,
         *,
         critics: dict[str, Policy] | None = None,
-        value_learning_rate: float | None = None,
-        value_clip: float | None = 0.2,
-        value_coefficient: float = 0.5,
+        value_learning_rate: NonNegativeFloat | None = None,
+        value_clip: PositiveFloat | None = 0.2,
+        value_coefficient: NonNegativeFloat = 0.5,
         normalize_values: bool = False,
         gamma: float = 1.0,
         discount_unit: DiscountUnit = "turn",

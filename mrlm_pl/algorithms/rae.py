@@ -13,7 +13,7 @@ from mrlm_pl.learner.credit.returns import Returns
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.learner.ranks import data_parallel_rank, gather_ranks
 from mrlm_pl.policy import Policy
-from mrlm_pl.settings import fraction
+from mrlm_pl.settings import FractionBelowOne
 
 
 class RAE(PolicyGradient):
@@ -44,11 +44,10 @@ class RAE(PolicyGradient):
         policies: dict[str, Policy] | None = None,
         seats: dict[str, str] | None = None,
         *,
-        baseline_decay: float = 0.95,
+        baseline_decay: FractionBelowOne = 0.95,
         **settings: Any,
     ) -> None:
         super().__init__(policies, seats, **settings)
-        fraction(baseline_decay=baseline_decay)
         self.baseline_decay = baseline_decay
         self._baselines: dict[str, float] = {}
 

@@ -14,7 +14,7 @@ from mrlm_pl.learner.credit.returns import Returns
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.learner.ranks import sum_over_ranks
 from mrlm_pl.policy import Policy
-from mrlm_pl.settings import fraction
+from mrlm_pl.settings import FractionBelowOne
 
 logger = logging.getLogger(__name__)
 
@@ -47,11 +47,10 @@ class REINFORCE(PolicyGradient):
         seats: dict[str, str] | None = None,
         *,
         baseline: Literal["mean", "running", "none"] = "mean",
-        baseline_decay: float = 0.9,
+        baseline_decay: FractionBelowOne = 0.9,
         **settings: Any,
     ) -> None:
         super().__init__(policies, seats, **settings)
-        fraction(baseline_decay=baseline_decay)
         self.baseline, self.baseline_decay = baseline, baseline_decay
         self._running: dict[str, float] = {}
 

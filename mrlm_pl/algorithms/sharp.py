@@ -16,7 +16,7 @@ from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.policy import Policy
 from mrlm_pl.rewards import TurnBonus
 from mrlm_pl.rollout.replay import Rest
-from mrlm_pl.settings import at_least, not_all_zero
+from mrlm_pl.settings import NonNegativeFloat, not_all_zero
 
 
 class SHARP(PolicyGradient):
@@ -54,15 +54,14 @@ class SHARP(PolicyGradient):
         policies: dict[str, Policy] | None = None,
         seats: dict[str, str] | None = None,
         *,
-        team_weight: float = 1.0,
-        marginal_weight: float = 1.0,
+        team_weight: NonNegativeFloat = 1.0,
+        marginal_weight: NonNegativeFloat = 1.0,
         process: Mapping[str, float] | None = None,
         absent: Absence = "empty",
         rest: Rest = "replay",
         **settings: Any,
     ) -> None:
         super().__init__(policies, seats, **settings)
-        at_least(0, team_weight=team_weight, marginal_weight=marginal_weight)
         not_all_zero("SHARP: ", team_weight=team_weight, marginal_weight=marginal_weight, process=process or {})
         self.team_weight, self.marginal_weight, self.process = team_weight, marginal_weight, dict(process or {})
         self.unit = Coalitions("marginal", absent=absent, rest=rest)

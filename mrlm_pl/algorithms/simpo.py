@@ -9,7 +9,7 @@ from mrlm_pl.learner.given_answers import GivenAnswersAlgorithm
 from mrlm_pl.learner.optimization import Optimization
 from mrlm_pl.losses import preference_metrics, simpo_loss
 from mrlm_pl.policy import Policy
-from mrlm_pl.settings import at_least, positive
+from mrlm_pl.settings import NonNegativeFloat, PositiveFloat
 
 
 class SimPO(GivenAnswersAlgorithm):
@@ -38,13 +38,11 @@ class SimPO(GivenAnswersAlgorithm):
         self,
         policies: dict[str, Policy] | None = None,
         optimization: Optimization = Optimization(),  # noqa: B008 (frozen)
-        beta: float = 2.0,
-        margin: float = 1.0,
+        beta: PositiveFloat = 2.0,
+        margin: NonNegativeFloat = 1.0,
     ) -> None:
         super().__init__(policies, optimization)
         self.refuse_dropout()
-        positive(beta=beta)
-        at_least(0, margin=margin)
         self.beta, self.margin = beta, margin
 
     def compare(self, name: str, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:

@@ -11,7 +11,7 @@ from mrlm_pl.answers.wrong import plain, wrong_answers
 from mrlm_pl.errors import DataError
 from mrlm_pl.grouping import grouped
 from mrlm_pl.seeding import derive_seed, keyed_random
-from mrlm_pl.settings import at_least, fraction
+from mrlm_pl.settings import FractionBelowOne, PositiveInt, check_arguments
 
 ONLY_RIGHT, ONLY_WRONG, CONTRADICTED = "only right answers", "only wrong answers", "only contradicted answers"
 
@@ -47,13 +47,14 @@ class _Question:
         return ONLY_RIGHT if self.right else ONLY_WRONG if self.wrong else CONTRADICTED
 
 
+@check_arguments
 def balance(
     answers: Sequence[Answer],
     *,
-    per_question: int | None = None,
+    per_question: PositiveInt | None = None,
     seed: int = 0,
     fill_wrong: bool = False,
-    validation_share: float = 0.2,
+    validation_share: FractionBelowOne = 0.2,
 ) -> BalancedAnswers:
     """Return equal numbers of right and wrong answers to each question, split by question for training and validation.
 
@@ -72,8 +73,6 @@ def balance(
         ConfigurationError: a number is out of its range.
         DataError: a label is between 0 and 1, or no question has both kinds of answers.
     """
-    at_least(1, per_question=per_question)
-    fraction(validation_share=validation_share)
     questions = _questions(answers)
     for question in questions:
         _choose(question, per_question, seed, fill_wrong)

@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 from mrlm_pl.concurrency.event_loop import result_of
 from mrlm_pl.episode import TokenSpan
 from mrlm_pl.errors import ConfigurationError, EngineError, counted, did_you_mean
-from mrlm_pl.settings import Settings, as_settings, at_least, between, positive
+from mrlm_pl.settings import (
+    ChecksArguments,
+    FractionAboveZero,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    Settings,
+    as_settings,
+    check_ranges,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -64,18 +73,17 @@ class Sampling(Settings):
         ConfigurationError: a value is outside its range, or a policy's setting does not exist.
     """
 
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    max_tokens: int = 128
+    temperature: NonNegativeFloat = 1.0
+    top_p: FractionAboveZero = 1.0
+    top_k: NonNegativeInt = 0
+    max_tokens: PositiveInt = 128
     policies: Mapping[str, PolicySampling] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        _check_ranges(self, "sampling.")
         policies = {}
         for name, policy_settings in self.policies.items():
             policies[name] = as_settings(PolicySampling, policy_settings, f"sampling.policies.{name}")
-            _check_ranges(policies[name], f"sampling.policies.{name}.")
+            check_ranges(Sampling, f"sampling.policies.{name}.", **policies[name].given())
         object.__setattr__(self, "policies", policies)
 
     def of(self, policy: str) -> Sampling:
@@ -131,13 +139,6 @@ class Sampling(Settings):
                     name,
                     window,
                 )
-
-
-def _check_ranges(settings: Sampling | PolicySampling, owner: str) -> None:
-    at_least(0, owner, temperature=settings.temperature, top_k=settings.top_k)
-    at_least(1, owner, max_tokens=settings.max_tokens)
-    positive(owner, top_p=settings.top_p)
-    between(0, 1, owner, top_p=settings.top_p)
 
 
 @dataclass(frozen=True)
@@ -252,7 +253,7 @@ class LearnerPlace:
         return tuple(visible[index] for index in self.devices)
 
 
-class Engine(ABC):
+class Engine(ChecksArguments, ABC):
     """Generates for named policies. Engines never tokenize text."""
 
     @abstractmethod

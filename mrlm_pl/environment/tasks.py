@@ -11,11 +11,12 @@ from typing import Any
 from mrlm_pl.episode import Task
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.seeding import derive_seed, keyed_random
+from mrlm_pl.settings import ChecksArguments
 
 SPLITS = ("train", "validation", "test")
 
 
-class Shared:
+class Shared(ChecksArguments):
     """Base of objects that the copies of an environment share: a deep copy is the object itself."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Shared:

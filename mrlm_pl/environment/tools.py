@@ -22,6 +22,7 @@ from mrlm_pl.environment.contract import ToolSchema
 from mrlm_pl.environment.schemas import value_fault
 from mrlm_pl.episode import Message, Task, ToolCall
 from mrlm_pl.errors import MRLMError
+from mrlm_pl.settings import ChecksArguments
 
 MAX_CALLS = 8
 """Calls of one reply that are made; a reply with more has the next one answered as malformed."""
@@ -72,7 +73,7 @@ def tool_schema(
     return ToolSchema(name, description, parameters)
 
 
-class ToolSet(ABC):
+class ToolSet(ChecksArguments, ABC):
     """Several tools with one life, such as those of a server; copies of an environment have their own."""
 
     @abstractmethod

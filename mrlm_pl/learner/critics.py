@@ -16,10 +16,10 @@ from mrlm_pl.learner.optimization import value_group, weight_group
 from mrlm_pl.learner.ranks import sum_over_ranks
 from mrlm_pl.losses import BatchTotals, masked_mean, reduce_tokens, value_loss
 from mrlm_pl.policy import Policy
-from mrlm_pl.settings import at_least, positive
+from mrlm_pl.settings import ChecksArguments, NonNegativeFloat, PositiveFloat
 
 
-class Critic(nn.Module):
+class Critic(ChecksArguments, nn.Module):
     """Models with value heads, by the name of the policy or agent whose returns they estimate.
 
     Args:
@@ -41,14 +41,12 @@ class Critic(nn.Module):
         self,
         models: Mapping[str, Policy],
         policies: Mapping[str, Policy],
-        value_learning_rate: float | None = None,
-        value_clip: float | None = 0.2,
-        coefficient: float = 0.5,
+        value_learning_rate: NonNegativeFloat | None = None,
+        value_clip: PositiveFloat | None = 0.2,
+        coefficient: NonNegativeFloat = 0.5,
         normalize_values: bool = False,
     ) -> None:
         super().__init__()
-        positive(value_clip=value_clip)
-        at_least(0, value_coefficient=coefficient, value_learning_rate=value_learning_rate)
         for key, model in models.items():
             if not model.trained:
                 where = self.option if key == self.option else f"{self.option}.{key}"

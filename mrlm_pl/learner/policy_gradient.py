@@ -56,7 +56,7 @@ from mrlm_pl.losses import (
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward.logprobs import TokenOutputs
 from mrlm_pl.rewards import TurnBonus, overlong_penalties
-from mrlm_pl.settings import as_settings, at_least, between, positive
+from mrlm_pl.settings import FractionAboveZero, NonNegativeInt, PositiveFloat, as_settings
 
 _NO_RULE = (
     "{} has no rule of advantages; override `advantages(returns)`, or set `advantage = staticmethod(RULE)`, such as "
@@ -171,13 +171,13 @@ class PolicyGradient(Algorithm):
         max_length: int | None = None,
         kl: KL = KL(),  # noqa: B008 (frozen)
         entropy: Entropy = Entropy(),  # noqa: B008 (frozen)
-        top_entropy: float = 1.0,
-        stop_at_kl: float | None = None,
+        top_entropy: FractionAboveZero = 1.0,
+        stop_at_kl: PositiveFloat | None = None,
         zero_variance: Literal["keep", "exclude"] = "keep",
         recompute_old_logp: bool | None = None,
         correction: Correction = Correction(),  # noqa: B008 (frozen)
-        off_policy_threshold: float | None = None,
-        overlong_buffer: int = 0,
+        off_policy_threshold: PositiveFloat | None = None,
+        overlong_buffer: NonNegativeInt = 0,
         task_normalization: TaskNormalization | None = None,
         reference_sync: ReferenceSync = ReferenceSync(),  # noqa: B008 (frozen)
         reference: Reference | None = None,
@@ -185,9 +185,6 @@ class PolicyGradient(Algorithm):
     ) -> None:
         super().__init__(policies, seats, optimization)
         self.refuse_dropout()
-        at_least(0, overlong_buffer=overlong_buffer)
-        positive(stop_at_kl=stop_at_kl, top_entropy=top_entropy)
-        between(0, 1, top_entropy=top_entropy)
         clip = as_settings(Clip, clip, "clip")
         changed = {"loss": loss is not None, "loss_settings": bool(loss_settings), "clip": clip != Clip()}
         if any(changed.values()) and not self.uses_loss:

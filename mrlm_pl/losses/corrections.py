@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.losses.masking import clamped_exp, masked_log_ratio, masked_values
-from mrlm_pl.settings import Settings, positive
+from mrlm_pl.settings import PositiveFloat, Settings
 
 RatioLevel = Literal["token", "sequence", "geometric_mean"]
 """``token``: each token's ratio; ``sequence``: the product over the row's action tokens, the same for all of them;
@@ -40,12 +40,11 @@ class Correction(Settings):
 
     kind: Literal["none", "plain", "truncated", "masked"] = "none"
     level: RatioLevel = "token"
-    cap: float = 2.0
+    cap: PositiveFloat = 2.0
     low: float = 0.5
     high: float = 5.0
 
     def __post_init__(self) -> None:
-        positive("correction.", cap=self.cap)
         if not 0 <= self.low <= self.high:
             raise ConfigurationError(
                 f"correction.low is {self.low} and correction.high {self.high}; the kept range needs 0 <= low <= high"

@@ -8,7 +8,7 @@ import numpy
 from torch import Tensor
 
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.settings import Settings, at_least, positive
+from mrlm_pl.settings import NonNegativeFloat, PositiveFloat, Settings
 
 
 def top_entropy_threshold(entropies: Tensor, fraction: float) -> float:
@@ -41,13 +41,11 @@ class Entropy(Settings):
         ConfigurationError: a value is out of range, or there is a ``delta`` without a target.
     """
 
-    coefficient: float = 0.0
-    target: float | None = None
-    delta: float = 0.005
+    coefficient: NonNegativeFloat = 0.0
+    target: PositiveFloat | None = None
+    delta: PositiveFloat = 0.005
 
     def __post_init__(self) -> None:
-        at_least(0, "entropy.", coefficient=self.coefficient)
-        positive("entropy.", target=self.target, delta=self.delta)
         if self.target is None and self.delta != Entropy.delta:
             raise ConfigurationError(f"entropy.delta is {self.delta}, but there is no entropy.target; set one")
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.losses.masking import clamped_exp, masked_log_ratio, masked_values
-from mrlm_pl.settings import Settings, positive
+from mrlm_pl.settings import PositiveFloat, Settings
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,11 @@ class Clip(Settings):
         ConfigurationError: a value is out of range.
     """
 
-    low: float | None = None
-    high: float | None = None
+    low: PositiveFloat | None = None
+    high: PositiveFloat | None = None
     dual: float | None = None
 
     def __post_init__(self) -> None:
-        positive("clip.", low=self.low, high=self.high)
         if self.low is not None and self.low > 1:
             raise ConfigurationError(f"clip.low is {self.low}; it must be at most 1, which is no lower end")
         if self.dual is not None and not self.dual > 1:

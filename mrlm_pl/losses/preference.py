@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.losses.masking import check_shape, masked_values
-from mrlm_pl.settings import at_least, one_of, positive
+from mrlm_pl.settings import NonNegativeFloat, PositiveFloat, check_arguments, one_of
 
 
 def sequence_logp(logp: Tensor, action_mask: Tensor) -> Tensor:
@@ -204,8 +204,13 @@ def _log1mexp(x: Tensor) -> Tensor:
 PreferenceLoss = Literal["sigmoid", "hinge", "ipo"]
 
 
+@check_arguments
 def preference_loss(
-    loss: PreferenceLoss, *, beta: float = 0.1, label_smoothing: float = 0.0, margin: float | None = None
+    loss: PreferenceLoss,
+    *,
+    beta: PositiveFloat = 0.1,
+    label_smoothing: float = 0.0,
+    margin: NonNegativeFloat | None = None,
 ) -> Callable[[Tensor], Tensor]:
     """Return the loss of that name, from gap [P] to loss [P].
 
@@ -221,8 +226,6 @@ def preference_loss(
     >>> preference_loss("ipo", beta=0.5)(torch.tensor([3.0])).tolist()
     [4.0]
     """
-    positive(beta=beta)
-    at_least(0, margin=margin)
     dpo_sigmoid_loss(torch.zeros(0), label_smoothing=label_smoothing)  # validates it
     if label_smoothing and loss != "sigmoid":
         raise ConfigurationError(f"label_smoothing {label_smoothing} belongs to loss 'sigmoid', not to {loss!r}")

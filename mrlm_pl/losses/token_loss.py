@@ -15,7 +15,7 @@ from mrlm_pl.losses.masking import masked_values
 from mrlm_pl.losses.policy_gradient import Clip, cispo_loss, gmpo_loss, gspo_loss, policy_gradient_loss, ppo_clip_loss
 from mrlm_pl.losses.reduction import Reduction
 from mrlm_pl.losses.trust_region import dppo_loss, sapo_loss, vespo_loss
-from mrlm_pl.settings import check_arguments, positive
+from mrlm_pl.settings import POSITIVE, check_arguments
 
 LossName = Literal["reinforce", "ppo", "gspo", "luspo", "gmpo", "cispo", "sapo", "vespo", "dppo"]
 
@@ -112,7 +112,8 @@ def token_loss(
             hint = did_you_mean(key, others, f"it accepts: {', '.join(others) or 'none'}")
             raise ConfigurationError(f"loss_settings.{key}: loss {name} has no such setting; {hint}")
     if isinstance(loss, str):  # a negative bound or temperature would reverse the gradient
-        positive("loss_settings.", **{key: value for key, value in given.items() if not isinstance(value, Sequence)})
+        numbers = {key: value for key, value in given.items() if not isinstance(value, Sequence)}
+        POSITIVE.check("loss_settings.", **numbers)
     if "clip" in accepted:
         given["clip"] = clip
     elif clip != Clip():

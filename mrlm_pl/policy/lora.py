@@ -23,7 +23,7 @@ from mrlm_pl.policy.forward.int8 import Int8Linear
 from mrlm_pl.policy.forward.products import LINEAR, body_layers
 from mrlm_pl.policy.sharding import whole
 from mrlm_pl.seeding import derive_seed
-from mrlm_pl.settings import Settings, at_least, positive
+from mrlm_pl.settings import PositiveFloat, PositiveInt, Settings
 
 _KEY = ".lora_"
 
@@ -42,13 +42,11 @@ class LoRA(Settings):
         ConfigurationError: a value is out of range, or the names are one text.
     """
 
-    rank: int = 16
-    alpha: float = 32.0
+    rank: PositiveInt = 16
+    alpha: PositiveFloat = 32.0
     target_modules: list[str] | None = None
 
     def __post_init__(self) -> None:
-        at_least(1, "lora.", rank=self.rank)
-        positive("lora.", alpha=self.alpha)
         if isinstance(self.target_modules, str):
             raise ConfigurationError(
                 f"lora.target_modules is {self.target_modules!r}; give a list of names, or None for all linear layers"

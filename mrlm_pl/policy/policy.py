@@ -6,7 +6,7 @@ import hashlib
 import logging
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Literal, Unpack, final
+from typing import Annotated, Any, Literal, Unpack, final
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +38,7 @@ from mrlm_pl.policy.pretrained import (
 from mrlm_pl.policy.sharding import whole
 from mrlm_pl.policy.value_head import ValueHead
 from mrlm_pl.seeding import derive_seed
-from mrlm_pl.settings import as_settings, at_least, between, check_arguments, check_served_by
+from mrlm_pl.settings import NonNegativeFloat, PositiveInt, as_settings, between, check_arguments, check_served_by
 
 Int8 = Literal["weights", "reference"]
 
@@ -96,27 +96,23 @@ class Policy(nn.Module):
     def __init__(
         self,
         model: str = BUILTIN_TINY,
-        learning_rate: float = 1e-6,
-        weight_decay: float = 0.0,
+        learning_rate: NonNegativeFloat = 1e-6,
+        weight_decay: NonNegativeFloat = 0.0,
         trained: bool = True,
         chat_template: str | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
-        random_init_seed: int | None = None,
-        dropout: float = 0.0,
+        random_init_seed: Annotated[int, between(0, 2**63 - 1)] | None = None,
+        dropout: Annotated[float, between(0, 0.99)] = 0.0,
         lora: LoRA | None = None,
         gradient_checkpointing: bool = False,
         compile: bool = False,
-        max_forward_tokens: int | None = None,
+        max_forward_tokens: PositiveInt | None = None,
         served_by: str | None = None,
         int8: Int8 | None = None,
         revision: str = "main",
     ) -> None:
         super().__init__()
         owner = f"model {model!r}: "
-        at_least(0, owner, learning_rate=learning_rate, weight_decay=weight_decay)
-        at_least(1, owner, max_forward_tokens=max_forward_tokens)
-        between(0, 0.99, owner, dropout=dropout)
-        between(0, 2**63 - 1, owner, random_init_seed=random_init_seed)
         self.name_or_path = model
         self.learning_rate, self.weight_decay, self.trained = learning_rate, weight_decay, trained
         self.chat_template, self.chat_template_kwargs = chat_template, chat_template_kwargs

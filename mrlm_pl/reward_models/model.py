@@ -7,13 +7,13 @@ import math
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 from mrlm_pl.episode import Message
 from mrlm_pl.errors import DataError, NonFiniteError, PolicyError
 from mrlm_pl.model_folders import policy_folder
 from mrlm_pl.reward_models.scorer import Conversation, TextScore, TextScorer
-from mrlm_pl.settings import at_least, one_of
+from mrlm_pl.settings import PositiveInt, at_least, one_of
 
 if TYPE_CHECKING:
     import torch
@@ -50,12 +50,10 @@ class RewardModel(TextScorer):
         self,
         model: str,
         device: str = "cpu",
-        max_tokens: int | None = None,
-        batch_tokens: int = 8192,
+        max_tokens: Annotated[int, at_least(2)] | None = None,
+        batch_tokens: PositiveInt = 8192,
         precision: Precision = "32",
     ) -> None:
-        at_least(2, "reward model: ", max_tokens=max_tokens)
-        at_least(1, "reward model: ", batch_tokens=batch_tokens)
         one_of(get_args(Precision), "reward model: ", precision=precision)
         self.model, self.device, self.precision = model, device, precision
         self.max_tokens, self.batch_tokens = max_tokens, batch_tokens

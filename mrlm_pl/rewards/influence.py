@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.settings import between, check_arguments
+from mrlm_pl.settings import UnitInterval, check_arguments
 
 RewardShare = Literal["team", "own"]
 """Rewards that count, the whole team's or the agent's own."""
@@ -29,7 +29,7 @@ ROUNDING = 1e-12
 
 @check_arguments
 def influence_rewards(
-    scores: ScoreTable, gamma: float, reward: RewardShare = "team", horizon: Horizon = "discounted_sum"
+    scores: ScoreTable, gamma: UnitInterval, reward: RewardShare = "team", horizon: Horizon = "discounted_sum"
 ) -> list[dict[str, float]]:
     """Return ``R(t, a)``, in the shape of the scores: the reward of each answer for itself and for later answers.
 
@@ -62,7 +62,6 @@ def influence_rewards(
     >>> influence_rewards(table, gamma=0.3, horizon="last")[0], influence_rewards(table, 0.3, horizon="current")[0]
     ({'a': 0.75, 'b': 0.75}, {'a': 0.55, 'b': 0.55})
     """
-    between(0, 1, gamma=gamma)
     _check(scores)
     means = [math.fsum(turn.values()) / len(turn) if turn else None for turn in scores]
 

@@ -11,7 +11,7 @@ from mrlm_pl.errors import EnvironmentContractError
 from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.rollout.replay import Rest, continued, counterfactuals
 from mrlm_pl.seeding import keyed_random
-from mrlm_pl.settings import Settings, at_least
+from mrlm_pl.settings import PositiveInt, Settings, at_least
 
 
 class FurtherEpisodes(Settings):
@@ -47,13 +47,12 @@ class Alternatives(FurtherEpisodes):
     """
 
     count: int
-    messages: int | None
+    messages: PositiveInt | None
     rest: Rest
     policies: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        at_least(1, messages=self.messages)
-        at_least(1 if self.rest == "play" else 2, alternatives=self.count)
+        at_least(1 if self.rest == "play" else 2).check(alternatives=self.count)
 
     def due(self, group: Sequence[Episode], rounds: int) -> Sequence[EpisodeSpec]:
         if rounds:
@@ -86,11 +85,8 @@ class Expansions(FurtherEpisodes):
         ConfigurationError: a value out of range.
     """
 
-    rounds: int
-    nodes: int
-
-    def __post_init__(self) -> None:
-        at_least(1, rounds=self.rounds, nodes=self.nodes)
+    rounds: PositiveInt
+    nodes: PositiveInt
 
     def due(self, group: Sequence[Episode], rounds: int) -> Sequence[EpisodeSpec]:
         if rounds == self.rounds:

@@ -8,7 +8,7 @@ from typing import Literal
 from mrlm_pl.episode import Episode, Turn, person_of
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.seeding import keyed_random
-from mrlm_pl.settings import Settings, at_least, between
+from mrlm_pl.settings import PositiveInt, Settings, UnitInterval
 
 
 @dataclass(frozen=True)
@@ -29,15 +29,12 @@ class CrossPolicy(Settings):
         ConfigurationError: a value is out of range, or the snapshot would always be the current weights.
     """
 
-    share: float = 0.25
-    refresh: int = 10
-    snapshots: int = 1
+    share: UnitInterval = 0.25
+    refresh: PositiveInt = 10
+    snapshots: PositiveInt = 1
     unit: Literal["turn", "trajectory"] = "turn"
 
     def __post_init__(self) -> None:
-        owner = "data.cross_policy."
-        between(0, 1, owner, share=self.share)
-        at_least(1, owner, refresh=self.refresh, snapshots=self.snapshots)
         if self.share and self.refresh == self.snapshots == 1:
             raise ConfigurationError(
                 "data.cross_policy: one snapshot that is replaced in every iteration is always the current weights; "

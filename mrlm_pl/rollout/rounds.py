@@ -11,7 +11,7 @@ from mrlm_pl.concurrency.calls import CallResult, EnvironmentCaller
 from mrlm_pl.concurrency.event_loop import mark_read
 from mrlm_pl.engines.base import Engine, EngineWrapper, Sample, SampleRequest
 from mrlm_pl.engines.local.continuous import ContinuousEngine
-from mrlm_pl.settings import Settings, at_least
+from mrlm_pl.settings import PositiveInt, Settings
 
 T = TypeVar("T")
 
@@ -28,11 +28,8 @@ class RoundOptions(Settings):
         ConfigurationError: a value is below 1.
     """
 
-    piece: int = 32
-    answer: int = 4
-
-    def __post_init__(self) -> None:
-        at_least(1, "data.rounds.", piece=self.piece, answer=self.answer)
+    piece: PositiveInt = 32
+    answer: PositiveInt = 4
 
 
 class _Wait(asyncio.Future[None]):

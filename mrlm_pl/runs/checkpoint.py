@@ -21,7 +21,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from mrlm_pl.durable_files import replacing
 from mrlm_pl.errors import ROLLOUT_ERRORS, ConfigurationError, StorageError
 from mrlm_pl.runs.folder import LAST_CHECKPOINT
-from mrlm_pl.settings import at_least
+from mrlm_pl.settings import NonNegativeFloat, check_arguments
 from mrlm_pl.trainer.resume import check_checkpoint
 from mrlm_pl.trainer.termination import ends_where_others_do, inside_update
 
@@ -145,10 +145,13 @@ class LastCheckpoint(ModelCheckpoint):
         ConfigurationError: ``minutes`` is negative or not finite.
     """
 
+    @check_arguments
     def __init__(
-        self, every_n_epochs: int | None = None, every_n_train_steps: int | None = None, minutes: float | None = None
+        self,
+        every_n_epochs: int | None = None,
+        every_n_train_steps: int | None = None,
+        minutes: NonNegativeFloat | None = None,
     ) -> None:
-        at_least(0, "LastCheckpoint: ", minutes=minutes)
         unset = every_n_epochs is None and every_n_train_steps is None and minutes is None
         minutes = _FIRST_MINUTES if unset else minutes
         # One file that is replaced: `save_last` would write every checkpoint a second time.

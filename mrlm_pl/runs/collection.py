@@ -22,7 +22,7 @@ from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.rollout.player import EpisodePlayer
 from mrlm_pl.runs.console import EpisodeProgress
 from mrlm_pl.runs.seated_model import Model, SeatedModel, generation_precision, sampling_from
-from mrlm_pl.settings import as_settings, at_least, check_arguments, plain
+from mrlm_pl.settings import PositiveInt, as_settings, check_arguments, plain
 
 CHUNK = 64
 """Number of episodes of one temperature that are played together, and written together with those of the others."""
@@ -122,7 +122,7 @@ def serve_gateway(
     output: str | Path,
     listening: Callable[[str], object],
     num_episodes: int = 100,
-    at_once: int = 64,
+    at_once: PositiveInt = 64,
     split: str = "train",
     seed: int = 0,
     samples_per_task: int = 1,
@@ -156,7 +156,6 @@ def serve_gateway(
         fault = f"environment {environment.name!r} does not wait for programs that were started elsewhere"
         remedy = "use HarnessEnvironment with neither command nor function (`--environment.command null`)"
         raise ConfigurationError(f"{fault}; {remedy}")
-    at_least(1, at_once=at_once)
     seated = SeatedModel(model, environment, seats, name, precision=precision)
     specs = seated.specs(num_episodes, split, seed, samples_per_task)
     sampling = as_settings(Sampling, sampling or sampling_from(seated.run.sampling, {}), "sampling")

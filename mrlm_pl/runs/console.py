@@ -34,7 +34,7 @@ from mrlm_pl.policy import Policy
 from mrlm_pl.policy.compilation import compilation_seconds
 from mrlm_pl.policy.forward.devices import computes_bf16
 from mrlm_pl.runs.records.run import read_run, recorded_iterations
-from mrlm_pl.settings import at_least
+from mrlm_pl.settings import PositiveInt, check_arguments
 from mrlm_pl.trainer.bounds import batches_in_all
 
 logger = logging.getLogger(__name__)
@@ -135,9 +135,9 @@ class RunProgress(ProgressBar):
         ConfigurationError: ``every`` is below 1.
     """
 
-    def __init__(self, live: bool | None = None, every: int | None = None) -> None:
+    @check_arguments
+    def __init__(self, live: bool | None = None, every: PositiveInt | None = None) -> None:
         super().__init__()
-        at_least(1, "RunProgress: ", every=every)
         self.live, self.every = live, every
         self._enabled = True
         self._display: Live | None = None

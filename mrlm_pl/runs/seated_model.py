@@ -226,7 +226,7 @@ class SeatedModel:
                 cannot be used.
         """
         sampling.check_policies([*self.run.policies], "sampling")
-        at_least(1, max_turns=max_turns)
+        at_least(1).check(max_turns=max_turns)
         playing = set(self.policy_by_agent().values() if playing is None else playing)
         self._warn_of_idle(playing)
         with ExitStack() as stack:

@@ -10,7 +10,7 @@ import time
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Annotated, Any
 
 from mrlm_pl.errors import ConfigurationError, SandboxError
 from mrlm_pl.sandbox.host.cell import Cell, Ending
@@ -18,7 +18,7 @@ from mrlm_pl.sandbox.host.server_process import STARTUP_SECONDS, ServerProcess, 
 from mrlm_pl.sandbox.inside.candidate import SHELL_TIMED_OUT
 from mrlm_pl.sandbox.wall.confinement import HOME, CellSettings
 from mrlm_pl.sandbox.wall.isolation import STRENGTH, IsolationName
-from mrlm_pl.settings import at_least, one_of, positive
+from mrlm_pl.settings import PositiveFloat, PositiveInt, Settings, at_least
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class Execution:
 
 
 @dataclass(frozen=True)
-class Sandbox:
+class Sandbox(Settings):
     """Runs untrusted programs. Copies and threads share one server process for each level.
 
     The strongest level that the machine offers is used, logged, and named in every result: ``namespaces``,
@@ -70,17 +70,13 @@ class Sandbox:
 
     minimum: IsolationName = "limits"
     level: IsolationName | None = None
-    wall_seconds: float = 5.0
-    memory_mb: int = 512
-    disk_mb: int = 64
-    output_kb: int = 64
+    wall_seconds: PositiveFloat = 5.0
+    memory_mb: Annotated[int, at_least(64)] = 512
+    disk_mb: PositiveInt = 64
+    output_kb: PositiveInt = 64
     packages: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        positive("sandbox.", wall_seconds=self.wall_seconds)
-        at_least(64, "sandbox.", memory_mb=self.memory_mb)
-        at_least(1, "sandbox.", disk_mb=self.disk_mb, output_kb=self.output_kb)
-        one_of(STRENGTH, "sandbox.", minimum=self.minimum, level=self.level)
         object.__setattr__(self, "packages", tuple(sorted(set(self.packages))))
         if self.level and STRENGTH[self.level] < STRENGTH[self.minimum]:
             raise ConfigurationError(

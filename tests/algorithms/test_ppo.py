@@ -337,7 +337,7 @@ def test_a_value_head_goes_on_from_the_exported_folder(model_folder: Path, echo:
         ({"stop_at_kl": 0.0}, "stop_at_kl is 0.0"),
         ({"discount_unit": "episode"}, "discount_unit is 'episode'"),
         ({"kl": {"target": 0.1}}, r"kl\.coefficient is 0"),
-        ({"kl": {"coefficient": -1.0}}, r"kl\.coefficient is -1\.0"),
+        ({"kl": {"coefficient": -1.0}}, r"KL: coefficient is -1\.0"),
         ({"max_length": 5}, "constant_length"),
     ],
 )

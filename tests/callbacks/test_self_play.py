@@ -229,9 +229,9 @@ def test_numbers_out_of_range_are_refused(options: dict[str, Any], message: str)
         AnchorGames(games=0)
     with pytest.raises(ConfigurationError, match="'initial'"):
         AnchorGames(models={"initial": "builtin:tiny"})
-    with pytest.raises(ConfigurationError, match=r"alarm\.margin is 0\.0"):
+    with pytest.raises(ConfigurationError, match=r"CollapseAlarm: margin is 0\.0"):
         CollapseAlarm(margin=0.0)
-    with pytest.raises(ConfigurationError, match=r"alarm\.floor is 2\.0"):
+    with pytest.raises(ConfigurationError, match=r"CollapseAlarm: floor is 2\.0"):
         CollapseAlarm(floor=2.0)
 
 

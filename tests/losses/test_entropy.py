@@ -27,7 +27,7 @@ def test_without_a_target_the_coefficient_stays() -> None:
 
 
 def test_a_mistake_is_an_error() -> None:
-    with pytest.raises(ConfigurationError, match=r"entropy.coefficient is -1"):
+    with pytest.raises(ConfigurationError, match=r"Entropy: coefficient is -1"):
         Entropy(-1)
     with pytest.raises(ConfigurationError, match=r"entropy.delta is 0.1, but there is no entropy.target"):
         Entropy(0.01, delta=0.1)

@@ -166,9 +166,9 @@ def test_cispo_default_has_no_lower_bound() -> None:
 def test_rejected_options() -> None:
     with pytest.raises(ConfigurationError, match=r"clip\.dual is 1"):
         ppo_at_ratio(1.0, 1.0, Clip(dual=1.0))
-    with pytest.raises(ConfigurationError, match=r"clip\.low is -0\.1"):
+    with pytest.raises(ConfigurationError, match=r"Clip: low is -0\.1"):
         ppo_at_ratio(1.0, 1.0, Clip(low=-0.1))
-    with pytest.raises(ConfigurationError, match=r"clip\.high is -1"):
+    with pytest.raises(ConfigurationError, match=r"Clip: high is -1"):
         cispo_loss(one(0.0), one(0.0), one(1.0), ONE, Clip(high=-1.0))
 
 

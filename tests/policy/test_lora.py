@@ -375,7 +375,7 @@ def test_checkpoints_are_small(tmp_path: Path, echo: Any, quiet_trainer: Any) ->
 def test_settings_that_fit_no_layer_or_policy_are_refused(model_folder: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"target_modules is .all-linear.; give a list of names"):
         LoRA(target_modules="all-linear")  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match=r"lora\.rank is 0"):
+    with pytest.raises(ConfigurationError, match=r"LoRA: rank is 0"):
         LoRA(rank=0)
     with pytest.raises(PolicyError, match="has lora but is not trained; set `lora: null`"):
         Policy(str(model_folder), lora=LoRA(), trained=False)

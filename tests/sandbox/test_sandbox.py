@@ -456,14 +456,14 @@ def test_a_weaker_level_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"wall_seconds": 0}, "sandbox.wall_seconds is 0;"),
-        ({"wall_seconds": float("inf")}, "sandbox.wall_seconds is inf;"),
-        ({"wall_seconds": float("nan")}, "sandbox.wall_seconds is nan;"),
-        ({"memory_mb": 63}, "sandbox.memory_mb is 63; it must be 64"),
-        ({"disk_mb": 0}, "sandbox.disk_mb is 0; it must be 1"),
-        ({"output_kb": 0}, "sandbox.output_kb is 0; it must be 1"),
-        ({"level": ""}, "sandbox.level is ''; choose from limits, landlock, namespaces"),
-        ({"minimum": "walls"}, "sandbox.minimum is 'walls'; choose from"),
+        ({"wall_seconds": 0}, "Sandbox: wall_seconds is 0;"),
+        ({"wall_seconds": float("inf")}, "Sandbox: wall_seconds is inf;"),
+        ({"wall_seconds": float("nan")}, "Sandbox: wall_seconds is nan;"),
+        ({"memory_mb": 63}, "Sandbox: memory_mb is 63; it must be 64"),
+        ({"disk_mb": 0}, "Sandbox: disk_mb is 0; it must be 1"),
+        ({"output_kb": 0}, "Sandbox: output_kb is 0; it must be 1"),
+        ({"level": ""}, "Sandbox: level is ''; choose from limits, landlock, namespaces"),
+        ({"minimum": "walls"}, "Sandbox: minimum is 'walls'; choose from"),
         ({"level": "limits", "minimum": "landlock"}, "weaker than sandbox.minimum, 'landlock'"),
     ],
 )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.settings import between
+from mrlm_pl.settings import between, check_arguments
 
 READ = 2000
 """Characters at the end of a reply that are read."""
@@ -44,10 +44,10 @@ class TextCodec:
         ConfigurationError: names are equal, or ``digits`` is out of its range.
     """
 
-    def __init__(self, actions: Sequence[str] = (), digits: int = 3) -> None:
+    @check_arguments
+    def __init__(self, actions: Sequence[str] = (), digits: Annotated[int, between(1, 17)] = 3) -> None:
         if isinstance(actions, str) or len({name.lower() for name in actions}) < len(actions):
             raise ConfigurationError(f"TextCodec: actions is {actions!r}; give a list of different names")
-        between(1, 17, "TextCodec: ", digits=digits)
         self.actions, self.digits = tuple(actions), digits
 
     def observation(self, value: Any, agent: str) -> str:

@@ -8,7 +8,7 @@ import re
 import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import aiohttp
 import msgspec
@@ -19,7 +19,7 @@ from mrlm_pl.environment import Environment, Message, Observations, Step, Task, 
 from mrlm_pl.errors import ConfigurationError, RemoteError
 from mrlm_pl.serving.transport.connection import submit
 from mrlm_pl.serving.transport.security import read_token
-from mrlm_pl.settings import at_least, positive
+from mrlm_pl.settings import POSITIVE, PositiveFloat, PositiveInt
 
 MEBIBYTE = 1 << 20
 _OF_THE_STEP = ("metadata", "done", "reward")
@@ -59,16 +59,14 @@ class OpenEnvEnvironment(Environment):
         action: str = "",
         observation: str = "",
         system_prompt: str = "",
-        max_turns: int | None = None,
-        message_seconds: float = 60.0,
-        message_mb: int = 100,
+        max_turns: PositiveInt | None = None,
+        message_seconds: PositiveFloat = 60.0,
+        message_mb: Annotated[int, POSITIVE] = 100,
         token_file: str | None = None,
     ) -> None:
         scheme, _, place = url.partition("://")
         if scheme not in ("http", "https", "ws", "wss") or not place:
             raise ConfigurationError(f"openenv: url is {url!r}; give http://HOST:PORT")
-        positive("openenv: ", message_seconds=message_seconds, message_mb=message_mb)
-        at_least(1, "openenv: ", max_turns=max_turns)
         self.url = f"{scheme.replace('ws', 'http')}://{place.rstrip('/')}"
         self.action, self.observation, self.system_prompt = action, observation, system_prompt
         self.max_turns, self.message_seconds, self.message_mb = max_turns, message_seconds, message_mb

@@ -15,7 +15,7 @@ from mrlm_environments.data_tasks import opening
 from mrlm_environments.libraries import asked_for, library
 from mrlm_pl.environment import Message, Outcome, SeededTasks, SingleAgentEnvironment, Task, TaskSource
 from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, did_you_mean
-from mrlm_pl.settings import between, positive
+from mrlm_pl.settings import POSITIVE, UnitInterval
 
 INDICES = 1 << 31
 POOL = 10_000
@@ -65,11 +65,10 @@ class ReasoningGymEnvironment(SingleAgentEnvironment):
         weights: dict[str, float] | None = None,
         tag: str = "answer",
         system_prompt: str = "default",
-        success_at: float = 1.0,
+        success_at: UnitInterval = 1.0,
         evaluate_replies: bool = False,
     ) -> None:
-        between(0, 1, "reasoning_gym: ", success_at=success_at)
-        positive("reasoning_gym: weights.", **(weights or {}))
+        POSITIVE.check("reasoning_gym: weights.", **(weights or {}))
         if not generators or not set(weights or ()) <= set(generators):
             raise ConfigurationError(
                 f"reasoning_gym: generators names {sorted(generators)} and weights {sorted(weights or ())}; name at "

@@ -10,7 +10,7 @@ from typing import Any
 from mrlm_environments.adapters.codec import IllegalActionError, TextCodec
 from mrlm_environments.libraries import asked_for
 from mrlm_pl.environment import Environment, Message, Observations, SeededTasks, Step, Task, TaskSource
-from mrlm_pl.settings import at_least
+from mrlm_pl.settings import NonNegativeInt
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,10 @@ class SpacesEnvironment(Environment):
         settings: dict[str, Any] | None,
         codec: TextCodec | None,
         prompt: str,
-        retries: int,
+        retries: NonNegativeInt,
         penalty: float,
         success_at: float | None,
     ) -> None:
-        at_least(0, f"{self.name}: ", retries=retries)
         self.id, self.settings, self.codec, self.prompt = id, dict(settings or {}), codec or TextCodec(), prompt
         self.retries, self.penalty, self.success_at = retries, penalty, success_at
         self._env: Any = None

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from mrlm_environments.libraries import asked_for, library
 from mrlm_pl.environment import Environment, Message, Observations, SeededTasks, Step, Task, TaskSource
 from mrlm_pl.errors import ConfigurationError, did_you_mean
-from mrlm_pl.settings import at_least
+from mrlm_pl.settings import PositiveInt
 
 _DOWNLOADS = re.compile(r"nltk\.download|EnglishDictionary")
 """Found in the games that download word lists when they are imported or made."""
@@ -86,11 +86,10 @@ class TextArenaEnvironment(Environment):
         self,
         id: str,
         settings: dict[str, Any] | None = None,
-        players: int = 2,
+        players: PositiveInt = 2,
         codec: TextArenaCodec | None = None,
         downloads: bool = False,
     ) -> None:
-        at_least(1, "textarena: ", players=players)
         self.id, self.settings, self.downloads = id, dict(settings or {}), downloads
         self.codec = codec or TextArenaCodec()
         named = {1: ("agent",), 2: ("alpha", "beta")}

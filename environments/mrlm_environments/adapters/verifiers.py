@@ -20,7 +20,7 @@ from mrlm_pl.errors import ConfigurationError, RemoteError
 from mrlm_pl.serving.gateway.protocol import ProtocolError, chat_body, read_call
 from mrlm_pl.serving.gateway.session import Limits, Session
 from mrlm_pl.serving.transport.connection import submit
-from mrlm_pl.settings import at_least
+from mrlm_pl.settings import PositiveInt
 
 HARNESS = "mrlm_chat"
 TRACE_HEADER = "X-Session-ID"
@@ -45,8 +45,7 @@ class VerifiersEnvironment(Environment):
 
     name = "verifiers"
 
-    def __init__(self, taskset: str, config: dict[str, Any] | None = None, limit: int = 10_000) -> None:
-        at_least(1, "verifiers: ", limit=limit)
+    def __init__(self, taskset: str, config: dict[str, Any] | None = None, limit: PositiveInt = 10_000) -> None:
         self._host = _Host(taskset, config or {}, limit)
         self.agents = self._host.agents
         self._tasks = DataTasks(self.name, self._host.rows, "stop")

@@ -17,7 +17,7 @@ from mrlm_environments.data_tasks import ending, opening
 from mrlm_pl.environment import Environment, Message, Observations, SeededTasks, Step, Task, TaskSource, ToolSchema
 from mrlm_pl.environment.tools import answer_calls, clip, requested_calls, tool_schema, written_call
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.settings import at_least, between, some_of, whole_range
+from mrlm_pl.settings import PositiveInt, UnitInterval, at_least, some_of, whole_range
 
 Snap = Literal["bleu", "exact"]
 Room = Literal["kitchen", "living_room", "bedroom", "bathroom"]
@@ -81,16 +81,14 @@ class AlfWorldEnvironment(Environment):
         rooms: list[Room] | None = None,
         steps: tuple[int, int] = ANY_STEPS,
         team: bool = False,
-        plan_every: int = 10,
+        plan_every: PositiveInt = 10,
         max_turns: int = 50,
-        incomplete_penalty: float = 0.0,
+        incomplete_penalty: UnitInterval = 0.0,
         snap: Snap = "bleu",
         list_actions: bool = True,
         instruction: str = INSTRUCTION,
     ) -> None:
-        at_least(2 if team else 1, "alfworld: ", max_turns=max_turns)
-        at_least(1, "alfworld: ", plan_every=plan_every)
-        between(0, 1, "alfworld: ", incomplete_penalty=incomplete_penalty)
+        at_least(2 if team else 1).check("alfworld: ", max_turns=max_turns)
         if data is not None and (kinds, rooms, tuple(steps)) != (None, None, ANY_STEPS):
             raise ConfigurationError(
                 "alfworld: kinds, rooms and steps are for generated games; leave them or `data` out"

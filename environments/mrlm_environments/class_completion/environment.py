@@ -15,7 +15,7 @@ from mrlm_environments.data_tasks import DataTasks, ending, opening
 from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource
 from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.sandbox import STRENGTH, Sandbox, grade
-from mrlm_pl.settings import at_least, whole_range
+from mrlm_pl.settings import PositiveInt, whole_range
 
 METHODS, TESTS = 2.0, 4.0
 MAX_REPLY_CHARACTERS = 50_000
@@ -49,14 +49,13 @@ class ClassCompletionEnvironment(Environment):
 
     def __init__(
         self,
-        num_agents: int = 2,
+        num_agents: PositiveInt = 2,
         data: str | dict[str, str] | None = None,
         methods: tuple[int, int] = (2, 4),
         sandbox: Sandbox = Sandbox(),  # noqa: B008 (frozen)
         system_prompt: str = "",
         bad_rows: BadRows = "skip",
     ) -> None:
-        at_least(1, "class_completion: ", num_agents=num_agents)
         self.methods = whole_range(1, MAX_METHODS, "class_completion: ", methods=methods)
         self.agents = tuple(f"agent_{number}" for number in range(num_agents))
         self.sandbox, self.system_prompt = sandbox, system_prompt

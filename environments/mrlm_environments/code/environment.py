@@ -12,7 +12,7 @@ from mrlm_pl.environment import Message, Outcome, SingleAgentEnvironment, Task, 
 from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.environment.tools import clip
 from mrlm_pl.sandbox import STRENGTH, Grade, Sandbox, grade
-from mrlm_pl.settings import at_least, some_of, whole_range
+from mrlm_pl.settings import PositiveInt, some_of, whole_range
 
 ALL_PASSED, INVALID = 1.0, -0.5
 MAX_PROGRAM_CHARACTERS = 100_000
@@ -56,13 +56,12 @@ class CodeEnvironment(SingleAgentEnvironment):
         data: str | dict[str, str] | None = None,
         difficulty: tuple[int, int] = (1, 3),
         kinds: list[CodeKind] | None = None,
-        max_attempts: int = 1,
+        max_attempts: PositiveInt = 1,
         sandbox: Sandbox = Sandbox(),  # noqa: B008 (frozen)
         instruction: str = "",
         system_prompt: str = "",
         bad_rows: BadRows = "skip",
     ) -> None:
-        at_least(1, "code: ", max_attempts=max_attempts)
         self.difficulty = whole_range(1, MAX_DIFFICULTY, "code: ", difficulty=difficulty)
         self.kinds = some_of(KINDS, "code: ", kinds=kinds)
         self.max_attempts, self.sandbox = max_attempts, sandbox

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from mrlm_environments.code.environment import feedback_on
 from mrlm_environments.code.generated import KINDS, MAX_DIFFICULTY, CodeKind, generate_data
@@ -20,7 +20,7 @@ from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.environment.tools import clip
 from mrlm_pl.errors import DataError
 from mrlm_pl.sandbox import STRENGTH, Grade, Sandbox, grade
-from mrlm_pl.settings import at_least, between, some_of, whole_range
+from mrlm_pl.settings import NonNegativeInt, between, some_of, whole_range
 
 Feedback = Literal["plain", "passed", "level_passed", "level_feedback"]
 HELPER, MAIN = "helper", "main"
@@ -82,17 +82,15 @@ class CollaborativeCodingEnvironment(Environment):
         data: str | dict[str, str] | None = None,
         difficulty: tuple[int, int] = (3, 3),
         kinds: list[CodeKind] | None = None,
-        turns: int = 1,
+        turns: Annotated[int, between(1, 2)] = 1,
         feedback: Feedback = "plain",
-        revealed_tests: int = 2,
+        revealed_tests: NonNegativeInt = 2,
         sandbox: Sandbox = Sandbox(),  # noqa: B008 (frozen)
         system_prompt: str = "",
         bad_rows: BadRows = "skip",
     ) -> None:
         self.difficulty = whole_range(1, MAX_DIFFICULTY, "collaborative_coding: ", difficulty=difficulty)
         self.kinds = some_of(KINDS, "collaborative_coding: ", kinds=kinds)
-        between(1, 2, "collaborative_coding: ", turns=turns)
-        at_least(0, "collaborative_coding: ", revealed_tests=revealed_tests)
         self.turns, self.feedback, self.revealed_tests = turns, feedback, revealed_tests
         self.sandbox, self.system_prompt = sandbox, system_prompt
         self._tasks = DataTasks(self.name, data, bad_rows, ROW_FORM)

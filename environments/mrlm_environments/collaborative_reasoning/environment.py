@@ -27,7 +27,7 @@ from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.episode import person_of
 from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, NonFiniteError
 from mrlm_pl.reward_models.scorer import VERIFIER_SCORE, TextScorer, as_probability, exchange
-from mrlm_pl.settings import at_least, whole_range
+from mrlm_pl.settings import PositiveInt, whole_range
 
 LEAD = "You lead the team. Read its answers and give the team's answer."
 SUM_UP = "Sum up these answers for those who gave them."
@@ -79,8 +79,8 @@ class CollaborativeReasoningEnvironment(Environment):
 
     def __init__(
         self,
-        solvers: int = 2,
-        max_turns: int = 2,
+        solvers: PositiveInt = 2,
+        max_turns: PositiveInt = 2,
         data: str | dict[str, str] | None = None,
         format: Format | None = None,
         difficulty: tuple[int, int] = (1, 1),
@@ -93,7 +93,6 @@ class CollaborativeReasoningEnvironment(Environment):
         instruction: str = "",
         bad_rows: BadRows = "skip",
     ) -> None:
-        at_least(1, f"{self.name}: ", solvers=solvers, max_turns=max_turns)
         if role == SUMMARIZER and max_turns == 1:
             raise ConfigurationError(f"{self.name}: no turn follows the {SUMMARIZER} when max_turns is 1; raise it")
         if consensus_stop and solvers == 1:

@@ -6,7 +6,7 @@ import itertools
 from collections import Counter
 from dataclasses import dataclass
 
-from mrlm_pl.settings import at_least
+from mrlm_pl.settings import NonNegativeFloat, NonNegativeInt, Settings
 
 MAX_CHARACTERS = 100_000
 MOST_REPEATS = 3
@@ -14,7 +14,7 @@ TOO_SHORT, LOOPING, UNANSWERED = FAULTS = ("too_short", "looping", "unanswered")
 
 
 @dataclass(frozen=True)
-class AnswerMasks:
+class AnswerMasks(Settings):
     """Which answers are masked, and what that costs. A masked answer has score 0, is shown as it is and has no vote.
 
     An answer that gives no number or label is always masked.
@@ -28,12 +28,9 @@ class AnswerMasks:
         ConfigurationError: a value is out of its range.
     """
 
-    penalty: float = 0.0
-    min_characters: int = 0
-    loop_ngram: int = 8
-
-    def __post_init__(self) -> None:
-        at_least(0, "masks.", **vars(self))
+    penalty: NonNegativeFloat = 0.0
+    min_characters: NonNegativeInt = 0
+    loop_ngram: NonNegativeInt = 8
 
     def faults(self, text: str, *, answered: bool) -> frozenset[str]:
         """Return the faults of an answer, a subset of ``too_short``, ``looping`` and ``unanswered``.

@@ -14,7 +14,7 @@ from mrlm_pl.environment import Environment, Message, Observations, Step, Task, 
 from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.errors import DataError, counted
 from mrlm_pl.seeding import derive_seed
-from mrlm_pl.settings import at_least, fraction
+from mrlm_pl.settings import FractionBelowOne, PositiveInt
 
 Reward = Literal["score", "margin", "win"]
 AGENT_OF: Mapping[Side, str] = {"PRO": "pro", "CON": "con"}
@@ -68,15 +68,13 @@ class DebateEnvironment(Environment):
         self,
         judge: Judge | None = None,
         reward: Reward = "margin",
-        max_turns: int = 2,
-        tie_margin: float = 0.01,
+        max_turns: PositiveInt = 2,
+        tie_margin: FractionBelowOne = 0.01,
         swap_opening: bool = True,
         data: str | dict[str, str] | None = None,
-        max_characters: int = 4000,
+        max_characters: PositiveInt = 4000,
         bad_rows: BadRows = "skip",
     ) -> None:
-        at_least(1, "debate: ", max_turns=max_turns, max_characters=max_characters)
-        fraction("debate: ", tie_margin=tie_margin)
         self.judge = judge if judge is not None else RuleJudge()
         self.reward, self.max_turns, self.tie_margin = reward, max_turns, tie_margin
         self.swap_opening, self.max_characters = swap_opening, max_characters

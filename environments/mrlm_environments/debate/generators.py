@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from mrlm_pl.concurrency.calls import in_daemon
 from mrlm_pl.episode import Message
 from mrlm_pl.errors import ConfigurationError, EngineError, MRLMError, RemoteError
-from mrlm_pl.settings import at_least, positive
+from mrlm_pl.settings import ChecksArguments, NonNegativeFloat, PositiveFloat, PositiveInt
 
 if TYPE_CHECKING:
     from mrlm_pl.policy import ChatFormat
@@ -34,7 +34,7 @@ class GenerationError(MRLMError):
         self.again = again
 
 
-class TextGenerator(ABC):
+class TextGenerator(ChecksArguments, ABC):
     """Writes a reply to a conversation. Called from several threads at the same time, and pickled with its judge."""
 
     label: str = "the model"
@@ -72,15 +72,14 @@ class ChatEndpoint(TextGenerator):
         self,
         url: str,
         model: str,
-        max_tokens: int = 256,
-        temperature: float = 0.0,
-        seconds: float = 15.0,
+        max_tokens: PositiveInt = 256,
+        temperature: NonNegativeFloat = 0.0,
+        seconds: PositiveFloat = 15.0,
         key_variable: str = "OPENAI_API_KEY",
         body: dict[str, Any] | None = None,
     ) -> None:
         if not url.startswith(("http://", "https://")):
             raise ConfigurationError(f"chat endpoint: url is {url!r}; it must begin with http:// or https://")
-        _check_settings("chat endpoint", max_tokens, temperature, seconds)
         self.url = url.rstrip("/") + "/chat/completions"
         self.seconds, self.key_variable = seconds, key_variable
         self.body = {"model": model, "max_tokens": max_tokens, "temperature": temperature, **(body or {})}
@@ -144,13 +143,12 @@ class ServedPolicy(TextGenerator):
         address: str,
         policy: str,
         model: str | None = None,
-        max_tokens: int = 256,
-        temperature: float = 0.0,
-        seconds: float = 15.0,
+        max_tokens: PositiveInt = 256,
+        temperature: NonNegativeFloat = 0.0,
+        seconds: PositiveFloat = 15.0,
         token_file: str | None = None,
         tls_authority: str | None = None,
     ) -> None:
-        _check_settings("served policy", max_tokens, temperature, seconds)
         self.address, self.policy, self.model = address, policy, model
         self.max_tokens, self.temperature, self.seconds = max_tokens, temperature, seconds
         self.token_file, self.tls_authority = token_file, tls_authority
@@ -206,9 +204,3 @@ def within(seconds: float, call: Callable[[], T], label: str) -> T:
         return in_daemon(call).result(seconds)
     except TimeoutError as error:
         raise GenerationError(f"{label} did not answer within {seconds:g} s") from error
-
-
-def _check_settings(what: str, max_tokens: int, temperature: float, seconds: float) -> None:
-    at_least(1, f"{what}: ", max_tokens=max_tokens)
-    at_least(0, f"{what}: ", temperature=temperature)
-    positive(f"{what}: ", seconds=seconds)

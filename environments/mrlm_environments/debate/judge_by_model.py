@@ -15,7 +15,7 @@ from mrlm_environments.debate.judge_by_rules import RuleJudge
 from mrlm_pl.episode import Message
 from mrlm_pl.errors import MRLMError
 from mrlm_pl.seeding import derive_seed
-from mrlm_pl.settings import at_least, one_of
+from mrlm_pl.settings import NonNegativeFloat, PositiveInt, one_of
 
 logger = logging.getLogger(__name__)
 HIGHEST = 10.0
@@ -58,13 +58,11 @@ class LanguageModelJudge(Judge):
         self,
         generator: TextGenerator,
         both_orders: bool = True,
-        attempts: int = 3,
+        attempts: PositiveInt = 3,
         fallback: Literal["rule", "tie", "error"] = "rule",
         criteria: str = DEFAULT_CRITERIA,
-        pause: float = 0.5,
+        pause: NonNegativeFloat = 0.5,
     ) -> None:
-        at_least(1, "language-model judge: ", attempts=attempts)
-        at_least(0, "language-model judge: ", pause=pause)
         one_of(("rule", "tie", "error"), "language-model judge: ", fallback=fallback)
         self.generator, self.both_orders, self.attempts = generator, both_orders, attempts
         self.fallback, self.criteria, self.pause = fallback, criteria, pause

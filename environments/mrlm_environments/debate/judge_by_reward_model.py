@@ -6,7 +6,7 @@ from mrlm_environments.debate.judge import SIDES, Debate, Judge, Side, Verdict
 from mrlm_pl.episode import Message
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.reward_models.scorer import TextScore, TextScorer, as_probability, exchange
-from mrlm_pl.settings import positive
+from mrlm_pl.settings import PositiveFloat
 
 
 class RewardModelJudge(Judge):
@@ -24,8 +24,7 @@ class RewardModelJudge(Judge):
         ConfigurationError: the scale is not above 0, or not 1 for probabilities.
     """
 
-    def __init__(self, model: TextScorer, scale: float = 1.0) -> None:
-        positive("reward-model judge: ", scale=scale)
+    def __init__(self, model: TextScorer, scale: PositiveFloat = 1.0) -> None:
         if model.probability and scale != 1:
             raise ConfigurationError(
                 f"reward-model judge: scale is {scale!r}, and the scores of {type(model).__name__} are probabilities, "

@@ -13,7 +13,7 @@ from pathlib import Path
 import yaml
 
 from mrlm_environments.debate.judge import OPPONENT, SIDES, Debate, Judge, Side, Verdict
-from mrlm_pl.settings import at_least
+from mrlm_pl.settings import PositiveInt
 
 WEIGHTS: Mapping[str, float] = {
     "length": 0.2,
@@ -63,8 +63,7 @@ class RuleJudge(Judge):
         ConfigurationError: ``words`` is below 1.
     """
 
-    def __init__(self, words: int = 60) -> None:
-        at_least(1, "rule judge: ", words=words)
+    def __init__(self, words: PositiveInt = 60) -> None:
         self.words = words
 
     def judge(self, debate: Debate) -> Verdict:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from random import Random
-from typing import Any
+from typing import Annotated, Any
 
 from mrlm_environments.data_tasks import ending
 from mrlm_environments.games.letters import chosen_letter
 from mrlm_pl.environment import Environment, Message, Observations, SeededTasks, Step, Task, TaskSource
-from mrlm_pl.settings import at_least, between
+from mrlm_pl.settings import NonNegativeFloat, between
 
 
 class Helpers(Environment):
@@ -36,9 +36,9 @@ class Helpers(Environment):
     quick = True
     forks = True
 
-    def __init__(self, calls: int = 3, cost: float = 0.05, score: float = 0.5) -> None:
-        between(1, 100, "helpers: ", calls=calls)
-        at_least(0, "helpers: ", cost=cost, score=score)
+    def __init__(
+        self, calls: Annotated[int, between(1, 100)] = 3, cost: NonNegativeFloat = 0.05, score: NonNegativeFloat = 0.5
+    ) -> None:
         self.cost, self.score = cost, score
         self.agents = ("planner", *(f"helper@{number}" for number in range(1, calls + 1)))
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from random import Random
-from typing import Any
+from typing import Annotated, Any
 
 from mrlm_pl.environment import Environment, Message, Observations, SeededTasks, Step, Task, TaskSource
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.settings import at_least, between
+from mrlm_pl.settings import PositiveInt, between
 
 MAX_CHARACTERS = 10_000
 """The largest length that a text counts for."""
@@ -41,12 +41,15 @@ class LengthRatioGame(Environment):
     quick = True
     forks = True
 
-    def __init__(self, target: tuple[float, float] = (2.0, 3.0), rounds: int = 2, minimum: int = 4) -> None:
+    def __init__(
+        self,
+        target: tuple[float, float] = (2.0, 3.0),
+        rounds: PositiveInt = 2,
+        minimum: Annotated[int, between(1, MAX_CHARACTERS)] = 4,
+    ) -> None:
         band = tuple(target)
         if len(band) != 2 or not 0 < band[0] <= band[1] < math.inf:
             raise ConfigurationError(f"length_ratio: target is {target!r}; give [lowest, highest], both above 0")
-        at_least(1, "length_ratio: ", rounds=rounds)
-        between(1, MAX_CHARACTERS, "length_ratio: ", minimum=minimum)
         self.target, self.rounds, self.minimum = (band[0], band[1]), rounds, minimum
 
     def tasks(self, split: str) -> TaskSource:

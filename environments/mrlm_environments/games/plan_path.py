@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from random import Random
-from typing import Any
+from typing import Annotated, Any
 
 from mrlm_pl.environment import Environment, Message, Observations, SeededTasks, Step, Task, TaskSource
 from mrlm_pl.errors import ConfigurationError
@@ -54,17 +54,14 @@ class PlanPath(Environment):
 
     def __init__(
         self,
-        size: int = 3,
+        size: Annotated[int, between(3, 9)] = 3,
         walls: int = 2,
         distance: tuple[int, int] = (2, 4),
-        moves: int = 1,
-        turns: int = 5,
+        moves: Annotated[int, between(1, 9)] = 1,
+        turns: Annotated[int, between(1, 99)] = 5,
         planner: bool = True,
     ) -> None:
-        between(3, 9, "plan_path: ", size=size)
-        between(0, size * size - 2, "plan_path: ", walls=walls)
-        between(1, 9, "plan_path: ", moves=moves)
-        between(1, 99, "plan_path: ", turns=turns)
+        between(0, size * size - 2).check("plan_path: ", walls=walls)
         least, most = distance
         if not 1 <= least <= most <= moves * turns:
             raise ConfigurationError(

@@ -9,7 +9,7 @@ from typing import Any
 from mrlm_environments.data_tasks import ending
 from mrlm_pl.environment import Environment, Message, Observations, SeededTasks, Step, Task, TaskSource
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.settings import at_least
+from mrlm_pl.settings import PositiveInt
 
 JUDGED = 4096
 """Characters of a reply that are looked at."""
@@ -35,9 +35,8 @@ class WordEmission(Environment):
     quick = True
     forks = True
 
-    def __init__(self, num_agents: int = 2, words: list[str] | None = None) -> None:
+    def __init__(self, num_agents: PositiveInt = 2, words: list[str] | None = None) -> None:
         words = ["a"] if words is None else list(words)
-        at_least(1, "word_emission: ", num_agents=num_agents)
         if not words or any(not word or word.split() != [word] for word in words):
             raise ConfigurationError(f"word_emission: words is {words}; give at least one, each without white space")
         self.agents = tuple(f"agent_{number}" for number in range(1, num_agents + 1))

@@ -18,7 +18,7 @@ from mrlm_pl.errors import ConfigurationError, ProgramError
 from mrlm_pl.grouping import summed
 from mrlm_pl.serving.gateway.programs import run_command, run_function
 from mrlm_pl.serving.gateway.session import COUNTS, Limits, Session
-from mrlm_pl.settings import at_least, is_loopback, positive
+from mrlm_pl.settings import PositiveFloat, PositiveInt, is_loopback
 
 
 class HarnessEnvironment(QuestionEnvironment):
@@ -70,9 +70,9 @@ class HarnessEnvironment(QuestionEnvironment):
         function: Callable[..., Any] | None = None,
         rewards: list[Reward | Callable[..., Any]] | None = None,
         agents: Sequence[str] = ("agent",),
-        max_calls: int = 64,
-        max_tokens: int | None = None,
-        lease_seconds: float = 50.0,
+        max_calls: PositiveInt = 64,
+        max_tokens: PositiveInt | None = None,
+        lease_seconds: PositiveFloat = 50.0,
         ignore: Sequence[str] = (),
         gold: str = "",
         success_at: float | None = None,
@@ -91,8 +91,6 @@ class HarnessEnvironment(QuestionEnvironment):
                 f"harness: command is {command!r}, function is {function!r}, ignore is {ignore!r}; give a list of "
                 "words as the command or a function, not both, and a list to ignore"
             )
-        at_least(1, "harness: ", max_calls=max_calls, max_tokens=max_tokens)
-        positive("harness: ", lease_seconds=lease_seconds)
         # Not at the head: gRPC and aiohttp take a quarter of a second, also where other environments are used.
         from mrlm_pl.serving.gateway.server import Gateway
         from mrlm_pl.serving.transport.security import read_token

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from mrlm_environments.data_tasks import DataTasks, ending, opening
 from mrlm_environments.knowledge_graph.exploration import TOOLS, Exploration, Graph, read_action
@@ -21,7 +21,7 @@ from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.environment.tools import MalformedCall, ToolError, answer_calls, clip, requested_calls, written_call
 from mrlm_pl.episode import ToolCall
 from mrlm_pl.errors import ConfigurationError, DataError
-from mrlm_pl.settings import at_least, between, some_of, whole_range
+from mrlm_pl.settings import PositiveInt, UnitInterval, between, some_of, whole_range
 
 Scoring = Literal["exact", "f1"]
 ROW_FORM = "{question, entities: {NAME: ID}, answer: [{answer_argument}], actions: [CALL, ...]}"
@@ -87,18 +87,15 @@ class KnowledgeGraphEnvironment(Environment):
         namespace: str = FREEBASE,
         kinds: list[Kind] | None = None,
         hops: tuple[int, int] = (1, 3),
-        entities: int = 500,
+        entities: Annotated[int, between(120, 5000)] = 500,
         reward: Scoring = "exact",
         team: bool = False,
-        incomplete_penalty: float = 0.0,
-        max_turns: int = 15,
-        output_characters: int = 4000,
+        incomplete_penalty: UnitInterval = 0.0,
+        max_turns: PositiveInt = 15,
+        output_characters: PositiveInt = 4000,
         instruction: str = INSTRUCTION,
         bad_rows: BadRows = "skip",
     ) -> None:
-        at_least(1, "knowledge_graph: ", max_turns=max_turns, output_characters=output_characters)
-        between(120, 5000, "knowledge_graph: ", entities=entities)
-        between(0, 1, "knowledge_graph: ", incomplete_penalty=incomplete_penalty)
         self.agents = TEAM if team else (AGENT,)
         if max_turns < len(self.agents):
             raise ConfigurationError(

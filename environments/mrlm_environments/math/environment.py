@@ -13,7 +13,7 @@ from mrlm_pl.answers.numbers import extract_answer, number_value, shows_steps
 from mrlm_pl.environment import Message, Outcome, SingleAgentEnvironment, Task, TaskSource
 from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.errors import DataError
-from mrlm_pl.settings import at_least, some_of, whole_range
+from mrlm_pl.settings import NonNegativeFloat, PositiveInt, some_of, whole_range
 
 CORRECT, UNPARSED = 1.0, -0.3
 RETRY = "That is not correct. Try again."
@@ -51,14 +51,12 @@ class MathEnvironment(SingleAgentEnvironment):
         difficulty: tuple[int, int] = (1, 3),
         kinds: list[Kind] | None = None,
         data: str | dict[str, str] | None = None,
-        steps_bonus: float = 0.0,
-        max_attempts: int = 1,
+        steps_bonus: NonNegativeFloat = 0.0,
+        max_attempts: PositiveInt = 1,
         instruction: str = "",
         system_prompt: str = "",
         bad_rows: BadRows = "skip",
     ) -> None:
-        at_least(1, "math: ", max_attempts=max_attempts)
-        at_least(0, "math: ", steps_bonus=steps_bonus)
         self.difficulty = whole_range(1, MAX_DIFFICULTY, "math: ", difficulty=difficulty)
         self.kinds = some_of(KINDS, "math: ", kinds=kinds)
         self.steps_bonus, self.max_attempts = steps_bonus, max_attempts

@@ -19,7 +19,7 @@ from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.environment.tools import ToolCall, answer_calls, requested_calls, tool_schema, written_call
 from mrlm_pl.errors import ConfigurationError, SandboxError
 from mrlm_pl.sandbox import MACHINE_PATH, Cell, Execution, Sandbox, running
-from mrlm_pl.settings import at_least
+from mrlm_pl.settings import PositiveInt
 
 logger = logging.getLogger(__name__)
 
@@ -83,13 +83,12 @@ class ShellEnvironment(CellHolder, SingleAgentEnvironment):
     def __init__(
         self,
         data: str | dict[str, str] | None = None,
-        max_turns: int = 8,
+        max_turns: PositiveInt = 8,
         sandbox: Sandbox = Sandbox(minimum="namespaces"),  # noqa: B008 (frozen)
         system_prompt: str = "",
         scripts: str | None = None,
         bad_rows: BadRows = "skip",
     ) -> None:
-        at_least(1, "shell: ", max_turns=max_turns)
         if sandbox.minimum != "namespaces":
             raise ConfigurationError(
                 f"shell: sandbox.minimum is {sandbox.minimum!r}; a system of its own needs 'namespaces'"

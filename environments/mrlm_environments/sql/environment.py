@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 from mrlm_environments.data_tasks import DataTasks, opening
 from mrlm_environments.sql.dialect import SqlError
@@ -16,7 +16,7 @@ from mrlm_environments.sql.worker import SqliteDatabase
 from mrlm_pl.environment import Message, Outcome, SingleAgentEnvironment, Task, TaskSource, ToolSchema
 from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.environment.tools import ToolCall, ToolError, answer_calls, requested_calls, tool_schema, written_call
-from mrlm_pl.settings import at_least, between, some_of, whole_range
+from mrlm_pl.settings import PositiveInt, between, some_of, whole_range
 
 EXECUTE = tool_schema("execute_sql", "Execute one MySQL statement.", {"query": {"type": "string"}})
 COMMIT = tool_schema(
@@ -68,15 +68,13 @@ class SqlEnvironment(SingleAgentEnvironment):
         data: str | dict[str, str] | None = None,
         kinds: list[Kind] | None = None,
         rows: tuple[int, int] = (3, 6),
-        max_turns: int = 15,
-        output_characters: int = 800,
-        statement_seconds: float = 3.0,
+        max_turns: PositiveInt = 15,
+        output_characters: PositiveInt = 800,
+        statement_seconds: Annotated[float, between(0.001, 600)] = 3.0,
         database_url: str | None = None,
         instruction: str = INSTRUCTION,
         bad_rows: BadRows = "skip",
     ) -> None:
-        at_least(1, "sql: ", max_turns=max_turns, output_characters=output_characters)
-        between(0.001, 600, "sql: ", statement_seconds=statement_seconds)
         self.kinds, self.rows = some_of(KINDS, "sql: ", kinds=kinds), whole_range(1, 8, "sql: ", rows=rows)
         self.max_turns, self.output_characters, self.statement_seconds = max_turns, output_characters, statement_seconds
         self.database_url, self.instruction = database_url, instruction

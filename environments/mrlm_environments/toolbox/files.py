@@ -9,7 +9,7 @@ from typing import Any
 from mrlm_pl.environment.tools import Tool, ToolError, tool_schema
 from mrlm_pl.episode import Task
 from mrlm_pl.errors import DataError
-from mrlm_pl.settings import at_least
+from mrlm_pl.settings import PositiveInt
 
 MAX_PATH = 200
 MAX_DEPTH = 8
@@ -36,8 +36,7 @@ class FileSystem(Tool):
         {"path": {"type": "string"}, "content": {"type": "string"}},
     )
 
-    def __init__(self, max_bytes: int = 100_000, max_files: int = 100) -> None:
-        at_least(1, "file_system: ", max_bytes=max_bytes, max_files=max_files)
+    def __init__(self, max_bytes: PositiveInt = 100_000, max_files: PositiveInt = 100) -> None:
         self.max_bytes, self.max_files = max_bytes, max_files
         self._files: dict[PurePosixPath, str] = {}
 

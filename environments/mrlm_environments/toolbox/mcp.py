@@ -23,7 +23,7 @@ from mrlm_pl.environment.schemas import schema_fault
 from mrlm_pl.environment.tools import Tool, ToolError, ToolSet, clip
 from mrlm_pl.episode import Task
 from mrlm_pl.errors import ConfigurationError, MRLMError
-from mrlm_pl.settings import positive
+from mrlm_pl.settings import PositiveFloat
 
 T = TypeVar("T")
 
@@ -68,14 +68,13 @@ class McpTools(ToolSet):
         args: Sequence[str] = (),
         env: dict[str, str] | None = None,
         url: str | None = None,
-        timeout: float = 20.0,
-        start_timeout: float = 30.0,
+        timeout: PositiveFloat = 20.0,
+        start_timeout: PositiveFloat = 30.0,
         shared: bool = False,
         only: list[str] | None = None,
     ) -> None:
         if bool(command) == bool(url):
             raise ConfigurationError(f"McpTools: command is {command!r} and url is {url!r}; give one of them")
-        positive("McpTools: ", timeout=timeout, start_timeout=start_timeout)
         library("mcp", "mcp", "McpTools")
         self.command, self.args, self.env, self.url = command, list(args), env, url
         self.timeout, self.start_timeout, self.shared, self.only = timeout, start_timeout, shared, only

@@ -10,12 +10,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from mrlm_pl.environment.rows import read_rows
 from mrlm_pl.environment.tools import Tool, ToolError, clip, tool_schema
 from mrlm_pl.errors import ConfigurationError, DataError
-from mrlm_pl.settings import at_least, between
+from mrlm_pl.settings import PositiveInt, between
 
 MAX_WORDS = 32
 """Words of a query that are searched for; further ones are left out."""
@@ -108,13 +108,11 @@ class WebSearch(Tool):
         self,
         backend: SearchBackend | None = None,
         corpus: str | None = None,
-        results: int = 3,
-        max_characters: int = 500,
+        results: Annotated[int, between(1, MAX_RESULTS)] = 3,
+        max_characters: PositiveInt = 500,
     ) -> None:
         if backend is not None and corpus is not None:
             raise ConfigurationError("web_search: backend and corpus are both given; give one of them")
-        between(1, MAX_RESULTS, "web_search: ", results=results)
-        at_least(1, "web_search: ", max_characters=max_characters)
         self.backend = backend or CorpusSearch(corpus)
         self.results, self.max_characters = results, max_characters
 

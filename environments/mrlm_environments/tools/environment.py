@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from types import FunctionType
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from mrlm_environments.answers import read_answer
 from mrlm_environments.data_tasks import DataTasks, opening
@@ -23,7 +23,7 @@ from mrlm_pl.environment import Message, Outcome, SingleAgentEnvironment, Task, 
 from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.environment.tools import Tool, ToolCall, ToolError, ToolSet, answer_calls, requested_calls, stated_answer
 from mrlm_pl.errors import ConfigurationError, did_you_mean
-from mrlm_pl.settings import at_least, between, check_instance, some_of
+from mrlm_pl.settings import PositiveInt, between, check_instance, some_of
 
 CORRECT, TOOLS, SPEED = 0.5, 0.3, 0.2
 BUILT_IN = {tool.schema.name: tool for tool in (Calculator, FileSystem, PythonRepl, Shell, WebSearch)}
@@ -81,14 +81,12 @@ class ToolEnvironment(SingleAgentEnvironment):
         tools: list[Tool | ToolSet | Callable[..., Any] | str] | None = None,
         kinds: list[Kind] | None = None,
         data: str | dict[str, str] | None = None,
-        max_turns: int = 8,
-        shaping: float = 0.1,
-        max_output: int = 2000,
+        max_turns: PositiveInt = 8,
+        shaping: Annotated[float, between(0, TOOLS)] = 0.1,
+        max_output: PositiveInt = 2000,
         system_prompt: str = "",
         bad_rows: BadRows = "skip",
     ) -> None:
-        at_least(1, "tools: ", max_turns=max_turns, max_output=max_output)
-        between(0, TOOLS, "tools: ", shaping=shaping)
         self.toolbox = tuple(_built(item) for item in (tools if tools is not None else DEFAULT_TOOLS))
         _check_names([item.schema.name for item in self.toolbox if isinstance(item, Tool)])
         self.kinds = _solvable_kinds(self.toolbox, kinds, data is not None)

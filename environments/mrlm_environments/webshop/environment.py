@@ -27,7 +27,7 @@ from mrlm_pl.environment import (
 from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.environment.tools import ToolCall, ToolError, answer_calls, requested_calls, tool_schema, written_call
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.settings import at_least, between
+from mrlm_pl.settings import PositiveInt, UnitInterval, between
 
 SEARCH = tool_schema("search_action", "Search the shop, on a page with a search bar.", {"keywords": {"type": "string"}})
 CLICK = tool_schema(
@@ -80,18 +80,16 @@ class WebShopEnvironment(Environment):
     def __init__(
         self,
         data: dict[str, str] | None = None,
-        products: int | None = None,
+        products: PositiveInt | None = None,
         team: bool = False,
-        max_turns: int = 20,
-        incomplete_penalty: float = 0.0,
-        page_size: int = 10,
+        max_turns: PositiveInt = 20,
+        incomplete_penalty: UnitInterval = 0.0,
+        page_size: PositiveInt = 10,
         list_actions: bool = True,
         instruction: str = INSTRUCTION,
         noun_model: str | None = None,
         bad_rows: BadRows = "skip",
     ) -> None:
-        at_least(1, "webshop: ", max_turns=max_turns, page_size=page_size, products=products)
-        between(0, 1, "webshop: ", incomplete_penalty=incomplete_penalty)
         self.agents = (SEARCHER, BUYER) if team else (AGENT,)
         self.max_turns, self.incomplete_penalty = max_turns, incomplete_penalty
         self.page_size, self.list_actions, self.instruction = page_size, list_actions, instruction
@@ -199,7 +197,7 @@ def _catalog(data: Mapping[str, str] | None, size: int | None, noun_model: str |
         return read_shop(*(data[name] for name in FILES), size, noun_model, bad_rows)
     if noun_model is not None:
         raise ConfigurationError("webshop: noun_model is for WebShop's files; give `data` or leave it out")
-    between(30, MAX_PRODUCTS, "webshop: ", products=size)
+    between(30, MAX_PRODUCTS).check("webshop: ", products=size)
     return generated_catalog(size or 300)
 
 

@@ -17,7 +17,7 @@ from mrlm_pl.environment import Environment, Message, Observations, Step, Task, 
 from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.environment.tools import clip
 from mrlm_pl.errors import DataError
-from mrlm_pl.settings import at_least
+from mrlm_pl.settings import NonNegativeFloat, PositiveInt
 
 Family = Literal["tldr", "arxiv"]
 
@@ -67,12 +67,10 @@ class WritingEnvironment(Environment):
         self,
         family: Family = "tldr",
         data: str | dict[str, str] | None = None,
-        turns: int = 1,
-        faithfulness: float = 0.0,
+        turns: PositiveInt = 1,
+        faithfulness: NonNegativeFloat = 0.0,
         bad_rows: BadRows = "skip",
     ) -> None:
-        at_least(1, "writing: ", turns=turns)
-        at_least(0, "writing: ", faithfulness=faithfulness)
         self.family, self.turns, self.faithfulness = family, turns, faithfulness
         self.agents = AGENTS[family]
         self._tasks = DataTasks(self.name, data, bad_rows)

@@ -70,8 +70,8 @@ def run(arguments: Sequence[str]) -> int:
     identity = Identity(options.tls_certificate, options.tls_key, options.tls_authority)
     endpoint = Endpoint(options.host, int(options.port), read_token(options.token_file), identity)
     limits = Limits(options.lease_seconds, options.step_seconds, options.max_sessions, options.message_mb)
-    between(0, MOST_PROCESSES, processes=options.processes)
-    between(1, LARGEST_MESSAGE_MB, message_mb=options.message_mb)
+    between(0, MOST_PROCESSES).check(processes=options.processes)
+    between(1, LARGEST_MESSAGE_MB).check(message_mb=options.message_mb)
     _check_roles(options, parser)
     _check_port(endpoint)
     server = (

@@ -108,8 +108,8 @@ def run(arguments: Sequence[str]) -> int:
     add("--jobs", type=int, help="runs at once; default: one for each core, or 1 with a GPU")
     add_options(parser)
     options, words = parser.parse_known_args(arguments)
-    between(1, MOST_SEEDS, seeds=options.seeds)
-    at_least(1, jobs=options.jobs)
+    between(1, MOST_SEEDS).check(seeds=options.seeds)
+    at_least(1).check(jobs=options.jobs)
     if not options.output:
         raise ConfigurationError("output is ''; name a folder, as in `--output runs/sweep`")
     options.output = Path(options.output)

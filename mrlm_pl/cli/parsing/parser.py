@@ -34,6 +34,7 @@ from mrlm_pl.errors import DEBUG_VARIABLE, SYNONYMS, ConfigurationError, MRLMErr
 from mrlm_pl.grouping import unique
 from mrlm_pl.runs.plugins import import_exports, imported
 from mrlm_pl.runs.records.configuration_file import read_yaml
+from mrlm_pl.settings import ranges_of
 
 _UNACCEPTED = re.compile(r"(?:Group '([^']+)' does not accept option|Option) '([^']+)'")
 _CHOICE = re.compile(r"argument (\S+): invalid choice: '(.*)' \(choose from (.+)\)$")
@@ -42,6 +43,7 @@ _OPTION_VALUE = re.compile(r'Parser key "([\w.]+)"(?: element \d+)?:')
 _ITEM = re.compile(r'Parser key "([\w.]+)" element \d+:\s+Not of type \w+:\s+(.+)')
 _ROLE = re.compile(r":[a-z]+:`(?:~(?:\w+\.)*)?([\w.]+)`")
 _CLASS_HELP = re.compile(r"^Help for --(\S+)\.help=(\S+)", re.MULTILINE)
+_OPTIONAL = re.compile(r"Optional\[(\w+)\]")
 _SEE_CLASS = re.compile(r"see\s+:class:`~?([\w.]+\.\w+)`")
 _INNER_HELP = re.compile(r"^  --\S+\.help\n(?: {20,}.*\n)+", re.MULTILINE)  # those of groups; classes take a value
 
@@ -174,11 +176,13 @@ class ShortErrors:
             self.prog = _PARSED.get()[3]
             cls = imported(class_help[2])
             described = descriptions(cls)
-            names = accepted_arguments(cls)
+            names, ranges = accepted_arguments(cls), ranges_of(cls)
             for action in self._actions:  # type: ignore[attr-defined]
                 argument = action.dest.removeprefix(f"{class_help[1]}.")
                 if action.help is None:
                     action.help = described.get(argument)
+                if argument in ranges:
+                    action.help = f"{action.help or ''} It must be {ranges[argument]}."
                 if {argument.partition(".")[0]} & {*LOSS} - {*names}:
                     action.help = argparse.SUPPRESS
         for action in self._actions:  # type: ignore[attr-defined]
@@ -229,12 +233,12 @@ def policy_help() -> str:
 
 
 def plain_words(text: str) -> str:
-    """Return the text of a docstring without its markup of names.
+    """Return the text of a docstring or a type without markup of names.
 
-    >>> plain_words("see :class:`~mrlm_pl.rollout.cross_policy.CrossPolicy` and ``mode``")
-    'see CrossPolicy and `mode`'
+    >>> plain_words("see :class:`~mrlm_pl.rollout.cross_policy.CrossPolicy` and ``mode`` (type: Optional[int])")
+    'see CrossPolicy and `mode` (type: int | null)'
     """
-    return _ROLE.sub(r"\1", text).replace("``", "`")
+    return _OPTIONAL.sub(r"\1 | null", _ROLE.sub(r"\1", text)).replace("``", "`")
 
 
 class CommandParser(ShortErrors, ArgumentParser):

@@ -26,7 +26,7 @@ from mrlm_pl.learner.ranks import data_parallel_rank
 from mrlm_pl.losses import BatchTotals
 from mrlm_pl.policy import Policy
 from mrlm_pl.seeding import derive_seed, run_seed
-from mrlm_pl.settings import ChecksArguments, at_least
+from mrlm_pl.settings import ChecksArguments, PositiveInt
 
 logger = logging.getLogger(__name__)
 
@@ -69,13 +69,12 @@ class FixedDataModule(ChecksArguments, LightningDataModule, ABC):
         self,
         train: str,
         validation: str | None = None,
-        batch_size: int = 32,
-        max_tokens: int | None = None,
+        batch_size: PositiveInt = 32,
+        max_tokens: PositiveInt | None = None,
         seed: int | None = None,
         test: str | None = None,
     ) -> None:
         super().__init__()
-        at_least(1, "data.", batch_size=batch_size, max_tokens=max_tokens)
         sources_by_split: dict[DataSplit, str | None] = {"train": train, "validation": validation, "test": test}
         for split, source in sources_by_split.items():
             if not isinstance(source, str | os.PathLike | None):

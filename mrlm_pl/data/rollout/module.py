@@ -33,7 +33,7 @@ from mrlm_pl.rollout.cross_policy import CrossPolicy
 from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.rollout.rounds import RoundOptions
 from mrlm_pl.seeding import run_seed
-from mrlm_pl.settings import ChecksArguments, as_settings, at_least, check_instance, positive
+from mrlm_pl.settings import ChecksArguments, NonNegativeInt, PositiveFloat, PositiveInt, as_settings, check_instance
 
 
 def _fixed(name: str, read: Callable[[Any], Any]) -> Any:
@@ -120,37 +120,32 @@ class RolloutDataModule(ChecksArguments, LightningDataModule):
         curriculum: SuccessRateCurriculum | None = None,
         names: list[str] | None = None,
         task_settings: dict[str, TaskSettings] | None = None,
-        groups: int = 8,
-        group_size: int = 8,
+        groups: PositiveInt = 8,
+        group_size: PositiveInt = 8,
         failed_members: FailedMembers = "shrink",
-        member_rounds: int = 2,
-        resample_rounds: int = 0,
-        minibatches: int = 1,
-        passes: int = 1,
-        iterations: int = 100,
+        member_rounds: PositiveInt = 2,
+        resample_rounds: NonNegativeInt = 0,
+        minibatches: PositiveInt = 1,
+        passes: PositiveInt = 1,
+        iterations: PositiveInt = 100,
         sampling: Sampling = Sampling(),  # noqa: B008 (frozen)
-        validation_episodes: int | None = None,
+        validation_episodes: PositiveInt | None = None,
         validation_sampling: Sampling | None = None,
-        max_turns: int = 64,
-        step_timeout: float = 60.0,
-        retries: int = 2,
-        workers: int = 4,
-        processes: int = 0,
+        max_turns: PositiveInt = 64,
+        step_timeout: PositiveFloat = 60.0,
+        retries: NonNegativeInt = 2,
+        workers: PositiveInt = 4,
+        processes: NonNegativeInt = 0,
         engine: Engine | None = None,
         save_episodes: bool | EpisodeRetention = True,
         mode: Literal["sync", "async"] = "sync",
         rounds: RoundOptions | None = None,
-        max_lag: int = 1,
+        max_lag: NonNegativeInt = 1,
         async_options: AsyncOptions = AsyncOptions(),  # noqa: B008 (frozen)
         cross_policy: CrossPolicy | None = None,
         seed: int | None = None,
     ) -> None:
         super().__init__()
-        at_least(1, "data.", groups=groups, group_size=group_size, minibatches=minibatches, passes=passes)
-        at_least(1, "data.", iterations=iterations, validation_episodes=validation_episodes)
-        at_least(1, "data.", max_turns=max_turns, workers=workers, member_rounds=member_rounds)
-        at_least(0, "data.", max_lag=max_lag, retries=retries, processes=processes, resample_rounds=resample_rounds)
-        positive("data.", step_timeout=step_timeout)
         environments: Sequence[Any] = environment if isinstance(environment, (list, tuple)) else [environment]
         if curriculum is not None:
             curriculum = as_settings(SuccessRateCurriculum, curriculum, "data.curriculum")

@@ -12,7 +12,16 @@ from mrlm_pl.environment import Environment, TaskSource
 from mrlm_pl.episode import Episode, Task, Turn
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.seeding import keyed_random
-from mrlm_pl.settings import Settings, as_settings, at_least, between, check_instance, one_of, positive
+from mrlm_pl.settings import (
+    FractionAboveZero,
+    PositiveFloat,
+    PositiveInt,
+    Settings,
+    UnitInterval,
+    as_settings,
+    check_instance,
+    one_of,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -42,14 +51,9 @@ class SuccessRateCurriculum(Settings):
     {'a': 0.75, 'b': 0.25}
     """
 
-    floor: float = 0.2
-    rate: float = 0.2
-    start: float = 0.5
-
-    def __post_init__(self) -> None:
-        owner = "data.curriculum: "
-        positive(owner, floor=self.floor, rate=self.rate)
-        between(0, 1, owner, floor=self.floor, rate=self.rate, start=self.start)
+    floor: FractionAboveZero = 0.2
+    rate: FractionAboveZero = 0.2
+    start: UnitInterval = 0.5
 
     def shares(self, base: Mapping[str, float], rates: Mapping[str, float]) -> dict[str, float]:
         """Return the share of each environment; they sum to 1.
@@ -325,14 +329,9 @@ class TaskSettings(Settings):
         ConfigurationError: a value out of range.
     """
 
-    group_size: int | None = None
-    max_turns: int | None = None
-    reward_scale: float = 1.0
-
-    def __post_init__(self) -> None:
-        owner = "data.task_settings: "
-        at_least(1, owner, group_size=self.group_size, max_turns=self.max_turns)
-        positive(owner, reward_scale=self.reward_scale)
+    group_size: PositiveInt | None = None
+    max_turns: PositiveInt | None = None
+    reward_scale: PositiveFloat = 1.0
 
 
 class RunTasks:

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from mrlm_pl.errors import ConfigurationError, EngineError, MRLMError, RemoteError
-from mrlm_pl.settings import Settings, at_least, is_loopback, positive
+from mrlm_pl.settings import NonNegativeInt, PositiveFloat, PositiveInt, Settings, is_loopback
 
 logger = logging.getLogger(__name__)
 
@@ -69,15 +69,10 @@ class Terms(Settings):
         ConfigurationError: a number is out of its range.
     """
 
-    timeout_seconds: float = 300.0
-    patience_seconds: float = 900.0
-    retries: int = 8
-    concurrency: int = 256
-
-    def __post_init__(self) -> None:
-        positive(timeout_seconds=self.timeout_seconds, patience_seconds=self.patience_seconds)
-        at_least(0, retries=self.retries)
-        at_least(1, concurrency=self.concurrency)
+    timeout_seconds: PositiveFloat = 300.0
+    patience_seconds: PositiveFloat = 900.0
+    retries: NonNegativeInt = 8
+    concurrency: PositiveInt = 256
 
 
 @dataclass(eq=False)

@@ -12,7 +12,7 @@ from mrlm_pl.concurrency.event_loop import mark_read
 from mrlm_pl.engines.base import Engine, EngineWrapper, FinishReason, Sample, SampleRequest, sample_checked
 from mrlm_pl.episode import TokenSpan
 from mrlm_pl.errors import ConfigurationError, EngineError
-from mrlm_pl.settings import at_least
+from mrlm_pl.settings import PositiveInt
 
 
 @dataclass(eq=False)
@@ -74,8 +74,7 @@ class ContinuousEngine(EngineWrapper):
         ConfigurationError: a number is below 1, or the engine samples whole turns only.
     """
 
-    def __init__(self, engine: Engine, piece: int = 32, rows: int | None = 256) -> None:
-        at_least(1, piece=piece, rows=rows)
+    def __init__(self, engine: Engine, piece: PositiveInt = 32, rows: PositiveInt | None = 256) -> None:
         if not engine.takes_pieces:
             raise ConfigurationError(f"{type(engine).__name__} samples whole turns; use it without ContinuousEngine")
         super().__init__(engine)

@@ -32,7 +32,7 @@ from mrlm_pl.grouping import grouped, split_by_size
 from mrlm_pl.policy.compilation import compilation_seconds
 from mrlm_pl.policy.forward.devices import LEAST_FREED
 from mrlm_pl.policy.pretrained import context_window
-from mrlm_pl.settings import at_least
+from mrlm_pl.settings import NonNegativeInt, PositiveInt
 
 logger = logging.getLogger(__name__)
 
@@ -92,15 +92,13 @@ class InProcessEngine(Engine):
     def __init__(
         self,
         dtype: torch.dtype | None = None,
-        max_batch_tokens: int = 131_072,
-        cache_bytes: int = 2**30,
+        max_batch_tokens: PositiveInt = 131_072,
+        cache_bytes: NonNegativeInt = 2**30,
         fused: bool = True,
         own_weights: bool = False,
         cuda_graphs: bool = True,
         compile: bool = False,
     ) -> None:
-        at_least(1, max_batch_tokens=max_batch_tokens)
-        at_least(0, cache_bytes=cache_bytes)
         if compile and not fused:
             raise ConfigurationError("compile: true compiles the fused decode step; set fused: true, or leave it out")
         self._given_dtype = self._dtype = dtype

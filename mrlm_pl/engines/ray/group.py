@@ -24,7 +24,7 @@ from mrlm_pl.engines.transfer.manifest import WeightSnapshot
 from mrlm_pl.errors import ConfigurationError, EngineError
 from mrlm_pl.policy.architecture import Architecture
 from mrlm_pl.policy.sharding import all_tensors, is_split, whole, world_size
-from mrlm_pl.settings import ChecksArguments, at_least
+from mrlm_pl.settings import ChecksArguments, NonNegativeInt, PositiveInt
 
 logger = logging.getLogger(__name__)
 
@@ -82,15 +82,13 @@ class WorkerGroup(ChecksArguments, ABC):
 
     def __init__(
         self,
-        workers: int = 1,
+        workers: PositiveInt = 1,
         address: str | None = None,
         resources: PoolResources = PoolResources(),  # noqa: B008 (frozen)
         transfer: WeightTransfer = WeightTransfer(),  # noqa: B008 (frozen)
         deadlines: PoolDeadlines = PoolDeadlines(),  # noqa: B008 (frozen)
-        replacements: int = 8,
+        replacements: NonNegativeInt = 8,
     ) -> None:
-        at_least(1, workers=workers)
-        at_least(0, replacements=replacements)
         self.count, self._address = workers, address
         self.resources, self.transfer, self.deadlines, self.replacements = resources, transfer, deadlines, replacements
         self.workers: list[Worker] = []

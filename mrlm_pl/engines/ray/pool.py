@@ -13,7 +13,7 @@ from mrlm_pl.engines.local.engine import InProcessEngine
 from mrlm_pl.engines.ray.group import WorkerGroup
 from mrlm_pl.engines.routing import sample_in_parts
 from mrlm_pl.errors import EngineError
-from mrlm_pl.settings import at_least
+from mrlm_pl.settings import PositiveInt
 
 
 class RayPool(WorkerGroup, Engine):
@@ -41,9 +41,12 @@ class RayPool(WorkerGroup, Engine):
     name, kind = "ray_pool", "the pool"
 
     def __init__(
-        self, workers: int = 1, engine: Callable[[], Engine] = InProcessEngine, calls: int | None = None, **options: Any
+        self,
+        workers: int = 1,
+        engine: Callable[[], Engine] = InProcessEngine,
+        calls: PositiveInt | None = None,
+        **options: Any,
     ) -> None:
-        at_least(1, calls=calls)
         super().__init__(workers, **options)
         self._make_engine, self._calls = engine, calls
         self._beside: LearnerPlace | None = None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from mrlm_pl.engines.base import LearnerPlace
 from mrlm_pl.engines.ray.cluster import Strategy
 from mrlm_pl.engines.transfer.broadcast import Transport
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.settings import Settings, at_least, positive
+from mrlm_pl.settings import NonNegativeFloat, PositiveFloat, Settings, at_least
 
 
 @dataclass(frozen=True)
@@ -29,20 +30,18 @@ class PoolResources(Settings):
         ConfigurationError: an amount is below 0, or a number of GPUs above 1 is not whole.
     """
 
-    cpus: float = 1.0
-    gpus: float = 0.0
-    learner_cpus: float = 0.0
-    learner_gpus: float = 0.0
+    cpus: NonNegativeFloat = 1.0
+    gpus: NonNegativeFloat = 0.0
+    learner_cpus: NonNegativeFloat = 0.0
+    learner_gpus: NonNegativeFloat = 0.0
     share_learner_gpus: bool = False
     strategy: Strategy = "PACK"
 
     def __post_init__(self) -> None:
-        amounts = {name: getattr(self, name) for name in ("cpus", "gpus", "learner_cpus", "learner_gpus")}
-        at_least(0, "resources.", **amounts)
-        for name in ("gpus", "learner_gpus"):
-            if amounts[name] > 1 and amounts[name] % 1:
+        for name, amount in (("gpus", self.gpus), ("learner_gpus", self.learner_gpus)):
+            if amount > 1 and amount % 1:
                 raise ConfigurationError(
-                    f"resources.{name} is {amounts[name]}; above 1 it must be whole: fractions are of one GPU"
+                    f"resources.{name} is {amount}; above 1 it must be whole: fractions are of one GPU"
                 )
 
     @property
@@ -71,11 +70,8 @@ class WeightTransfer(Settings):
         ConfigurationError: a bucket is too small.
     """
 
-    bucket_bytes: int = 2**23
+    bucket_bytes: Annotated[int, at_least(16)] = 2**23
     transport: Transport | None = None
-
-    def __post_init__(self) -> None:
-        at_least(16, "transfer.", bucket_bytes=self.bucket_bytes)
 
     def between(self, learner: LearnerPlace, resources: PoolResources) -> Transport:
         """Return the transport from the learner to workers with these resources."""
@@ -97,10 +93,7 @@ class PoolDeadlines(Settings):
         ConfigurationError: a deadline is not above 0.
     """
 
-    start: float = 180.0
-    sample: float = 1800.0
-    transfer: float = 120.0
-    silence: float = 10.0
-
-    def __post_init__(self) -> None:
-        positive("deadlines.", **vars(self))
+    start: PositiveFloat = 180.0
+    sample: PositiveFloat = 1800.0
+    transfer: PositiveFloat = 120.0
+    silence: PositiveFloat = 10.0

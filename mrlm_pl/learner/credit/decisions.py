@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, MutableSet, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from mrlm_pl.learner.metrics import Metrics
 from mrlm_pl.learner.ranks import sum_over_ranks
 from mrlm_pl.rewards import RewardShare, TurnBonus
 from mrlm_pl.rollout.tree_player import Branching
-from mrlm_pl.settings import between
+from mrlm_pl.settings import UnitInterval, between
 from mrlm_pl.turn_tree import TurnTree
 
 logger = logging.getLogger(__name__)
@@ -140,17 +140,13 @@ class TreeCredit(EpisodeCredit):
 
     joint_mode: JointMode = "align"
     cross_reduction: CrossReduction = "mean"
-    gamma: float = 1.0
-    stop_above: float | None = None
+    gamma: UnitInterval = 1.0
+    stop_above: Annotated[float, between(-math.inf, math.inf)] | None = None
     reward: RewardShare = "team"
     weighting: Weighting = "reach"
     normalize: bool = False
     counterfactual: bool = False
     expand: Literal["all", "best"] = "all"
-
-    def __post_init__(self) -> None:
-        between(0, 1, gamma=self.gamma)
-        between(-math.inf, math.inf, stop_above=self.stop_above)  # not NaN
 
     @property
     def has_rule(self) -> bool:  # type: ignore[override]

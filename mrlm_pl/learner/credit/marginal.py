@@ -21,7 +21,7 @@ from mrlm_pl.rollout.branches import FurtherEpisodes
 from mrlm_pl.rollout.play import EVERY_STEP, Decision, EpisodeSpec
 from mrlm_pl.rollout.replay import Rest, script_of
 from mrlm_pl.seeding import derive_seed
-from mrlm_pl.settings import at_least
+from mrlm_pl.settings import PositiveInt
 
 logger = logging.getLogger(__name__)
 
@@ -67,12 +67,9 @@ class Coalitions(FurtherEpisodes, EpisodeCredit):
     """
 
     contribution: Contribution
-    orders: int | None = None
+    orders: PositiveInt | None = None
     absent: Absence = "empty"
     rest: Rest = "replay"
-
-    def __post_init__(self) -> None:
-        at_least(1, orders=self.orders)
 
     @property
     def further(self) -> Coalitions:  # type: ignore[override]

@@ -24,7 +24,7 @@ from mrlm_pl.learner.credit.returns import (
 )
 from mrlm_pl.learner.ranks import sum_over_ranks
 from mrlm_pl.rewards import TurnBonus
-from mrlm_pl.settings import between
+from mrlm_pl.settings import UnitInterval
 
 DiscountUnit = Literal["turn", "token"]
 """The unit of the discount factor: each turn of the agent, or each token."""
@@ -47,13 +47,10 @@ class TokenCredit(EpisodeCredit):
 
     compares = False
 
-    gamma: float = 1.0
-    lam: float = 1.0
+    gamma: UnitInterval = 1.0
+    lam: UnitInterval = 1.0
     discount_unit: DiscountUnit = "turn"
     whiten: Literal["policy", "agent"] | None = "policy"
-
-    def __post_init__(self) -> None:
-        between(0, 1, gamma=self.gamma, lam=self.lam)
 
     def returns(
         self, episodes: Sequence[Episode], bonus: TurnBonus, greedy: Sequence[Episode]

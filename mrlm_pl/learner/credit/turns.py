@@ -31,7 +31,7 @@ from mrlm_pl.learner.credit.returns import (
     rows_by_policy,
 )
 from mrlm_pl.rewards import TurnBonus
-from mrlm_pl.settings import at_least, between
+from mrlm_pl.settings import NonNegativeFloat, UnitInterval
 
 
 @dataclass(frozen=True)
@@ -159,15 +159,11 @@ class TurnCredit(EpisodeCredit):
         ConfigurationError: an unknown name or a value out of range.
     """
 
-    gamma: float = 1.0
+    gamma: UnitInterval = 1.0
     baseline: TurnBaseline = "unbiased"
     normalize: bool = True
-    state_weight: float | None = None
+    state_weight: NonNegativeFloat | None = None
     state_key: Callable[[str], str] | None = None
-
-    def __post_init__(self) -> None:
-        between(0, 1, gamma=self.gamma)
-        at_least(0, state_weight=self.state_weight)
 
     def returns(self, episodes: Sequence[Episode], bonus: TurnBonus, greedy: Sequence[Episode]) -> TurnReturns:
         return turn_returns_of(episodes, bonus)

@@ -22,7 +22,7 @@ from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward.divergence import Lesson, Teaching
 from mrlm_pl.policy.forward.families import forward_path
 from mrlm_pl.policy.sharding import is_split
-from mrlm_pl.settings import Settings, as_settings, at_least, between, one_of, positive
+from mrlm_pl.settings import PositiveFloat, PositiveInt, Settings, UnitInterval, as_settings, one_of
 
 logger = logging.getLogger(__name__)
 
@@ -51,14 +51,13 @@ class Teacher(Settings):
     """
 
     policy: str | None = None
-    weight: float = 1.0
+    weight: PositiveFloat = 1.0
     environments: Sequence[str] | None = None
     agents: Sequence[str] | None = None
     reprompt: Literal["sibling", "demonstration", "feedback", "team", "majority"] | Callable[..., Any] | None = None
     partner: str | None = None
 
     def __post_init__(self) -> None:
-        positive("distillation.teachers: ", weight=self.weight)
         for option, names in {"environments": self.environments, "agents": self.agents}.items():
             if names is not None and not names:
                 raise ConfigurationError(
@@ -110,14 +109,11 @@ class Distillation(Settings):
 
     teachers: Sequence[Teacher] = ()
     form: Form = "sampled"
-    coefficient: float = 1.0
-    beta: float = 1.0
-    top_k: int = 64
+    coefficient: PositiveFloat = 1.0
+    beta: UnitInterval = 1.0
+    top_k: PositiveInt = 64
 
     def __post_init__(self) -> None:
-        positive("distillation.", coefficient=self.coefficient)
-        between(0, 1, "distillation.", beta=self.beta)
-        at_least(1, "distillation.", top_k=self.top_k)
         if self.form == "sampled" and self.beta != 1:
             raise ConfigurationError(
                 f"distillation.beta is {self.beta}, but form sampled is the reverse KL; choose form full or top_k"

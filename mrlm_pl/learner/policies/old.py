@@ -9,7 +9,6 @@ from torch import Tensor
 from mrlm_pl.engines.base import Engine, Sampling
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.losses import Correction, masked_mean, off_policy_sequence_mask
-from mrlm_pl.settings import positive
 
 
 class OldPolicy:
@@ -28,11 +27,10 @@ class OldPolicy:
             the learner since the time of sampling.
 
     Raises:
-        ConfigurationError: a value is out of range, or the correction needs pi_old from the learner.
+        ConfigurationError: the correction needs pi_old from the learner.
     """
 
     def __init__(self, recompute: bool | None, correction: Correction, threshold: float | None) -> None:
-        positive(off_policy_threshold=threshold)
         self.correction, self.threshold = correction, threshold
         self.recompute = correction.recomputes(recompute)
         self.corrects = correction.kind != "none" or threshold is not None

@@ -19,7 +19,7 @@ from mrlm_pl.learner.metrics import Metrics
 from mrlm_pl.learner.ranks import sum_over_ranks
 from mrlm_pl.losses import kl_k1, kl_k3, kl_k3_importance_weighted, kl_k3_straight_through, masked_values
 from mrlm_pl.policy import Policy
-from mrlm_pl.settings import Settings, at_least, fraction, positive
+from mrlm_pl.settings import FractionBelowOne, NonNegativeFloat, PositiveFloat, PositiveInt, Settings
 
 Estimator = Literal["k3", "k3_straight_through", "k3_importance_weighted"]
 Placement = Literal["loss", "reward"]
@@ -45,16 +45,13 @@ class KL(Settings):
             estimator for the reward.
     """
 
-    coefficient: float = 0.0
+    coefficient: NonNegativeFloat = 0.0
     estimator: Estimator | Callable[..., Any] = "k3"
     placement: Placement = "loss"
-    target: float | None = None
-    horizon: int = 10_000
+    target: PositiveFloat | None = None
+    horizon: PositiveInt = 10_000
 
     def __post_init__(self) -> None:
-        at_least(0, "kl.", coefficient=self.coefficient)
-        at_least(1, "kl.", horizon=self.horizon)
-        positive("kl.", target=self.target)
         if self.placement == "reward" and self.estimator != "k3":
             raise ConfigurationError(
                 f"kl.estimator is {self.estimator!r}, but with `kl.placement: reward` the estimate is k1; leave "
@@ -178,12 +175,10 @@ class ReferenceSync(Settings):
         ConfigurationError: a value is out of range, or there is a decay without ``every``.
     """
 
-    every: int | None = None
-    decay: float = 0.0
+    every: PositiveInt | None = None
+    decay: FractionBelowOne = 0.0
 
     def __post_init__(self) -> None:
-        at_least(1, "reference_sync.", every=self.every)
-        fraction("reference_sync.", decay=self.decay)
         if self.decay and self.every is None:
             raise ConfigurationError(
                 f"reference_sync.decay is {self.decay}, but reference_sync.every is not set; 1 is every optimizer step"

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.environment import Environment
@@ -69,7 +70,7 @@ def whatif(
     agent: str,
     turn: int,
     message: str | None = None,
-    samples: int = 16,
+    samples: Annotated[int, between(1, MOST_EPISODES)] = 16,
     rest: Rest = "play",
     own_reward: bool = False,
     model: Model | None = None,
@@ -108,7 +109,6 @@ def whatif(
         DataError: the episodes cannot be read.
         RolloutError: the environment fails.
     """
-    between(1, MOST_EPISODES, samples=samples)
     seated = SeatedModel(run, environment, None, name, weights=model is None)
     if model is not None:
         seated.play_with(model)

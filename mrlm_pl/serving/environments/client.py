@@ -27,7 +27,7 @@ from mrlm_pl.serving.transport.addresses import Servers, addresses_of, warn_of_d
 from mrlm_pl.serving.transport.codec import from_json, step_from, to_json
 from mrlm_pl.serving.transport.connection import CONTROLLER_SECONDS, Address, StatusError, connection, submit
 from mrlm_pl.serving.transport.security import Identity
-from mrlm_pl.settings import positive
+from mrlm_pl.settings import PositiveFloat
 
 logger = logging.getLogger(__name__)
 
@@ -75,11 +75,10 @@ class RemoteEnvironment(Environment, proxy=True):
         tls_authority: str | None = None,
         tls_certificate: str | None = None,
         tls_key: str | None = None,
-        open_seconds: float = 60.0,
-        step_seconds: float = 90.0,
+        open_seconds: PositiveFloat = 60.0,
+        step_seconds: PositiveFloat = 90.0,
         message_mb: int = 16,
     ) -> None:
-        positive("remote: ", open_seconds=open_seconds, step_seconds=step_seconds)
         identity = Identity(tls_certificate, tls_key, tls_authority)
         self.addresses = addresses_of(address, token_file, identity, message_mb)
         self.name, self.settings, self._who = name, dict(settings or {}), f"environment {name!r}"

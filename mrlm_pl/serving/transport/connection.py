@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -28,7 +28,7 @@ from mrlm_pl.errors import RemoteError
 from mrlm_pl.serving.transport import environment_pb2 as pb
 from mrlm_pl.serving.transport import environment_pb2_grpc
 from mrlm_pl.serving.transport.security import HEADER, PLAIN, Identity, read_token
-from mrlm_pl.settings import between, check_address
+from mrlm_pl.settings import Settings, between, check_address
 
 logger = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ async def refuse(context: Any, code: grpc.StatusCode, text: str) -> Any:
 
 
 @dataclass(frozen=True)
-class Address:
+class Address(Settings):
     """A server's address and the terms of a connection to it.
 
     Args:
@@ -134,11 +134,10 @@ class Address:
     target: str
     token_file: str | None = None
     identity: Identity = PLAIN
-    message_mb: int = 16
+    message_mb: Annotated[int, between(1, LARGEST_MESSAGE_MB)] = 16
 
     def __post_init__(self) -> None:
         check_address(self.target)
-        between(1, LARGEST_MESSAGE_MB, message_mb=self.message_mb)
 
 
 class Connection:

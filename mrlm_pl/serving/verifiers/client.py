@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mrlm_pl.reward_models.scorer import Conversation, TextScore, TextScorer
-from mrlm_pl.settings import between, positive
+from mrlm_pl.settings import PositiveFloat, between
 
 
 class VerifierClient(TextScorer):
@@ -38,16 +38,15 @@ class VerifierClient(TextScorer):
         tls_authority: str | None = None,
         tls_certificate: str | None = None,
         tls_key: str | None = None,
-        timeout_seconds: float = 30.0,
-        patience_seconds: float = 300.0,
+        timeout_seconds: PositiveFloat = 30.0,
+        patience_seconds: PositiveFloat = 300.0,
         batch_size: int = 64,
     ) -> None:
         from mrlm_pl.serving.transport.addresses import addresses_of
         from mrlm_pl.serving.transport.security import Identity
         from mrlm_pl.serving.verifiers.asking import MAX_BATCH, Terms
 
-        positive("verifier client: ", timeout_seconds=timeout_seconds, patience_seconds=patience_seconds)
-        between(1, MAX_BATCH, "verifier client: ", batch_size=batch_size)
+        between(1, MAX_BATCH).check("VerifierClient: ", batch_size=batch_size)
         identity = Identity(tls_certificate, tls_key, tls_authority)
         self.terms = Terms(
             addresses_of(address, token_file, identity), float(timeout_seconds), float(patience_seconds), batch_size

@@ -19,7 +19,7 @@ from mrlm_pl.serving.transport.connection import refuse
 from mrlm_pl.serving.verifiers import verifier_pb2 as pb
 from mrlm_pl.serving.verifiers import verifier_pb2_grpc
 from mrlm_pl.serving.verifiers.asking import MAX_BATCH, MAX_CHARACTERS
-from mrlm_pl.settings import at_least
+from mrlm_pl.settings import PositiveInt, check_arguments
 
 logger = logging.getLogger(__name__)
 
@@ -47,8 +47,8 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         ConfigurationError: ``batch`` or ``queue`` is below 1.
     """
 
-    def __init__(self, scorer: TextScorer, model: str, batch: int = 64, queue: int = 4096) -> None:
-        at_least(1, "verifier: ", batch=batch, queue=queue)
+    @check_arguments
+    def __init__(self, scorer: TextScorer, model: str, batch: PositiveInt = 64, queue: PositiveInt = 4096) -> None:
         self.scorer, self.model, self.batch, self.queue = scorer, model, batch, queue
         self.draining = False
         self.scored_total = self.batches_total = self.refused_total = 0

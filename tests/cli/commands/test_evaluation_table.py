@@ -282,7 +282,7 @@ def test_without_an_environment_runs_play_their_own_and_models_those_of_all(
         (("model", "run", "--served-by", "{mian: 127.0.0.1:9}"), "'model' has no policy 'mian' to be served; did you"),
         (("model", "run", "--served-by", "{main: 127.0.0.1}"), "policies.main: served_by: the address '127"),
         (("model", "run", "--policy-sampling", "{mian: {top_k: 1}}"), "no policy 'mian'; did you mean 'main'?"),
-        (("model", "run", "--temperature", "-1"), "sampling.temperature is -1.0; it must be 0 or above"),
+        (("model", "run", "--temperature", "-1"), "Sampling: temperature is -1.0; it must be 0 or above"),
         (
             ("model", "run", "--output", "run/config.yaml/x.json"),
             "output: 'run/config.yaml/x.json' cannot be written",

@@ -253,6 +253,8 @@ def test_data_help_is_plain_and_names_only_options_that_work(mrlm):
     assert ":class:" not in out
     assert "``" not in out
     assert "see AsyncOptions:" in out
+    assert "over all ranks. It must be 1 or above. (type: int, default: 8)" in " ".join(out.split())
+    assert "Optional[int]" not in " ".join(out.split())
 
 
 @pytest.mark.parametrize("words", [("parrot",), ("ParrotEnvironment", "--data", "ToyData")])
@@ -294,9 +296,9 @@ MISTAKES = {
     ),
     "settings value of a policy": (
         ("--data.sampling.policies.a.top_p", "2"),
-        ("sampling.policies.a.top_p is 2", "from 0 to 1"),
+        ("sampling.policies.a.top_p is 2", "above 0 and at most 1"),
     ),
-    "settings value": (("--data.sampling.temperature", "-1"), ("sampling.temperature is -1", "0 or above")),
+    "settings value": (("--data.sampling.temperature", "-1"), ("Sampling: temperature is -1", "0 or above")),
     "policy key": (("--model.policies.a.lerning_rate", "1"), ("lerning_rate", "'learning_rate'")),
     "policy value": (
         ("--model.policies.a.learning_rate", "1e-4x"),

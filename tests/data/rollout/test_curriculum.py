@@ -231,7 +231,7 @@ def test_apportioned_numbers_are_never_below_zero() -> None:
 
 @pytest.mark.parametrize("value", [{"floor": 0.0}, {"floor": 1.1}, {"rate": 0.0}, {"start": 1.5}])
 def test_values_out_of_range_are_refused(value: dict[str, float]) -> None:
-    with pytest.raises(ConfigurationError, match=r"data\.curriculum"):
+    with pytest.raises(ConfigurationError, match=f"SuccessRateCurriculum: {next(iter(value))} is"):
         SuccessRateCurriculum(**value)
 
 

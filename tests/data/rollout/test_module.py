@@ -252,7 +252,7 @@ def test_rounds_of_another_mode_or_below_one_are_refused(echo: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"data\.rounds is of data\.mode sync, and the mode is async"):
         RolloutDataModule(echo(), mode="async", rounds=RoundOptions())
     for name in ("piece", "answer"):
-        with pytest.raises(ConfigurationError, match=rf"data\.rounds\.{name} is 0; it must be 1 or above"):
+        with pytest.raises(ConfigurationError, match=rf"RoundOptions: {name} is 0; it must be 1 or above"):
             RoundOptions(**{name: 0})
     RolloutDataModule(echo(), mode="async", max_lag=0, rounds=RoundOptions())
 
@@ -713,7 +713,7 @@ def test_the_engine_of_the_module_ends_with_its_stage(model_folder: Path, echo: 
 @pytest.mark.parametrize("option", [{"retries": -1}, {"processes": -1}, {"step_timeout": 0.0}])
 def test_numbers_out_of_range_are_refused_before_a_model_is_read(option: dict[str, Any], echo: Any) -> None:
     ((name, value),) = option.items()
-    with pytest.raises(ConfigurationError, match=rf"^data\.{name} is {value}; it must be "):
+    with pytest.raises(ConfigurationError, match=rf"^RolloutDataModule: {name} is {value}; it must be "):
         RolloutDataModule(echo(), **option)
 
 

@@ -508,10 +508,10 @@ def test_numbers_out_of_range() -> None:
         (lambda: RayPool(0), "workers is 0"),
         (lambda: RayPool(calls=0), "calls is 0"),
         (lambda: RayPool(replacements=-1), "replacements is -1"),
-        (lambda: PoolResources(gpus=-1), "resources.gpus is -1"),
+        (lambda: PoolResources(gpus=-1), "PoolResources: gpus is -1"),
         (lambda: PoolResources(gpus=1.5), "resources.gpus is 1.5; above 1 it must be whole"),
-        (lambda: PoolDeadlines(sample=0), "deadlines.sample is 0"),
-        (lambda: WeightTransfer(bucket_bytes=1), "transfer.bucket_bytes is 1"),
+        (lambda: PoolDeadlines(sample=0), "PoolDeadlines: sample is 0"),
+        (lambda: WeightTransfer(bucket_bytes=1), "WeightTransfer: bucket_bytes is 1"),
     ):
         with pytest.raises(ConfigurationError, match=match):
             make()

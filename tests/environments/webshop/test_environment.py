@@ -409,5 +409,5 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_wrong_settings_are_named(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"webshop: {message}"):
+    with pytest.raises(ConfigurationError, match=f"(webshop|WebShopEnvironment): {message}"):
         WebShopEnvironment(**options)

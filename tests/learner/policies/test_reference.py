@@ -217,8 +217,8 @@ def test_an_average_of_half_precision_is_refused(model_folder: Path) -> None:
     [
         ({"reference_sync": {"every": 3}}, "reference_sync.every is 3, but without a kl.coefficient"),
         ({"kl": {"coefficient": 0.1}, "reference_sync": {"decay": 0.9}}, "but reference_sync.every is not set"),
-        ({"kl": {"coefficient": 0.1}, "reference_sync": {"every": 1, "decay": 1.0}}, "reference_sync.decay is 1.0"),
-        ({"kl": {"coefficient": 0.1}, "reference_sync": {"every": 0}}, "reference_sync.every is 0"),
+        ({"kl": {"coefficient": 0.1}, "reference_sync": {"every": 1, "decay": 1.0}}, "ReferenceSync: decay is 1.0"),
+        ({"kl": {"coefficient": 0.1}, "reference_sync": {"every": 0}}, "ReferenceSync: every is 0"),
     ],
 )
 def test_a_reference_that_cannot_move_is_an_error(options: dict[str, Any], message: str, model_folder: Path) -> None:

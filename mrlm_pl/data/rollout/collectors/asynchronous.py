@@ -22,7 +22,7 @@ from mrlm_pl.engines import ContinuousEngine, RoutingEngine, Sampling
 from mrlm_pl.episode import Episode, Turn
 from mrlm_pl.errors import RolloutError, counted
 from mrlm_pl.rollout.play import EpisodeSpec
-from mrlm_pl.settings import Settings, at_least, positive
+from mrlm_pl.settings import PositiveFloat, PositiveInt, Settings
 
 logger = logging.getLogger(__name__)
 
@@ -51,16 +51,11 @@ class AsyncOptions(Settings):
         ConfigurationError: a value out of range.
     """
 
-    episodes: int | None = None
-    piece: int = 32
-    rows: int = 256
+    episodes: PositiveInt | None = None
+    piece: PositiveInt = 32
+    rows: PositiveInt = 256
     over_age: Literal["drop", "reweight"] = "drop"
-    patience: float = 600.0
-
-    def __post_init__(self) -> None:
-        owner = "data.async_options."
-        at_least(1, owner, piece=self.piece, rows=self.rows, episodes=self.episodes)
-        positive(owner, patience=self.patience)
+    patience: PositiveFloat = 600.0
 
 
 class Lags:
