@@ -1,4 +1,4 @@
-"""Options: their ranges, mappings in place of objects, seats of agents, addresses."""
+"""Options: their ranges, mappings instead of objects, seats of agents, addresses."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def check_arguments(function: F) -> F:
     """Return a function whose calls name the nearest argument for an unknown one, and take no float as int.
 
     Of arguments that are annotated as numbers it takes a scalar of NumPy or torch as the number of Python that it
-    holds, which alone a checkpoint may hold. It refuses other values than a whole number for an ``int``, values that a
+    holds, which alone a checkpoint may hold. It rejects other values than a whole number for an ``int``, values that a
     ``Literal`` does not list, unless they are functions and the annotation has those too, and None for a number, text
     or choice that must have a value: all would fail where the argument is used. Keywords of any name are taken as they
     are; they belong to the functions that this one calls.
@@ -101,7 +101,7 @@ def _choices(function: Callable[..., Any]) -> dict[str, tuple[list[Any], list[An
     """Return the values that each ``Literal`` of an argument lists, and the origins of its annotation, by name."""
     try:
         hints = get_type_hints(function)
-    except (NameError, AttributeError, SyntaxError, TypeError):  # only type checkers import a name, or it is no type
+    except (NameError, AttributeError, SyntaxError, TypeError):  # only type checkers import a name, or it is not a type
         return {}
     choices = {}
     for name, hint in hints.items():
@@ -168,18 +168,18 @@ def check_instance(cls: type | tuple[type, ...], value: Any, name: str, kind: st
         cls: expected class, or several.
         value: value to check.
         name: name of the setting, for messages.
-        kind: kind of the instances, in words.
+        kind: kind of the instances, in words, with its article.
 
     Raises:
-        ConfigurationError: the value is not an instance, or is the class in place of one.
+        ConfigurationError: the value is not an instance, or is the class instead of one.
 
-    >>> check_instance(float, float, "rate", "number")
+    >>> check_instance(float, float, "rate", "a number")
     Traceback (most recent call last):
-    mrlm_pl.errors.ConfigurationError: rate: <class 'float'> is no number; call it: float()
+    mrlm_pl.errors.ConfigurationError: rate: <class 'float'> is not a number; call it: float()
     """
     if not isinstance(value, cls):
         remedy = f"call it: {value.__name__}()" if isinstance(value, type) else "give an instance of its class"
-        raise ConfigurationError(f"{name}: {value!r:.80} is no {kind}; {remedy}")
+        raise ConfigurationError(f"{name}: {value!r:.80} is not {kind}; {remedy}")
 
 
 def at_least(least: float, owner: str = "", **options: float | None) -> None:
@@ -247,7 +247,7 @@ def one_of(choices: Collection[Any], owner: str = "", **options: Any) -> None:
         ConfigurationError: a value is not among the choices.
     """
     for name, value in options.items():
-        if value is not None and value not in [*choices]:  # equality alone: a value may be no key
+        if value is not None and value not in [*choices]:  # equality alone: a value may not be a key
             hint = did_you_mean(str(value), list(map(str, choices)), f"choose from {', '.join(map(str, choices))}")
             raise ConfigurationError(f"{owner}{name} is {value!r}; {hint}")
 
@@ -256,7 +256,7 @@ def _check(owner: str, options: Mapping[str, Any], holds: Callable[[Any], bool],
     for name, value in options.items():
         try:
             valid = value is None or holds(value)
-        except TypeError as error:  # a value of another type has no order, or is no key
+        except TypeError as error:  # a value of another type has no order, or is not a key
             raise ConfigurationError(f"{owner}{name} is {value!r}, a {type(value).__name__}; {remedy}") from error
         if not valid:
             raise ConfigurationError(f"{owner}{name} is {value!r}; {remedy}")

@@ -251,7 +251,7 @@ class GenericRows(RowsInParts):
         self._model = model
 
     def _step_part(self, part: Part, numbers: list[int], tokens: Tensor) -> list[tuple[Rows, list[int], Tensor]]:
-        """Recompute rows that cross the model's boundary with their next token, in a part of their own."""
+        """Recompute rows that cross the model's boundary with their next token, as a separate part."""
         over = [i for i, row in enumerate(part.token_ids) if len(row) == self._model.boundary]
         if not over:
             return super()._step_part(part, numbers, tokens)
