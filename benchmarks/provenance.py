@@ -51,7 +51,7 @@ def provenance(
 
 
 def commit() -> str:
-    """Return the short hash of the present commit, with a ``+`` if files differ from it; empty outside of git."""
+    """Return the short hash of the present commit, with a ``+`` if files differ from it; empty outside git."""
     command = ["git", "describe", "--always", "--exclude=*", "--dirty=+"]
     if shutil.which("git") is None:
         return ""

@@ -1,4 +1,4 @@
-"""Ask a stored run what else could have happened: other decisions in place of a wrong one, and other credit.
+"""Ask a stored run what else could have happened: other decisions instead of a wrong one, and other credit.
 
 python examples/what_if.py
 """

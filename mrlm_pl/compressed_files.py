@@ -48,7 +48,7 @@ class _Members(Decoder):
 
     Args:
         begin: function that makes the decompressor of one member.
-        padding: byte that may stand between members; empty for none.
+        padding: byte that may occur between members; empty for none.
     """
 
     def __init__(self, begin: Callable[[], Any], padding: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Atomic, durable writes: readers, also after a kill, see the old file or the complete new one."""
+"""Atomic, durable writes: readers see the old file or the complete new one, even after a kill."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def check_writable(option: str, path: Path) -> None:
 
 
 def check_new(option: str, path: Path) -> None:
-    """Refuse a file or folder that exists, and one that cannot be written; see :func:`check_writable`.
+    """Reject a file or folder that exists, and one that cannot be written; see :func:`check_writable`.
 
     Raises:
         ConfigurationError: the path, which the option names, exists or cannot be written.
@@ -126,7 +126,7 @@ def write_json(path: str | Path, data: Mapping[str, Any]) -> None:
     """Replace ``path`` by indented JSON; infinities and NaN become null.
 
     Raises:
-        OSError: it cannot be written; the error names it, also where the disk is full.
+        OSError: it cannot be written; the error names it, even if the disk is full.
     """
     text = json.dumps(finite(data), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     with replacing(path) as draft:

@@ -66,7 +66,7 @@ _REASONING_END = re.compile(r"""</think>(?!(?<=(["'`])</think>)\1)""")
 def final_text(reply: str) -> str:
     """Return a reply's text after the model's reasoning, which ``</think>`` ends; empty if the reasoning has no end.
 
-    A tag in quotes is text about tags, such as that of a program that removes the reasoning.
+    A quoted tag does not count: it is text about tags, as in a program that removes the reasoning.
 
     >>> final_text("<think>7 or 8?</think>\\n8"), final_text("\\n8")
     ('8', '\\n8')
@@ -81,7 +81,7 @@ def final_text(reply: str) -> str:
 
 
 def reasoning_text(reply: str) -> str:
-    """Return the model's reasoning, which stands before :func:`final_text`, without its tags.
+    """Return the model's reasoning before its :func:`final_text`, without the tags.
 
     >>> reasoning_text("<think>\\n7 or 8?\\n</think>\\n\\n8"), reasoning_text("<think>8, so"), reasoning_text("8")
     ('7 or 8?', '8, so', '')
@@ -200,14 +200,14 @@ class Turn:
         policy: policy that sampled the turn.
         version: version of the policy in optimizer steps; the oldest one if ``spans`` has several.
         engine: engine that sampled the first token.
-        node: state in the turn tree; empty outside of turn trees.
+        node: state in the turn tree; empty outside turn trees.
         sample: index of the decision among those that the agent made in this state. Turns of several episodes with
             equal group, node, agent and sample are the same decision.
         spans: tokens of the turn by version and engine, if either changed while it was sampled; else empty.
         scripted: True if the turn was given rather than sampled for this episode: a turn of the episode that it
             branches from, or a written one. It generated no tokens.
-        return_: return that the learner credits the turn with, such as that of the episode or of the joint actions that
-            contain the turn; None if it was not trained on.
+        return_: return that the learner credits the turn with, such as the return of the episode or of the joint
+            actions that contain the turn; None if it was not trained on.
         baseline: baseline of the return, such as the mean of the group or a critic's value; None if the algorithm has
             none.
         advantage: advantage as the loss reads it, with all scaling; None if the turn was not trained on. With a critic
@@ -246,7 +246,7 @@ class Trajectory:
     """The tokens of one agent in an episode.
 
     An agent has several trajectories only if its chat template rewrites history, or if a program that calls it does not
-    extend its conversation; each then stands alone.
+    extend its conversation; each is then trained separately.
 
     Args:
         agent: name of the agent.
@@ -280,9 +280,9 @@ class Trajectory:
 
     @property
     def replies(self) -> tuple[int, ...]:
-        """Return the indices of the messages that are its turns, the last ones of the assistant.
+        """Return the indices of the messages that are its turns: the last messages of the assistant.
 
-        Before them may stand examples in the prompt, and turns of another row that a template has repeated.
+        Examples in the prompt, and turns of another row that a template has repeated, may precede them.
         """
         spoken = [index for index, message in enumerate(self.messages) if message.role == "assistant"]
         return tuple(spoken[max(len(spoken) - len(self.turns), 0) :])
@@ -317,7 +317,7 @@ class Episode:
         task: the problem instance.
         group: key of the episodes that are compared with each other; they share a task.
         seed: seed from which all sampling seeds of the episode derive.
-        iteration: iteration in which it was collected; -1 outside of training.
+        iteration: iteration in which it was collected; -1 outside training.
         trajectories: trajectories by agent, in order of their start.
         stop_reason: reason for the end, in the environment's words; ``error`` for a failed episode.
         truncated: whether a limit ended it; critics then bootstrap from its last state.
@@ -377,12 +377,12 @@ class Episode:
         return self.id, "", turn.agent, turn.index
 
     def with_rows(self, change: Callable[[Trajectory], Trajectory]) -> Episode:
-        """Return the episode with other trajectories, each of which ``change`` makes from the present one."""
+        """Return the episode with each trajectory replaced by ``change`` of it."""
         changed = {agent: tuple(map(change, rows)) for agent, rows in self.trajectories.items()}
         return replace(self, trajectories=changed)
 
     def with_turns(self, change: Callable[[Turn], Turn]) -> Episode:
-        """Return the episode with other turns, each of which ``change`` makes from the present one."""
+        """Return the episode with each turn replaced by ``change`` of it."""
         return self.with_rows(lambda row: replace(row, turns=tuple(map(change, row.turns))))
 
     def rewards(self) -> dict[str, float]:
@@ -478,7 +478,7 @@ def json_line(
 
 
 def _calls_are_plain(episode: Episode) -> bool:
-    """Return whether the arguments of tool calls are as JSON has them, with texts as keys.
+    """Return whether the arguments of tool calls are plain JSON, with strings as keys.
 
     Raises:
         ValueError: a number is NaN or infinite, which JSON lacks and msgspec would write as null.
@@ -507,14 +507,14 @@ def _plain(value: Any) -> Any:
         return dict(value)
     raise EnvironmentContractError(
         f"an episode holds {value!r:.80}, a {type(value).__name__}; JSON has no such value; let the data of its task "
-        "hold texts, numbers, lists and mappings"
+        "hold strings, numbers, lists and mappings"
     )
 
 
 def question_to(episode: Episode, agent: str) -> str | None:
-    """Return the first user message of an episode: the agent's if it acted in the first step, else another's that did.
+    """Return the first user message of an episode: the agent's if it acted in the first step, or of one that did.
 
-    So a leader that first sees the answers of others still has the question. None if the record lacks messages.
+    For a leader that first sees the others' answers this is the question too. None if the record lacks messages.
     """
     begins = min(turn.index for turn in episode.turns())
     first = [row for row in episode.rows() if row.turns and row.turns[0].index == begins]
@@ -532,13 +532,13 @@ def judging_environments(episodes: Iterable[Episode]) -> set[str]:
     return {episode.task.environment for episode in episodes if episode.success is not None}
 
 
-def branches(episode: Episode) -> bool:
+def is_tree_path(episode: Episode) -> bool:
     """Return True if an episode is a path of a turn tree."""
     return any(turn.node for turn in episode.turns())
 
 
-def decided(episode: Episode) -> dict[int, dict[str, tuple[Turn, Trajectory]]]:
-    """Return the turn of each agent, with its row, by step in order."""
+def turns_by_step(episode: Episode) -> dict[int, dict[str, tuple[Turn, Trajectory]]]:
+    """Return the turn of each agent, with its trajectory, by step, in order."""
     by_step: dict[int, dict[str, tuple[Turn, Trajectory]]] = {}
     for row in episode.rows():
         for turn in row.turns:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from mrlm_pl.compressed_files import packed, unpacked
 from mrlm_pl.durable_files import replacing
-from mrlm_pl.episode import Episode, branches
+from mrlm_pl.episode import Episode, is_tree_path
 from mrlm_pl.errors import DataError, moved, storing
 from mrlm_pl.settings import PositiveInt, Settings
 from mrlm_pl.turn_tree import TurnTree, episodes_of
@@ -145,7 +145,7 @@ def write_episodes(path: str | Path, episodes: Sequence[Episode], parents: bool 
 
 
 def _records(episodes: Sequence[Episode]) -> Iterator[str]:
-    for tree, paths in itertools.groupby(episodes, lambda episode: episode.group if branches(episode) else None):
+    for tree, paths in itertools.groupby(episodes, lambda episode: episode.group if is_tree_path(episode) else None):
         records = [*paths]
         if tree is not None:
             with suppress(ValueError):  # episodes of several runs, which stay single ones

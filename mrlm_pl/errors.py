@@ -60,7 +60,7 @@ class SandboxError(MRLMError):
 
 
 class RemoteError(MRLMError):
-    """A server could not be reached, refused a request, or violated the protocol."""
+    """A server could not be reached, rejected a request, or violated the protocol."""
 
 
 class RemoteTimeoutError(RemoteError, TimeoutError):
@@ -94,7 +94,7 @@ ROLLOUT_ERRORS = (EngineError, ProgramError, RemoteError, RolloutError)
 
 
 def tell(message: str) -> None:
-    """Print a message for the user, beside the output of a command."""
+    """Print a message for the user, apart from the output of a command."""
     print(f"mrlm: {message}", file=sys.stderr)
 
 
@@ -233,7 +233,7 @@ def source_line(method: Any) -> str:
 
 
 def source_line_of_error(error: BaseException) -> str:
-    """Return ``file:line`` of the innermost frame outside of installed packages; empty if there is none."""
+    """Return ``file:line`` of the innermost frame outside installed packages; empty if there is none."""
     innermost = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         file = frame.f_code.co_filename

@@ -1,4 +1,4 @@
-"""Values by key, in parts of limited size, and inside of each other; short names; the common beginning of sequences."""
+"""Values by key, in parts of limited size, and inside each other; short names; the common beginning of sequences."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def distinct_tails(names: Sequence[str], separator: str) -> list[str]:
 
 
 def split_by_size(values: Iterable[V], size: Callable[[V], int], most: int, largest: int) -> Iterator[list[V]]:
-    """Yield the values in order, in parts of limited size; a larger value is a part of its own.
+    """Yield the values in order, in parts of limited size; a larger value is its own part.
 
     Args:
         values: values to divide.

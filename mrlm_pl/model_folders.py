@@ -1,4 +1,4 @@
-"""Which model a user names: a folder, a run, which stands for its only policy, or a model of the hub."""
+"""The model that a user names: a folder, a run, which stands for its only policy, or a model on the hub."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def missing_folder(name: str) -> str | None:
 
 
 def check_hub_model(name: str, option: str) -> None:
-    """Refuse a name that is no folder and no model of the hub, without the hub's own many attempts.
+    """Reject a name that is neither a folder nor a model on the hub, without the hub client's many retries.
 
     Raises:
         PolicyError: the hub has no such model, or does not answer within :data:`HUB_SECONDS` seconds.
@@ -102,7 +102,7 @@ def check_hub_model(name: str, option: str) -> None:
     try:
         if not isinstance(try_to_load_from_cache(name, "config.json"), str):
             HfApi().model_info(name, timeout=HUB_SECONDS)
-    except Exception as error:  # of the hub's, its HTTP library's and the system's many classes
+    except Exception as error:  # the hub client, its HTTP library and the system raise many classes
         fault = f"the hub does not give such a model ({first_line(error)}); {_advice(Path(name))}"
         raise PolicyError(f"{option}: there is no folder {name!r}, and {fault}") from error
 

@@ -1,4 +1,4 @@
-"""Options: their ranges, mappings in place of objects, seats of agents, addresses."""
+"""Options: their ranges, mappings instead of objects, seats of agents, addresses."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def check_arguments(function: F) -> F:
     """Return a function whose calls name the nearest argument for an unknown one, and take no float as int.
 
     Of arguments that are annotated as numbers it takes a scalar of NumPy or torch as the number of Python that it
-    holds, which alone a checkpoint may hold. It refuses other values than a whole number for an ``int``, those out of a
+    holds, which alone a checkpoint may hold. It rejects other values than a whole number for an ``int``, those out of a
     :class:`Range` in the annotation, values that a ``Literal`` does not list, unless they are functions and the
     annotation has those too, and None for a number, text or choice that must have a value: all would fail where the
     argument is used. Keywords of any name are taken as they are; they belong to the functions that this one calls.
@@ -161,7 +161,7 @@ def _kinds(function: Callable[..., Any]) -> dict[str, tuple[list[Any], list[Any]
             hints = get_type_hints(function, localns=missing, include_extras=True)
         except NameError as error:  # only type checkers import the name; a list may have parameters too
             missing[str(error.name)] = list
-        except (AttributeError, SyntaxError, TypeError):  # it is no type
+        except (AttributeError, SyntaxError, TypeError):  # it is not a type
             hints = {}
     kinds = {}
     for name, hint in hints.items():
@@ -177,7 +177,7 @@ def _kinds(function: Callable[..., Any]) -> dict[str, tuple[list[Any], list[Any]
 
 
 def check_ranges(cls: type, owner: str, **options: Any) -> None:
-    """Validate options that stand in place of those of a data class, by the ranges in its annotations.
+    """Validate options that replace those of a data class, by the ranges in its annotations.
 
     Raises:
         ConfigurationError: a value lies outside.
@@ -270,18 +270,18 @@ def check_instance(cls: type | tuple[type, ...], value: Any, name: str, kind: st
         cls: expected class, or several.
         value: value to check.
         name: name of the setting, for messages.
-        kind: kind of the instances, in words.
+        kind: kind of the instances, in words, with its article.
 
     Raises:
-        ConfigurationError: the value is not an instance, or is the class in place of one.
+        ConfigurationError: the value is not an instance, or is the class instead of one.
 
-    >>> check_instance(float, float, "rate", "number")
+    >>> check_instance(float, float, "rate", "a number")
     Traceback (most recent call last):
-    mrlm_pl.errors.ConfigurationError: rate: <class 'float'> is no number; call it: float()
+    mrlm_pl.errors.ConfigurationError: rate: <class 'float'> is not a number; call it: float()
     """
     if not isinstance(value, cls):
         remedy = f"call it: {value.__name__}()" if isinstance(value, type) else "give an instance of its class"
-        raise ConfigurationError(f"{name}: {value!r:.80} is no {kind}; {remedy}")
+        raise ConfigurationError(f"{name}: {value!r:.80} is not {kind}; {remedy}")
 
 
 def not_all_zero(owner: str = "", **options: Any) -> None:
@@ -304,7 +304,7 @@ def one_of(choices: Collection[Any], owner: str = "", **options: Any) -> None:
         ConfigurationError: a value is not among the choices.
     """
     for name, value in options.items():
-        if value is not None and value not in [*choices]:  # equality alone: a value may be no key
+        if value is not None and value not in [*choices]:  # equality alone: a value may not be a key
             hint = did_you_mean(str(value), list(map(str, choices)), f"choose from {', '.join(map(str, choices))}")
             raise ConfigurationError(f"{owner}{name} is {value!r}; {hint}")
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mrlm_pl.episode import SCHEMA, Episode, Trajectory, Turn, decided, json_line
+from mrlm_pl.episode import SCHEMA, Episode, Trajectory, Turn, json_line, turns_by_step
 from mrlm_pl.grouping import grouped
 
 
@@ -39,7 +39,7 @@ class JointAction:
 class TurnTree:
     """A group of episodes that branch: every path from the root to a leaf is an episode.
 
-    In a file, the tokens of each decision stand once, with those of the observations before it.
+    In a file, the tokens of each decision are stored once, with those of the observations before it.
 
     Attributes:
         paths: episodes of the tree. Turns that they share have the same ``node`` and ``sample`` in all of them.
@@ -58,7 +58,7 @@ class TurnTree:
         actions: dict[str, JointAction] = {}
         decisions: dict[tuple[str, str, int], tuple[Turn, Trajectory]] = {}
         for path in paths:
-            steps = decided(path)
+            steps = turns_by_step(path)
             states = [next(iter(by_agent.values()))[0].node for by_agent in steps.values()]
             for (step, by_agent), node, leads_to in zip(steps.items(), states, [*states[1:], path.id], strict=True):
                 if leads_to in actions:

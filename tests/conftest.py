@@ -24,7 +24,7 @@ SLOW_SECONDS = 3600
 settings.register_profile("suite", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
 
-# The workers collect the same files, and dozens of processes import the package. Compile each file once, also where the
+# The workers collect the same files, and dozens of processes import the package. Compile each file once, even if the
 # environment of a container forbids it.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -28,7 +28,7 @@ def test_a_draft_that_a_kill_left_is_no_policy(tmp_path: Path) -> None:
 
 
 def test_an_adapter_is_named_as_such(tmp_path: Path) -> None:
-    """It was said to be no folder of a model, without the way to one."""
+    """It was said not to be a folder of a model, without the way to one."""
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(PolicyError, match=r"^model: '.*' is an adapter; name the folder of the merged weights"):
         policy_folder(str(tmp_path), "model")

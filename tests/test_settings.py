@@ -1,4 +1,4 @@
-"""Names of models and mappings of settings in place of instances, and messages for wrong ones."""
+"""Names of models and mappings of settings instead of instances, and messages for wrong ones."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def test_settings_may_be_mappings(model_folder: Path) -> None:
             r"policies.main.lerning_rate: .* did you mean 'learning_rate'\?",
         ),
         ({"main": 3}, "policies.main is 3; give Policy or a mapping of its settings"),
-        ({"a.b": {}}, "policies: 'a.b' is no name of a policy, .* give one without dots and slashes"),
-        ({"../main": {}}, "policies: '../main' is no name of a policy"),
+        ({"a.b": {}}, "policies: 'a.b' is not a name of a policy, .* give one without dots and slashes"),
+        ({"../main": {}}, "policies: '../main' is not a name of a policy"),
         ({"main": {"lora": 4}}, "lora is 4; give LoRA or a mapping of its settings"),
     ],
 )
@@ -86,10 +86,10 @@ def test_a_policy_of_another_kind_is_named(policies: Any, fault: str) -> None:
 @pytest.mark.parametrize(
     ("environment", "fault"),
     [
-        ("math", "data.environment: 'math' is no environment; give an instance of its class"),
-        (MathEnvironment, r"is no environment; call it: MathEnvironment\(\)"),
+        ("math", "data.environment: 'math' is not an environment; give an instance of its class"),
+        (MathEnvironment, r"is not an environment; call it: MathEnvironment\(\)"),
         ([], "data.environment is an empty list; give at least one environment"),
-        ([MathEnvironment(), None], "data.environment: None is no environment"),
+        ([MathEnvironment(), None], "data.environment: None is not an environment"),
     ],
 )
 def test_what_is_no_environment_is_named(environment: Any, fault: str) -> None:
@@ -119,15 +119,15 @@ def test_a_misspelt_setting_is_named_with_the_nearest() -> None:
         (GRPO, {"overlong_buffer": 4.0}, "GRPO: overlong_buffer is 4.0; it must be a whole number"),
         (LoRA, {"rank": 2.0}, "LoRA: rank is 2.0; it must be a whole number"),
         (TrajectoryDataModule, {"train": [{"prompt": "x"}]}, "data.train is a list; give the path of a file"),
-        (Trainer, {"logger": "wandb"}, "trainer.logger: 'wandb' is no logger; give an instance of its class"),
-        (RolloutDataModule, {"engine": "vllm"}, "data.engine: 'vllm' is no engine; give an instance of its class"),
+        (Trainer, {"logger": "wandb"}, "trainer.logger: 'wandb' is not a logger; give an instance of its class"),
+        (RolloutDataModule, {"engine": "vllm"}, "data.engine: 'vllm' is not an engine; give an instance of its class"),
         (RolloutDataModule, {"async_options": 3}, "data.async_options is 3; give AsyncOptions or a mapping of its"),
         (RolloutDataModule, {"cross_policy": 0.5}, "data.cross_policy is 0.5; give CrossPolicy or a mapping of its"),
         (GRPO, {"advantage": None}, "GRPO: advantage is None; give a value"),
         (SFT, {"reduction": "mean"}, "SFT: reduction is 'mean'; did you mean 'token_mean'? Choose from"),
         (RolloutDataModule, {"curriculum": 0.5}, "data.curriculum is 0.5; give SuccessRateCurriculum or a mapping"),
-        (RolloutDataModule, {"environment": MathEnvironment}, "is no environment; call it: MathEnvironment()"),
-        (check_environment, {"environment": "math"}, "check_environment: 'math' is no environment; give an instance"),
+        (RolloutDataModule, {"environment": MathEnvironment}, "is not an environment; call it: MathEnvironment()"),
+        (check_environment, {"environment": "math"}, "check_environment: 'math' is not an environment; give"),
         (MathEnvironment, {"difficulty": 1}, "math: difficulty is 1; give [lowest, highest] from 1 to 5"),
     ],
 )

@@ -141,7 +141,7 @@ def summary(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, dict[s
 def main() -> None:
     """Run all arms and print the rows."""
     parser = parser_of(__doc__, seeds=3, environments=HELD_OUT, arms=ARMS)
-    parser.add_argument("--tokens", type=int, help="budget of generated tokens in place of the environment's own")
+    parser.add_argument("--tokens", type=int, help="budget of generated tokens instead of the environment's own")
     parser.add_argument("--folder", type=Path, help="of the recipes; default: a temporary one")
     options = parser.parse_args()
     silence()

@@ -142,7 +142,7 @@ def rollout(algorithm: Any, setting: dict[str, Any], size: int, unit: str) -> di
 def main() -> None:
     """Run the experiments and print the rows."""
     parser = parser_of(__doc__, seeds=10, experiments=["cost", *TASKS], arms=ARMS)
-    parser.add_argument("--tokens", type=int, help="budget of generated tokens in place of the task's own")
+    parser.add_argument("--tokens", type=int, help="budget of generated tokens instead of the task's own")
     options = parser.parse_args()
     if {*options.experiments} & {*TASKS} and "MAGRPO" not in options.arms:
         parser.error("--arms lacks MAGRPO, which the others are compared with: add it")

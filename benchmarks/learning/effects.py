@@ -204,7 +204,7 @@ class Arm:
         options: options of the class.
         seats: policy of each agent; {} is ``learner`` for all. ``opponent`` is frozen.
         data: options of the rollouts.
-        callbacks: makes further callbacks.
+        callbacks: makes extra callbacks.
         environment: makes an environment that replaces the effect's.
         model: returns a model that replaces the effect's.
     """

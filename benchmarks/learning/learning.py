@@ -8,9 +8,9 @@ held-out problems before and after. SFT and the preference algorithms train on 6
 collect`: SFT on the right ones, the others on 8 of each problem, KTO on each by its success. ``rewards`` are the mean
 rewards of the rollouts, one per iteration; CPU seconds are those of all processes, collection and evaluations included.
 
-``--curves`` measures training on fixed data and distillation at several optimizer steps instead: of policies the
+``--curves`` measures training on fixed data and distillation at several optimizer steps instead: for policies the
 accuracy on 500 problems of the validation split, which :class:`~mrlm_callbacks.HeldOutEvaluation` plays for its curve;
-the table has those of the test split. Of reward models it is the accuracy on held-out answers. A seed
+the table has those of the test split. For reward models it is the accuracy on held-out answers. A seed
 collects its files once for all configurations; the reward models share the answers of seed 0, divided by the run's
 seed. ``--data`` keeps the files.
 

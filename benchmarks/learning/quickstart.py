@@ -21,7 +21,7 @@ def run(seed: int, config: str = "configs/quickstart.yaml", *changes: str) -> di
     """Run one configuration of a math environment in its own process.
 
     Args:
-        changes: further options of the command.
+        changes: extra options of the command.
     """
     folder = Path(tempfile.mkdtemp()) / "run"
     options = ("--seed_everything", str(seed), "--trainer.default_root_dir", str(folder))

@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("--update", type=float, default=0.4)
     parser.add_argument("--mean", type=float, default=1.0)
     parser.add_argument("--sigma", type=float, default=1.0)
-    parser.add_argument("--episodes", type=int, default=64, help="maximal concurrent episodes per worker")
+    parser.add_argument("--episodes", type=int, default=64, help="maximum concurrent episodes per worker")
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
     parser.add_argument("--max-lag", type=int, nargs="+", default=[0, 1, 2, 4, 8])
     parser.add_argument("--iterations", type=int, default=200)

@@ -3,12 +3,12 @@
     python benchmarks/speed/cost_curves.py --trl-python .venv-peers/bin/python \\
         --comlrl-python .venv-peers-multi/bin/python [--axis group] [--side ours] [--quick] [--json curves.json]
 
-A point is a process of its own with one thread, forked from one that has only imported its side's libraries. It makes
-a small step first, then the measured ones: rollout and update of a random Llama model with forced lengths, as in
+Each point runs in its own process with one thread, forked from one that has only imported its side's libraries. It
+makes a small step first, then the measured ones: rollout and update of a random Llama model with forced lengths, as in
 ``grpo_step.py`` and ``team_step.py``. Measured are processor and wall seconds of a step, and the peak of the resident
-memory beyond that at the start of training, when the models are loaded. Group, vocabulary and episode are GRPO beside
+memory beyond that at the start of training, when the models are loaded. Group, vocabulary and episode are GRPO against
 TRL; agents, turns (IPPO, an episode is a chain) and tree (MAGRPO, whose turns branch: x is the number of states) teams
-beside CoMLRL. The last two have no peer: ``learner`` is a forward and backward pass over two rows of T tokens, the
+against CoMLRL. The last two have no peer: ``learner`` is a forward and backward pass over two rows of T tokens, the
 first half in common; ``engine`` a turn over a context of T tokens, the first half from the cache of an earlier turn.
 
 A slope is that of the logarithms: 1 is linear growth. It is shown over all points and between the last two, where
@@ -220,7 +220,7 @@ def measured(axis: str, side: str, value: int) -> dict[str, float]:
 
 
 def forked(axis: str, side: str, value: int, seconds: int, gigabytes: float) -> dict[str, Any]:
-    """Return the costs of a point from a process of its own, or the reason why it has none."""
+    """Return the costs of a point from its own process, or the reason why it has none."""
     with tempfile.TemporaryFile("w+", encoding="utf-8") as found:
         child = os.fork()
         if not child:

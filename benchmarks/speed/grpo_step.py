@@ -127,7 +127,7 @@ def run_ours(
     micro_batches: int = 1,
     device: str = "cpu",
 ) -> dict[str, Any]:
-    """Return step times and memory of this project; further callbacks, and another clock, may measure more.
+    """Return step times and memory of this project; extra callbacks, and another clock, may measure more.
 
     Args:
         compiled: whether the layers of the learner are compiled, and on a CPU those of the engine's decode step.

@@ -8,7 +8,7 @@ The work is that of grpo_step.py, or with ``--turns`` that of team_step.py. The 
 prompt once and of every new token, the update those of all tokens forward and twice backward, and those of the output
 head at the new tokens once more, because it is recomputed. They are measured without anything else, in the dtype of the
 precision, in the model's order and with weights for each layer, in the fastest layout and library and as the best of
-several rounds: a decode step reads all weights, and most lie outside of the nearest cache. Those of a team take each
+several rounds: a decode step reads all weights, and most lie outside the nearest cache. Those of a team take each
 token of a tree once, while its micro-batches compute common prefixes again. Times of a phase are the least of all steps
 after the warm-up, because other processes only add to them.
 
@@ -68,7 +68,7 @@ DTYPES = {"32-true": torch.float32, "bf16-mixed": torch.bfloat16, "bf16-true": t
 
 @dataclass(frozen=True)
 class Product:
-    """A product ``[rows, inputs] @ [inputs, outputs]``, in a number of layers with weights of their own."""
+    """A product ``[rows, inputs] @ [inputs, outputs]``, in a number of layers with their own weights."""
 
     rows: int
     inputs: int

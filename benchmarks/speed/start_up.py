@@ -3,7 +3,7 @@
     python benchmarks/speed/start_up.py [--rounds 5] [--threads 1] [--only NAME ...] [--against FOLDER ...]
         [--json FILE]
 
-Each round starts every command once in a process of its own, and with ``--against`` also with the code of other
+Each round starts every command once in its own process, and with ``--against`` also with the code of other
 checkouts, in turns; the first round only fills the caches of files. Printed are medians, in seconds of the wall clock
 and of the CPU. A phase excludes the modules that it imports: all of them, with the start of the interpreter, are the
 first phase. ``validation`` plays the episodes of ``HeldOutEvaluation``, and with a validation loop its sanity check.

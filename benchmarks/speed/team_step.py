@@ -124,11 +124,11 @@ def run_ours(
     device: str = "cpu",
     precision: str = "32-true",
 ) -> dict[str, Any]:
-    """Return step times and memory of this project; further callbacks, and another clock, may measure more.
+    """Return step times and memory of this project; extra callbacks, and another clock, may measure more.
 
     Args:
         compiled: whether the layers of the policies and of the engine's decode step are compiled.
-        rank: rank of the agents' adapters on one model; None: each agent trains a model of its own.
+        rank: rank of the agents' adapters on one model; None: each agent trains its own model.
         device: ``cpu`` or ``cuda``.
         precision: precision of the trainer.
     """

@@ -100,10 +100,10 @@ class CollapseAlarm(Settings):
 
     Args:
         margin: alarm when the score against an anchor is more than this below the best earlier one, also that
-            before training. A score of n games has a standard error of up to ``.5 / sqrt(n)``, so choose more than
+            before training. A score of n games has a standard error of up to ``0.5 / sqrt(n)``, so choose more than
             three times that.
         floor: alarm also when the score against an anchor is below this; None has no such bound.
-        action: ``warn`` logs it; ``stop`` ends the run in order, with its export.
+        action: ``warn`` logs it; ``stop`` ends the run cleanly, with its export.
 
     Raises:
         ConfigurationError: a number is out of range.

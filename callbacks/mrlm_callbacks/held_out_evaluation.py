@@ -97,7 +97,7 @@ class HeldOutEvaluation(Callback):
         self._data, self._reports = None, {}
 
     def _rollouts(self, trainer: Trainer) -> RolloutDataModule:
-        """Return the data module that plays: the run's, or one of the environment beside files."""
+        """Return the data module that plays: the run's, or, when training on files, one for the environment."""
         if self.environment is None:
             return rollouts_of(trainer, "HeldOutEvaluation", "name one with HeldOutEvaluation.environment")
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
@@ -184,4 +184,4 @@ class HeldOutEvaluation(Callback):
         console.width = console.width if console.is_terminal else 100
         with console.capture() as shown:
             console.print(table)
-        print(shown.get(), end="")  # above a live display, which a console of its own would print into
+        print(shown.get(), end="")  # above a live display, which a separate console would print into

@@ -35,7 +35,7 @@ class SelfPlay(Callback, CollectionObserver):
     on the Elo scale from the games that it trains on and those against anchors; the rating of the initial snapshot is
     0, and players whom no chain of games links with it have no rating. Anchors are opponents that never change, since
     in self-play the reward stays about 0 whether the learner improves or forgets; the alarm watches the scores against
-    them. A game's score is 1, .5 or 0 if the learner's agents earned more than the opponent's, as much, or less.
+    them. A game's score is 1, 0.5 or 0 if the learner's agents earned more than the opponent's, as much, or less.
 
     Logged after each iteration: ``self_play/score`` of its games, ``self_play/opponent`` (number of the snapshot),
     ``self_play/pool`` (snapshots in it), ``self_play/elo``, ``elo_low``, ``elo_high`` and ``opponent_elo``; and when

@@ -30,8 +30,8 @@ class SnapshotPool:
         size: maximum number of snapshots, the initial one included.
         draw: ``uniform``; ``latest``: the newest; ``prioritized``: with a weight of ``(1 - w)^2`` for the learner's
             score ``w`` against it (AlphaStar's prioritized fictitious self-play, doi 10.1038/s41586-019-1724-z), but
-            never of less than .01, so that a beaten snapshot returns now and then and reveals forgetting. ``w``
-            is .5 before the first game and then a running average, in which the latest collection against that
+            never of less than 0.01, so that a beaten snapshot returns now and then and reveals forgetting. ``w``
+            is 0.5 before the first game and then a running average, in which the latest collection against that
             snapshot counts a quarter.
     """
 

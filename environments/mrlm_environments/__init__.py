@@ -1,4 +1,4 @@
-"""Environments and tools: a folder each. They are imported when a name is used, and never bring torch."""
+"""Environments and tools, one folder each. They are imported when a name is used, and never import torch."""
 
 import lazy_loader
 

@@ -48,7 +48,7 @@ def read_answer(reply: str, form: Format, question: str = "", operations: bool =
     A number is read as by :func:`~mrlm_pl.answers.numbers.extract_answer`, with its ``operations``, but for operations
     that are copied from the question: they are the problem and not its result. A label is the one in the last
     ``<answer>`` tag or box, else the last behind "answer is", else the last that is stated. Labels that are denied or
-    stand in a list are not stated; labels that are supposed ("it would be neutral") count where no other is stated.
+    appear in a list are not stated; labels that are supposed ("it would be neutral") count where no other is stated.
 
     >>> read_answer("3 apples and 4 pears, so 7", "math"), read_answer("\\boxed{}", "math")
     ('7', None)
@@ -70,7 +70,7 @@ def read_answer(reply: str, form: Format, question: str = "", operations: bool =
 
 
 def _without_copies(reply: str, question: str) -> str:
-    """Return a reply with ``x`` in place of each operation of the question."""
+    """Return a reply with ``x`` instead of each operation of the question."""
     for operation in _OPERATION.findall(question):
         value = number_value(operation)
         if value is None or value.denominator == 1 or " " in operation:  # else it is a number, such as 1/2
@@ -85,9 +85,9 @@ def is_right(answer: str | None, expected: str, form: Format) -> bool:
 
 
 def vote(answers: Sequence[str | None], form: Format) -> str | None:
-    """Return the answer that most give; None is no vote, and no votes are None.
+    """Return the answer that most give; None is not a vote, and no votes are None.
 
-    Numbers of the same value are the same answer. Of answers with equally many votes the one that was given first in
+    Numbers of the same value are the same answer. Among answers with equally many votes the one given first in
     the sequence wins, so a vote between two different answers is the first one.
 
     >>> vote([None, None, "5"], "math"), vote(["4", "5", "5.0"], "math"), vote([None], "math")

@@ -19,12 +19,12 @@ class Centralized(Environment):
     in tags ``<agent_1>...</agent_1>``, numbered in the environment's order, and writes their replies in the same tags.
     A part runs to its closing tag, the next agent's tag or the end of the reply. The reply of an agent without a part
     is empty, which the environment judges as any other reply; the metric ``split`` is the fraction of the parts that
-    were found. Where one agent alone is due, a reply without tags is its reply. Rewards and their components are the
+    were found. If one agent alone is due, a reply without tags is its reply. Rewards and their components are the
     means over the agents, as a team's are.
 
     Args:
         environment: the team's; its name, tasks and metrics are kept.
-        separator: text between the replies, in the environment's order, in place of tags.
+        separator: text between the replies, in the environment's order, instead of tags.
 
     Raises:
         ConfigurationError: the environment gives tools or is async.

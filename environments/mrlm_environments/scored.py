@@ -15,7 +15,7 @@ from mrlm_pl.reward_models.scorer import VERIFIER_SCORE, TextScorer, team_messag
 
 
 class ScoredEnvironment(Environment, proxy=True):
-    """Another environment with the score of a reward model in place of its rewards, for reinforcement learning on it.
+    """Another environment with the score of a reward model instead of its rewards, for reinforcement learning on it.
 
     At the end of an episode every agent earns the same: the probability of the model's score for the conversation of
     the team, in which a step's observations are one user's message and its joint action is one reply, with a line

@@ -1,4 +1,4 @@
-"""Play tic-tac-toe of PettingZoo and of TextArena with codecs of your own, and train by self-play.
+"""Play tic-tac-toe of PettingZoo and of TextArena with your own codecs, and train by self-play.
 
 python examples/adapters/tic_tac_toe.py
 """
@@ -37,7 +37,7 @@ class LinesCodec(TextArenaCodec):
     """Show TextArena's board in the same way."""
 
     def observation(self, lines: Sequence[Any]) -> str:
-        """Return the board of the last message, whose cells stand between lines: `` 0 | X | 2 ``."""
+        """Return the board of the last message, whose cells are between lines: `` 0 | X | 2 ``."""
         board = lines[-1].text.partition("Available")[0]
         cells = re.findall(r"[\dXO]", board.partition(":")[2])
         mover = "O" if cells.count("O") == cells.count("X") else "X"

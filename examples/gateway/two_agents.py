@@ -1,4 +1,4 @@
-"""A solver and a checker with OpenAI's plain client, each trained as a policy of its own.
+"""A solver and a checker with OpenAI's plain client, each trained as its own policy.
 
 mrlm fit --config configs/tasks/harness.yaml
 """

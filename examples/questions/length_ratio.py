@@ -1,4 +1,4 @@
-"""Two agents with a policy each tell a story: the second's text should be two to three times as long as the first's.
+"""Two agents, each with its own policy, tell a story; the second text should be two to three times as long.
 
 python examples/questions/length_ratio.py
 """

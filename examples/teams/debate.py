@@ -1,4 +1,4 @@
-"""Two debaters, each a policy of its own, learn to argue with new words; a judge by rules scores them.
+"""Two debaters, each with its own policy, learn to argue with new words; a judge by rules scores them.
 
 python examples/teams/debate.py
 """

@@ -40,7 +40,7 @@ def main(answers: int = 8000, iterations: int = 20, output: str = "runs/maporl",
     data = mrlm_pl.RolloutDataModule(discussion, groups=8, iterations=iterations, sampling=sampling)
     trainer = mrlm_pl.Trainer(output=str(folder / "team"), limit_val_batches=0, gradient_clip_val=1.0)
     trainer.fit(algorithm, data)
-    # 4. The verifier's score beside the accuracy by the problems' own answers, before and after.
+    # 4. The verifier's score next to the accuracy by the problems' own answers, before and after.
     for when, model in (("before", "builtin:tiny"), ("after", str(folder / "team"))):
         held_out = CollaborativeReasoningEnvironment(max_turns=3, scorer=scorer)
         report = mrlm_pl.evaluate(model, held_out, num_episodes=episodes, sampling=sampling)

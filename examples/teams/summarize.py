@@ -1,4 +1,4 @@
-"""Two policies summarize a text together by MAGRPO: one writes a short summary, the other one a longer version.
+"""Two policies summarize a text together, trained with MAGRPO: one writes a short summary, the other a longer version.
 
 The rewards are CoMLRL's: ratios of length and of new words, shared words, linking phrases.
 

@@ -1,4 +1,4 @@
-"""Train the built-in tiny model on sums by PPO: the shortest script.
+"""Train the built-in tiny model on sums with PPO: the shortest script.
 
 python examples/training/simple_ppo.py
 """

@@ -1,4 +1,4 @@
-"""Train on programming tasks by PPO with several attempts: an agent reads which tests fail, and tries again.
+"""Train on programming tasks with PPO and several attempts: an agent reads which tests fail, and tries again.
 
 The built-in tiny model writes no programs; start from the first stage of train_hybrid_sft_ppo.py, or name your model.
 

@@ -1,4 +1,4 @@
-"""Train by PPO in two processes; each plays its own tasks, and both make the same update.
+"""Train with PPO in two processes; each plays its own tasks, and both make the same update.
 
 python examples/training/train_distributed_ppo.py
 """

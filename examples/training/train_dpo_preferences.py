@@ -1,4 +1,4 @@
-"""Train by DPO on a model's own answers: the best against the worst of eight to each problem.
+"""Train with DPO on a model's own answers: the best against the worst of eight to each problem.
 
 python examples/training/train_dpo_preferences.py
 """

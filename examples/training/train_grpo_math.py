@@ -1,4 +1,4 @@
-"""Train on math by GRPO with DAPO's settings: an asymmetric clip, a length penalty, and no groups without a signal.
+"""Train on math with GRPO and DAPO's settings: an asymmetric clip, a length penalty, and no groups without a signal.
 
 python examples/training/train_grpo_math.py
 """

@@ -1,4 +1,4 @@
-"""Fine-tune on solutions of small programming tasks, then train the result by PPO on hidden tests in the sandbox.
+"""Fine-tune on solutions of small programming tasks, then train the result with PPO on hidden tests in the sandbox.
 
 python examples/training/train_hybrid_sft_ppo.py
 """

@@ -1,4 +1,4 @@
-"""Train on math by PPO with a KL penalty in the reward, several passes over a rollout, and a comparison of accuracies.
+"""Train on math with PPO and a KL penalty in the reward, several passes over a rollout, and a comparison of accuracies.
 
 python examples/training/train_math_ppo.py
 """

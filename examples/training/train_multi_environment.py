@@ -1,4 +1,4 @@
-"""Train one policy on three environments at once, with other shares, group sizes and names for each.
+"""Train one policy on three environments in one run, each with its own share, group size and name.
 
 python examples/training/train_multi_environment.py
 """

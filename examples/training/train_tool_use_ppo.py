@@ -1,4 +1,4 @@
-"""Train an agent that calls a calculator by PPO: fine-tuning on calls, then rewards for right answers.
+"""Train an agent that calls a calculator with SFT and PPO: first on calls, then on rewards for right answers.
 
 python examples/training/train_tool_use_ppo.py
 """

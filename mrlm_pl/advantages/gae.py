@@ -18,7 +18,7 @@ def token_gae(
     lam: float = 0.95,
     bootstrap_values: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return advantages and returns, both [B, T] and 0 outside the mask; each row is a trajectory of its own.
+    """Return advantages and returns, both [B, T] and 0 outside the mask; each row is its own trajectory.
 
     ``d_t = r_t + gamma V_{t+1} - V_t``, ``A_t = d_t + gamma lam A_{t+1}``, ``return_t = A_t + V_t``, where ``t + 1`` is
     the row's next *action* token: environment tokens carry V and A through unchanged. Whiten the advantages

@@ -1,4 +1,4 @@
-"""Advantages against the history of a run, in place of a comparison within groups."""
+"""Advantages against the history of a run, instead of a comparison within groups."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Credit for decisions that are combined to joint actions and judged together.
+"""Credit for decisions that are combined into joint actions and judged together.
 
-K is the number of joint actions in a state, A that of agents, G that of each agent's decisions.
+K is the number of joint actions in a state, A the number of agents, G the number of each agent's decisions.
 """
 
 from __future__ import annotations
@@ -48,38 +48,38 @@ def decision_returns(
 ) -> dict[int, float]:
     """Return the return of each of an agent's decisions, by index: the mean over the joint actions that contain it.
 
-    Where a joint action is missing because it failed, decisions are compared over the same decisions of the others:
-    those beside which every decision that has a return at all has one. None is left where there are no such.
+    If a joint action is missing because it failed, decisions are compared over the same decisions of the others:
+    those that every decision with any return was combined with. The result is empty if there are none.
 
     Args:
         returns: returns by joint action, a tuple of the index of each agent's decision.
         place: position of the agent in the joint actions.
         partners: number of decisions of the others that each decision is combined with if nothing fails: return the sum
-            over this number in place of the mean, for comparison with implementations that add up.
+            over this number instead of the mean, for comparison with implementations that sum.
 
     >>> decision_returns({(0, 0): 1.0, (0, 1): 2.0, (1, 0): 3.0, (1, 1): 4.0}, 0)
     {0: 1.5, 1: 3.5}
     >>> decision_returns({(0, 0): 1.0, (0, 1): 2.0, (1, 0): 3.0}, 0)
     {0: 1.0, 1: 3.0}
     """
-    beside: dict[tuple[int, ...], dict[int, float]] = {}
+    by_partners: dict[tuple[int, ...], dict[int, float]] = {}
     for joint, value in returns.items():
-        beside.setdefault(joint[:place] + joint[place + 1 :], {})[joint[place]] = value
+        by_partners.setdefault(joint[:place] + joint[place + 1 :], {})[joint[place]] = value
     numbers = sorted({joint[place] for joint in returns})
-    complete = [found for found in beside.values() if len(found) == len(numbers)]
+    complete = [decided for decided in by_partners.values() if len(decided) == len(numbers)]
     if not complete:
         return {}
     weight = 1 if partners is None else partners
-    return {number: weight * math.fsum(found[number] for found in complete) / len(complete) for number in numbers}
+    return {number: weight * math.fsum(decided[number] for decided in complete) / len(complete) for number in numbers}
 
 
 def counterfactual_advantages(
     returns: Mapping[tuple[int, ...], float], place: int, bonus: Callable[[int], float] = lambda number: 0.0
 ) -> dict[tuple[int, ...], float]:
-    """Return an agent's part in each joint action: the return minus its mean over the agent's decisions.
+    """Return an agent's advantage in each joint action: the return minus its mean over the agent's decisions.
 
     The decisions of the others are kept, as in COMA (arXiv 1705.08926), whose expectation is replaced by the mean over
-    the decisions that were sampled; exactly 0 where these are all worth the same.
+    the decisions that were sampled; exactly 0 if these are all worth the same.
 
     Args:
         returns: returns by joint action, a tuple of the index of each agent's decision.
@@ -90,11 +90,11 @@ def counterfactual_advantages(
     >>> counterfactual_advantages(square, 0)
     {(0, 0): -1.0, (0, 1): -1.0, (1, 0): 1.0, (1, 1): 1.0}
     """
-    worth = {joint: value + bonus(joint[place]) for joint, value in returns.items()}
-    alike = grouped((joint[:place] + joint[place + 1 :], own) for joint, own in worth.items())
+    values = {joint: value + bonus(joint[place]) for joint, value in returns.items()}
+    by_partners = grouped((joint[:place] + joint[place + 1 :], own) for joint, own in values.items())
     advantages = {}
-    for joint, own in worth.items():
-        others = alike[joint[:place] + joint[place + 1 :]]
+    for joint, own in values.items():
+        others = by_partners[joint[:place] + joint[place + 1 :]]
         advantages[joint] = math.fsum(own - other for other in others) / len(others)
     return advantages
 
@@ -102,7 +102,7 @@ def counterfactual_advantages(
 def group_max_advantages(rewards: Tensor, group_ids: Tensor) -> Tensor:
     """Return the rewards [B] minus the highest of their group [B].
 
-    That baseline depends on the decision that it judges, so the gradient is biased: only for comparison with
+    This baseline depends on the decision that it judges, so the gradient is biased: use it only to compare with
     implementations that call this ReMax.
 
     >>> group_max_advantages(torch.tensor([1.0, 2.0, 4.0, 9.0]), torch.zeros(4, dtype=torch.int64)).tolist()
@@ -116,7 +116,7 @@ def group_max_advantages(rewards: Tensor, group_ids: Tensor) -> Tensor:
 def group_scaled_advantages(advantages: Tensor, rewards: Tensor, group_ids: Tensor, eps: float = 1e-6) -> Tensor:
     """Return the advantages [B] divided by the (unbiased) standard deviation of their group's rewards.
 
-    Groups of one, and of equal rewards, stay as they are: they have no scale.
+    Groups of one and groups of equal rewards are unchanged: they have no scale.
 
     >>> rewards = torch.tensor([1.0, 2.0, 4.0, 9.0])
     >>> scaled = group_scaled_advantages(rewards - 4, rewards, torch.zeros(4, dtype=torch.int64))

@@ -1,4 +1,4 @@
-"""Advantages of single turns: each is compared with turns of the other episodes of its group.
+"""Advantages of individual turns: each is compared with turns of the other episodes of its group.
 
 S is the number of turns of one agent each, over all episodes of a rollout.
 """

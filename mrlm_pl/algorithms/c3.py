@@ -17,7 +17,7 @@ class C3(PolicyGradient):
     """Contextual counterfactual credit assignment (arXiv 2603.06859).
 
     The context of a message, everything before it in a finished episode, is frozen. ``alternatives`` fresh samples of
-    the same agent take its place, and each is an episode of its own with return ``Q_k``. With ``rest: play`` the later
+    the same agent take its place, and each is its own episode with return ``Q_k``. With ``rest: play`` the later
     decisions are sampled again, and the recorded message is one of the K compared::
 
         A_k  = Q_k - mean over the others of Q_j

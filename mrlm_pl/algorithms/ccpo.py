@@ -30,8 +30,8 @@ class CCPO(PolicyGradient):
         loss = reduce_t( -min(rho_t A_i, clip(rho_t, 1 - clip.low, 1 + clip.high) A_i) + beta KL_t )
 
     Each episode is replayed once without each agent; see :class:`~mrlm_pl.learner.credit.marginal.Coalitions`. Episodes
-    of a group are not compared. Where agents decide at once, ``R(all without i)`` does not depend on agent i and the
-    expected gradient is that of the team's return, scaled by ``1 / s_i``. Where others react to agent i and their
+    of a group are not compared. If agents decide simultaneously, ``R(all without i)`` does not depend on agent i and
+    the expected gradient is that of the team's return, scaled by ``1 / s_i``. Where others react to agent i and their
     recorded messages are replayed, it is biased. The history is per environment and agent, over all ranks, and part of
     the checkpoint. ``train/contribution/ENVIRONMENT/AGENT`` is its mean.
 

@@ -11,7 +11,7 @@ from mrlm_pl.rewards import RewardShare
 
 
 class COMA(PolicyGradient):
-    """Counterfactual multi-agent policy gradients (arXiv 1705.08926) with sampled decisions in place of a critic.
+    """Counterfactual multi-agent policy gradients (arXiv 1705.08926) with sampled decisions instead of a critic.
 
     The g-th decisions of all agents make a joint action with return ``R_g``. For each agent it is compared with the
     joint actions in which only that agent's decision is replaced by its others, which are judged as well::

@@ -1,4 +1,4 @@
-"""A verifier of single answers: the probability that an answer to a question is right."""
+"""A verifier of individual answers: the probability that an answer to a question is right."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class CorrectnessModel(GivenAnswersAlgorithm):
     that the answer is right. Use it with ``AnswerDataModule``. The folder ``policies/NAME`` of a run is a reward model.
 
     A probe, linear on the state before the answer begins, is trained along without moving the model: that state knows
-    the question alone. Where each question has as many right as wrong answers it cannot do better than chance; where it
+    the question alone. If each question has as many right as wrong answers it cannot do better than chance; where it
     does, the data let a verifier guess from the question.
 
-    Logged under ``train/``: ``accuracy`` (score above 0 where the label is above .5), ``question_only_loss`` (nats of
-    the probe; ln 2 = .6931 is chance), ``grad_norm``, ``grad_norm_value``, ``grad_norm_question_only``. Under ``val/``
+    Logged under ``train/``: ``accuracy`` (score above 0 where the label is above 0.5), ``question_only_loss`` (nats of
+    the probe; ln 2 = 0.6931 is chance), ``grad_norm``, ``grad_norm_value``, ``grad_norm_question_only``. Under ``val/``
     and ``test/``: ``loss``, ``auc`` and ``accuracy`` of the scores, ``calibration_error`` (expected, 10 bins of the
     probability) and ``question_only_auc``, the area under the curve of the probe's guess; NaN where it is not defined.
 
@@ -162,7 +162,7 @@ _TIE_DECIMALS = 4
 class AnswerMeasures(nn.Module):
     """Area under the curve, accuracy and calibration of an evaluation loop; every rank must update in every batch.
 
-    An answer whose label is exactly .5 is neither right nor wrong and does not count.
+    An answer whose label is exactly 0.5 is neither right nor wrong and does not count.
     """
 
     def __init__(self) -> None:

@@ -41,8 +41,8 @@ class GRPO(PolicyGradient):
     (2402.14740) is ``advantage: leave_one_out``; DAPO (2503.14476) is ``clip.high: 0.28`` with an
     ``overlong_buffer`` and ``data.resample_rounds``.
 
-    Beside the numbers of :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`, ``clip_fraction`` is logged, the
-    fraction of tokens whose gradient the clip removes.
+    In addition to the numbers of :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`, ``clip_fraction`` is logged,
+    the fraction of tokens whose gradient the clip removes.
 
     Args:
         advantage: ``group_normalized``, ``group_centered``, ``leave_one_out``, or a function (in a configuration its

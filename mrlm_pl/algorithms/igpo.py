@@ -39,9 +39,9 @@ class IGPO(PolicyGradient):
     one, in nats per token of the answer.
 
     Args:
-        gain_weight: weight of the gains beside the environment's rewards.
+        gain_weight: weight of the gains relative to the environment's rewards.
         answer_key: field of the task's data with the reference answer.
-        answer_form: reply that is scored; ``{answer}`` in it stands for the reference answer.
+        answer_form: reply that is scored; ``{answer}`` is replaced by the reference answer.
         gamma: discount factor per turn.
         normalize: divide by the standard deviation.
         turn_baseline: baseline of a turn's return; see :data:`mrlm_pl.advantages.TurnBaseline`.
@@ -70,7 +70,7 @@ class IGPO(PolicyGradient):
     ) -> None:
         super().__init__(policies, seats, **settings)
         if "{answer}" not in answer_form:
-            raise ConfigurationError(f"answer_form is {answer_form!r}; put {{answer}} where the answer stands in it")
+            raise ConfigurationError(f"answer_form is {answer_form!r}; put {{answer}} at the place of the answer")
         self.gain_weight, self.answer_key, self.answer_form = gain_weight, answer_key, answer_form
         self.unit = TurnCredit(gamma, turn_baseline, normalize)
 

@@ -1,4 +1,4 @@
-"""Independent proximal policy optimization: every agent learns with a value of its own history."""
+"""Independent proximal policy optimization: every agent learns with a value of its own history alone."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class IPPO(PolicyGradient):
     With one policy for each agent and ``reward: own`` it is :class:`~mrlm_pl.algorithms.ppo.PPO`, which already treats
     each agent's trajectories separately. For agents that share a policy or a goal it adds:
 
-    * ``agent_critics``, one for each agent, also where agents share a policy: roles that see or earn different things
+    ** ``agent_critics``, one for each agent, even if agents share a policy: roles that see or earn different things
       do not share a value. Each critic reads its agent's tokens, learns from that agent's trajectories alone, and is
       not updated when there are none. Its loss is the mean over them; ``value_coefficient`` does not apply to it.
     * advantages whitened per agent, so that none outweighs the others by the scale of its rewards.
     * ``reward: team``: the reward of each turn is the mean over the agents of all rewards from then until its agent's
       next turn.
 
-    Of a critic ``train/AGENT/critic/value_loss``, ``grad_norm`` and ``grad_norm_value`` are logged; the other numbers
-    are those of :class:`~mrlm_pl.algorithms.ppo.PPO`.
+    For each critic ``train/AGENT/critic/value_loss``, ``grad_norm`` and ``grad_norm_value`` are logged; the other
+    numbers are those of :class:`~mrlm_pl.algorithms.ppo.PPO`.
 
     Args:
         agent_critics: models that estimate the values, by agent, for all agents with a trained policy; None gives each

@@ -1,4 +1,4 @@
-"""Kahneman-Tversky optimization: single answers that are desirable or not."""
+"""Kahneman-Tversky optimization: individual answers, each desirable or undesirable."""
 
 from __future__ import annotations
 

@@ -42,16 +42,16 @@ class MAPoRL(PolicyGradient):
         d_k  = r(t, a) on the last token of the turn, else 0,  + V_{k+1} - V_k    (V_{k+1} = 0 behind the last token)
         A_k  = d_k + lambda A_{k+1} within the turn
 
-    ``R`` contains the future already, so every turn is a decision problem of its own: no value and no advantage crosses
+    ``R`` contains the future already, so every turn is its own decision problem: no value and no advantage crosses
     its end, nor that of a truncated episode. The loss is that of :class:`~mrlm_pl.algorithms.ppo.PPO`;
     critics and whitening by agent are those of :class:`~mrlm_pl.algorithms.ippo.IPPO`.
 
     The k-th scored answer of an agent is its turn k, whichever step of the environment that was: a leader who answers
     after the others is in the same turn. An environment with an agent ``NAME@K`` for each turn of a person gives every
-    turn a policy, an adapter or a critic of its own by ``seats`` and ``agent_critics``; the person is one in ``S``.
+    turn its own policy, adapter or critic by ``seats`` and ``agent_critics``; the person is one in ``S``.
 
-    Logged once a rollout beside the numbers of IPPO, over all ranks: ``train/ties`` (how many incentives
-    compared with exactly .5), ``train/incentive_KIND`` (mean per answer), ``train/influence/turn_K`` (mean ``R``) and
+    Logged once a rollout in addition to the numbers of IPPO, over all ranks: ``train/ties`` (how many incentives
+    compared with exactly 0.5), ``train/incentive_KIND`` (mean per answer), ``train/influence/turn_K`` (mean ``R``) and
     ``train/trained/turn_K`` (1 for a trained turn). A decision without a ``score`` keeps
     its reward.
 

@@ -29,7 +29,7 @@ class MAPPO(PolicyGradient):
 
         d_t    = r_t + gamma V(s_{t+1}) - V(s_t),      A_t = d_t + gamma lambda A_{t+1}
         actor  = reduce_t( -min(rho A_t, clip(rho, 1 - clip.low, 1 + clip.high) A_t) + beta KL )
-        critic = mean_t .5 max((V - y_t)^2, (clip(V, V_t - value_clip, V_t + value_clip) - y_t)^2)
+        critic = mean_t 0.5 max((V - y_t)^2, (clip(V, V_t - value_clip, V_t + value_clip) - y_t)^2)
 
     with ``y_t`` the ``lambda``-return ``A_t + V(s_t)``, the one-step ``td`` target ``r_t + gamma V(s_{t+1})``, or the
     ``monte_carlo`` return. Truncated episodes bootstrap from the value of their last joint state;

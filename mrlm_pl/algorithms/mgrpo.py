@@ -37,7 +37,7 @@ class MGRPO(PolicyGradient):
     some are drawn without replacement; of fewer, all count several times.
 
     The comparison is biased: its baseline contains calls of the own episode, which share its ``R``, and the number of
-    calls that count depends on them. Scores of single calls keep their direction: their gradient is scaled by
+    calls that count depends on them. Scores of individual calls keep their direction: their gradient is scaled by
     ``E[n - 1] / E[n]`` for n calls in a group.
 
     Args:
@@ -46,7 +46,7 @@ class MGRPO(PolicyGradient):
         policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:
-        ConfigurationError: a value out of range, or a planner that is no agent of the environment.
+        ConfigurationError: a value out of range, or a planner that is not an agent of the environment.
     """
 
     smallest_group = 2

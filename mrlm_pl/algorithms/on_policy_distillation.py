@@ -34,11 +34,11 @@ class OnPolicyDistillation(PolicyGradient):
 
     With a ``reprompt`` and no ``policy`` the student teaches itself, with more information: SDPO (2601.20802) with
     ``sibling`` or ``feedback``, SDFT (2601.19897) with ``demonstration``. Any other policy gradient takes the same
-    ``distillation`` beside its rewards.
+    ``distillation`` in addition to its rewards.
 
-    Beside the numbers of :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`, these are logged for each policy:
-    ``teacher_divergence`` (nats per token: the reverse KL's estimate for ``sampled``, else ``D``),
-    ``teacher_agreement`` (mean of ``min(1, p / q)`` over the sampled tokens: 1 less the total variation), and
+    In addition to the numbers of :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`, these are logged for each
+    policy: ``teacher_divergence`` (nats per token: the reverse KL's estimate for ``sampled``, else ``D``),
+    ``teacher_agreement`` (mean of ``min(1, p / q)`` over the sampled tokens: 1 minus the total variation), and
     ``taught_rows`` (fraction of the trajectories with a teacher).
 
     Args:

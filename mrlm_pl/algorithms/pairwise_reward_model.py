@@ -24,8 +24,8 @@ class PairwiseRewardModel(GivenAnswersAlgorithm):
 
     Use it with ``PreferenceDataModule``; pairs of plain text are scored as a user's message and the answer to it. The
     folder ``policies/NAME`` of a run is a reward model. Only differences of scores are trained, so a score by itself
-    says nothing, and ``sigmoid`` of it is no probability of a right answer: :class:`CorrectnessModel` gives that. With
-    ``centering`` the mean score is near 0.
+    says nothing, and ``sigmoid`` of it is not a probability of a right answer: :class:`CorrectnessModel` gives that.
+    With ``centering`` the mean score is near 0.
 
     Logged under ``train/``: ``pair_accuracy`` (fraction of pairs whose chosen answer has the higher score; half for
     equal scores), ``margin`` (mean of ``s(w) - s(l)``), ``grad_norm`` and ``grad_norm_value``; under ``val/`` and

@@ -25,7 +25,7 @@ class PPO(PolicyGradient):
                          - entropy.coefficient H_t  + beta k3_t if `kl.placement: loss` )
 
     The text of the environment between two turns carries value and advantage through unchanged. Truncated episodes
-    bootstrap from the value of their last state, terminated ones do not. Where the last observation of a truncated
+    bootstrap from the value of their last state, terminated ones do not. If the last observation of a truncated
     episode exceeds the context window, they bootstrap from the state at the end of the window. Advantages are
     whitened over all tokens of a policy on all ranks; returns are not. ``data.passes`` and ``data.minibatches`` set how
     often a rollout is used.

@@ -9,7 +9,7 @@ from mrlm_pl.learner.policy_gradient import PolicyGradient
 class REINFORCEPlusPlusBaseline(PolicyGradient):
     """REINFORCE++-baseline (arXiv 2501.03262).
 
-    The returns of a task's episodes less their mean ``m``, whitened over all of a policy's tokens on all ranks::
+    The returns of a task's episodes minus their mean ``m``, whitened over all of a policy's tokens on all ranks::
 
         A_t  = (r_i - m - mean) / std
         loss = reduce_t( -min(rho_t A_t, clip(rho_t, 1 - clip.low, 1 + clip.high) A_t) + beta KL_t )

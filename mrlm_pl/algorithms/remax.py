@@ -15,9 +15,9 @@ class ReMax(PolicyGradient):
         loss = reduce_t( -A_i log pi(token_t) + beta KL_t )
 
     There is no ratio and no clip, so use a rollout once (``data.passes`` and ``data.minibatches`` 1). With several
-    agents all play greedily at once, and each is compared with its own return there, 0 where it did not act. Groups
-    whose greedy episode failed are left out. Logged once a rollout under ``train/``: ``greedy_reward``, the mean of the
-    baselines, and ``missing_baselines``, the number of groups left out; the rest is described at
+    agents all play greedily in the same episode, and each is compared with its own return there, 0 where it did not
+    act. Groups whose greedy episode failed are left out. Logged once a rollout under ``train/``: ``greedy_reward``, the
+    mean of the baselines, and ``missing_baselines``, the number of groups left out; the rest is described at
     :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Args:

@@ -42,7 +42,7 @@ class SFT(Algorithm):
 
         bc   = reduce_t( -log pi(token_t | tokens before it) )   over action tokens, the end-of-turn token included
         wm   = the same over the tokens with which the environment answers an action
-        loss = bc (behavioral_cloning), wm (world_model) or .5 bc + .5 wm (combined)
+        loss = bc (behavioral_cloning), wm (world_model) or 0.5 bc + 0.5 wm (combined)
 
     Logged under ``train/``: ``nll`` (nats per action token), ``perplexity``, ``grad_norm``, and ``observation_nll``
     (nats per observation token) where the objective has them; under ``val/`` and ``test/`` ``nll`` and

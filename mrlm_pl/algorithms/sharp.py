@@ -67,7 +67,7 @@ class SHARP(PolicyGradient):
         self.unit = Coalitions("marginal", absent=absent, rest=rest)
 
     def returns(self, episodes: Sequence[Episode], bonus: TurnBonus, greedy: Sequence[Episode]) -> Returns:
-        """Return the weighted rewards, with the bonuses of turns, in place of the contributions."""
+        """Return the weighted rewards, with the bonuses of turns, instead of the contributions."""
         returns = super().returns(episodes, bonus, greedy)
         team = torch.tensor([episode.reward for episode in returns.episode], dtype=torch.float64)
         contributed = returns.reward - returns.bonus

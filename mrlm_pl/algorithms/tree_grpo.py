@@ -22,10 +22,10 @@ class TreeGRPO(PolicyGradient):
         paper:    A_t = (R_i - mean(R of the tree)) / std(R of the tree) + (R_i - mean(R)) / std(R of the task)
         loss      = reduce_t( -min(rho_t A_t, clip(rho_t, 1 - clip.low, 1 + clip.high) A_t) + beta KL_t )
 
-    A shared turn is credited once in each leaf that contains it, as in the paper. Where all episodes have equally many
+    A shared turn is credited once in each leaf that contains it, as in the paper. If all episodes have equally many
     turns every leaf is a sample of the policy, and ``unbiased`` without ``normalize`` has the gradient of the expected
     return. ``paper`` compares a shared turn with leaves that contain it, which cancels its credit within the tree:
-    early turns have the comparison between trees alone, later ones both. Where the number of turns varies, states of
+    early turns have the comparison between trees alone, later ones both. If the number of turns varies, states of
     long episodes are drawn less often each, and neither is exact.
 
     The environment must be deterministic in its task.

@@ -58,12 +58,12 @@ def balance(
 ) -> BalancedAnswers:
     """Return equal numbers of right and wrong answers to each question, split by question for training and validation.
 
-    White space does not distinguish questions, nor answers. An answer labeled both right and wrong is dropped. The seed
-    draws the dropped surplus answers and the validation questions, independently of the order of the answers.
+    Questions or answers that differ only in whitespace are the same. An answer labeled both right and wrong is dropped.
+    The seed draws the dropped surplus answers and the validation questions, independently of the order of the answers.
 
     Args:
         answers: right ones with ``correct`` 1, wrong ones with 0.
-        per_question: maximal number of right, and of wrong, answers to a question; None keeps all with a counterpart.
+        per_question: maximum number of right, and of wrong, answers to a question; None keeps all with a counterpart.
         seed: seed of all choices.
         fill_wrong: generate missing wrong answers from right ones; see
             :func:`mrlm_pl.answers.wrong.wrong_answers`.

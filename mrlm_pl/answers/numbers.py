@@ -1,7 +1,7 @@
 r"""Extract the final answer of a reply, and compare it by exact value.
 
 The answer is the content of the last ``<answer>`` tag, or the last ``\boxed{}``, ``#### N`` or "answer is N", else the
-last number. A box or a tag must hold one value: a list, an interval or an expression with variables is no answer.
+last number. A box or a tag must hold one value: a list, an interval or an expression with variables is not an answer.
 Values are exact fractions, without a tolerance, and every step is bounded: only the last ``MAX_CHARACTERS`` characters
 of a reply are read, and numbers of more than ``MAX_DIGITS`` digits do not count.
 """

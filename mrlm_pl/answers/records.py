@@ -54,8 +54,8 @@ def read_answers(source: str, split: str = "train") -> tuple[list[Answer], int]:
     """Return the answers of a source in order, and how many failed episodes were left out.
 
     A source holds rows of :class:`Answer`, or episode records. In an episode the agent's first user message is the
-    question, its last reply the answer, and ``success`` says whether it is right. Where several agents answer, or one
-    several times for a ``score``, each turn is an answer, right with a score above .5; an agent that begins with what
+    question, its last reply the answer, and ``success`` says whether it is right. If several agents answer, or one
+    several times for a ``score``, each turn is an answer, right with a score above 0.5; an agent that begins with what
     others said, such as a leader, answers their question.
 
     Args:

@@ -29,7 +29,7 @@ def wrong_answers(question: str, right: Sequence[str], count: int, existing: Col
         question: the question.
         right: right answers to the question, at least one.
         count: maximum number of wrong answers.
-        existing: existing answers, which are not generated again; white space does not distinguish answers.
+        existing: existing answers, which are not generated again; answers that differ only in whitespace are the same.
         rng: source of all choices.
 
     >>> wrong_answers("What is 7 * 8 - 5?", ["7*8=56; 56-5=51"], 3, (), Random(0))
@@ -50,7 +50,7 @@ def wrong_answers(question: str, right: Sequence[str], count: int, existing: Col
 
 
 def plain(text: str) -> str:
-    """Return a text with single spaces in place of all white space; equal answers differ in nothing else."""
+    """Return a text with all whitespace replaced by single spaces; equal answers differ in nothing else."""
     return " ".join(text.split())
 
 

@@ -24,27 +24,27 @@ COMMANDS = {
     "test": ("mrlm_pl.cli.commands.fit:test", "run the test loop"),
     "predict": ("mrlm_pl.cli.commands.fit:predict", "play test episodes with the policies"),
     "eval": ("mrlm_pl.cli.commands.evaluation_table:eval_run", "score runs and models on environments"),
-    "arena": ("mrlm_pl.cli.commands.evaluate:arena_run", "play runs against each other in every seating, with Elo"),
+    "arena": ("mrlm_pl.cli.commands.evaluate:arena_run", "play runs against each other in all seatings, with Elo"),
     "collect": ("mrlm_pl.cli.commands.collect:run", "play episodes with a run or a model and write them to a file"),
     "gateway": (
         "mrlm_pl.cli.commands.collect:gateway_run",
-        "play the agents of programs that call OpenAI's API, and write their episodes",
+        "serve a model to programs that call OpenAI's API, and write their episodes",
     ),
-    "replay": ("mrlm_pl.cli.commands.replay:replay_run", "play the episodes of a run again and compare them"),
-    "rescore": ("mrlm_pl.cli.commands.replay:rescore_run", "play the episodes of a run again with other rewards"),
+    "replay": ("mrlm_pl.cli.commands.replay:replay_run", "replay the episodes of a run and compare them"),
+    "rescore": ("mrlm_pl.cli.commands.replay:rescore_run", "replay the episodes of a run with other rewards"),
     "recredit": ("mrlm_pl.cli.commands.recredit:run", "credit the episodes of a run with another algorithm"),
     "whatif": ("mrlm_pl.cli.commands.replay:whatif_run", "replace a recorded decision and play the rest"),
     "view": ("mrlm_pl.cli.commands.view:run", "look at runs in a browser or a terminal"),
-    "sweep": ("mrlm_pl.cli.commands.sweep:run", "train several seeds and settings side by side and compare them"),
+    "sweep": ("mrlm_pl.cli.commands.sweep:run", "train several seeds and settings in parallel and compare them"),
     "report": ("mrlm_pl.cli.commands.report:run", "compare runs over their seeds at equal cost"),
-    "balance": ("mrlm_pl.cli.commands.balance:run", "balance right and wrong answers to each question, for a verifier"),
+    "balance": ("mrlm_pl.cli.commands.balance:run", "balance right and wrong answers per question, for a verifier"),
     "export": ("mrlm_pl.cli.commands.export:run", "write the policies of a checkpoint as Hugging Face folders"),
     "consolidate": ("mrlm_pl.cli.commands.consolidate:run", "write a sharded checkpoint as one file"),
     "serve": ("mrlm_pl.cli.commands.serve:run", "host environments, policies and a verifier over gRPC"),
     "sessions": ("mrlm_pl.cli.commands.sessions:run", "list the live sessions of a server"),
-    "check-env": ("mrlm_pl.cli.commands.check_env:run", "check that an environment keeps the contract"),
+    "check-env": ("mrlm_pl.cli.commands.check_env:run", "check that an environment fulfills the contract"),
     "init": ("mrlm_pl.cli.commands.init:run", "write a package with an environment, an algorithm and a callback"),
-    "push": ("mrlm_pl.cli.commands.push:run", "publish a policy of a run on the Hugging Face Hub"),
+    "push": ("mrlm_pl.cli.commands.push:run", "publish a run's policy on the Hugging Face Hub"),
     "completion": ("mrlm_pl.cli.commands.completion:run", "print a script that completes commands in bash or zsh"),
     "info": ("mrlm_pl.cli.commands.info:run", "list versions, devices and installed classes"),
 }
@@ -137,7 +137,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             lacking = f" for {error.filename}" if error.filename else ""
             return _fail(f"no space is left on the device{lacking} ({error.strerror}); free some: {RESUMES}", 1)
         if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-            return _fail(f"{error.filename!r} is no path: its name is too long; name a shorter one", 2)
+            return _fail(f"{error.filename!r} is not a path: its name is too long; name a shorter one", 2)
         line = source_line_of_error(error)
         if not line or DEBUG_VARIABLE in os.environ:
             raise
@@ -178,7 +178,7 @@ def _discard_output() -> None:
 def _run(command: str, arguments: Sequence[str]) -> int:
     """Run a command and return its exit status: 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP.
 
-    Servers have handlers of their own from the moment that they listen, and end with status 0.
+    Servers have their own handlers from the moment that they listen, and end with status 0.
     """
     with ending_in_order() as interruption:
         try:

@@ -30,7 +30,7 @@ class Backoff:
         return self._deadline - self._loop.time()
 
     async def pause(self) -> bool:
-        """Sleep before the next attempt, at most until the deadline; return False, at once, after it."""
+        """Sleep before the next attempt, at most until the deadline; after it, return False immediately."""
         if self.left <= 0:
             return False
         await asyncio.sleep(min(self._pause * _jitter.uniform(0.5, 1.0), self.left))

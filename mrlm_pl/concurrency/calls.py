@@ -1,4 +1,4 @@
-"""Calls beside the event loop: a bounded queue of threads, fair between clients, and a deadline for every call."""
+"""Calls off the event loop: a bounded queue of threads, fair between clients, and a deadline for every call."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ class Workers:
         """Abandon late calls, and check again while there are calls."""
         now = time.monotonic()
         with self._condition:
-            # A process that was suspended, or a loop that was blocked: one such wait is no deadline, many are.
+            # A process that was suspended, or a loop that was blocked: one such wait is not a deadline, many are.
             still = max(0.0, now - self._watching[loop] - AWAKE_SECONDS)
             for job in self._running:
                 if job.loop is loop:

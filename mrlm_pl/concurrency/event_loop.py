@@ -35,7 +35,7 @@ _SIGNAL_SECONDS = 0.5
 
 _LOOK_SECONDS = 1.0
 _THREADS = 1000
-"""Most calls of ``asyncio.to_thread`` at once in a loop: those of a wave of programs may all wait for its last one."""
+"""Maximum number of concurrent ``asyncio.to_thread`` calls in a loop: a wave of programs may all wait for its last."""
 
 _STALL_SECONDS = 5.0
 """A loop that stands still for this long is a warning: one coroutine blocks all others."""
@@ -44,7 +44,7 @@ _LIBRARIES = ("<frozen", *map(sysconfig.get_path, ("stdlib", "purelib", "platlib
 
 _ADVICE = (
     "it stops all `async` functions: await slow work, as with an async client or asyncio.to_thread, or write a plain "
-    "function (`def`), which has a thread of its own"
+    "function (`def`), which has its own thread"
 )
 
 END_SECONDS = 10.0
@@ -204,7 +204,7 @@ def _log_unread(loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> 
 
 
 def _place_of(stack: traceback.StackSummary) -> str:
-    """Return the innermost place of a stack, and the innermost one outside of libraries."""
+    """Return the innermost place of a stack, and the innermost one outside libraries."""
     own = [entry for entry in stack if not entry.filename.startswith(_LIBRARIES)]
     places = [f"{entry.name} ({entry.filename}:{entry.lineno})" for entry in (*stack[-1:], *own[-1:])]
     return "in " + ", called in ".join(dict.fromkeys(places))

@@ -67,7 +67,7 @@ class Sampling(Settings):
         top_p: keep the smallest set of most probable tokens whose mass reaches ``top_p``; 1 keeps all.
         top_k: keep the ``top_k`` most probable tokens; 0 keeps all.
         max_tokens: maximum number of tokens in a turn.
-        policies: settings of single policies in place of these, by name; see :meth:`of`.
+        policies: settings that replace these for individual policies, by name; see :meth:`of`.
 
     Raises:
         ConfigurationError: a value is outside its range, or a policy's setting does not exist.
@@ -108,7 +108,7 @@ class Sampling(Settings):
         )
 
     def check_policies(self, known: Collection[str], owner: str) -> None:
-        """Validate the names of the policies with settings of their own.
+        """Validate the names of the policies with their own settings.
 
         Args:
             known: policies of the run.
@@ -288,7 +288,7 @@ class Engine(ChecksArguments, ABC):
 
     @property
     def calls_at_once(self) -> int:
-        """Concurrent calls of :meth:`sample` that a pool makes; further ones wait."""
+        """Concurrent calls of :meth:`sample` that a pool makes; others wait."""
         return 1
 
     def meet_learner(self, place: LearnerPlace) -> None:
@@ -311,7 +311,7 @@ class Engine(ChecksArguments, ABC):
     def reports_logprobs(self, policy: str) -> bool:
         """Return whether samples of the policy are the sampled token ids with their log-probabilities.
 
-        Else they are encoded from text, with log-probabilities of 0, and training refuses them. A pool gives its final
+        Else they are encoded from text, with log-probabilities of 0, and training rejects them. A pool gives its final
         answer after the first :meth:`load`.
         """
         return True

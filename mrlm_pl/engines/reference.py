@@ -1,4 +1,4 @@
-"""Reference models outside of the learner, for log-probabilities."""
+"""Reference models outside the learner, for log-probabilities."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ class _Checker:
         return Finding("tasks are JSON and a function of their index")
 
     def determinism(self) -> Finding:
-        """Check that equal replies give equal episodes on two copies, also after other episodes."""
+        """Check that equal replies give equal episodes on two copies, even after other episodes."""
         played_before = self.environment.copy()
         for task in self.tasks("train"):
             first, second = self.play(task, SPAM), self.play(task, SPAM, played_before)
@@ -222,7 +222,7 @@ class _Checker:
         return Finding(f"{len(HOSTILE_REPLIES)} hostile replies are judged")
 
     def order_of_calls(self) -> Finding:
-        """Check that a step before reset, after the end or by the wrong agents is refused."""
+        """Check that a step before reset, after the end or by the wrong agents is rejected."""
         environment, task = self.environment.copy(), self.tasks("train")[0]
         everybody = {agent: Message("assistant", SPAM) for agent in environment.agents}
         self._check_refused(environment, everybody, "step before reset")
@@ -281,7 +281,7 @@ def check_environment(
         ConfigurationError: the level is unknown.
         DataError: the environment's data cannot be read, so that there is nothing to check.
     """
-    check_instance(Environment, environment, "check_environment", "environment")
+    check_instance(Environment, environment, "check_environment", "an environment")
     one_of(get_args(Level), "check_environment: ", level=level)
     checker = _Checker(environment, tasks_per_split, max_turns)
     checks: dict[str, Callable[[], Finding]] = {
@@ -398,6 +398,6 @@ def check_data(environment: Environment, split: str, *, max_turns: int = 64) -> 
 
 
 def describe_error(error: BaseException) -> str:
-    """Return class, text and place of an error; the place is the innermost line outside of installed packages."""
+    """Return class, text and place of an error; the place is the innermost line outside installed packages."""
     source = source_line_of_error(error)
     return f"{type(error).__name__}: {error}{f' ({source})' if source else ''}"

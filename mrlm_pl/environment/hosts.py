@@ -1,6 +1,6 @@
 """Environments in host processes: for judges with long computations, that hold the interpreter lock, or may crash.
 
-A host process keeps many instances and steps one at a time; several hosts work side by side. What happens in a host
+A host process keeps many instances and steps one at a time; several hosts work in parallel. What happens in a host
 stays there: when it dies or hangs, its episodes fail (and are retried elsewhere) and another host takes its place.
 """
 
@@ -156,7 +156,7 @@ class _Host:
 
 def _picklable_error(error: Exception) -> Exception:
     """Return the error if it can be pickled, else one of the contract with its name and text."""
-    with suppress(Exception):  # a class with a constructor of its own may raise anything here
+    with suppress(Exception):  # a class with its own constructor may raise anything here
         if type(pickle.loads(pickle.dumps(error))) is type(error):
             return error
     return EnvironmentContractError(f"{type(error).__name__}: {error}")

@@ -75,7 +75,7 @@ def worthless_replies(task: Task) -> dict[str, Replies]:
 
 
 def normalized(text: str) -> str:
-    """Return text without case, spacing, and punctuation outside of numbers.
+    """Return text without case, spacing, and punctuation outside numbers.
 
     >>> normalized("How much is 1.5  + 2?") == normalized("how much is 1.5 + 2"), normalized("3-4") == normalized("3+4")
     (True, False)

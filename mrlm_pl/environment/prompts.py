@@ -12,7 +12,7 @@ from mrlm_pl.episode import Message
 
 @dataclass(frozen=True)
 class Prompt(Sequence[Message]):
-    """An observation that is the whole conversation, in place of new messages.
+    """An observation that is the whole conversation, instead of new messages.
 
     It continues the agent's trajectory whose messages it extends. One that leaves a trajectory earlier, such as a
     retry, begins another trajectory with the same tokens up to there; any other begins an empty one.

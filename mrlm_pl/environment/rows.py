@@ -46,11 +46,11 @@ def read_rows(source: Rows, split: str | None, fields: Sequence[str]) -> list[di
     """Return all rows of a data set, in order, each with at least the given fields.
 
     Args:
-        source: rows, also as a pandas ``DataFrame``, whose missing cells are None; a local ``.jsonl``, ``.json`` (a
+        source: rows, or a pandas ``DataFrame``, whose missing cells become None; a local ``.jsonl``, ``.json`` (a
             list of objects, one object whose only list is the rows, or one row whose only list holds other values),
-            ``.csv`` (with a header; all cells are text) or ``.parquet`` file, each also with ``.zst`` or ``.gz``; or a
-            hub name, ``owner/name`` or ``owner/name:configuration``, either with a split of its own behind ``#``, as in
-            ``facebook/anli#test_r1`` or ``owner/name#test[:33]``.
+            ``.csv`` (with a header; all cells are text) or ``.parquet`` file, each optionally with ``.zst`` or ``.gz``;
+            or a hub name, ``owner/name`` or ``owner/name:configuration``, either with its own split behind ``#``,
+            as in ``facebook/anli#test_r1`` or ``owner/name#test[:33]``.
         split: split of a hub data set whose name gives none; ignored for a local file, which is one split.
         fields: names that every row must have.
 
@@ -124,15 +124,15 @@ def read_split(
         fields: names that every row must have.
         identity: text that is equal for equal problems.
         make: converts a row; raises a :class:`DataError` or one of :data:`REFUSALS` if it cannot be used. It is called
-            for the rows of other splits that the source holds as well, so that a row which it refuses is named
+            for the rows of other splits that the source holds as well, so that a row which it rejects is named
             whatever split is asked for.
-        bad_rows: ``skip`` leaves out rows that lack a field or that ``make`` refuses, with a warning that names them;
+        bad_rows: ``skip`` leaves out rows that lack a field or that ``make`` rejects, with a warning that names them;
             ``stop`` raises at the first one.
         form: the form of a row, for messages; by default the ``fields``.
         read: files and hub data that were read for other splits, which are not read again; this call's are added.
 
     Raises:
-        DataError: see :func:`read_rows`; ``make`` refuses a row, or every row. The message begins with the row's place.
+        DataError: see :func:`read_rows`; ``make`` rejects a row, or every row. The message begins with the row's place.
         ConfigurationError: the split or ``bad_rows`` is unknown, the mapping names no source for the split, or no row
             belongs to it.
     """
@@ -171,7 +171,7 @@ def read_split(
     if not split_rows:
         raise ConfigurationError(
             f"no row of {data_name(data)}, {count} in all, belongs to split {split!r}; give it more rows or "
-            f"a file of its own: `data: {_with_source(data, 'validation' if split == 'train' else split)}`"
+            f"a file for it: `data: {_with_source(data, 'validation' if split == 'train' else split)}`"
         )
     if split == "train" and "test" in assigned_splits and len(split_rows) < count:
         logger.warning(
@@ -205,7 +205,7 @@ def data_name(data: Any) -> str:
 
 
 def _with_source(data: Rows | Mapping[str, Rows], split: str) -> str:
-    """Return a data set in a message, with a file of its own for one more split.
+    """Return a data set in a message, with its own file for one more split.
 
     >>> _with_source("a.jsonl", "test"), _with_source({"test": "b.jsonl"}, "train")
     ('{train: a.jsonl, test: FILE}', '{test: b.jsonl, train: FILE}')
@@ -259,7 +259,7 @@ def warn_of_training_rows(sources: Mapping[Any, Rows], split: str) -> None:
     split_source, training_source = (
         os.path.realpath(os.path.expanduser(name)) for name in (split_source, training_source)
     )
-    # A data set on the hub has splits of its own.
+    # A data set on the hub has its own splits.
     if split_source == training_source and ("#" in split_source or os.path.exists(split_source)):
         _warn_once(
             "%s holds the rows of both the training and the %s split: results on them are not those on new rows; give "
@@ -309,7 +309,7 @@ def _local_rows(path: Path) -> Iterator[Any]:
     suffix = _stem_suffix(path)
     if suffix not in SUFFIXES:
         raise DataError(
-            f"{path}: the suffix {suffix or '(none)'!r} is not read; use {', '.join(SUFFIXES)}, also with .zst or .gz"
+            f"{path}: the suffix {suffix or '(none)'!r} is unknown; use {', '.join(SUFFIXES)}, or one with .zst or .gz"
         )
     try:
         with io.BytesIO(_read_compressed(path)) if path.suffix in (".zst", ".gz") else path.open("rb") as file:
@@ -408,7 +408,7 @@ def _from_hub(source: str, load: Callable[[str, str | None], T]) -> T:
         return load(name, configuration or None)
     except Exception as error:  # the hub client raises errors of many unrelated classes
         raise DataError(
-            f"data set {source!r} is no local file and cannot be loaded from the hub ({type(error).__name__}: "
+            f"data set {source!r} is not a local file and cannot be loaded from the hub ({type(error).__name__}: "
             f"{error}); check the name (owner/name, owner/name:configuration, either with #split) or give a path to a "
             f"{', '.join(SUFFIXES)} file"
         ) from error

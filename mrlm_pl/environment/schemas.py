@@ -1,6 +1,6 @@
 """JSON schemas from elsewhere, such as those of a server's tools: checked once, and applied within bounds.
 
-A schema is a small program: references can fetch files and pages, regular expressions can take for ever, and references
+A schema is a small program: references can fetch files and pages, regular expressions can take forever, and references
 to references can double the work with every level. Nothing is fetched here, and an application has a deadline.
 """
 
@@ -58,7 +58,7 @@ def schema_fault(schema: Any) -> str | None:
         if len(json.dumps(schema)) > MAX_SCHEMA_CHARACTERS:
             return f"it is longer than {MAX_SCHEMA_CHARACTERS} characters"
         if not isinstance(schema, dict):
-            return "it is no object"
+            return "it is not an object"
         schemas = list(_schemas(schema))
         for keyword, value in (pair for subschema in schemas for pair in subschema.items()):
             if fault := _keyword_fault(keyword, value, schemas):
@@ -130,7 +130,7 @@ def _keyword_fault(keyword: str, value: Any, schemas: Sequence[dict[str, Any]]) 
             return f"it refers to {value[:100]!r}, which it does not have"
         # A value, such as an example, may look like a schema, but its keywords were not checked.
         if not isinstance(target, bool) and not any(subschema is target for subschema in schemas):
-            return f"it refers to {value[:100]!r}, which is no schema"
+            return f"it refers to {value[:100]!r}, which is not a schema"
     if keyword == "unevaluatedProperties" and any("patternProperties" in subschema for subschema in schemas):
         return "it has both unevaluatedProperties and patternProperties, which is not supported"
     patterns = [value] if keyword == "pattern" else list(value) if keyword == "patternProperties" else []

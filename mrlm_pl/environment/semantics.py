@@ -72,7 +72,7 @@ class SemanticChecks:
         return {check.__name__: check for check in methods}
 
     def oracle(self) -> Finding:
-        """Check that the known best replies earn the maximum, at once and not after wrong ones."""
+        """Check that the known best replies earn the maximum, immediately and not after wrong ones."""
         best: list[float] = []
         declared = 0
         for task in self.tasks:
@@ -163,14 +163,14 @@ class SemanticChecks:
                 if name not in task.data or task.data[name] in (None, "", [], {}):
                     continue
                 marked_task = replace(task, data={**task.data, name: mapped(task.data[name], probes.mark)})
-                if marked_task == task:  # a truth value has no form that occurs nowhere else
+                if marked_task == task:  # a boolean has no form that occurs nowhere else
                     unmarked_fields.add(name)
                     continue
                 try:
                     texts = [self._play(marked_task, replies).shown for replies in self._searching_replies()]
                 except EnvironmentContractError:
                     raise
-                except Exception:  # an environment may refuse a value of another form
+                except Exception:  # an environment may reject a value of another form
                     unmarked_fields.add(name)
                     continue
                 marked_fields.add(name)
@@ -186,7 +186,7 @@ class SemanticChecks:
                 f"tasks have no secret field of {', '.join(self.environment.secrets)}{unmarked_note}", applies=False
             )
         return Finding(
-            f"a mark in place of {', '.join(sorted(marked_fields))} is never shown to an agent{unmarked_note}",
+            f"a mark instead of {', '.join(sorted(marked_fields))} is never shown to an agent{unmarked_note}",
             measures={"fields": len(marked_fields)},
         )
 
@@ -217,7 +217,7 @@ class SemanticChecks:
         return Finding(f"{compared} tasks, none in two splits", measures={"compared": compared})
 
     def replay(self) -> Finding:
-        """Check that equal actions give equal bytes, also in another process."""
+        """Check that equal actions give equal bytes, even in another process."""
         plays: list[tuple[Task, TeamReplies | str]] = []
         for task in self.tasks:
             gold = self._gold(task)
@@ -370,7 +370,7 @@ def answer_replay() -> None:
     """Play the episodes that standard input holds, pickled; print them, or why they cannot be read, as JSON."""
     try:
         environment, plays, max_turns = pickle.load(sys.stdin.buffer)
-    except (ImportError, AttributeError) as error:  # its class is in a script, or in a file outside of the path
+    except (ImportError, AttributeError) as error:  # its class is in a script, or in a file outside the path
         print(json.dumps(str(error)))
         return
     print(

@@ -121,7 +121,7 @@ class TurnOrder:
 
         Raises:
             EnvironmentContractError: unknown agents, components that do not sum to the reward, a metric that is not a
-                finite number, a success that is not a truth value, an observation after the end, or no agent that
+                finite number, a success that is not a boolean, an observation after the end, or no agent that
                 acts before it.
             NonFiniteError: a reward is NaN or infinite.
         """

@@ -1,6 +1,6 @@
 """Tools that agents call: reading calls out of replies, checking their arguments, and the tools themselves.
 
-A call reaches an environment in ``Message.tool_calls`` where the model's chat template has a form of its own for calls
+A call reaches an environment in ``Message.tool_calls`` where the model's chat template has its own form for calls
 (:mod:`mrlm_pl.policy.chat` reads it), else as text: ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``.
 Nothing here raises on a model's text: a call that cannot be parsed becomes a :class:`MalformedCall` with the reason.
 """
@@ -39,7 +39,7 @@ _ANSWER = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
 
 
 class ToolError(MRLMError):
-    """A call that a tool refuses or fails at; the text is for the agent."""
+    """A call that a tool rejects or fails at; the text is for the agent."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def tool_schema(
         description: description of the tool, for the agent.
         required: JSON schema of each required argument.
         optional: JSON schema of each optional argument.
-        closed: refuse calls with other arguments.
+        closed: reject calls with other arguments.
     """
     parameters: dict[str, Any] = {"type": "object", "properties": {**required, **(optional or {})}}
     if required:
@@ -105,7 +105,7 @@ class Tool(ToolSet):
         """Call the tool and return its answer; the arguments have been checked against the schema.
 
         Raises:
-            ToolError: the tool refuses the call or fails; the text is for the agent.
+            ToolError: the tool rejects the call or fails; the text is for the agent.
         """
 
 

@@ -122,11 +122,11 @@ def first_observations(environment: Environment, task: Task) -> Observations:
 
 
 class _DeadlinePassed(BaseException):
-    """A call is late; unlike an ``Exception``, no environment takes it for an error of its own."""
+    """A call is late; unlike an ``Exception``, no environment takes it for its own error."""
 
 
 def call_with_deadline(method: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the result of a method that may be ``async``, also where a loop runs in this thread, as in a notebook.
+    """Return the result of a method that may be ``async``, even if a loop runs in this thread, as in a notebook.
 
     Raises:
         DeadlineError: the method does not return within :data:`CALL_SECONDS`, in the main thread, where nothing else

@@ -44,7 +44,7 @@ class Seating:
 
 @dataclass(frozen=True)
 class Score:
-    """A player's score against another: a game counts 1, .5 or 0 for a higher, an equal or a lower mean return."""
+    """A player's score against another: a game counts 1, 0.5 or 0 for a higher, an equal or a lower mean return."""
 
     player: str
     other: str

@@ -141,7 +141,7 @@ def read_report(path: str | Path, environment: str | None = None) -> dict[str, A
         raise ConfigurationError(f"{str(path)!r} is a table, not a report of one model and environment{cells}")
     if not _is_report(data):
         remedy = "write it again with this version"
-        raise ConfigurationError(f"{str(path)!r} is no report of `mrlm eval --output` or of a run; {remedy}")
+        raise ConfigurationError(f"{str(path)!r} is not a report of `mrlm eval --output` or of a run; {remedy}")
     return data
 
 

@@ -49,7 +49,7 @@ class GameTable(dict[tuple[str, str], tuple[float, int]]):
 
 
 def game_score(episode: Episode, own: Sequence[str], others: Sequence[str]) -> float:
-    """Return 1, .5 or 0: the agents ``own`` earned more than the ``others``, as much or less, in the mean.
+    """Return 1, 0.5 or 0: the agents ``own`` earned more than the ``others``, as much or less, in the mean.
 
     An agent that had no turn earned 0.
     """

@@ -52,7 +52,7 @@ def mean_interval(
 ) -> tuple[float, float]:
     """Return the 95 % interval of the mean of all values, given in clusters; see :func:`ratio_interval`.
 
-    >>> [round(bound, 4) for bound in mean_interval([[0.0], [1.0], [1.0], [0.0]])]  # .5 +- 3.1824 sqrt((1/3) / 4)
+    >>> [round(bound, 4) for bound in mean_interval([[0.0], [1.0], [1.0], [0.0]])]  # 0.5 +- 3.1824 sqrt((1/3) / 4)
     [-0.4187, 1.4187]
     """
     return ratio_interval([(math.fsum(group), len(group)) for group in groups], low, high)
@@ -63,7 +63,7 @@ def ratio_interval(
 ) -> tuple[float, float]:
     """Return the 95 % interval of a ratio of two sums over clusters, by Student's t with one degree less than clusters.
 
-    The variance is that of the ratio estimator; with one value in each cluster it is ``s^2 / n``. Where all clusters
+    The variance is that of the ratio estimator; with one value in each cluster it is ``s^2 / n``. If all clusters
     have the same mean ``m`` no spread is known: at most a share ``h`` of clusters, Wilson's upper bound for none of
     them, has another one, so that the mean lies within ``m - h (m - low)`` and ``m + h (high - m)``.
 
@@ -98,7 +98,8 @@ def difference_interval(
 
     Source: R. G. Newcombe, "Interval estimation for the difference between independent proportions" (1998), method 10.
 
-    >>> [round(bound, 4) for bound in difference_interval((0.9, (0.6, 1.0)), (0.5, (0.2, 0.8)))]  # .4 -+ hypot(.3, .3)
+    >>> # 0.4 - hypot(0.3, 0.3) and 0.4 + hypot(0.1, 0.3)
+    >>> [round(bound, 4) for bound in difference_interval((0.9, (0.6, 1.0)), (0.5, (0.2, 0.8)))]
     [-0.0243, 0.7162]
     """
     (first, (low, high)), (second, (other_low, other_high)) = one, other

@@ -163,7 +163,7 @@ def played_episodes(report: EvaluationReport) -> str:
 
 
 def sampling_text(sampling: Sampling) -> str:
-    """Return the settings in one line, those of single policies behind the others.
+    """Return the settings in one line, those of individual policies last.
 
     >>> sampling_text(Sampling(policies={"solver": {"temperature": 0.7}}))
     'temperature 1, top_p 1, top_k 0, max_tokens 128; solver: temperature 0.7'

@@ -135,7 +135,7 @@ def plot(scores: Sequence[Score], path: Path) -> None:
             positions.append(list(columns).index(score.environment) + 0.6 * ((row + 0.5) / len(models) - 0.5))
             values.append(value)
             low, high = bounds or (math.nan, math.nan)
-            # Rounding may leave a bound on the wrong side of the value, which matplotlib refuses.
+            # Rounding may leave a bound on the wrong side of the value, which matplotlib rejects.
             errors.append((max(value - low, 0.0), max(high - value, 0.0)))
         axes.errorbar(positions, values, yerr=list(zip(*errors, strict=True)) or None, fmt="o", capsize=3, label=model)
     labels = [f"{name}\n{measure.replace('_', ' ')}" for name, measure in columns.items()]

@@ -44,7 +44,7 @@ def evaluation_specs(
     """Return the episodes of an evaluation; see :func:`mrlm_pl.runs.evaluate`.
 
     Raises:
-        ConfigurationError: a number is below 1, ``num_episodes`` is no multiple of ``samples_per_task``, or they are
+        ConfigurationError: a number is below 1, ``num_episodes`` is not a multiple of ``samples_per_task``, or they are
             more than :data:`MOST_EPISODES`.
     """
     name = environment.name if name is None else name
@@ -77,7 +77,7 @@ def check_samples(num_episodes: int, samples_per_task: int) -> None:
     """Validate the total number of episodes and the number of each task.
 
     Raises:
-        ConfigurationError: a number is below 1, or ``num_episodes`` is no multiple of ``samples_per_task``.
+        ConfigurationError: a number is below 1, or ``num_episodes`` is not a multiple of ``samples_per_task``.
     """
     if samples_per_task < 1 or num_episodes < 1 or num_episodes % samples_per_task:
         raise ConfigurationError(

@@ -86,7 +86,7 @@ class Algorithm(ChecksArguments, LightningModule, RolloutLearner):
         for name, policy in policies.items():
             if not isinstance(name, str) or not name or set(name) & set("./"):
                 raise ConfigurationError(
-                    f"policies: {name!r} is no name of a policy, as it names folders, weights and metrics; "
+                    f"policies: {name!r} is not a name of a policy, as it names folders, weights and metrics; "
                     "give one without dots and slashes"
                 )
             if (first := names.setdefault(id(policy), name)) != name:  # its weights would be updated twice a step
@@ -134,7 +134,7 @@ class Algorithm(ChecksArguments, LightningModule, RolloutLearner):
 
     @property
     def learners(self) -> dict[str, Policy]:
-        """The models with trajectories of their own in a batch, by name, in the same order on all ranks."""
+        """The models with their own trajectories in a batch, by name, in the same order on all ranks."""
         policies = {name: self.policy(name) for name in self.policies}
         return policies if self.critic is None else policies | self.critic.learners
 
@@ -338,7 +338,7 @@ class Algorithm(ChecksArguments, LightningModule, RolloutLearner):
         return self.metrics.take_evaluation(prefix)
 
     def predict_step(self, batch: Any, batch_idx: int) -> Any:
-        return batch  # which Lightning moves to the CPU; it refuses a list of episodes
+        return batch  # which Lightning moves to the CPU; it rejects a list of episodes
 
     def configure_callbacks(self) -> list[Callback]:
         """Return the callbacks that make a resumed run exact and write the metrics."""

@@ -60,7 +60,7 @@ class PolicyBatch:
             for the rejected one of pair i.
         trajectories: records of the rows, in the batch of a whole rollout; none in micro-batches and checkpoints.
         turn_baselines: return and baseline of each turn of the trajectories; None without trajectories.
-        teacher_prompts: [B, K, 1 + P] int64, index of each of K teachers, then the prompt that it reads in place of the
+        teacher_prompts: [B, K, 1 + P] int64, index of each of K teachers, then the prompt that it reads instead of the
             row's; the index is 0 for the row's own prompt and -1 for no teacher.
         taught_tokens: [B, T] bool, the tokens that teachers score; None for all action tokens.
         numbers: [B] int64, index of each row in the batch that it was selected from; for micro-batches, the batch of
@@ -146,7 +146,7 @@ class Batch:
     """The input of a training step: rows by policy, a micro-batch of one optimizer update.
 
     Attributes:
-        policies: rows of this micro-batch, by policy or by critic with rows of its own; learners without rows are
+        policies: rows of this micro-batch, by policy or by critic with its own rows; learners without rows are
             absent.
         totals: size of the whole update by policy, over all micro-batches and ranks; it names every policy with rows.
         micro_batches: number of micro-batches (accumulation steps times ranks) of the update.

@@ -135,7 +135,7 @@ class RolloutLearner(Protocol):
         raise ConfigurationError(f"{type(self).__name__} does not learn from rollouts")
 
     def progress(self) -> dict[str, Any]:
-        """Return the state beside the weights, such as running baselines, as plain values for the checkpoint."""
+        """Return the state other than the weights, such as running baselines, as plain values for the checkpoint."""
         return {}
 
     def load_progress(self, progress: Mapping[str, Any]) -> None:
@@ -146,7 +146,7 @@ class RolloutLearner(Protocol):
 
     @property
     def learners(self) -> Mapping[str, Any]:
-        """The models with trajectories of their own in a batch, by name, in the same order on all ranks."""
+        """The models with their own trajectories in a batch, by name, in the same order on all ranks."""
 
     def rows_with_gradient(self, rows: PolicyBatch) -> Tensor:
         """Return the indices [b] of the rows whose loss can have a gradient; the others need no forward pass."""

@@ -70,7 +70,7 @@ class Critic(ChecksArguments, nn.Module):
 
     @property
     def learners(self) -> dict[str, Policy]:
-        """The models with trajectories of their own in a batch, by label."""
+        """The models with their own trajectories in a batch, by label."""
         return {self.label(key): self.model(key) for key in self.models}
 
     def check_agents(self, seats: Mapping[str, str]) -> None:
@@ -107,7 +107,7 @@ class Critic(ChecksArguments, nn.Module):
     def estimates(self, policy: str, rewarded: RewardedRows) -> tuple[Tensor, Tensor]:
         """Return values [B, T] of the action tokens, and [B] of the last states of truncated episodes, else 0.
 
-        The last state of a truncated episode is its whole row. Where the last observation exceeds the context window,
+        The last state of a truncated episode is its whole row. If the last observation exceeds the context window,
         it is the row's beginning that fits: the value of a prefix is the expectation over all that may follow it.
 
         Args:
@@ -115,7 +115,7 @@ class Critic(ChecksArguments, nn.Module):
             rewarded: trajectories with their rewards.
 
         Raises:
-            ConfigurationError: an action token lies beyond the window of the model that estimates the values.
+            ConfigurationError: an action token is beyond the window of the model that estimates the values.
         """
         inputs = rewarded.batch.inputs()
         mask, lengths = inputs["action_mask"], inputs["lengths"]
@@ -193,7 +193,7 @@ class Critic(ChecksArguments, nn.Module):
 
 
 class PolicyCritics(Critic):
-    """A value head on each trained policy's last hidden state, or a model of its own for the policies that have one.
+    """A value head on each trained policy's last hidden state, or a separate model for the policies that have one.
 
     Its value loss is part of the policy's token losses; the arguments are those of :class:`Critic`.
 
@@ -208,7 +208,7 @@ class PolicyCritics(Critic):
         self._trained = trained = [name for name, policy in policies.items() if policy.trained]
         for name in models:
             if name not in trained:
-                raise ConfigurationError(f"critics names {name!r}, which is no trained policy; these are {trained}")
+                raise ConfigurationError(f"critics names {name!r}, which is not a trained policy; these are {trained}")
             check_reads(f"critics.{name}", self.model(name), name, policies[name])
 
     def model_for(self, policy: str, agent: str) -> Policy:
@@ -267,7 +267,7 @@ class AgentCritics(Critic):
 
     def check_agents(self, seats: Mapping[str, str]) -> None:
         for agent in [*sorted(self.models.keys() - seats.keys()), *sorted(seats.keys() - self.models.keys())]:
-            what = "has no critic, but others have" if agent in seats else "is no agent that learns"
+            what = "has no critic, but others have" if agent in seats else "is not an agent that learns"
             raise ConfigurationError(
                 f"agent_critics: {agent!r} {what}; give one to each of {sorted(seats)}, or to none for value heads"
             )
@@ -308,7 +308,7 @@ def check_window(action_mask: Tensor, windows: Tensor, name: str) -> None:
         name: name of the critic, for the error.
 
     Raises:
-        ConfigurationError: an action token lies beyond the window.
+        ConfigurationError: an action token is beyond the window.
     """
     last = (action_mask * torch.arange(action_mask.shape[1])).amax(1)
     if bool((last > windows).any()):

@@ -11,7 +11,7 @@ from mrlm_pl.losses import Entropy
 
 
 class EntropyBonus:
-    """The entropy bonus of each policy, with a weight of its own.
+    """The entropy bonus of each policy, with its own weight.
 
     Args:
         entropy: settings of the bonus.

@@ -1,4 +1,4 @@
-"""Options of the algorithms that credit joint actions; they stand before the policy gradient among the bases."""
+"""Options of the algorithms that credit joint actions; list them before the policy gradient among the bases."""
 
 from __future__ import annotations
 

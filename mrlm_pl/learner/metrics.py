@@ -47,7 +47,7 @@ class Metrics:
         rollout: numbers of the last rollout, to be logged with its first micro-batch.
         update: numbers of the last complete update.
         unwritten: numbers since the last row that :class:`UpdateRows` wrote.
-        shown: further metrics of the progress bar, by the last part of their names, such as ``capped`` of
+        shown: extra metrics of the progress bar, by the last part of their names, such as ``capped`` of
             ``train/capped``.
         tokens: token measures of the rollout, while they are recorded.
     """
@@ -110,7 +110,7 @@ class Metrics:
         self._sums[name] = self._sums[name] + value if name in self._sums else value
 
     def add_tokens(self, policy: str, logp: Tensor, rows: PolicyBatch, entropy: Tensor | None = None) -> None:
-        """Keep the measures of single tokens, while a rollout records them; see :class:`TokenMeasures`."""
+        """Keep the measures of individual tokens, while a rollout records them; see :class:`TokenMeasures`."""
         if self.tokens is not None:
             self.tokens.add(policy, logp, rows, entropy)
 
@@ -158,7 +158,7 @@ class Metrics:
         for name, value in metrics.items():
             owner, metric = name[: name.rfind("/") + 1], name.rpartition("/")[2]
             if fault := _metric_fault(metric if owner in owners else "", value):
-                raise ConfigurationError(f"the metric {name!r} {fault}; give it a name of its own and one number")
+                raise ConfigurationError(f"the metric {name!r} {fault}; give it its own name and one number")
         return metrics
 
     def take_update(self) -> dict[str, float]:
@@ -180,11 +180,11 @@ class Metrics:
         return self.update
 
     def log(self, values: Mapping[str, float], on_bar: Callable[[str], bool] = lambda name: False) -> None:
-        """Log numbers of an update to callbacks and the progress bar at once, and to the loggers with its row.
+        """Log numbers of an update to callbacks and the progress bar immediately, and to the loggers with its row.
 
         :class:`UpdateRows` writes the row; numbers that other callbacks log in ``on_train_batch_end`` are in it.
 
-        ``LightningModule.log`` takes .4 ms for each number, together a tenth of a small model's step.
+        ``LightningModule.log`` takes 0.4 ms for each number, together a tenth of a small model's step.
 
         Args:
             values: numbers by name.
@@ -309,7 +309,7 @@ class UpdateRows(Callback):
 
 
 _LOGGED = {"loss", "approx_kl", "ratio_deviation", "kl", "entropy", "value_loss", "grad_norm", "correction_weight"}
-"""Metrics that every algorithm of policy gradients may log, beside ``mismatch_*``."""
+"""Metrics that every algorithm of policy gradients may log, in addition to ``mismatch_*``."""
 
 
 def check_token_losses(returned: Any, logp: Tensor, rule: Callable[..., Any]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -334,7 +334,7 @@ def check_token_losses(returned: Any, logp: Tensor, rule: Callable[..., Any]) ->
     faults = {name: _metric_fault(name, value) for name, value in metrics.items()}
     for name in filter(faults.get, faults):
         raise ConfigurationError(
-            f"{rule.__qualname__}: the metric {name!r} {faults[name]}; give each metric a name of its own and one "
+            f"{rule.__qualname__}: the metric {name!r} {faults[name]}; give each metric its own name and one "
             f"number, the mean over the action tokens, as by mrlm_pl.losses.masked_mean ({source_line(rule)})"
         )
     return losses, {name: torch.as_tensor(value, device=losses.device) for name, value in metrics.items()}

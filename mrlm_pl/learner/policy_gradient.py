@@ -87,15 +87,15 @@ class PolicyGradient(Algorithm):
     Trajectories without a gradient, whose advantage is 0, count in these means. After the first update on a rollout the
     current policy is evaluated on them in a pass without gradient. The first update on a synchronous rollout, where the
     current policy is the old one, needs that pass only if it takes the old policy from its own passes (see
-    ``recompute_old_logp``). Where the old policy is the sampler's, ``approx_kl``, ``ratio_deviation`` and
+    ``recompute_old_logp``). If the old policy is the sampler's, ``approx_kl``, ``ratio_deviation`` and
     ``mismatch_*`` of that update are means over the other trajectories.
 
     Args:
         policies, seats, optimization: see :class:`Algorithm`.
         loss: token loss, by name or as a function; see :func:`mrlm_pl.losses.token_loss`. None is the algorithm's
             default. ``reinforce`` has no importance ratio: a rollout then serves one update. A class whose
-            :meth:`token_losses` replace it refuses it, ``loss_settings`` and ``clip``; see :attr:`uses_loss`.
-        loss_settings: further arguments of the loss, such as the temperatures of ``sapo``.
+            :meth:`token_losses` replace it rejects it, ``loss_settings`` and ``clip``; see :attr:`uses_loss`.
+        loss_settings: extra arguments of the loss, such as the temperatures of ``sapo``.
         clip: clipping range of the importance ratio; see :class:`mrlm_pl.losses.Clip`.
         reduction: reduction of the token losses to one number; see :data:`mrlm_pl.losses.Reduction`. None is that of
             the loss.
@@ -117,7 +117,7 @@ class PolicyGradient(Algorithm):
             sampler; ``plain`` is decoupled PPO (arXiv 2505.24298); see :class:`mrlm_pl.losses.Correction`.
         off_policy_threshold: bound on the mean of ``log mu - log pi`` over a trajectory's tokens; above it, tokens with
             a negative advantage have no policy loss (DeepSeek-V3.2, arXiv 2512.02556). ``off_policy_masked`` is their
-            fraction of all tokens. None is no bound.
+            fraction of all tokens. None sets no bound.
         overlong_buffer: width in tokens of the slope over which turns near ``max_tokens`` are penalized by up to 1
             (DAPO, arXiv 2503.14476); 0 has no penalty.
         task_normalization: scale of the advantages of each task type (environment) of a run with several, after the
@@ -143,12 +143,12 @@ class PolicyGradient(Algorithm):
 
     Raises:
         ConfigurationError: an unknown name, a value out of range, an option that the class does not use, or a class
-            without advantages, or whose rule takes other arguments; that of a class with a constructor of its own is
+            without advantages, or whose rule takes other arguments; that of a class with its own constructor is
             checked by :meth:`check_rollouts`.
     """
 
     kl_placements: ClassVar[tuple[Placement, ...]] = ("loss",)
-    """Places of the KL penalty, the default first; ``reward`` needs rewards of single tokens."""
+    """Places of the KL penalty, the default first; ``reward`` needs rewards of individual tokens."""
 
     advantage: Callable[[Tensor, Tensor], Tensor] | None = None
     """Returns advantages [N] from returns [N] and the numbers [N] of the groups in which they are compared."""
@@ -203,7 +203,7 @@ class PolicyGradient(Algorithm):
         kl = as_settings(KL, kl, "kl", KL(placement=self.kl_placements[0]))
         if kl.coefficient and kl.placement not in self.kl_placements:
             raise ConfigurationError(
-                f"kl.placement is {kl.placement!r}, but {type(self).__name__} has no rewards of single tokens; "
+                f"kl.placement is {kl.placement!r}, but {type(self).__name__} has no rewards of individual tokens; "
                 f"set it to {' or '.join(self.kl_placements)}"
             )
         self.kl = KLPenalty(kl, list(self.policies))
@@ -233,7 +233,7 @@ class PolicyGradient(Algorithm):
 
     @property
     def divides_groups(self) -> bool:
-        """True unless the class has a loss of its own; it sets ``divides_groups = True`` if that compares no rows."""
+        """True unless the class has its own loss; it sets ``divides_groups = True`` if that compares no rows."""
         return not self._overrides("token_losses", "policy_loss")
 
     def _overrides(self, *methods: str) -> bool:
@@ -257,7 +257,7 @@ class PolicyGradient(Algorithm):
             check_takes(self.returns, "episodes", "bonus", "greedy")
         if self.reduction == "episode_mean" and self.unit.of_decisions:
             raise ConfigurationError(
-                "reduction is 'episode_mean', but rows of single decisions are no episodes; use sequence_mean"
+                "reduction is 'episode_mean', but rows of single decisions are not episodes; use sequence_mean"
             )
         if self.zero_variance == "exclude" and not (self.unit.compares and self.critic is None):
             raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""The learner's measures of single tokens, from the first pass over a rollout."""
+"""The learner's measures of individual tokens, from the first pass over a rollout."""
 
 from __future__ import annotations
 

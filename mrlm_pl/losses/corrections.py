@@ -73,9 +73,9 @@ class Correction(Settings):
 
         >>> old, sampler = torch.tensor([[-1.0, -1.0]]), torch.tensor([[-0.5, -3.0]])
         >>> mask = torch.tensor([[True, True]])
-        >>> Correction("truncated").weights(old, sampler, mask)  # e^-.5, min(e^2, 2)
+        >>> Correction("truncated").weights(old, sampler, mask)  # e^-0.5, min(e^2, 2)
         tensor([[0.6065, 2.0000]])
-        >>> Correction("masked").weights(old, sampler, mask)  # e^-.5 kept, e^2 dropped
+        >>> Correction("masked").weights(old, sampler, mask)  # e^-0.5 kept, e^2 dropped
         tensor([[0.6065, 0.0000]])
         """
         if self.kind == "none":

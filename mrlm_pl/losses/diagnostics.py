@@ -51,7 +51,7 @@ def ratio_max_deviation(logp: Tensor, old_logp: Tensor, action_mask: Tensor) -> 
 
     >>> import torch
     >>> logp, old = torch.tensor([[-1.0, -1.0]]), torch.tensor([[-1.0, -0.5]])
-    >>> round(ratio_max_deviation(logp, old, torch.tensor([[True, True]])).item(), 4)  # 1 - e^-.5
+    >>> round(ratio_max_deviation(logp, old, torch.tensor([[True, True]])).item(), 4)  # 1 - e^-0.5
     0.3935
     """
     ratio = clamped_exp(masked_log_ratio(logp.detach(), old_logp, action_mask))

@@ -18,10 +18,10 @@ def top_entropy_threshold(entropies: Tensor, fraction: float) -> float:
         entropies: [N], entropies of all tokens in nats.
         fraction: fraction of the tokens, in (0, 1].
 
-    Source: arXiv 2506.01939, which keeps .2.
+    Source: arXiv 2506.01939, which keeps 0.2.
 
     >>> import torch
-    >>> round(top_entropy_threshold(torch.tensor([0.1, 0.2, 0.3, 0.4]), 0.25), 3)  # a quarter of the way from .3 to .4
+    >>> round(top_entropy_threshold(torch.tensor([0.1, 0.2, 0.3, 0.4]), 0.25), 3)  # a quarter of the way 0.3 to 0.4
     0.325
     """
     return float(numpy.quantile(entropies.double().cpu().numpy(), 1.0 - fraction))

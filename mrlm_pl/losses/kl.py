@@ -51,7 +51,7 @@ def kl_k3_straight_through(logp: Tensor, ref_logp: Tensor, action_mask: Tensor) 
     >>> logp = torch.tensor([[-1.0]], requires_grad=True)
     >>> loss = kl_k3_straight_through(logp, torch.tensor([[-1.5]]), torch.tensor([[True]]))
     >>> loss.sum().backward()
-    >>> round(loss.item(), 6), logp.grad.item()  # k3(.5), d
+    >>> round(loss.item(), 6), logp.grad.item()  # k3(0.5), d
     (0.106531, 0.5)
     """
     k2 = kl_k2(logp, ref_logp, action_mask)
@@ -66,7 +66,7 @@ def kl_k3_importance_weighted(logp: Tensor, ref_logp: Tensor, old_logp: Tensor, 
     Source: arXiv 2512.02556 (DeepSeek-V3.2).
 
     >>> logp, ref, old = (torch.tensor([[x]]) for x in (-1.0, -1.5, -1.2))
-    >>> round(kl_k3_importance_weighted(logp, ref, old, torch.tensor([[True]])).item(), 6)  # e^.2 * .106531
+    >>> round(kl_k3_importance_weighted(logp, ref, old, torch.tensor([[True]])).item(), 6)  # e^0.2 * 0.106531
     0.130117
     """
     return clamped_exp(masked_log_ratio(logp, old_logp, action_mask)) * kl_k3(logp, ref_logp, action_mask)

@@ -13,7 +13,7 @@ turn the zero gradient of a clipped token into NaN."""
 
 
 def check_shape(shape: Sequence[int], **tensors: Tensor) -> None:
-    """Validate that tensors have this shape: broadcasting would hide a [B] tensor in place of a [B, T] one.
+    """Validate that tensors have this shape: broadcasting would hide a [B] tensor instead of a [B, T] one.
 
     Raises:
         ValueError: names the first one that has another shape.

@@ -24,7 +24,7 @@ class Clip(Settings):
         low: distance of the lower end from 1; 1 removes the lower end. None is the default of the loss, 0.2 for
             ``ppo``.
         high: distance of the upper end from 1; None is the default of the loss, 0.2 for ``ppo``.
-        dual: bound ``c`` of the loss at negative advantages, ``-c A`` (arXiv 1912.09729); None is no bound.
+        dual: bound ``c`` of the loss at negative advantages, ``-c A`` (arXiv 1912.09729); None sets no bound.
 
     Raises:
         ConfigurationError: a value is out of range.
@@ -69,7 +69,7 @@ def ppo_clip_loss(
     Args:
         logp, old_logp, advantages: [B, T]; not read outside ``action_mask``.
         action_mask: [B, T] bool.
-        clip: clipping range, by default ``[.8, 1.2]`` (unequal: "clip higher"); its ``dual`` bounds the loss at
+        clip: clipping range, by default ``[0.8, 1.2]`` (unequal: "clip higher"); its ``dual`` bounds the loss at
             negative advantages.
 
     Sources: arXiv 1707.06347 (PPO), 2503.14476 (asymmetric clip), 1912.09729 (dual clip).
@@ -107,7 +107,7 @@ def gspo_loss(logp: Tensor, old_logp: Tensor, advantages: Tensor, action_mask: T
 
     >>> logp, old = torch.tensor([[-1.0, -1.0]]), torch.tensor([[-1.5, -1.1]])
     >>> advantages, mask = torch.ones(1, 2), torch.ones(1, 2, dtype=torch.bool)
-    >>> gspo_loss(logp, old, advantages, mask, Clip(1.0, 1.0))  # exp((.5 + .1) / 2)
+    >>> gspo_loss(logp, old, advantages, mask, Clip(1.0, 1.0))  # exp((0.5 + 0.1) / 2)
     tensor([[-1.3499, -1.3499]])
     """
     log_ratio = masked_log_ratio(logp, old_logp, action_mask)
@@ -129,12 +129,12 @@ def gmpo_loss(logp: Tensor, old_logp: Tensor, advantages: Tensor, action_mask: T
         logp, old_logp, advantages: [B, T]; not read outside ``action_mask``.
         action_mask: [B, T] bool.
         clip: clipping range; its ``low`` and ``high`` are the largest fall and rise of a token's log-ratio, by default
-            .4.
+            0.4.
 
     Source: arXiv 2507.20673.
 
     >>> logp, old = torch.tensor([[-1.0, -1.0]]), torch.tensor([[-2.0, -1.2]])
-    >>> gmpo_loss(logp, old, torch.ones(1, 2), torch.ones(1, 2, dtype=torch.bool))  # exp((.4 + .2) / 2)
+    >>> gmpo_loss(logp, old, torch.ones(1, 2), torch.ones(1, 2, dtype=torch.bool))  # exp((0.4 + 0.2) / 2)
     tensor([[-1.3499, -1.3499]])
     """
     low, high = clip.range(0.4, 0.4)
@@ -157,7 +157,7 @@ def cispo_loss(logp: Tensor, old_logp: Tensor, advantages: Tensor, action_mask: 
     Source: arXiv 2506.13585.
 
     >>> logp, old, mask = torch.tensor([[-0.5]]), torch.tensor([[-1.0]]), torch.tensor([[True]])
-    >>> round(cispo_loss(logp, old, torch.tensor([[1.0]]), mask, Clip(1.0, 0.2)).item(), 4)  # 1.2 * .5
+    >>> round(cispo_loss(logp, old, torch.tensor([[1.0]]), mask, Clip(1.0, 0.2)).item(), 4)  # 1.2 * 0.5
     0.6
     """
     low, high = clip.range(1.0, 4.0)

@@ -99,7 +99,7 @@ def dpo_hinge_loss(gap: Tensor, *, beta: float = 0.1, margin: float | Tensor = 1
 
     Source: arXiv 2309.06657, which puts the hinge of SLiC-HF (2305.10425) on the gap to the reference.
 
-    >>> dpo_hinge_loss(torch.tensor([5.0, 20.0])).tolist()  # 1 - .5, and past the margin
+    >>> dpo_hinge_loss(torch.tensor([5.0, 20.0])).tolist()  # 1 - 0.5, and past the margin
     [0.5, 0.0]
     """
     return torch.relu(margin - beta * gap)
@@ -110,7 +110,7 @@ def ipo_loss(gap: Tensor, *, beta: float = 0.1) -> Tensor:
 
     Source: arXiv 2310.12036 (there ``tau`` is ``beta``).
 
-    >>> ipo_loss(torch.tensor([5.0, 3.0])).tolist()  # target 1 / (2 * .1) = 5
+    >>> ipo_loss(torch.tensor([5.0, 3.0])).tolist()  # target 1 / (2 * 0.1) = 5
     [0.0, 4.0]
     """
     return (gap - 1.0 / (2.0 * beta)).square()
@@ -158,7 +158,7 @@ def orpo_loss(chosen_mean_logp: Tensor, rejected_mean_logp: Tensor, *, odds_weig
     Source: arXiv 2403.07691.
 
     >>> half = torch.tensor([0.5]).log()
-    >>> round(orpo_loss(half, half).item(), 6)  # ln 2 + .1 ln 2
+    >>> round(orpo_loss(half, half).item(), 6)  # ln 2 + 0.1 ln 2
     0.762462
     """
     log_odds = chosen_mean_logp - rejected_mean_logp - (_log1mexp(chosen_mean_logp) - _log1mexp(rejected_mean_logp))

@@ -51,7 +51,7 @@ def batch_totals(action_mask: Tensor, episode_tokens: Tensor | None = None) -> B
 
     Args:
         action_mask: [B, T] bool; a row without action tokens counts nowhere.
-        episode_tokens: [B], number of action tokens of the row's episode; None makes every row an episode of its own.
+        episode_tokens: [B], number of action tokens of the row's episode; None makes every row its own episode.
 
     >>> mask = torch.tensor([[True, True, False], [True, False, False], [False, False, False]])
     >>> batch_totals(mask)

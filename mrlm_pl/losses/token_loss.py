@@ -29,7 +29,7 @@ class TokenLoss:
             each [B, T], and from ``settings``.
         reduction: reduction of the loss's paper.
         uses_ratio: whether the loss uses the importance ratio ``pi / pi_old``.
-        settings: further arguments of the function.
+        settings: extra arguments of the function.
         own: whether the function is a user's, whose loss may have a gradient where the advantage is 0.
     """
 
@@ -51,7 +51,7 @@ class TokenLoss:
         The weight has no gradient. It is 1 for REINFORCE, the importance ratio for PPO, 0 for a token whose gradient
         the loss removes. It counts as 1 where the advantage is 0, and is 0 outside the mask.
 
-        >>> logp, old = torch.tensor([[-1.5, -1.5]]), torch.tensor([[-1.0, -1.0]])  # rho .61
+        >>> logp, old = torch.tensor([[-1.5, -1.5]]), torch.tensor([[-1.0, -1.0]])  # rho 0.61
         >>> LOSSES["ppo"].with_weights(logp, old, torch.tensor([[-1.0, 1.0]]), torch.tensor([[True, True]]))[1]
         tensor([[0.0000, 0.6065]])
         """
@@ -93,7 +93,7 @@ def token_loss(
     Args:
         loss: a name of :data:`LOSSES`, or a function as in :class:`TokenLoss`; its reduction is ``token_mean``.
         clip: clipping range, for a function with a ``clip`` argument.
-        settings: further arguments of the function.
+        settings: extra arguments of the function.
 
     Raises:
         ConfigurationError: the name or a setting does not exist, a value is out of range, the loss has no clipping

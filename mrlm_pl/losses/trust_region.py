@@ -1,4 +1,4 @@
-"""Policy losses that bound the update by something other than PPO's clip: soft gates, weights and masks.
+"""Policy losses that bound the update without PPO's clip: with soft gates, weights and masks.
 
 Shapes: B rows (one sequence each), T tokens. ``logp`` carries the gradient; ``old_logp`` and ``advantages`` are
 constants. ``rho = exp(logp - old_logp)`` is the importance ratio of a token. Losses are exactly 0 outside the action
@@ -32,7 +32,7 @@ def sapo_loss(
         logp, old_logp, advantages: [B, T]; not read outside ``action_mask``.
         action_mask: [B, T] bool.
         positive_temperature: ``tau`` where the advantage is above 0.
-        negative_temperature: ``tau`` elsewhere; a higher one falls faster.
+        negative_temperature: ``tau`` elsewhere; with a higher one the gradient falls faster.
 
     Source: arXiv 2511.20347.
 
@@ -90,7 +90,7 @@ def dppo_loss(
     clip: Clip = Clip(),  # noqa: B008 (frozen)
     largest_ratio: float = 20.0,
 ) -> Tensor:
-    """Return the loss [B, T] of the tokens within a total variation: ``-sg(min(rho, largest_ratio)) A logp``.
+    """Return the loss [B, T] of the tokens within a trust region: ``-sg(min(rho, largest_ratio)) A logp``.
 
     A token is left out where its probability has already moved with the advantage by more than ``clip.high`` up or
     ``clip.low`` down. Unlike a ratio, the difference of probabilities lets rare tokens change by large factors.
@@ -98,14 +98,14 @@ def dppo_loss(
     Args:
         logp, old_logp, advantages: [B, T]; not read outside ``action_mask``.
         action_mask: [B, T] bool.
-        clip: bounds; its ``low`` and ``high`` are the largest fall and rise of a token's probability, by default .2.
+        clip: bounds; its ``low`` and ``high`` are the largest fall and rise of a token's probability, by default 0.2.
         largest_ratio: upper bound of the importance weight.
 
     Source: arXiv 2602.04879 (DPPO, binary total variation).
 
     >>> old, new = torch.tensor([[0.01, 0.5]]).log(), torch.tensor([[0.05, 0.8]]).log()
     >>> loss = dppo_loss(new, old, torch.ones(1, 2), torch.ones(1, 2, dtype=torch.bool))
-    >>> [round(x, 4) for x in loss[0].tolist()]  # 5 * -log .05; .8 is more than .2 above .5
+    >>> [round(x, 4) for x in loss[0].tolist()]  # 5 * -log 0.05; 0.8 is more than 0.2 above 0.5
     [14.9787, 0.0]
     """
     low, high = clip.range(0.2, 0.2)

@@ -1,4 +1,4 @@
-"""A model without its weights: enough to build the same modules in another process, or beside the model."""
+"""A model without its weights: enough to build the same modules in another process or next to the model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mrlm_pl.policy.sharding import all_tensors
 
 @dataclass(frozen=True)
 class Architecture:
-    """The class, the configuration and the adapters of a model; equal where one's weights fit into the other.
+    """The class, configuration and adapters of a model; two are equal if the weights of one fit into the other.
 
     Args:
         cls: class of the model, without the part that sharding (FSDP2) adds.
@@ -37,7 +37,7 @@ class Architecture:
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> Architecture:
-        """Return the architecture of a model; of a sharded model, that of the whole one."""
+        """Return the architecture of a model; for a sharded model, that of the unsharded model."""
         plain: Any = next(base for base in type(model).__mro__ if not issubclass(base, FSDPModule))
         tensors = {
             name: (tensor.shape, tensor.dtype, tensor.requires_grad) for name, tensor in all_tensors(model).items()

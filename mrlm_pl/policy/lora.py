@@ -66,7 +66,7 @@ def add_adapter(model: PreTrainedModel, lora: LoRA, name: str, revision: str = "
     adapter names the model's ``revision``, which PEFT then reads.
 
     Raises:
-        ConfigurationError: the model has no such layers, or they are not linear layers with weights of their own.
+        ConfigurationError: the model has no such layers, or they are not linear layers with their own weights.
     """
     from peft import LoraConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 
@@ -139,7 +139,7 @@ def _fault(model: nn.Module, parameters: Collection[str] | None, unread: Sequenc
 
     Args:
         model: model with the adapters.
-        parameters: weights of experts that PEFT adapts in place of layers.
+        parameters: weights of experts that PEFT adapts instead of layers.
         unread: weights that PEFT would not find in the folder, including those of the base.
     """
     if parameters:

@@ -58,10 +58,10 @@ class Policy(nn.Module):
         learning_rate: step size of this policy's parameter group.
         weight_decay: decoupled weight decay of all trained weights, norms and biases too.
         trained: whether the weights are trained; False freezes them.
-        chat_template: Jinja template in place of the tokenizer's own.
+        chat_template: Jinja template instead of the tokenizer's own.
         chat_template_kwargs: values of the template's own arguments, such as ``{enable_thinking: false}``. The exported
             template has them as defaults.
-        random_init_seed: seed of random weights for the model's configuration, in place of the stored ones; None reads
+        random_init_seed: seed of random weights for the model's configuration, instead of the stored ones; None reads
             the stored weights.
         dropout: probability of every dropout in the updates of supervised fine-tuning, 0 to 0.99; above 0 the model's
             other training noise, such as a router's, is on too. Algorithms that compare the learner with the sampler
@@ -79,7 +79,7 @@ class Policy(nn.Module):
         int8: ``weights`` holds the linear layers of a frozen policy in int8, ``reference`` those of a trained policy's
             reference copy: a quarter of their memory, with rounding (docs/scaling/README.md). The output head and the
             embedding stay as they are.
-        revision: branch, tag or commit of a model of the hub.
+        revision: branch, tag or commit of a model on the hub.
 
     Attributes:
         context_window: length of the model's context in tokens.
@@ -368,7 +368,7 @@ class Policy(nn.Module):
         Raises:
             ConfigurationError: a decay would be lost in the rounding of weights of less than single precision.
         """
-        # The state holds the ranks' own shards, also where a forward pass has left weights of the model gathered.
+        # The state holds the ranks' own shards, even if a forward pass has left weights of the model gathered.
         averages, current = self.reference.state_dict(), self.network.state_dict()
         for name, _ in self.reference.named_parameters():  # names tied weights once
             if self.lora is None or is_adapter(name):

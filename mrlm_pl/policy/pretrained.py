@@ -75,7 +75,7 @@ def read_config(model: str, source: str, revision: str) -> Any:
             remedy = "give its tokenizer's model, and the address as `served_by`"
         elif model.endswith(".ckpt") and not near:
             remedy = "a checkpoint must be in RUN/checkpoints with RUN/config.yaml; of a script's run give its folder"
-        fault = f"model {model!r} is neither a folder here nor a readable model of the hub ({first_line(error)})"
+        fault = f"model {model!r} is neither a folder here nor a readable model on the hub ({first_line(error)})"
         raise PolicyError(f"{fault}; {remedy}") from error
 
 
@@ -179,7 +179,7 @@ def read_weights(model: str, source: str, revision: str, config: Any, needs_head
                 config=config,
                 dtype=torch.float32,
                 trust_remote_code=False,
-                ignore_mismatched_sizes=True,  # they are in the report, and refused below
+                ignore_mismatched_sizes=True,  # they are in the report, and rejected below
                 output_loading_info=True,
             )
     except PolicyError:
@@ -209,7 +209,7 @@ def end_ids(config: Any, source: str, revision: str) -> list[int]:
     """Return the tokens that end a reply by a model's configuration and by its generation config, if it has one.
 
     Raises:
-        PolicyError: the latter is no generation config.
+        PolicyError: the file is not a generation config.
     """
     try:
         configs = [config, GenerationConfig.from_pretrained(source, revision=revision)]
@@ -277,7 +277,7 @@ def write_version(root: Path, policy: str, model: PreTrainedModel, version: int,
         policy: name of the policy.
         model: model with the weights.
         version: number of the version; it replaces a folder of the same number.
-        also: function that writes further files into the folder, such as a tokenizer's.
+        also: function that writes extra files into the folder, such as a tokenizer's.
 
     Raises:
         EngineError: the folder cannot be written.

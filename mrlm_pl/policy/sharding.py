@@ -2,7 +2,7 @@
 
 A sharded model gathers each layer's weights from all ranks whenever the layer runs. That suits a training step, which
 all ranks make together, but not generation: every token would cost a collective, and ranks with longer answers would
-wait for the others for ever. :func:`gathered` gathers the weights once, and the ranks run independently.
+wait for the others forever. :func:`gathered` gathers the weights once, and the ranks run independently.
 """
 
 from __future__ import annotations

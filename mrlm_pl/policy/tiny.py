@@ -2,7 +2,7 @@
 
 ``builtin:tiny`` is the trained model of this package, a plain Hugging Face folder without custom code.
 :func:`build_tokenizer` and :func:`build_config` make the untrained folder for the recipe of its weights
-(``examples/tiny_model/make_demonstrations.py``). Where its 0.17 million weights are too few, ``make small-model``
+(``examples/tiny_model/make_demonstrations.py``). If its 0.17 million weights are too few, ``make small-model``
 trains 2.6 million on the same data; they are not in the package.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 _OF_THE_WEIGHTS = ("architectures", "dtype", "head_dim", "rope_parameters", "transformers_version")
-"""Fields that a saved model has beside the given ones; heads and rotations follow from the others."""
+"""Fields that a saved model has in addition to the given ones; heads and rotations follow from the others."""
 
 
 def tiny_model_path() -> Path:
@@ -26,7 +26,7 @@ def tiny_model_path() -> Path:
 def build_tokenizer() -> PreTrainedTokenizerFast:
     """Return a new character-level tokenizer: one token per printable ASCII character, newline and tab.
 
-    ``<|end|>`` closes every message and is the end-of-sequence token; padding has a token of its own, and any other
+    ``<|end|>`` closes every message and is the end-of-sequence token; padding has its own token, and any other
     character becomes ``<unk>``. The template renders each message as ``<|role|>content<|end|>``, so a longer
     conversation begins with the rendering of a shorter.
 

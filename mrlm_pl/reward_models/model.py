@@ -38,7 +38,7 @@ class RewardModel(TextScorer):
         model: a hub id, a model folder, or the folder of a run that has exported one policy.
         device: device of the model, as torch names it; ``auto`` prefers an accelerator, ``cuda`` is this rank's GPU.
         max_tokens: maximum tokens of a conversation, of which the end is kept; None is the model's window.
-        batch_tokens: maximum tokens of a forward pass with padding; a longer conversation is a pass of its own.
+        batch_tokens: maximum tokens of a forward pass with padding; a longer conversation is its own pass.
         precision: precision of the weights. The batch changes the order of sums, and so a score by about 1e-6 with
             ``32``, and hardly ever with ``64``. ``int8`` rounds the weights of the linear layers; the rest is ``32``.
 

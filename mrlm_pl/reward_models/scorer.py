@@ -26,9 +26,9 @@ class TextScore:
 
 
 class TextScorer(Shared, ABC):
-    """Score conversations, higher for a better last reply. Called from several threads; pickled.
+    """Scores conversations, higher for a better last reply. It is called from several threads, and must be picklable.
 
-    Copies of an environment share a scorer, and so its model.
+    Copies of an environment share a scorer and its model.
     """
 
     @property
@@ -48,7 +48,7 @@ class TextScorer(Shared, ABC):
         """Return the scores as probabilities in order: the sigmoid of each score that is not a probability.
 
         Raises:
-            NonFiniteError: a score is NaN or infinite, or a probability is outside of [0, 1].
+            NonFiniteError: a score is NaN or infinite, or a probability is outside [0, 1].
         """
         return [as_probability(found, self.probability) for found in self.score_batch(conversations)]
 
@@ -56,7 +56,7 @@ class TextScorer(Shared, ABC):
         """Return the probability of each answer to its question, in order; see :meth:`probabilities`.
 
         Raises:
-            DataError: the numbers of answers and questions differ.
+            DataError: there are not as many answers as questions.
         """
         if len(questions) != len(answers):
             raise DataError(f"scores: there are {len(questions)} questions and {len(answers)} answers; give as many")
@@ -87,13 +87,13 @@ def team_message(role: Role, messages: Mapping[str, Sequence[Message]]) -> Messa
 
 
 def as_probability(score: TextScore, probability: bool) -> float:
-    """Return a score as a probability; with ``probability`` it is one.
+    """Return a score as a probability; ``probability`` says that it already is one.
 
     >>> as_probability(TextScore(0.0), False), as_probability(TextScore(0.25), True)
     (0.5, 0.25)
 
     Raises:
-        NonFiniteError: the score is NaN or infinite, or a probability outside of [0, 1].
+        NonFiniteError: the score is NaN or infinite, or a probability outside [0, 1].
     """
     value = score.value
     if not math.isfinite(value) or (probability and not 0 <= value <= 1):

@@ -24,7 +24,7 @@ ScoreTable = Sequence[Mapping[str, float]]
 INCENTIVES = ("alpha0", "alpha1", "beta0", "beta1")
 """The kinds of incentive; see :func:`incentives`."""
 ROUNDING = 1e-12
-"""Means nearer to .5 than this are .5: decimal fractions are not exact in binary."""
+"""Means nearer to 0.5 than this are 0.5: decimal fractions are not exact in binary."""
 
 
 @check_arguments
@@ -74,7 +74,7 @@ def influence_rewards(
         if horizon == "last":
             return later[-1][1]
         weights = [gamma**distance for distance, _ in later]
-        # The answer's own score stands first, whosever scores the later turns count by.
+        # The answer's own score comes first, even if later turns count by others' scores.
         values = [scores[t][person], *(value for _, value in later[1:])]
         return math.fsum(weight * value for weight, value in zip(weights, values, strict=True)) / math.fsum(weights)
 
@@ -86,9 +86,9 @@ def incentives(
 ) -> tuple[list[dict[str, float]], int]:
     """Return rewards for changing sides well and for making others do so, in the shape of the scores, and the ties.
 
-    An answer is right when its score is above .5; the others are when the mean of theirs is. An answer that was wrong
+    An answer is right when its score is above 0.5; the others are when the mean of theirs is. An answer that was wrong
     before and is right now earns the positive amount, one that was right and is wrong now the negative one. It earns
-    the same for the others when they change from its turn to the next. A comparison with a mean of exactly .5 is a
+    the same for the others when they change from its turn to the next. A comparison with a mean of exactly 0.5 is a
     tie: it earns 0 and is counted, unless there was no change.
 
     Args:
@@ -156,7 +156,7 @@ def incentive_signs(scores: ScoreTable) -> tuple[list[dict[str, dict[str, int]]]
 
 
 def _side(scores: Sequence[float]) -> int:
-    """Return 1 when the mean of the scores is above .5, -1 when it is below, 0 when it is neither."""
+    """Return 1 when the mean of the scores is above 0.5, -1 when it is below, 0 when it is neither."""
     distance = math.fsum(scores) / len(scores) - 0.5
     if abs(distance) < ROUNDING:
         return 0

@@ -1,4 +1,4 @@
-"""The reward of a turn for its information about the reference answer."""
+"""Rewards of turns for the information that they give about the reference answer."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from torch import Tensor
 
 
 def information_gains(answer_logp: Tensor, plays: Tensor) -> Tensor:
-    """Return the gain [S] in log-probability of the reference answer by each turn, 0 for an agent's last turn.
+    """Return each turn's gain [S] in the log-probability of the reference answer; 0 for an agent's last turn.
 
     The gain is ``log p(answer | history before the next turn) - log p(answer | history before this turn)``.
 
     Args:
-        answer_logp: [S], log-probability of the answer before each turn; NaN if unknown: gains with it are 0.
+        answer_logp: [S], log-probability of the answer before each turn; NaN if unknown, which makes its gains 0.
         plays: [S] int64, equal for the turns of one agent in one episode, which follow each other in order.
 
     Source: arXiv 2510.14967, where the gain is a difference of probabilities.

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mrlm_pl.episode import Episode, decided
+from mrlm_pl.episode import Episode, turns_by_step
 from mrlm_pl.errors import EnvironmentContractError
 from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.rollout.replay import Rest, continued, counterfactuals
@@ -34,7 +34,7 @@ class FurtherEpisodes(Settings):
 
 @dataclass(frozen=True)
 class Alternatives(FurtherEpisodes):
-    """Fresh samples in place of single messages of every episode.
+    """Fresh samples that replace individual messages of every episode.
 
     Args:
         count: number of samples for each message.
@@ -91,14 +91,14 @@ class Expansions(FurtherEpisodes):
     def due(self, group: Sequence[Episode], rounds: int) -> Sequence[EpisodeSpec]:
         if rounds == self.rounds:
             return ()
-        roots, states = roots_of(group), dict[str, list[tuple[Episode, int]]]()
+        roots, steps = roots_of(group), dict[str, list[tuple[Episode, int]]]()
         for leaf in group:
             if not leaf.failed:
-                first = 0 if leaf.origin is None else leaf.origin.step + 1
-                states.setdefault(roots[leaf.id], []).extend((leaf, step) for step in decided(leaf) if step >= first)
+                last = -1 if leaf.origin is None else leaf.origin.step  # shared with the origin
+                steps.setdefault(roots[leaf.id], []).extend((leaf, step) for step in turns_by_step(leaf) if step > last)
         return [
             continued(leaf, step, rounds * self.nodes + number)
-            for nodes in states.values()
+            for nodes in steps.values()
             for number, (leaf, step) in enumerate(
                 keyed_random("expanded", nodes[0][0].seed, rounds).choices(nodes, k=self.nodes)
             )
@@ -129,7 +129,7 @@ def check_origin(origin: Episode, branch: Episode) -> None:
 def departure(origin: Episode, branch: Episode) -> str:
     """Return where an episode departs from the one that it branches from before the branch; empty if nowhere."""
     assert branch.origin is not None
-    before, after = decided(origin), decided(branch)
+    before, after = turns_by_step(origin), turns_by_step(branch)
     for step in range(branch.origin.step + 1):
         contexts = [
             {agent: row.token_ids[: turn.start] for agent, (turn, row) in by_agent.get(step, {}).items()}

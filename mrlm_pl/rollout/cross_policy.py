@@ -80,5 +80,5 @@ def snapshot_name(policy: str, version: int) -> str:
 
 
 def stale_turns(episode: Episode) -> list[Turn]:
-    """Return the turns of an episode that a snapshot sampled in place of the policy in the agent's seat."""
+    """Return the turns of an episode that a snapshot sampled instead of the policy in the agent's seat."""
     return [turn for row in episode.rows() for turn in row.turns if turn.policy != row.policy]

@@ -69,7 +69,7 @@ class Decision:
     Args:
         sample: sampled tokens.
         policy: name of the weights that decided, for the record.
-        node: state of the turn tree in which the decision was made; empty outside of turn trees.
+        node: state of the turn tree in which the decision was made; empty outside turn trees.
         number: index of the decision among those requested from the agent in this state.
         scripted: see :attr:`mrlm_pl.episode.Turn.scripted`.
         session: name under which the engine keeps its context for the next turn.
@@ -269,7 +269,7 @@ class Play:
         rewards = _floats(step.rewards)
         for agent, reward in rewards.items():
             if agent in self.turns:
-                # A reward of 0 without named parts is no component: it would be reported beside the named ones.
+                # A reward of 0 without named parts is not a component: it would be reported next to the named ones.
                 named_rewards = _floats(step.components.get(agent, {})) or ({"reward": reward} if reward else {})
                 row, turn = self.turns[agent][-1]
                 components = summed([*turn.components.items(), *named_rewards.items()])
@@ -340,7 +340,7 @@ class Play:
 
 
 def _floats(numbers: Mapping[str, float]) -> dict[str, float]:
-    """Return numbers, which may be truth values or of another library, as records take them."""
+    """Return numbers, which may be booleans or another library's, as floats."""
     return {name: float(number) for name, number in numbers.items()}
 
 

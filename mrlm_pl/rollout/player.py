@@ -1,8 +1,8 @@
-"""Play episodes: environments on one side, engines on the other, records as the result.
+"""Play episodes: environments observe and judge, engines sample, and records are the result.
 
 Local environments are played in lockstep waves: every episode that waits for a decision is sampled in one engine call,
-then every environment is stepped off the event loop. A failure of an environment is not an outcome: the episode is
-started again within a bound, and if it keeps failing it becomes a record with ``error`` set.
+then every environment is stepped off the event loop. A failure of an environment is not an outcome. The episode is
+retried a bounded number of times; if it keeps failing, its record has ``error`` set.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _REMEDIES = {
     CONTEXT_STOP: "send shorter conversations, or use a policy with a longer context",
 }
 
-# A NaN reward would poison the weights and a chat template that fails would fail for ever: these stop the run.
+# A NaN reward would poison the weights and a chat template that fails would fail forever: these stop the run.
 _FATAL = (NonFiniteError, PolicyError)
 
 
@@ -46,15 +46,15 @@ class EpisodePlayer:
     """Plays episodes of any of its environments with the agents in their seats.
 
     Args:
-        environments: template of each environment by name; episodes play on copies.
+        environments: each environment by name; episodes play on copies.
         seats: seat of each agent.
         engine: engine that samples the decisions.
-        max_turns: number of decisions of the environment after which an episode is truncated; by environment where they
+        max_turns: number of decisions in an episode after which it is truncated; by environment if they
             differ.
         step_timeout: time limit of one ``reset`` or ``step`` in seconds.
         retries: maximum number of times that a failed episode is started again.
-        workers: number of threads that step environments side by side.
-        processes: number of host processes of the environments; 0 keeps them in this process.
+        workers: number of threads that step environments in parallel.
+        processes: number of host processes for environments; 0 keeps them in this process.
         loop: event loop that plays the episodes; None is the player's own loop.
 
     Attributes:
@@ -130,7 +130,7 @@ class EpisodePlayer:
         return [play.episode(self.seats) for play in plays]
 
     def close(self) -> None:
-        """Close all environments, and warn of those that cannot be closed; may be called twice."""
+        """Close all environments, with a warning for those that cannot be closed; may be called twice."""
         open_ = [self._open.pop(key, None) for key in list(self._open)]  # threads may be closing some
         environments = [environment for environment in open_ if environment is not None]
         self._idle, self._unwanted = {name: [] for name in self._idle}, []
@@ -162,7 +162,7 @@ class EpisodePlayer:
     # The steps of a play, for players that combine them in another way too.
 
     def new_play(self, spec: EpisodeSpec, attempt: int, retried: tuple[int, int] = (0, 0)) -> Play:
-        """Return a play with an environment of its own, before its reset."""
+        """Return a play with its own environment, before its reset."""
         name = spec.task.environment
         if name not in self.environments:
             raise ConfigurationError(f"task {spec.task.key!r} is of an environment that this run does not have")

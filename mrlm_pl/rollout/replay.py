@@ -76,7 +76,7 @@ def counterfactuals(
         episode: recorded episode.
         agent: agent that decided.
         step: number of environment steps before the decision (:attr:`mrlm_pl.episode.Turn.index`).
-        alternatives: decisions in place of the recorded one; None is a fresh sample of the policy, a different one for
+        alternatives: decisions instead of the recorded one; None is a fresh sample of the policy, a different one for
             each None.
         rest: decisions after the replaced one; see :data:`Rest`.
 

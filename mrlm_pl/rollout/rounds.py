@@ -1,4 +1,4 @@
-"""Continuous batching in rounds: environments step beside the sampling of other episodes, in an order that is fixed."""
+"""Continuous batching in rounds: environments step while other episodes are sampled, in a fixed order."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Rounds(EngineWrapper):
     """Lets coroutines play episodes apart, with samples from one engine.
 
     A round begins when every coroutine waits for a sample or for an environment. The engine samples a piece of all
-    turns in one batch, and the environments answer beside it. At the end of the round finished turns and due answers
+    turns in one batch, and the environments answer meanwhile. At the end of the round finished turns and due answers
     are handed out, in the order in which they were asked for. So a call of an environment takes a fixed number of
     rounds, whatever its seconds, and the batches of a run do not depend on timing.
 

@@ -2,7 +2,7 @@
 
 Each agent that is due in a state makes as many decisions as the tree has branches; a joint action takes one decision of
 each, and leads to a state of the next level or to the end. The decisions of a whole level, of all trees and agents, are
-sampled in one engine call, and all its joint actions are judged at once. The episodes that come back are the paths of
+sampled in one engine call, and all its joint actions are judged together. The episodes that come back are the paths of
 a :class:`~mrlm_pl.turn_tree.TurnTree`.
 """
 

@@ -48,7 +48,7 @@ def _damage(path: str | Path) -> str | None:
 
 
 class DurableCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint beside its final name, forces it to the disk and then renames it: a kill leaves it whole."""
+    """Writes a checkpoint next to its final name, forces it to the disk and then renames it: a kill leaves it whole."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
         """Write or replace a checkpoint; a draft that an earlier kill left behind is replaced as well."""
@@ -59,7 +59,7 @@ class DurableCheckpointIO(TorchCheckpointIO):
             with replacing(path, durable=True) as draft, draft.open("wb") as file:
                 torch.save(checkpoint, file)
         except (OSError, RuntimeError) as error:
-            # Torch ends the archive that it cannot write with an error of its own.
+            # Torch ends the archive that it cannot write with its own error.
             reason = error if isinstance(error, OSError) else error.__context__
             if not isinstance(reason, OSError):
                 raise

@@ -66,8 +66,8 @@ def collect(
         seed: seed of the choice of tasks and of the sampling.
         samples_per_task: number of episodes of each task, at each temperature.
         sampling: sampling settings of the turns; None takes the run's training settings, else the defaults.
-        temperatures: temperatures at each of which every task is played, in place of that of ``sampling``.
-        max_turns: see :func:`mrlm_pl.runs.evaluate`, also for ``seats``, ``device``, ``precision`` and ``name``.
+        temperatures: temperatures at each of which every task is played, instead of that of ``sampling``.
+        max_turns: see :func:`mrlm_pl.runs.evaluate`.
         seats: policy of each agent.
         device: device of policies whose weights are read.
         precision: precision in which turns are generated.
@@ -134,7 +134,7 @@ def serve_gateway(
     name: str | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> CollectionFile:
-    """Serve policies to programs, each as an episode of its own, and write the episodes in the order of their tasks.
+    """Serve policies to programs, each as its own episode, and write the episodes in the order of their tasks.
 
     Args:
         model: model to serve; for it and the arguments not listed here see :func:`mrlm_pl.runs.evaluate`.
@@ -188,8 +188,8 @@ def serve_gateway(
 class CollectionFile:
     """A file of episodes that a killed collection continues.
 
-    ``FILE.progress`` lies beside the file while it is written: the number of played episodes and the length of the file
-    then. Text beyond that length, left by a kill, is cut off, so that no episode is lost or written twice.
+    ``FILE.progress`` is next to the file while that is written: the number of played episodes and the length of the
+    file then. Text beyond that length, left by a kill, is cut off, so that no episode is lost or written twice.
 
     Args:
         path: path of the file.

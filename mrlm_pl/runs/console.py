@@ -421,7 +421,7 @@ def run_summary(folder: str | Path, played: bool = True) -> str:
 
 
 class PolicySummary(ModelSummary):
-    """Prints a line for each policy, critic and data set when ``fit`` starts, in place of Lightning's table of layers.
+    """Prints a line for each policy, critic and data set when ``fit`` starts, instead of Lightning's table of layers.
 
     An update is followed by a line with the seconds of compilations (``compile`` of a policy or engine) since the last.
     """

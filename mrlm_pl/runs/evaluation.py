@@ -56,7 +56,7 @@ def evaluate(
 
     Raises:
         ConfigurationError: there is no such model or environment, an agent has no policy, a number is below 1, or
-            ``num_episodes`` is no multiple of ``samples_per_task``.
+            ``num_episodes`` is not a multiple of ``samples_per_task``.
         RolloutError: every episode failed.
     """
     seated = SeatedModel(model, environment, seats, name, precision=precision)

@@ -48,7 +48,7 @@ class FolderRequest:
         stem: name for a derived folder, ``runs/STEM``.
         checkpoint: ``last``, a path, a name that the trainer resolves, or None.
         resume: None gives a new run the next free folder. True continues at the last checkpoint if there is one, else
-            starts a run in the folder; False refuses a folder that holds a run, unless it failed before a checkpoint.
+            starts a run in the folder; False rejects a folder that holds a run, unless it failed before a checkpoint.
     """
 
     stage: str
@@ -105,7 +105,7 @@ def scratch_folder(request: FolderRequest) -> RunFolder:
 def discard_if_empty(folder: RunFolder, *, mistaken: bool = False) -> None:
     """Remove the folder of a run that did not begin, and clear the environment variable for child processes.
 
-    Such a folder is empty, or has only the files that a logger opens at once.
+    Such a folder is empty, or has only the files that a logger opens at its start.
 
     Args:
         folder: folder of the run.
@@ -201,7 +201,7 @@ def _checkpoint(request: FolderRequest) -> str | None:
     elif not Path(path).exists() and not _REMOTE.match(path):
         raise ConfigurationError(f"ckpt_path: there is no checkpoint {path!r}; check the path, or use `last`")
     files = [Path(path) / name for name in SHARDED_CHECKPOINT_FILES]
-    # The table of contents of a zip file stands at its end.
+    # The table of contents of a zip file is at its end.
     complete = all(map(Path.is_file, files)) if Path(path).is_dir() else zipfile.is_zipfile(path)
     if Path(path).exists() and not complete:
         raise ConfigurationError(f"ckpt_path: {path!r} is not a complete checkpoint; name another")

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP: the first ends a command in order, and after a Ctrl-C the next one at once."""
+"""Ctrl-C, SIGTERM and SIGHUP: the first shuts a command down cleanly, a Ctrl-C after a Ctrl-C ends it immediately."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SI
 
 
 class _EndError(KeyboardInterrupt):
-    """A subclass: `python -m` ends by SIGINT after a KeyboardInterrupt in an `exec` of an import, also if caught."""
+    """A subclass, since after a KeyboardInterrupt in an import `python -m` ends by SIGINT, even if it was caught."""
 
 
 class Interruption:
@@ -25,7 +25,7 @@ class Interruption:
     Attributes:
         received: number of the signal; None before a signal.
         own: handler of SIGTERM that a script installed before the block, if any.
-        raised: exception of that handler while a trainer ends its run in order; the end of the block raises it.
+        raised: exception of that handler while a trainer ends its run cleanly; the end of the block raises it.
     """
 
     received: int | None = None
@@ -53,7 +53,7 @@ class Interruption:
         if number == signal.SIGHUP:
             _leave_terminal()
         elif number == signal.SIGINT:
-            print("\nmrlm: Ctrl-C: ending in order; press it again to end at once", file=sys.stderr, flush=True)
+            print("\nmrlm: Ctrl-C: shutting down; press it again to end immediately", file=sys.stderr, flush=True)
         if has_handler:
             signal.raise_signal(signal.SIGTERM)  # not a call of the handler: an event loop's does nothing itself
         elif first:  # schedulers send several, and a second would interrupt the end

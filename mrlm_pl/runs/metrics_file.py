@@ -93,7 +93,7 @@ class MetricsFile(Logger):
                 return list(table)
         except (ValueError, csv.Error) as error:
             remedy = "restore it from a copy, or move it elsewhere, then resume the run"
-            raise DataError(f"{self.path} is no table of metrics: {error}; {remedy}") from error
+            raise DataError(f"{self.path} is not a table of metrics: {error}; {remedy}") from error
 
     def _earlier_rows(self, new: Mapping[str, Any]) -> list[dict[str, str]]:
         if not self.path.exists():

@@ -3,7 +3,7 @@
 A plugin is any installed distribution with an entry point in the group ``mrlm_pl.plugins`` that names a package. The
 classes and functions in its ``__all__``, or without one all public ones that it defines, can be named on the command
 line without their path. Our classes are found in the same way. A class of the working folder is named
-``my_file.MyClass`` or ``./my_file.py:MyClass``, a function likewise.
+``my_file.MyClass`` or ``./my_file.py:MyClass``; functions are named the same way.
 """
 
 from __future__ import annotations
@@ -250,7 +250,7 @@ def environment_from(config: Mapping[str, Any]) -> Environment:
     """Return the environment of a class and its arguments, as a run's configuration has them.
 
     Raises:
-        ConfigurationError: the class cannot be imported, or refuses the arguments.
+        ConfigurationError: the class cannot be imported, or rejects the arguments.
     """
     from jsonargparse import ArgumentParser
 

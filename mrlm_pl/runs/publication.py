@@ -84,7 +84,7 @@ def push_to_hub(
     Raises:
         ConfigurationError: there is no such policy, the repository's name is invalid, or it is public and ``private``
             is given, or the card cannot be written.
-        RemoteError: the hub refuses or does not answer.
+        RemoteError: the hub rejects the request or does not answer.
     """
     from huggingface_hub import HfApi, ModelCard
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
@@ -94,7 +94,7 @@ def push_to_hub(
     try:
         validate_repo_id(repo)
     except HFValidationError as error:
-        raise ConfigurationError(f"repo: {repo!r} is no repository, such as USER/NAME: {error}") from error
+        raise ConfigurationError(f"repo: {repo!r} is not a repository, such as USER/NAME: {error}") from error
     path = folder / CARD
     card = ModelCard(path.read_text(encoding="utf-8") if path.is_file() else model_card(folder, {}))
     if license is not None:
@@ -112,7 +112,7 @@ def push_to_hub(
                 commit_message=f"Upload policy {folder.name}",
                 ignore_patterns=["*.part", ".*", "*/.*", f"{ADAPTER_FOLDER}/{unpublished(folder / ADAPTER_FOLDER)}"],
             )
-    except Exception as error:  # of the hub's, its HTTP library's and the system's many classes
+    except Exception as error:  # the hub client, its HTTP library and the system raise many classes
         reason = " ".join(str(error).split()) or type(error).__name__
         answered = isinstance(error, (HfHubHTTPError, LocalTokenNotFoundError))
         token = "a token that may write comes from `hf auth login` or HF_TOKEN"
@@ -181,7 +181,7 @@ def model_card(folder: Path, versions: Mapping[str, str]) -> str:
 
 
 def may_be_hub_id(model: str) -> bool:
-    """Return whether the name of a model may be a hub id: it is no folder and not of the form of a path."""
+    """Return whether the name of a model may be a hub id: it is not a folder and not of the form of a path."""
     path = model.startswith(("builtin:", ".", "~", "/")) or model.count("/") > 1
     return not path and not Path(model).exists()
 
@@ -200,7 +200,7 @@ def without_secrets(value: Any) -> Any:
 
 
 def text_without_secrets(text: str) -> str:
-    """Return a configuration's text with ``'...'`` in place of secrets; empty if it is not YAML.
+    """Return a configuration's text with ``'...'`` instead of secrets; empty if it is not YAML.
 
     >>> text_without_secrets("a: {env: {K: 1}}  # a\\ntoken:\\n  b: 2\\nurl: x://me:sesame@host\\n")
     "a: {env: '...'}  # a\\ntoken:\\n  '...'\\nurl: x://...@host\\n"

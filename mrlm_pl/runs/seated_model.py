@@ -42,7 +42,7 @@ class SeatedModel:
         model: run folder, model folder, hub id or ``builtin:tiny``; a policy, or several by name.
         environment: short name, class or instance; a name of the run's environments, and None for its only one, stand
             for the run's settings.
-        seats: policy of each agent, in place of the run's seats.
+        seats: policy of each agent, instead of the run's seats.
         name: name of the environment in the run, if an instance has another one.
         weights: whether a run must have policies or a checkpoint.
         precision: precision of generation; None is that of the run's training, except for bf16 on a CPU that emulates
@@ -120,7 +120,7 @@ class SeatedModel:
         """Return the episodes to play; say on stderr if the split has fewer tasks, and how to play a whole file.
 
         Raises:
-            ConfigurationError: a number is below 1, or ``num_episodes`` is no multiple of ``samples_per_task``.
+            ConfigurationError: a number is below 1, or ``num_episodes`` is not a multiple of ``samples_per_task``.
         """
         specs = evaluation_specs(self.environment, num_episodes, split, seed, samples_per_task, self.name)
         if len(specs) < num_episodes:

@@ -71,8 +71,8 @@ class LoopResults(Callback):
 
     Attributes:
         batches: number of batches that this process has trained on; 0 if a complete run is resumed.
-        training: state of the training in this process; None outside of ``fit`` and on the other ranks.
-        reports: reports of the environments that the last loop outside of ``fit`` played.
+        training: state of the training in this process; None outside ``fit`` and on the other ranks.
+        reports: reports of the environments that the last loop outside ``fit`` played.
     """
 
     def __init__(self) -> None:
@@ -176,14 +176,14 @@ def _in_run_folder(method: _Method) -> _Method:
 
 
 class Trainer(pl.Trainer):
-    """Lightning's trainer with a run folder, durable checkpoints, a metrics file and an orderly end.
+    """Lightning's trainer with a run folder, durable checkpoints, a metrics file and a clean shutdown.
 
-    Each ``fit`` writes to a folder of its own, ``runs/NAME``, ``runs/NAME-2``, ...: ``checkpoints/last.ckpt``,
+    Each ``fit`` writes to its own folder, ``runs/NAME``, ``runs/NAME-2``, ...: ``checkpoints/last.ckpt``,
     ``metrics.csv``, ``tensorboard``, ``episodes`` and ``policies``. Ctrl-C and SIGTERM save a checkpoint, say how to
     continue and end the process with status 130 or 143. A run lasts one epoch unless its length is given. Everything
     else is as in Lightning, whose arguments this trainer accepts; callbacks and plugins that are given replace the
     defaults of their kind, and loggers the one for TensorBoard. A callback's method ``on_run_folder(trainer, stage,
-    folder)`` is called before a run begins, and may raise to refuse it.
+    folder)`` is called before a run begins, and may raise to reject it.
 
     Args:
         output: run folder; it may hold a run only with ``resume`` or ``ckpt_path="last"``. None derives one from
@@ -191,7 +191,7 @@ class Trainer(pl.Trainer):
         resume: continue from the last checkpoint in ``output``; start there if there is none.
         precision: one of Lightning's, or ``auto``: a measurement of under a second at the start of a run chooses
             ``bf16-mixed`` where it is at least a fifth faster than ``32-true``. A resumed run keeps the choice.
-        options: further arguments of Lightning's trainer.
+        options: extra arguments of Lightning's trainer.
 
     Attributes:
         name: name of a derived folder, ``runs/NAME``; None is the algorithm's name.
@@ -262,10 +262,10 @@ class Trainer(pl.Trainer):
             changed["plugins"] = [*plugins, DurableCheckpointIO()]
         callbacks: list[Callback] = [*_as_list(options.get("callbacks"))]
         for item in callbacks:
-            check_instance(Callback, item, "trainer.callbacks", "callback")
+            check_instance(Callback, item, "trainer.callbacks", "a callback")
         for item in _as_list(options.get("logger")):
             if not isinstance(item, bool):
-                check_instance(Logger, item, "trainer.logger", "logger")
+                check_instance(Logger, item, "trainer.logger", "a logger")
         # Checkpoint callbacks come after all others, wherever they are.
         callbacks += [self._loops, EndTogether()]
         if not barebones and options.get("enable_progress_bar") is not False and not _has(callbacks, ProgressBar):
@@ -337,7 +337,7 @@ class Trainer(pl.Trainer):
     def _in_folder(
         self, stage: str, model: LightningModule | None, ckpt_path: str | Path | None
     ) -> Iterator[str | None]:
-        """Enter a run folder, yield the checkpoint to start from, and end in order."""
+        """Enter a run folder, yield the checkpoint to start from, and shut down cleanly."""
         folder_before = self.folder
         model = model if model is not None else self.lightning_module
         with ending_in_order() as interruption:

@@ -44,7 +44,7 @@ def remove_tree(path: str) -> None:
 
 
 def open_folder(name: str, above: int | None = None) -> int:
-    """Return a descriptor of a folder that its owner may have closed to readers, even to itself; a link is refused.
+    """Return a descriptor of a folder that its owner may have closed to readers, even to itself; a link is rejected.
 
     Args:
         name: name in the folder ``above``, or a path.

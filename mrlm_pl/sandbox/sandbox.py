@@ -1,4 +1,4 @@
-"""The sandbox as its users see it: run Python, run a shell, or grade a program, within limits and behind a wall."""
+"""The sandbox's interface: run Python, run a shell, or grade a program, isolated and within limits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Execution:
     """The result of running a program.
 
     Args:
-        output: printed text, standard error included, at most ``output_kb`` of it.
+        output: printed text, including standard error, at most ``output_kb`` KiB.
         cut: whether a part of the output was discarded.
         error: the error that ended it, as Python prints it; None without one.
         ending: reason why it was ended, or None: ``time``, ``output``, ``memory``, ``disk``, ``exit``, ``protocol``.
@@ -54,8 +54,8 @@ class Sandbox(Settings):
     ``landlock`` or ``limits``.
 
     Args:
-        minimum: weakest acceptable level; a weaker machine is an error at the start.
-        level: required level, in place of the strongest one.
+        minimum: weakest acceptable level; a machine that offers only a weaker one raises an error.
+        level: required level, instead of the strongest one.
         wall_seconds: wall time of a program, from its start to its end.
         memory_mb: memory of a program, in MiB.
         disk_mb: size of its private folder, in MiB.
@@ -210,7 +210,7 @@ os.register_at_fork(after_in_child=_make_slots)
 
 
 def running() -> AbstractContextManager[Any]:
-    """Wait for a processor: with more programs at once than processors, their time limits would mean nothing."""
+    """Wait for a processor: with more concurrent programs than processors, their time limits would mean nothing."""
     return _slots
 
 

@@ -146,7 +146,7 @@ class ControllerService(EnvironmentService, environment_pb2_grpc.ControllerServi
     ) -> AsyncIterator[pb.WorkerOrder]:
         """Answer a worker's reports; the worker is gone when they end.
 
-        Refuse a worker whose id another live worker has: that worker keeps its sessions, and the new one may ask again.
+        Reject a worker whose id another live worker has: that worker keeps its sessions, and the new one may ask again.
         """
         worker: Worker | None = None
         try:
@@ -309,7 +309,7 @@ class Membership:
                 problem = error.text.removeprefix(f"{target}: ") or error.code.name
                 if error.lasting and not joined:
                     speaks_protocol = error.code is not Code.UNIMPLEMENTED
-                    reason = problem if speaks_protocol else "it is no controller, which `--controller` makes of it"
+                    reason = problem if speaks_protocol else "it is not a controller, which `--controller` makes of it"
                     raise ConfigurationError(f"join: {target} does not take this worker: {reason}") from error
                 if problem != reported:
                     logger.warning("the controller at %s cannot be reached; retrying: %s", target, problem)

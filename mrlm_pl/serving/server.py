@@ -1,4 +1,4 @@
-"""A server process: the service with its workers, health, reflection and an orderly end."""
+"""A server process: the service with its workers, health, reflection and a clean shutdown."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ class EnvironmentServer:
         await self._server.wait_for_termination()
 
     async def drain(self, grace_seconds: float) -> None:
-        """Refuse new sessions and texts, wait for the current ones for at most ``grace_seconds``, then stop."""
+        """Reject new sessions and texts, wait for the current ones for at most ``grace_seconds``, then stop."""
         self.service.draining = True
         if self.verifier is not None:
             self.verifier.draining = True

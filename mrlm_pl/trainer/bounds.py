@@ -1,4 +1,4 @@
-"""Numbers of training batches and updates of a trainer: past ones, all, and those between validations."""
+"""Count a trainer's training batches and updates, past and total, and let callbacks act after validations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 _ACTS_AT = {EarlyStopping: "_check_on_train_epoch_end", ModelCheckpoint: "_save_on_train_epoch_end"}
-"""Lightning's attribute that says whether a callback acts at the end of an epoch; None if its user does not say."""
+"""Lightning's attribute for whether a callback acts at the end of an epoch; None if the user leaves it open."""
 
 
 def batches_served(trainer: Trainer) -> int:
@@ -18,19 +18,19 @@ def batches_served(trainer: Trainer) -> int:
 
 
 def batches_in_all(trainer: Trainer) -> float:
-    """Return the number of training batches by ``max_epochs`` and ``max_steps``; infinite without either."""
+    """Return the total number of training batches by ``max_epochs`` and ``max_steps``; infinite without either."""
     bounds = [math.inf]
     if trainer.max_epochs is not None and trainer.max_epochs >= 0:
         bounds.append(trainer.max_epochs * trainer.num_training_batches)
     if trainer.max_steps >= 0:
         served, accumulation = batches_served(trainer), trainer.accumulate_grad_batches
-        # Past updates may have had other numbers of batches.
+        # Past updates may have had different numbers of batches.
         bounds.append(served - served % accumulation + (trainer.max_steps - trainer.global_step) * accumulation)
     return min(bounds)
 
 
 def updates_served(trainer: Trainer) -> int:
-    """Return the number of updates of the past batches, had these settings held from the start."""
+    """Return the number of updates of the past batches, as if these settings had held from the start."""
     length, accumulation = trainer.num_training_batches, trainer.accumulate_grad_batches
     if math.isinf(length) or not length:
         return trainer.global_step
@@ -39,7 +39,7 @@ def updates_served(trainer: Trainer) -> int:
 
 
 def updates_in_all(trainer: Trainer) -> float:
-    """Return the number of updates up to the end of a run, had these settings held from the start."""
+    """Return the number of updates up to the end of a run, as if these settings had held from the start."""
     nominal, length = trainer.estimated_stepping_batches, trainer.num_training_batches
     if trainer.max_steps < 0:
         return nominal
@@ -52,7 +52,7 @@ def updates_in_all(trainer: Trainer) -> float:
 class ActAfterValidations(Callback):
     """Lets callbacks that monitor a metric act after each validation, for ``val_check_interval`` 1 or a time.
 
-    Lightning takes this number of batches for 1.0, one epoch, at whose end they would look at the last metric only.
+    Lightning reads 1 as 1.0, one epoch, and the callbacks would then see only the last metric of an epoch.
 
     Args:
         callbacks: callbacks of the trainer; those whose settings say when they act keep to it.

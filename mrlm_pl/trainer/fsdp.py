@@ -97,8 +97,8 @@ class FSDP(ModelParallelStrategy):
         """Load a checkpoint of either form; see :meth:`ModelParallelStrategy.load_checkpoint`.
 
         Raises:
-            ConfigurationError: it is no checkpoint, its folder of shards would run code, or the weights are not those
-                of the module.
+            ConfigurationError: it is not a checkpoint, its folder of shards would run code, or the weights are not
+                those of the module.
         """
         path = Path(self.broadcast(checkpoint_path))
         module = cast(Any, self.lightning_module)

@@ -48,7 +48,7 @@ def refuse_unsupported(trainer: Trainer, module: LightningModule) -> None:
             "train on the same few, leave it out and give the data module as few rows or tasks"
         )
     if getattr(trainer, "_val_check_time_interval", None) is not None and trainer.world_size > 1:
-        clocks = "is a time, and each process has a clock of its own; give a number of micro-batches"
+        clocks = "is a time, and each process has its own clock; give a number of micro-batches"
         raise ConfigurationError(f"trainer.val_check_interval {clocks}")
     if trainer.precision == "16-true":
         raise ConfigurationError(

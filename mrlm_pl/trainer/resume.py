@@ -38,7 +38,7 @@ PLAIN_TRAINER = (
     "Lightning's own Trainer has no run folder: `episodes` and `policies` are written to its `default_root_dir` (by "
     "default the working folder), where the next fit overwrites them; a kill may leave half a checkpoint. "
     "`mrlm_pl.runs.Trainer` takes the same arguments and has a folder for each run, durable checkpoints, a metrics "
-    "file and an orderly end at Ctrl-C"
+    "file and a clean shutdown on Ctrl-C"
 )
 
 RISES_AGAIN = (
@@ -62,7 +62,7 @@ def check_checkpoint(content: Any, path: str | Path) -> None:
     """
     if not isinstance(content, dict) or not isinstance(content.get("state_dict"), dict) or _VERSION not in content:
         raise ConfigurationError(
-            f"ckpt_path: {str(path)!r} is no checkpoint of Lightning, with `{_VERSION}` and `state_dict`; name "
+            f"ckpt_path: {str(path)!r} is not a checkpoint of Lightning, with `{_VERSION}` and `state_dict`; name "
             "another; a model's folder is given as `model` of a policy"
         )
 

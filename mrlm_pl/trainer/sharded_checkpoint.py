@@ -57,10 +57,10 @@ class _Unpickler(pickle.Unpickler):
 
 
 def check_sharded_checkpoint(folder: Path) -> Metadata:
-    """Return a sharded checkpoint's metadata; it runs no code and reads no files outside of its folder.
+    """Return a sharded checkpoint's metadata; it runs no code and reads no files outside its folder.
 
     Raises:
-        ConfigurationError: the metadata or an entry names an unneeded function or class, an entry is outside of the
+        ConfigurationError: the metadata or an entry names an unneeded function or class, an entry is outside the
             folder, or the metadata is damaged.
     """
     try:
@@ -90,7 +90,7 @@ def _check_entries(folder: Path, metadata: Any) -> Metadata:
             raise ValueError(f"entry {index!r} of {METADATA_FILE} is of an unknown form")
         shard = folder / place.relative_path
         if Path(place.relative_path).name != place.relative_path or shard.is_symlink() or not shard.is_file():
-            raise ValueError(f"entry {index.fqn!r} lies in {place.relative_path!r}, which is no file of the folder")
+            raise ValueError(f"entry {index.fqn!r} lies in {place.relative_path!r}, which is not a file of the folder")
         if index.fqn in plain:
             with shard.open("rb") as file:
                 file.seek(place.offset)

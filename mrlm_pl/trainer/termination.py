@@ -18,7 +18,7 @@ class EndTogether(Callback):
     """End a run of several processes after the current update when any of them has received SIGTERM.
 
     The processes agree after each batch, validation and epoch. Lightning's own handler, which this one replaces,
-    broadcasts at once, in the middle of other exchanges.
+    broadcasts immediately, in the middle of other exchanges.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ def inside_update(trainer: Trainer) -> bool:
 
 @contextmanager
 def ended_by_sigterm(trainer: Trainer, *, apart: bool = False) -> Iterator[None]:
-    """Let SIGTERM end the run of a single process at once within the block; the trainer would wait for the next batch.
+    """Let SIGTERM end a single-process run immediately within the block; the trainer would wait for the next batch.
 
     A rollout may take longer than a cluster's grace period. Several processes end together, after the batch.
 

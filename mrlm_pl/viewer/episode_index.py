@@ -38,7 +38,7 @@ class EpisodeFile:
 
     Attributes:
         rows: summaries of the episodes.
-        faults: number of lines that are no episode record.
+        faults: number of lines that are not an episode record.
     """
 
     def __init__(self, path: Path) -> None:
@@ -105,7 +105,7 @@ class EpisodeFile:
         if lines.skipped:
             yield f"{name}: {counted(lines.skipped, 'line is', 'lines are')} too long to show"
         if self.faults:
-            yield f"{name}: {counted(self.faults, 'line is no episode record', 'lines are not episode records')}"
+            yield f"{name}: {counted(self.faults, 'line is not an episode record', 'lines are not episode records')}"
 
 
 class ReportFile:
@@ -236,14 +236,14 @@ class EpisodeIndex:
         """Return the turn tree that an episode is a path of; see :func:`mrlm_pl.viewer.records.branches_of`.
 
         Raises:
-            DataError: there is no such episode, or it is no path of a tree.
+            DataError: there is no such episode, or it is not a path of a tree.
         """
         for file in self.newest_first(episode=episode):
             if isinstance(file, EpisodeFile) and (line := file.line(episode)) is not None:
                 try:
                     return branches_of(line)
                 except (ValueError, RecursionError, KeyError) as error:
-                    raise DataError(f"episode {episode!r} is no path of a turn tree: {error}") from error
+                    raise DataError(f"episode {episode!r} is not a path of a turn tree: {error}") from error
         raise DataError(f"there is no episode {episode!r} in this run")
 
     def newest_heads(self, count: int) -> Iterator[EpisodeHead]:

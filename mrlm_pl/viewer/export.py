@@ -31,7 +31,7 @@ def export_page(runs: Mapping[str, Run], iteration: int | None = None, episode: 
     Args:
         runs: runs by name.
         iteration: iteration whose episodes the page holds; None for the newest of each run.
-        episode: id of the episode that the page holds with its group, in place of an iteration.
+        episode: id of the episode that the page holds with its group, instead of an iteration.
 
     Raises:
         ConfigurationError: a run has no episode of the iteration.

@@ -145,7 +145,7 @@ def _asked(rows: Iterable[_RowHead]) -> str:
 
 
 def _said(row: _RowHead) -> list[str]:
-    """Return the replies of a row, the last first: before them may stand examples in the prompt."""
+    """Return the replies of a row, the last first; examples in the prompt may precede them."""
     return [message.content for message in reversed(row.messages) if message.role == "assistant"]
 
 
@@ -206,7 +206,7 @@ def branches_of(line: bytes) -> dict[str, Any]:
 
 
 MEASURES = ("ratio", "entropy", "kl")
-"""The learner's measures of single tokens, in the files of ``RUN/tokens``."""
+"""The learner's measures of individual tokens, in the files of ``RUN/tokens``."""
 
 
 class _TokenMeasures(msgspec.Struct):

@@ -402,7 +402,7 @@ def find_runs(names: Sequence[str]) -> dict[str, Run]:
         found_runs = runs_below(name)
         if not found_runs and path.is_dir() and any(file.name.endswith(_EPISODES) for file in path.iterdir()):
             raise ConfigurationError(
-                f"{name!r} is a folder of episodes; name its run, {str(path.parent)!r}, or single files of it"
+                f"{name!r} is a folder of episodes; name its run, {str(path.parent)!r}, or files in it"
             )
         if not found_runs:
             raise ConfigurationError(

@@ -122,7 +122,7 @@ class SeedComparison:
             estimates = (family.estimate(last), family.estimate(whole), _estimate(list(family.last.values())))
             rows.append([family.label, str(len(family.curves)), *map(_text, estimates)])
         if len(rows) > 1:
-            header.append("last tenth less the first row's")
+            header.append("last tenth minus the first row's")
             for family, row in zip(self.families, rows, strict=True):
                 difference, seeds = self.difference(family, last)
                 row.append("" if family is self.families[0] else f"{_text(difference)}, {self._pairs(family, seeds)}")
@@ -193,8 +193,8 @@ def compare_seeds(
     """Return a metric of runs at equal cost, by families of runs that differ in their seed alone.
 
     The costs are ``POINTS`` equal steps up to the largest one that all runs have reached; between two logged rows a
-    metric is interpolated linearly, and the first value stands for all costs before it. Of runs with equal settings and
-    seeds, such as a run and its resumed copy, the longest one counts.
+    metric is interpolated linearly, and the first value stands for all costs before it. Among runs with equal settings
+    and seeds, such as a run and its resumed copy, the longest one counts.
 
     Args:
         runs: runs by name.

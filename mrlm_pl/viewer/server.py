@@ -81,7 +81,7 @@ def application(runs: Mapping[str, Run], token: str | None = None, paths: Sequen
     Args:
         runs: runs by name; no other files can be read.
         token: secret that a browser must present; None answers only requests to a name of this machine.
-        paths: paths in which each load of the page looks for further runs.
+        paths: paths in which each load of the page looks for extra runs.
     """
     files = pages()
 

@@ -78,10 +78,10 @@ def print_runs(runs: Mapping[str, Run], console: Console) -> None:
 def print_episodes(run: Run, console: Console, iteration: int | None = None, failed: bool = False) -> None:
     """Print a line for each of the first episodes, or for all of an iteration, with the beginnings of long texts.
 
-    Above them stand the state and, without an iteration, the course of the rewards or of the loss, and the last values
+    Above them are the state and, without an iteration, the course of the rewards or of the loss, and the last values
     of the main metrics.
 
-    Columns that are empty in all lines are left out. A failed episode has its error in place of a reward.
+    Columns that are empty in all lines are left out. A failed episode shows its error instead of a reward.
 
     The largest advantage in magnitude comes first; episodes without one are the last, the newest first.
 
@@ -235,7 +235,7 @@ def _turn(turn: Mapping[str, Any]) -> str:
 
 
 def _iteration(number: int) -> str:
-    """Return the number of an episode's iteration; empty for one that was played outside of training."""
+    """Return the number of an episode's iteration; empty for one that was played outside training."""
     return "" if number < 0 else str(number)
 
 

@@ -108,7 +108,7 @@ def normalized_by_component(rewards: Tensor, groups: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("function", [group_normalized_advantages, group_max_advantages, normalized_by_component])
 def test_a_deviation_or_a_maximum_of_the_group_biases_the_gradient(function: Callable[..., Tensor]) -> None:
-    """It is no multiple of the true one."""
+    """It is not a multiple of the true one."""
     ratios = [found / true for found, true in zip(group_sum(grouped(function)), TRUE, strict=True)]
     assert max(ratios) - min(ratios) > 0.1
 

@@ -39,7 +39,7 @@ def test_published_token_row() -> None:
     ],
 )
 def test_published_critic_targets(lam: float, advantages: list[float], returns: list[float]) -> None:
-    """Temporal difference, GAE and Monte-Carlo of r = [1, 0, 2], V = [.5, 1, .2], gamma .9, in both forms."""
+    """Temporal difference, GAE and Monte-Carlo of r = [1, 0, 2], V = [0.5, 1, 0.2], gamma 0.9, in both forms."""
     rewards, values = torch.tensor([1.0, 0.0, 2.0]), torch.tensor([0.5, 1.0, 0.2])
     by_token = token_gae(rewards[None], values[None], FULL, gamma=0.9, lam=lam)
     next_values = torch.tensor([1.0, 0.2, float("nan")])
@@ -67,7 +67,7 @@ def test_environment_tokens_carry_value_and_advantage_through() -> None:
 
 
 def test_a_truncated_row_bootstraps_and_a_terminated_one_does_not() -> None:
-    """Both rows r = [0, 1], V = [0, 0]; the first is cut with V(s_T) = 10: d_1 = 1 + .5 * 10, A_0 = .5 * .8 * A_1."""
+    """Both rows r = [0, 1], V = [0, 0]; the first is cut at V(s_T) = 10: d_1 = 1 + 0.5 * 10, A_0 = 0.5 * 0.8 * A_1."""
     rewards, mask = torch.tensor([[0.0, 1.0, 0.0], [0.0, 1.0, 0.0]]), torch.tensor([[True, True, False]] * 2)
     bootstrap = torch.tensor([10.0, 0.0])
     advantages, _ = token_gae(rewards, torch.zeros(2, 3), mask, gamma=0.5, lam=0.8, bootstrap_values=bootstrap)
@@ -89,7 +89,7 @@ def test_transitions_truncated_and_terminated_do_not_leak() -> None:
 
 
 def test_discount_can_count_turns() -> None:
-    """Turns of 2, 1 and 1 tokens, a reward at each end, gamma .5, lambda 1, V = 0: R = r + .5 R_next per turn."""
+    """Turns of 2, 1 and 1 tokens, a reward at each end, gamma 0.5, lambda 1, V = 0: R = r + 0.5 R_next per turn."""
     mask = torch.tensor([[True, True, False, True, False, False, True]])
     rewards = torch.tensor([[0.0, 1.0, 9.0, 2.0, 9.0, 9.0, 4.0]])
     discounts = turn_discounts(mask, 0.5)
@@ -169,7 +169,7 @@ def test_turns_end_where_the_environment_speaks_or_the_row_ends() -> None:
 
 
 def test_without_values_and_at_lambda_1_it_is_the_discounted_return() -> None:
-    """Rewards -.05, .1, 1 - .2 and -.25, -1, at gamma .9, carried over text of the environment."""
+    """Rewards -0.05, 0.1, 1 - 0.2 and -0.25, -1, at gamma 0.9, carried over text of the environment."""
     mask = torch.tensor([[True, False, True, True], [True, True, False, False]])
     rewards = torch.tensor([[-0.05, float("nan"), 0.1, 0.8], [-0.25, -1.0, float("nan"), float("nan")]])
     returns, _ = token_gae(rewards, torch.zeros(2, 4), mask, gamma=0.9, lam=1.0)

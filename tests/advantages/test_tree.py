@@ -67,7 +67,7 @@ def test_returns_of_a_tree(gamma: float, expected: list[float]) -> None:
 
 
 def test_three_levels_are_discounted_twice() -> None:
-    # 1 + .5 (mean of 2 + .5 * 8 and 4) = 1 + .5 * 5
+    # 1 + 0.5 (mean of 2 + 0.5 * 8 and 4) = 1 + 0.5 * 5
     assert tree_returns(torch.tensor([1.0, 2.0, 8.0, 4.0]), [-1, 0, 1, 0], 0.5)[0] == 3.5
 
 

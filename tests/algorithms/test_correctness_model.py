@@ -173,10 +173,10 @@ def test_the_probe_stays_at_chance_on_balanced_and_rises_on_unbalanced_answers(
         found.append(seen.validations[-1])
     # Each question's guess is the guess of equally many right and wrong answers: exactly one half.
     assert found[0]["val/question_only_auc"] == pytest.approx(0.5, abs=1e-6)
-    # Three in four of one kind, one in four of the other: .75 for a probe that tells the kinds apart.
+    # Three in four of one kind, one in four of the other: 0.75 for a probe that tells the kinds apart.
     assert found[1]["val/question_only_auc"] == pytest.approx(0.75, abs=0.01)
     assert found[0]["train/question_only_loss"] > 0.65
-    assert found[1]["train/question_only_loss"] < 0.62  # .5623 for the shares .75 and .25
+    assert found[1]["train/question_only_loss"] < 0.62  # 0.5623 for the shares 0.75 and 0.25
 
 
 def test_the_probes_guess_depends_on_the_question_alone(model_folder: Path, quiet_trainer: Any, tmp_path: Path) -> None:
@@ -200,10 +200,10 @@ def test_measures_are_those_of_arithmetic() -> None:
         measures.add(torch.logit(chances)[part], guesses[part], labels[part])
     measures.add(torch.tensor([5.0]), torch.tensor([9.0]), torch.tensor([0.5]))  # neither right nor wrong
     found = measures.take()
-    assert found["auc"] == pytest.approx(3 / 4)  # of 4 pairs, .4 against .6 is lost
+    assert found["auc"] == pytest.approx(3 / 4)  # of 4 pairs, 0.4 against 0.6 is lost
     assert found["question_only_auc"] == pytest.approx(1 / 2)  # a win, a loss and two ties
     assert found["accuracy"] == pytest.approx(2 / 4)
-    # |1 - .9|, |1 - .4|, |0 - .6| and |0 - .1|, each in a bin of its own, a quarter each
+    # |1 - 0.9|, |1 - 0.4|, |0 - 0.6| and |0 - 0.1|, each in its own bin, a quarter each
     assert found["calibration_error"] == pytest.approx((0.1 + 0.6 + 0.6 + 0.1) / 4, abs=1e-5)
     measures.add(torch.tensor([1.0, -1.0]), torch.zeros(2), torch.ones(2))
     again = measures.take()

@@ -88,7 +88,7 @@ def compared(
 
 
 def test_the_losses_of_a_pair(model_folder: Path) -> None:
-    # gap (-1 + 2) - (-3 + 2.5) = 1.5, beta .1
+    # gap (-1 + 2) - (-3 + 2.5) = 1.5, beta 0.1
     sums, references = [-1.0, -3.0], [-2.0, -2.5]
     noted = notes_of(model_folder, sums, references, beta=0.2)
     assert noted["train/rewards_chosen"] == pytest.approx(0.2 * 1.0)
@@ -110,7 +110,7 @@ def test_the_losses_of_a_pair(model_folder: Path) -> None:
 def test_means_over_answers_of_different_lengths_and_the_likelihood_of_the_chosen(
     loss: Any, expected: float, model_folder: Path
 ) -> None:
-    # Means -1 and -1.5 of the policy, -1 and -.5 of the reference: the gap is 1; the loss of ipo (1 - 1 / (2 * .1))^2.
+    # Means -1 and -1.5 of the policy, -1 and -0.5 of the reference: the gap is 1; ipo's loss (1 - 1 / (2 * 0.1))^2.
     algorithm = DPO({"main": Policy(str(model_folder))}, loss=loss, length_normalized=True, sft_weight=0.5)
     chosen = Trajectory("a", "main", (8, 9), (False, True), (0.0, 0.0), ())
     rejected = Trajectory("a", "main", (8, 9, 10), (False, True, True), (0.0, 0.0, 0.0), ())

@@ -258,7 +258,7 @@ def test_maporl_has_the_gradient_of_each_turns_influence(
     found = game.mean_gradient(episodes, maporl(lam, quiet_trainer(), value))
     wanted = {heard: slope(heard, partial(expected_influence, len(heard))) for heard in LOGITS}
     assert found == pytest.approx(wanted, abs=1e-6)
-    assert found != pytest.approx(sum_of_scores(), rel=0.1), "the turns have objectives of their own"
+    assert found != pytest.approx(sum_of_scores(), rel=0.1), "the turns have their own objectives"
 
 
 def sum_of_scores() -> dict[str, float]:

@@ -56,7 +56,7 @@ def softplus(x: float) -> float:
 
 def test_simpo_compares_the_means_of_the_tokens(model_folder: Path) -> None:
     algorithm = SimPO({"main": Policy(str(model_folder))}, beta=3.0, margin=0.6)
-    loss, noted = compared(algorithm, [[-0.2, -0.6], [-1.0, -2.0]])  # means -.4 and -1.5
+    loss, noted = compared(algorithm, [[-0.2, -0.6], [-1.0, -2.0]])  # means -0.4 and -1.5
     assert loss == pytest.approx(softplus(-(3.0 * 1.1 - 0.6)) / 2, rel=1e-6)
     assert noted["train/rewards_chosen"] == pytest.approx(-1.2)
     assert noted["train/rewards_rejected"] == pytest.approx(-4.5)

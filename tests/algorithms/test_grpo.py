@@ -71,7 +71,7 @@ def test_a_failed_episode_shrinks_its_group() -> None:
     episodes = [episode(0, "g", {"x": 1.0}), episode(1, "g", {"x": 0.0}), episode(2, "g", {}, error="away")]
     returns = returns_of(episodes)
     batch = returns.rows(group_normalized_advantages(returns.reward, returns.comparison))["x"]
-    # two episodes: (1 - .5) / sqrt(.5)
+    # two episodes: (1 - 0.5) / sqrt(0.5)
     assert batch.advantages[:, -1].tolist() == pytest.approx([0.7071, -0.7071], abs=1e-4)
 
 
@@ -127,7 +127,7 @@ def test_kl_to_the_reference_pulls_back(model_folder: Path) -> None:
     assert algorithm.policy_loss("main", batch, Batch({"main": batch}, totals)).abs() < 1e-7
     with torch.no_grad():
         batch.ref_logp = torch.where(batch.action_mask, batch.ref_logp - 0.5, 0.0)
-    # d = log pi - log ref = .5 on every token: e^-.5 + .5 - 1 = .106531
+    # d = log pi - log ref = 0.5 on every token: e^-0.5 + 0.5 - 1 = 0.106531
     loss = algorithm.policy_loss("main", batch, Batch({"main": batch}, totals))
     assert loss.item() == pytest.approx(0.5 * 0.106531, abs=1e-5)
 
@@ -153,14 +153,14 @@ def test_the_importance_weighted_kl_is_that_of_the_sampler(model_folder: Path) -
     batch.ref_logp = torch.where(batch.action_mask, batch.behavior_logp - 0.5, 0.0)
     batch.behavior_logp = torch.where(batch.action_mask, batch.behavior_logp - 0.25, 0.0)
     loss = algorithm.policy_loss("main", batch, Batch({"main": batch}, {"main": batch_totals(batch.action_mask)}))
-    # e^.25 (e^-.5 + .5 - 1) on every token
+    # e^0.25 (e^-0.5 + 0.5 - 1) on every token
     assert loss.item() == pytest.approx(0.5 * math.exp(0.25) * 0.106531, abs=1e-5)
 
 
 def test_far_trajectories_with_a_negative_advantage_have_no_loss(model_folder: Path) -> None:
     algorithm = loaded(model_folder, off_policy_threshold=0.2, recompute_old_logp=True)
     batch = rows(algorithm, [-1.0, 1.0, -1.0], [4, 4, 2])
-    # The sampler gave the tokens of the first two rows more probability: log mu - log pi = .3 and .3, then .1.
+    # The sampler gave the tokens of the first two rows more probability: log mu - log pi = 0.3 and 0.3, then 0.1.
     batch.proximal_logp = batch.behavior_logp.clone()
     batch.behavior_logp = batch.behavior_logp + batch.action_mask * torch.tensor([[0.3], [0.3], [0.1]])
     loss = algorithm.policy_loss("main", batch, Batch({"main": batch}, {"main": batch_totals(batch.action_mask)}))

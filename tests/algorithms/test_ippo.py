@@ -284,9 +284,9 @@ def test_critics_must_fit_the_agents(model_folder: Path, quiet_trainer: Any) -> 
 
     with pytest.raises(ConfigurationError, match="agent_critics: 'right' has no critic, but others have"):
         fit("left")
-    with pytest.raises(ConfigurationError, match="agent_critics: 'main' is no agent that learns"):
+    with pytest.raises(ConfigurationError, match="agent_critics: 'main' is not an agent that learns"):
         fit("left", "right", "main")
-    with pytest.raises(ConfigurationError, match="agent_critics: 'rigth' is no agent that learns"):
+    with pytest.raises(ConfigurationError, match="agent_critics: 'rigth' is not an agent that learns"):
         fit("left", "rigth")
     with pytest.raises(ConfigurationError, match=r"agent_critics\.left has `trained: false`"):
         fit("left", "right", trained=False)

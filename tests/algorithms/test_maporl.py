@@ -25,7 +25,7 @@ from mrlm_pl.policy import LoRA, Policy
 from tests.support.environments.discussion import PERSONS, Discussion
 from tests.support.runs.watching import Watch
 
-# The reference's example: two persons, three turns, gamma .3.
+# The reference's example: two persons, three turns, gamma 0.3.
 SCORES = {"ann": (0.2, 0.8, 1.0), "bob": (0.9, 0.6, 0.5)}
 INFLUENCE = {"ann": (0.343525, 0.788462, 1.0), "bob": (0.847122, 0.634615, 0.5)}
 TOKENS = 2
@@ -77,7 +77,7 @@ def test_a_turn_is_paid_its_influence_and_what_is_not_shared(by_turn: bool) -> N
     found = rewards(rewarded)
     for person, expected in INFLUENCE.items():
         assert found[person] == pytest.approx([value - 0.25 for value in expected], abs=1e-6)
-    # Mean R of the first turn: (.343525 + .847122) / 2.
+    # Mean R of the first turn: (0.343525 + 0.847122) / 2.
     assert sums["influence/turn_1"] == (pytest.approx(1.190647, abs=1e-6), 2.0)
     for row in rewarded.rows():
         for turn in row.turns:
@@ -87,7 +87,7 @@ def test_a_turn_is_paid_its_influence_and_what_is_not_shared(by_turn: bool) -> N
 
 def test_incentives_are_paid_and_summed_by_kind() -> None:
     # Ann goes from wrong to right beside a right bob: alpha1 for her in turn 2, beta1 for bob in turn 1. Bob ends at
-    # exactly .5: his change from right is a tie, and so is ann's last influence on him.
+    # exactly 0.5: his change from right is a tie, and so is ann's last influence on him.
     rewarded, sums = influence(alpha0=1.0, alpha1=10.0, beta0=100.0, beta1=1000.0)(discussion())
     earned = {
         person: [round(value - base) for value, base in zip(found, INFLUENCE[person], strict=True)]
@@ -102,7 +102,7 @@ def test_incentives_are_paid_and_summed_by_kind() -> None:
 
 def test_labels_are_scores_like_any_other() -> None:
     rewarded, _ = influence(alpha0=0.5)(discussion({"ann": (0.0, 1.0), "bob": (0.0, 0.0), "eve": (1.0, 0.0)}))
-    # Turn 1: .3 (1 / 3) / 1.3 for the wrong and (1 + .1) / 1.3 for the right. Bob was wrong and eve right before: a
+    # Turn 1: 0.3 (1 / 3) / 1.3 for the wrong and (1 + 0.1) / 1.3 for the right. Bob was wrong and eve right before: a
     # tie, for which ann earns 0. Eve gave up the right answer beside the wrong.
     assert rewards(rewarded) == {
         "ann": pytest.approx([0.1 / 1.3, 1.0]),
@@ -153,7 +153,7 @@ def test_turns_are_counted_by_answers_and_not_by_steps(by_turn: bool) -> None:
     record = dataclasses.replace(discussion(), trajectories=trajectories)
     assert scores_of(record) == [{"a": 0.2, "b": 0.8, "leader": 0.5}, {"a": 0.4, "b": 0.6, "leader": 0.2}]
     found = rewards(influence()(record)[0])
-    # The mean of the second turn is .4: (.2 + .12) / 1.3 and so on. The summarizer keeps its reward.
+    # The mean of the second turn is 0.4: (0.2 + 0.12) / 1.3 and so on. The summarizer keeps its reward.
     assert found == {
         "a": pytest.approx([0.32 / 1.3, 0.4]),
         "b": pytest.approx([0.92 / 1.3, 0.6]),
@@ -258,7 +258,7 @@ def test_what_is_logged_of_a_collection(model_folder: Path, quiet_trainer: Any) 
     assert told["train/ties"] == 2.0
     assert told["train/incentive_alpha1"] == pytest.approx(0.1), "one of 8 answers"
     assert told["train/incentive_beta0"] == 0.0
-    # (.343525 + .847122 + .2 + .9) / 4
+    # (0.343525 + 0.847122 + 0.2 + 0.9) / 4
     assert told["train/influence/turn_1"] == pytest.approx(0.572662, abs=1e-6)
     assert told["train/influence/turn_2"] == pytest.approx(0.711538, abs=1e-6)
     assert [told[f"train/trained/turn_{turn}"] for turn in (1, 2, 3)] == [1.0, 0.0, 1.0]
@@ -361,7 +361,7 @@ def test_the_schedule_goes_round_and_its_denominators_are_what_is_trained(
         if rows:
             assert (rows["main"].episode_tokens == int(rows["main"].action_mask.sum())).all()
         tokens.append(int(rows["main"].action_mask.sum()) if rows else 0)
-    # Two persons with two tokens a turn. There is no fourth turn: nothing is trained, which is no error.
+    # Two persons with two tokens a turn. There is no fourth turn: nothing is trained, which is not an error.
     assert tokens == [4, 4, 8, 8, 0, 0, 4]
     assert caplog.text.count("turn_schedule names the turns [4], but no episode went beyond turn 3") == 2
 

@@ -52,7 +52,7 @@ def returns_of(episodes: list[Episode], values: float, gamma: float, lam: float,
 
 
 def test_the_reference_numbers_from_an_episode_to_its_returns() -> None:
-    # r = (0, 0, 1), V = .5, gamma 1, lambda .95: A (.45125, .475, .5), returns (.95125, .975, 1).
+    # r = (0, 0, 1), V = 0.5, gamma 1, lambda 0.95: A (0.45125, 0.475, 0.5), returns (0.95125, 0.975, 1).
     _, advantages, returns = returns_of([episode((trajectory([(2, 5)], [1.0], 5),))], 0.5, 1.0, 0.95)
     assert advantages[0].tolist() == pytest.approx([0, 0, 0.45125, 0.475, 0.5], abs=1e-5)
     assert returns[0].tolist() == pytest.approx([0, 0, 0.95125, 0.975, 1.0], abs=1e-5)
@@ -61,7 +61,7 @@ def test_the_reference_numbers_from_an_episode_to_its_returns() -> None:
 def test_the_environments_text_carries_through_and_every_turn_pays_on_its_last_token() -> None:
     table, advantages, _ = returns_of([episode((trajectory([(1, 3), (5, 6)], [1.0, 4.0], 6),))], 0.0, 0.5, 1.0)
     assert table.rewards[0].tolist() == [0, 0, 1, 0, 0, 4]
-    # Tokens 1, 2 and 5 act: 4; 1 + .5 * 4 = 3; .5 * 3 = 1.5.
+    # Tokens 1, 2 and 5 act: 4; 1 + 0.5 * 4 = 3; 0.5 * 3 = 1.5.
     assert advantages[0].tolist() == [0, 1.5, 3, 0, 0, 4]
 
 
@@ -221,7 +221,7 @@ def test_kl_in_the_reward_is_charged_to_every_token_and_steered(model_folder: Pa
     rows = algorithm.prepare([episode((trajectory([(2, 4)], [1.0], 4),))], Sampling())["main"]
     assert rows.ref_logp is not None
     assert rows.returns is not None
-    # The sampler said -1 for each token; values are 0: returns are the sums of 1 - .5 (-1 - ref) to the end.
+    # The sampler said -1 for each token; values are 0: returns are the sums of 1 - 0.5 (-1 - ref) to the end.
     penalties = [0.5 * (-1.0 - value) for value in rows.ref_logp[0, 2:4].tolist()]
     assert rows.returns[0, 2:4].tolist() == pytest.approx([1 - sum(penalties), 1 - penalties[1]], abs=1e-4)
     kl = sum(penalties) / 0.5 / 2
@@ -244,7 +244,7 @@ def test_the_controller_counts_episodes_whatever_the_policy_plays_in_them(
         rows = {agent: (trajectory([(2, 4)], [1.0], 4, agent),) for agent in "abcd"}
         plays.append(dataclasses.replace(episode((), number=number), trajectories=rows))
     algorithm.prepare(plays, Sampling())
-    # Three episodes, far off the target: beta (1 + .2 * 3 / 100), though there are twelve trajectories.
+    # Three episodes, far off the target: beta (1 + 0.2 * 3 / 100), though there are twelve trajectories.
     drift = algorithm.metrics.take_rollout()["train/reference_kl"]
     assert abs(drift) > 1e-3
     factor = 1 + (0.2 if drift > 0 else -0.2) * 3 / 100

@@ -50,7 +50,7 @@ def test_an_advantage_is_measured_from_the_baseline_before_it(model_folder: Path
         episode(2, "poker", {"first": 1.0, "second": -1.0}),
         episode(3, "chess", {"first": 2.0}),
     ]
-    # first: b is 0, .25, .4375; second the negative; chess has a baseline of its own.
+    # first: b is 0, 0.25, 0.4375; second the negative; chess has its own baseline.
     assert advantages(algorithm, episodes) == [1.0, -1.0, 0.75, -0.75, 2.0]
     after = {"poker/first": 0.4375, "poker/second": -0.4375, "chess/first": 0.5}
     assert algorithm.progress()["role_baselines"] == after

@@ -130,7 +130,7 @@ def test_the_divergence_is_steered_by_the_episodes_that_are_trained_on(model_fol
 
 
 def test_reinforce_plus_plus_whitens_what_the_others_leave(model_folder: Path, quiet_trainer: Any) -> None:
-    # Two groups with returns 1, 0 and 8, 6; two tokens each: means .5 and 7, so +-.5 and +-1.
+    # Two groups with returns 1, 0 and 8, 6; two tokens each: means 0.5 and 7, so +-0.5 and +-1.
     episodes = [episode(n, reward, group) for n, (reward, group) in enumerate([(1, "g"), (0, "g"), (8, "h"), (6, "h")])]
     _, whitened = prepared(REINFORCEPlusPlus, model_folder, quiet_trainer(), episodes)
     # Eight tokens 1, 1, 0, 0, 8, 8, 6, 6: mean 3.75, sum of squares 2 (7.5625 + 14.0625 + 18.0625 + 5.0625) = 89.5.
@@ -213,18 +213,18 @@ def test_the_losses_on_the_reference_numbers(model_folder: Path) -> None:
     def make(cls: Any, **options: Any) -> Any:
         return cls({"main": Policy(str(model_folder))}, **options)
 
-    # rho 1.648721, clip .2: A = 1 gives -1.2; A = -1 gives 1.648721.
+    # rho 1.648721, clip 0.2: A = 1 gives -1.2; A = -1 gives 1.648721.
     assert losses_of(make(GRPO), [0.5], 1.0) == pytest.approx([-1.2])
     assert losses_of(make(GRPO), [0.5], -1.0) == pytest.approx([1.648721])
     assert losses_of(make(REINFORCEPlusPlus), [0.5], 1.0) == pytest.approx([-1.2])
-    # GSPO takes the geometric mean of the row: exp((.5 + .1) / 2).
+    # GSPO takes the geometric mean of the row: exp((0.5 + 0.1) / 2).
     wide = make(GSPO, clip={"low": 0.9, "high": 1.0})
     assert losses_of(wide, [0.5, 0.1], 1.0) == pytest.approx([-1.349859] * 2)
     assert losses_of(make(GSPO), [0.5, 0.1], 1.0) == pytest.approx([-1.0004] * 2)
-    # CISPO: the weight is clipped, the gradient is not: -min(rho, 1.2) A log pi with log pi = -.5.
+    # CISPO: the weight is clipped, the gradient is not: -min(rho, 1.2) A log pi with log pi = -0.5.
     assert losses_of(make(CISPO, clip={"high": 0.2}), [0.5], 1.0) == pytest.approx([0.6])
     for cls in (RLOO, REINFORCE, ReMax):
-        assert losses_of(make(cls), [0.5], 2.0) == pytest.approx([1.0])  # -2 * -.5
+        assert losses_of(make(cls), [0.5], 2.0) == pytest.approx([1.0])  # -2 * -0.5
 
 
 @pytest.mark.parametrize(
@@ -267,10 +267,10 @@ def test_a_correction_needs_the_learners_numbers(model_folder: Path) -> None:
 
 
 def test_long_turns_are_punished(model_folder: Path, quiet_trainer: Any) -> None:
-    # max_tokens is 8: with a buffer of 4, 6 tokens cost .5 and 8 cost 1.
+    # max_tokens is 8: with a buffer of 4, 6 tokens cost 0.5 and 8 cost 1.
     episodes = [episode(0, 1.0, tokens=4), episode(1, 1.0, tokens=6), episode(2, 1.0, tokens=8)]
     _, advantages = prepared(RLOO, model_folder, quiet_trainer(), episodes, overlong_buffer=4)
-    # Returns 1, .5, 0: less the mean of the others.
+    # Returns 1, 0.5, 0: less the mean of the others.
     assert advantages.tolist() == pytest.approx([0.75, 0.0, -0.75])
 
 

@@ -59,7 +59,7 @@ def test_a_rule_of_ones_own_has_the_advantages_of_turns(policies: Any, quiet_tra
 
 def test_the_default_divides_by_the_spread_of_whole_returns(policies: Any, quiet_trainer: Any) -> None:
     found = advantages(GRPO(policies, credit="turn", gamma=0.5), EPISODES, quiet_trainer())
-    # Returns of a with gamma .5: 2, 2 | 0 | 3.5, 3, 6; whole ones 2, 0, 3.5: mean 11/6, squares 111/18.
+    # Returns of a with gamma 0.5: 2, 2 | 0 | 3.5, 3, 6; whole ones 2, 0, 3.5: mean 11/6, squares 111/18.
     spread = (111 / 18 / 2) ** 0.5
     assert found[0] == pytest.approx([(2 - 3.5 / 2) / spread, (2 - 3 / 2) / spread], abs=1e-5)
     assert found[4] == pytest.approx([(3.5 - 1) / spread, (3 - 1) / spread, 6 / spread], abs=1e-5)
@@ -86,7 +86,7 @@ def test_states_are_compared_by_agent_and_task(policies: Any, quiet_trainer: Any
 
 def test_the_paper_divides_by_both_deviations(policies: Any, quiet_trainer: Any) -> None:
     found = advantages(GiGPO(policies, gamma=1.0, turn_baseline="paper"), EPISODES, quiet_trainer())
-    # a: returns 3, 0, 8 have mean 11/3 and variance 49/3; state t has 2 and 6: mean 4, standard deviation 8 ** .5.
+    # a: returns 3, 0, 8 have mean 11/3 and variance 49/3; state t has 2 and 6: mean 4, standard deviation 8 ** 0.5.
     deviation = (49 / 3) ** 0.5
     assert found[0] == pytest.approx([2 * (3 - 11 / 3) / deviation, (3 - 11 / 3) / deviation - 2 / 8**0.5], abs=1e-5)
 
@@ -109,7 +109,7 @@ def test_components_are_normalized_one_by_one(policies: Any, quiet_trainer: Any)
     parts: list[dict[str, float]] = [{"right": 1.0, "form": 0.0}, {"right": 0.0}, {"right": 0.5, "form": 30.0}]
     episodes = [episode(k, "g", {"a": [("s", part)]}) for k, part in enumerate(parts)]
     found = advantages(GDPO(policies, weights={"form": 0.5}), episodes, quiet_trainer())
-    # right: mean .5, deviation .5: 1, -1, 0; form: mean 10, deviation 300 ** .5.
+    # right: mean 0.5, deviation 0.5: 1, -1, 0; form: mean 10, deviation 300 ** 0.5.
     wide = 10 / 300**0.5
     z = [1 - 0.5 * wide, -1 - 0.5 * wide, 0.5 * 2 * wide]
     deviation = (sum(x**2 for x in z) / 2) ** 0.5  # their mean is 0

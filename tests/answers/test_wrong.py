@@ -128,7 +128,7 @@ def test_right_answers_take_turns_and_what_is_there_is_not_made_again() -> None:
     again = wrong_answers("", ["1+1=2", "about 2"], 4, both, Random(0))
     assert not set(again) & set(both)
     lines = wrong_answers("", ["so\n2"], 4, ["so 1", "so  3"], Random(0))
-    assert lines == ["so\n5"], "other white space makes no other answer"
+    assert lines == ["so\n5"], "other whitespace makes no other answer"
     assert len(made("about 2")) == len(set(made("about 2"))) == 3  # 1, 3 and 5
 
 

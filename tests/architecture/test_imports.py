@@ -152,7 +152,7 @@ def private_imports(imports: dict[str, list[tuple[str, str]]]) -> list[str]:
 
 
 def names_read(tree: ast.AST) -> set[str]:
-    """Return the names of the attributes that a module reads, also by ``getattr`` and similar functions."""
+    """Return the names of the attributes that a module reads, including by ``getattr`` and similar functions."""
     nodes = list(ast.walk(tree))
     attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
     return attributes | {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}

@@ -187,7 +187,7 @@ def test_the_alarm_tells_of_a_learner_that_collapses(
     assert best - first["score"] > 0.15
     assert f"collapse at iteration {first['iteration']}: the score against initial" in caplog.text
     assert data.stream.iteration == (first["iteration"] if action == "stop" else 8)
-    assert Path(trainer.default_root_dir, "policies", "learner").is_dir(), "a run that is stopped ends in order"
+    assert Path(trainer.default_root_dir, "policies", "learner").is_dir(), "a run that is stopped ends cleanly"
     trainer.save_checkpoint(tmp_path / "end.ckpt")
     algorithm, resumed, callback = duel(perverse=True, data=settings, anchors=anchors, alarm=alarm)
     quiet_trainer(callbacks=[callback]).fit(algorithm, resumed, ckpt_path=tmp_path / "end.ckpt", weights_only=False)

@@ -40,9 +40,9 @@ def test_the_latest() -> None:
 
 def test_prioritized_weights() -> None:
     pool = pool_of(0, 10, 20, draw="prioritized")
-    pool.record_score(0, 1.0)  # .75 * .5 + .25 = .625
-    pool.record_score(0, 1.0)  # .75 * .625 + .25 = .71875
-    pool.record_score(10, 0.0)  # .375
+    pool.record_score(0, 1.0)  # 0.75 * 0.5 + 0.25 = 0.625
+    pool.record_score(0, 1.0)  # 0.75 * 0.625 + 0.25 = 0.71875
+    pool.record_score(10, 0.0)  # 0.375
     assert [pool.weight(number) for number in (0, 10, 20)] == pytest.approx([0.28125**2, 0.625**2, 0.5**2])
     for _ in range(50):
         pool.record_score(0, 1.0)

@@ -1,4 +1,4 @@
-"""Commands run outside of the repository, with a third party's plugin visible as an installed distribution is."""
+"""Commands run outside the repository, with a third party's plugin visible as an installed distribution is."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ def test_a_current_folder_that_was_deleted_is_named(mrlm, monkeypatch, tmp_path)
 def test_a_path_whose_name_is_too_long_is_named(mrlm):
     status, _, err = mrlm("balance", "answers.jsonl", "--output", "x" * 300 + ".jsonl")
     assert (status, err[:20]) == (2, "mrlm: error: 'xxxxxx")
-    assert err.endswith("xxx.jsonl' is no path: its name is too long; name a shorter one\n")
+    assert err.endswith("xxx.jsonl' is not a path: its name is too long; name a shorter one\n")
 
 
 @pytest.mark.parametrize(("number", "status", "name"), [("SIGINT", 130, "Ctrl-C"), ("SIGTERM", 143, "SIGTERM")])

@@ -1,4 +1,4 @@
-"""The event loop in a thread of its own, and the computing thread and its order."""
+"""The event loop in its own thread, and the computing thread and its order."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_what_does_not_end_is_told_and_left(monkeypatch: pytest.MonkeyPatch, cap
         began.set()
         released.wait(60)
 
-    # The loop gives the coroutines up long before the closing thread gives up the loop, also on a busy machine.
+    # The loop gives the coroutines up long before the closing thread gives up the loop, even on a busy machine.
     monkeypatch.setattr(asyncio, "wait", lambda tasks, timeout: wait(tasks, timeout=timeout / 100))
     try:
         for coroutine, name, seconds in ((stubborn(), "stubborn", 10.0), (blocking(), "blocks the event loop", 0.2)):

@@ -74,7 +74,7 @@ class WaitsAndCatches(Sound):
 
 
 class UsesTheAlarm(Sound):
-    """Has a deadline of its own, by a handler that is set once."""
+    """Has its own deadline, by a handler that is set once."""
 
     def begin(self, task: Task) -> str:
         signal.signal(signal.SIGALRM, self.stop)

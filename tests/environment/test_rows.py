@@ -116,7 +116,7 @@ def test_a_missing_file_is_answered_with_the_nearest_name(tmp_path: Path) -> Non
 
 def test_an_unknown_suffix_is_refused(tmp_path: Path) -> None:
     (tmp_path / "d.csv.zip").write_text("a,b\n")
-    with pytest.raises(DataError, match=r"'\.zip' is not read"):
+    with pytest.raises(DataError, match=r"'\.zip' is unknown"):
         read_rows(str(tmp_path / "d.csv.zip"), None, ())
 
 
@@ -175,7 +175,7 @@ def test_the_form_of_a_row_is_part_of_the_message(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_bad_rows_are_skipped_with_their_names(tmp_path: Path, split: str, caplog: pytest.LogCaptureFixture) -> None:
-    """A row that is refused, one without a field, one that is no object, one that is no JSON."""
+    """A row that is rejected, one without a field, one that is not an object, one that is not JSON."""
     path = tmp_path / "d.jsonl"
     path.write_text(lines([*({"a": n} for n in range(100)), {"a": -1}, {"b": 1}, 5]) + '{"a": \n')
     found = read_split(str(path), split, ("a",), identity, made, "skip")

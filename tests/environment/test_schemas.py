@@ -51,7 +51,7 @@ def test_a_reference_to_a_value_is_refused(keyword: str) -> None:
         {keyword: value, "$ref": f"#/{place}"},
         {"$defs": {"x": {keyword: value, "$ref": f"#/$defs/x/{place}"}}},
     ):
-        assert "which is no schema" in (schema_fault(schema) or "")
+        assert "which is not a schema" in (schema_fault(schema) or "")
 
 
 @pytest.mark.long
@@ -64,7 +64,7 @@ def test_the_check_of_a_schema_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("schema", "fault"),
     [
-        ([], "it is no object"),
+        ([], "it is not an object"),
         ({"type": "objekt"}, "at type: 'objekt'"),
         ({"properties": {"a": 3}}, "at properties/a: 3"),
         (of({"$ref": "#/$defs/missing"}), "refers to '#/$defs/missing', which it does not have"),

@@ -309,7 +309,7 @@ def test_an_answer_of_one_letter_is_told_from_the_letters_of_a_question(shown: s
 
     checks = {check.name: check for check in check_semantics(Choosing(), tasks=2, other_process=False).checks}
     assert (checks["canary"].applies, checks["canary"].passed) == (True, passed)
-    assert not passed or checks["canary"].message == "a mark in place of answer is never shown to an agent"
+    assert not passed or checks["canary"].message == "a mark instead of answer is never shown to an agent"
 
 
 def test_another_process_replays_with_another_order_of_sets() -> None:

@@ -467,7 +467,7 @@ def test_a_run_without_any_reward_ends_with_the_fault(tmp_path: Path, quiet_trai
             {"rewards": [Reward(lambda completions, **columns: [1.0], name="trl")]},
             r"'trl' has the arguments \(completions, \*\*columns\), and is called with \(reply, row\): give a function",
         ),
-        ({"agents": ["a", "a"]}, "a name of its own"),
+        ({"agents": ["a", "a"]}, "its own name"),
         ({"prompt": "{question"}, "a prompt is malformed: .*write {{ for a brace"),
     ],
 )

@@ -1,4 +1,4 @@
-"""A reward model in place of an environment's rewards, from joint preferences to a team that learns from its scores."""
+"""A reward model instead of an environment's rewards, from joint preferences to a team that learns from its scores."""
 
 from __future__ import annotations
 

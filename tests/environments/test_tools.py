@@ -68,7 +68,7 @@ def test_a_call_is_answered_and_the_answer_ends() -> None:
 
 
 def test_the_final_reward() -> None:
-    # .5 correct, .3 for the one required tool, .2 (1 - 1/8) for one turn before the answer of eight
+    # 0.5 correct, 0.3 for the one required tool, 0.2 (1 - 1/8) for one turn before the answer of eight
     steps = play([CALL, ANSWER], max_turns=8)
     assert earned(steps) == pytest.approx(0.975)
     assert steps[-1].components["agent"] == pytest.approx(
@@ -528,7 +528,7 @@ def test_a_method_is_a_tool_of_its_object_and_no_tool_of_an_environment_that_doe
     tool = FunctionTool(counter.increment)
     assert list(tool.schema.parameters["properties"]) == ["step"]
     assert [tool.call({"step": 2}), tool.call({"step": 3}), counter.count] == ["2", "5", 5]
-    with pytest.raises(ConfigurationError, match="is no tool or function"):
+    with pytest.raises(ConfigurationError, match="is not a tool or function"):
         ToolEnvironment(tools=[counter.increment], data="x.jsonl")
 
 

@@ -77,9 +77,9 @@ def test_the_published_totals_of_summaries() -> None:
         (127, 150, 0, [0.0, 0.0, 0.0]),
         (150, 257, 0, [0.0, 0.0, 0.0]),
         (128, 256, 0, [0.5, 0.0, 0.0]),  # 1279 / 639 is above 2
-        (160, 128, 0, [0.5, 0.0, 0.0]),  # 639 / 799 is below .8
+        (160, 128, 0, [0.5, 0.0, 0.0]),  # 639 / 799 is below 0.8
         (128, 230, 0, [0.5, 1 - (1149 / 639 - 1.6) / 0.4, 0.0]),  # the vocabulary is 1.8 times as large
-        (130, 52, 78, [0.5, 0.4, 0.0]),  # .4 times
+        (130, 52, 78, [0.5, 0.4, 0.0]),  # 0.4 times
         (130, 78, 52, [0.5, 0.4, 0.5 * (0.6 - 0.5) / 0.2]),
     ],
 )
@@ -135,7 +135,7 @@ def test_twelve_categories_without_a_common_phrase() -> None:
         for phrase in group:
             assert category in transition_categories(f"So, {phrase}, we"), phrase
     assert not [(one, other) for one in phrases for other in phrases if other.startswith((f"{one} ", f"{one}-"))]
-    # Words that stand in nearly every text would pay for nothing.
+    # Words in nearly every text would be rewarded for nothing.
     assert not STOP_WORDS & (set(phrases) - {"if"})
 
 

@@ -37,7 +37,7 @@ def test_agents_and_policies_of_two_episodes() -> None:
     assert con.finish_reasons == {"stop": 2, "length": 1}
     assert con.truncated_turns == pytest.approx(1 / 3)
     assert (con.stop_reasons, pro.stop_reasons) == ({"judged": 1, "max_turns": 1}, {"judged": 1})
-    # Student's t of one degree, s^2 of 1.5 and .5 is .5
+    # Student's t of one degree, s^2 of 1.5 and 0.5 is 0.5
     half = 12.7062 * math.sqrt(0.5 / 2)
     assert con.ci95 == pytest.approx((1 - half, 1 + half), abs=1e-3)
     main = report.policies["main"]

@@ -57,7 +57,7 @@ def test_scores_rewards_and_ratings_are_those_of_the_games() -> None:
     assert list(found.ratings) == ["b", "a"]
     seating = found.seatings[1]
     assert (seating.players, seating.episodes, seating.failed) == ({"first": "b", "second": "a"}, 4, 2)
-    # 3 of 4 with t(3) = 3.1824 and a standard deviation of .5: .75 +- 3.1824 * .25.
+    # 3 of 4 with t(3) = 3.1824 and a standard deviation of 0.5: 0.75 +- 3.1824 * 0.25.
     first = seating.rewards["first"]
     assert (first.value, first.low, first.high) == pytest.approx((0.75, 0.75 - 0.7956, 0.75 + 0.7956), abs=1e-3)
 

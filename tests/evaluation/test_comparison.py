@@ -20,5 +20,5 @@ def test_a_report_with_tasks_of_another_form_is_named(task: Any, tmp_path: Path)
     (tmp_path / "e.json").write_text(json.dumps(report))
     assert read_report(tmp_path / "e.json") == report
     (tmp_path / "e.json").write_text(json.dumps({**report, "tasks": [RESULT, task]}))
-    with pytest.raises(ConfigurationError, match=r"e\.json' is no report of `mrlm eval --output`"):
+    with pytest.raises(ConfigurationError, match=r"e\.json' is not a report of `mrlm eval --output`"):
         read_report(tmp_path / "e.json")

@@ -83,5 +83,5 @@ def coverage(share: float, tasks: int, samples: int, correlation: float, rounds:
     [(0.95, 20, 8, 1.0), (0.97, 32, 8, 1.0), (0.99, 64, 16, 1.0), (0.97, 32, 4, 0.5)],
 )
 def test_coverage_of_a_few_correlated_tasks(share: float, tasks: int, samples: int, correlation: float) -> None:
-    """Samples as independent trials where none fails gives .55, .56, .45 and .82 here."""
+    """Samples as independent trials where none fails gives 0.55, 0.56, 0.45 and 0.82 here."""
     assert coverage(share, tasks, samples, correlation, 400) > 0.9

@@ -55,7 +55,7 @@ def test_the_report_has_the_documented_keys_and_survives_json() -> None:
 
 def test_numbers_by_hand() -> None:
     report = summary([episode(0, 1.0, True), episode(1, 0.0, False), episode(2, 1.0, True), episode(3, 1.0, True)])
-    # mean .75, s^2 = (3 * .0625 + .5625) / 3 = .25, standard error .25, Student's t of 3 degrees 3.182446
+    # mean 0.75, s^2 = (3 * 0.0625 + 0.5625) / 3 = 0.25, standard error 0.25, Student's t of 3 degrees 3.182446
     assert report.ci95 == pytest.approx((0.75 - 3.182446 * 0.25, 0.75 + 3.182446 * 0.25), abs=1e-5)
     assert report.accuracy == 0.75
     assert report.pass_at_k == {"1": 0.75}
@@ -271,7 +271,7 @@ def test_evaluations_that_cannot_be_compared_are_refused(tmp_path: Any) -> None:
         del task["reward"]
     for data in ({"environment": "math"}, one):
         (tmp_path / "old.json").write_text(json.dumps(data))
-        with pytest.raises(ConfigurationError, match="no report"):
+        with pytest.raises(ConfigurationError, match="not a report"):
             read_report(tmp_path / "old.json")
     with pytest.raises(ConfigurationError, match="there is no report"):
         read_report(tmp_path / "absent.json")

@@ -20,7 +20,7 @@ from mrlm_pl.losses import BatchTotals
 from mrlm_pl.policy.value_head import ValueHead
 
 THIRD = 1 / 3
-"""A number that bf16 rounds to .333984375."""
+"""A number that bf16 rounds to 0.333984375."""
 
 
 def rows() -> PolicyBatch:
@@ -42,7 +42,7 @@ def assert_unchanged(found: Batch) -> None:
 @pytest.mark.parametrize("plugin", [HalfPrecision("bf16-true"), HalfPrecision("16-true"), FSDPPrecision("bf16-true")])
 def test_a_precision_plugin_leaves_a_batch_alone(plugin: Precision) -> None:
     alone = dataclasses.replace(rows(), trajectories=())  # records are frozen
-    assert plugin.convert_input(alone).advantages.dtype != torch.float32, "a table of rows outside of a batch is cast"
+    assert plugin.convert_input(alone).advantages.dtype != torch.float32, "a table of rows outside a batch is cast"
     given = batch()
     assert plugin.convert_input(given) is given
     assert_unchanged(given)

@@ -81,7 +81,7 @@ def test_means_are_over_the_tokens_of_all_micro_batches_and_ranks(
     moved = 0.1
     first, second = rank(cls, model_folder, moved), rank(cls, model_folder, moved)
     # Ten tokens in four rows: rank 0 has micro-batches of 5 and 1 tokens, rank 1 one of 4 and an empty one. A ratio of
-    # e^.1 is clipped where the advantage is positive: 5 + 1 of 10 tokens.
+    # e^0.1 is clipped where the advantage is positive: 5 + 1 of 10 tokens.
     parts = [
         (first, rows_of([[1.0] * 2, [0.0] * 3], [1.0, 2.0])),
         (first, rows_of([[2.0]], [1.0])),
@@ -397,5 +397,5 @@ def test_a_mean_of_an_evaluation_that_is_not_finite_is_logged_as_it_is(
 def test_a_metric_of_a_rollout_is_one_number_with_a_name_of_its_own(name: str, value: Any, fault: str) -> None:
     metrics = Metrics(["main", "other"])
     metrics.rollout = {"train/fine": torch.tensor(2.0), "kl": 0.0, "train/row/kl": 0.0, name: value}  # type: ignore[dict-item]
-    with pytest.raises(ConfigurationError, match=rf"the metric {fault}; give it a name of its own and one number"):
+    with pytest.raises(ConfigurationError, match=rf"the metric {fault}; give it its own name and one number"):
         metrics.take_rollout()

@@ -1,4 +1,4 @@
-"""A subclass of the policy gradient that lacks a part, or leaves an option without effect, is refused."""
+"""A subclass of the policy gradient that lacks a part, or leaves an option without effect, is rejected."""
 
 from __future__ import annotations
 
@@ -430,7 +430,7 @@ def test_the_rule_of_a_unit_replaces_the_algorithms() -> None:
 
 
 def test_tokens_are_a_unit_of_credit_without_a_critic_too() -> None:
-    """The second turn earns 4, half of which the first has at gamma .5; equal episodes carry a signal."""
+    """The second turn earns 4, half of which the first has at gamma 0.5; equal episodes carry a signal."""
     learner = OwnUnit({"main": Policy()}, unit=TokenCredit(gamma=0.5, whiten=None))
     learner._check_credit()
     group = [turn_episode(n, "g", {"a": [("s", 1.0), ("s", 4.0)]}) for n in range(2)]

@@ -1,4 +1,4 @@
-"""The measures of single tokens: their numbers, and the files and records of runs that keep them."""
+"""The measures of individual tokens: their numbers, and the files and records of runs that keep them."""
 
 from __future__ import annotations
 

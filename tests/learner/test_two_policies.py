@@ -136,7 +136,7 @@ def test_an_agent_without_a_seat_is_named_before_the_models_load(model_folder: P
 def test_a_seat_of_no_agent_is_named_with_the_agent_that_was_meant(model_folder: Path) -> None:
     policies = {"one": Policy(str(model_folder)), "two": Policy(str(model_folder))}
     algorithm = GRPO(policies, {"left": "one", "rihgt": "two"})
-    message = r"seats: 'rihgt' is no agent of this run; did you mean 'right'\? The agents are \['left', 'right'\]"
+    message = r"seats: 'rihgt' is not an agent of this run; did you mean 'right'\? The agents are \['left', 'right'\]"
     with pytest.raises(ConfigurationError, match=message + "; `--model.seats '{}'` drops all seats"):
         algorithm.check_agents(Pair.agents)
 

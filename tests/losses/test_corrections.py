@@ -8,7 +8,8 @@ import torch
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.losses import Correction, ppo_clip_loss
 
-# Log-ratios old - sampler of the action tokens: row 0 (.3, -.1), row 1 (1.0, 0.4, .1); sums .2 and 1.5, means .1 and .5
+# Log-ratios old - sampler of the action tokens: row 0 (0.3, -0.1), row 1 (1.0, 0.4, 0.1).
+# Their sums are 0.2 and 1.5, their means 0.1 and 0.5.
 OLD = torch.tensor([[-1.0, -1.0, 7.0], [-1.0, -1.0, -1.0]])
 SAMPLER = torch.tensor([[-1.3, -0.9, float("nan")], [-2.0, -1.4, -1.1]])
 MASK = torch.tensor([[True, True, False], [True, True, True]])
@@ -70,7 +71,7 @@ def test_weights_carry_no_gradient() -> None:
 
 
 def test_decoupled_ppo_clips_around_the_proximal_policy() -> None:
-    """w = e^.5; r = e^.5 clipped at 1.2 for A = 1, r itself for A = -1."""
+    """w = e^0.5; r = e^0.5 clipped at 1.2 for A = 1, r itself for A = -1."""
     logp, proximal, sampler = (torch.full((1, 2), x) for x in (-0.5, -1.0, -1.5))
     advantages, mask = torch.tensor([[1.0, -1.0]]), torch.ones(1, 2, dtype=torch.bool)
     clipped = ppo_clip_loss(logp, proximal, advantages, mask)

@@ -11,7 +11,7 @@ MASK2 = torch.tensor([[True, True]])
 
 def test_published_k3_numbers() -> None:
     assert kl_k3(torch.tensor([[-1.0]]), torch.tensor([[-1.5]]), ONE).item() == pytest.approx(0.106531, abs=1e-6)
-    # e^x - x - 1 for x = ref - logp = .1, -.5
+    # e^x - x - 1 for x = ref - logp = 0.1, -0.5
     k3 = kl_k3(torch.tensor([[-1.0, -1.0]]), torch.tensor([[-0.9, -1.5]]), MASK2)
     torch.testing.assert_close(k3, torch.tensor([[0.005171, 0.106531]]), atol=1e-6, rtol=0)
 

@@ -112,7 +112,7 @@ def test_gspo_value_is_the_clipped_sequence_ratio() -> None:
     old = torch.tensor([[-1.2, -1.0, 0.0], [-2.0, -2.0, -2.3]])
     mask = torch.tensor([[True, True, False], [True, True, True]])
     loss = gspo_loss(logp, old, torch.ones(2, 3), mask, Clip(0.2, 0.102))
-    # mean log ratios .2 / 2 and .3 / 3, e^.1 = 1.105171 > 1.102
+    # mean log ratios 0.2 / 2 and 0.3 / 3, e^0.1 = 1.105171 > 1.102
     torch.testing.assert_close(loss, torch.tensor([[-1.102, -1.102, 0.0], [-1.102, -1.102, -1.102]]))
     unclipped = gspo_loss(logp, old, -torch.ones(2, 3), mask, Clip(0.2, 0.102))
     torch.testing.assert_close(unclipped[1], torch.full((3,), math.exp(0.1)))
@@ -149,7 +149,7 @@ def test_cispo_keeps_a_gradient_where_ppo_has_none() -> None:
     loss = cispo_loss(logp, one(-1.0), one(1.0), ONE, Clip(1.0, 0.2))
     assert loss.item() == pytest.approx(1.2 * 0.5)
     (gradient,) = torch.autograd.grad(loss.sum(), logp)
-    assert gradient.item() == pytest.approx(-1.2)  # the clipped weight, without a gradient of its own
+    assert gradient.item() == pytest.approx(-1.2)  # the clipped weight, without its own gradient
 
 
 def test_cispo_weight_has_no_gradient_inside_the_clip_range_either() -> None:

@@ -29,7 +29,7 @@ def test_step_zero_is_ln_2_exactly() -> None:
 
 
 def test_dpo_from_token_log_probs() -> None:
-    """gap = ((-1 - 2) - (-4)) - ((-5) - (-5.5)) = 1 - .5; loss = softplus(-.2 * .5)."""
+    """gap = ((-1 - 2) - (-4)) - ((-5) - (-5.5)) = 1 - 0.5; loss = softplus(-0.2 * 0.5)."""
     mask = torch.tensor([[True, True, False]])
     chosen = sequence_logp(torch.tensor([[-1.0, -2.0, float("nan")]]), mask)
     gap = preference_gap(chosen, torch.tensor([-5.0]), torch.tensor([-4.0]), torch.tensor([-5.5]))

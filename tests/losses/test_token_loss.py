@@ -45,7 +45,7 @@ def test_the_reductions_are_those_of_the_papers() -> None:
 
 
 def test_ppo_gives_no_weight_to_clipped_tokens() -> None:
-    """Ratios 1.3, 1.3, .7, 1.1 with A = 1, -1, -1, 1: the first and third are clipped."""
+    """Ratios 1.3, 1.3, 0.7, 1.1 with A = 1, -1, -1, 1: the first and third are clipped."""
     logp = torch.tensor([[1.3, 1.3, 1.0], [0.7, 1.1, 9.0]]).log()
     advantages = torch.tensor([[1.0, -1.0, NAN], [-1.0, 1.0, NAN]])
     old = torch.zeros(2, 3)
@@ -102,7 +102,7 @@ def test_the_weights_off_policy() -> None:
 
 
 def test_dppo_looks_at_the_probability() -> None:
-    """From .01 to .05 is a ratio of 5 and allowed, from .5 to .8 a ratio of 1.6 and too far."""
+    """From 0.01 to 0.05 is a ratio of 5 and allowed, from 0.5 to 0.8 a ratio of 1.6 and too far."""
     old, new = torch.tensor([[0.01, 0.5]]).log(), torch.tensor([[0.05, 0.8]]).log()
     found = token_loss("dppo").with_weights(new, old, torch.ones(1, 2), torch.ones(1, 2, dtype=torch.bool))[1]
     assert found[0].tolist() == pytest.approx([5.0, 0.0], rel=1e-5)

@@ -15,13 +15,13 @@ def loss(value: float, old: float, target: float, clip: float | None = 0.2) -> f
 
 
 def test_published_clip_number() -> None:
-    """V_old 0, V .5, return 1: clipped to .2, (.2 - 1)^2 = .64 exceeds .25; half of it."""
+    """V_old 0, V 0.5, return 1: clipped to 0.2, (0.2 - 1)^2 = 0.64 exceeds 0.25; half of it."""
     assert loss(0.5, 0.0, 1.0) == pytest.approx(0.32)
     assert loss(0.5, 0.0, 1.0, clip=None) == pytest.approx(0.125)
 
 
 def test_the_larger_error_wins() -> None:
-    assert loss(0.5, 0.0, 0.1) == pytest.approx(0.5 * 0.16)  # unclipped .4^2 over clipped .1^2
+    assert loss(0.5, 0.0, 0.1) == pytest.approx(0.5 * 0.16)  # unclipped 0.4^2 over clipped 0.1^2
     assert loss(0.1, 0.0, 1.0) == pytest.approx(0.5 * 0.81)  # inside the range
     assert loss(-0.5, 0.0, -1.0) == pytest.approx(0.32)  # below the range
 

@@ -212,7 +212,7 @@ def test_the_hub_is_not_asked_about_a_base_that_is_here(model_folder: Path, monk
     asked: list[str] = []
     monkeypatch.setattr("peft.utils.save_and_load.check_file_exists_on_hf_hub", lambda *names: asked.append(names[0]))
     base = AutoModelForCausalLM.from_pretrained(model_folder)
-    base.config.name_or_path = base.name_or_path = "someone/model"  # as that of a model of the hub
+    base.config.name_or_path = base.name_or_path = "someone/model"  # as that of a model on the hub
     add_adapter(base, LoRA(rank=2), "main")
     assert not asked
 

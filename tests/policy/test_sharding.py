@@ -1,4 +1,4 @@
-"""Models that tensor parallelism cannot split are refused with the remedy."""
+"""Models that tensor parallelism cannot split are rejected with the remedy."""
 
 from __future__ import annotations
 

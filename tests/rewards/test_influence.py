@@ -46,7 +46,7 @@ def test_the_rewards_of_three_persons() -> None:
 
 
 def test_a_discussion_that_ended_early_has_no_later_turns() -> None:
-    # (.2 + .3 * .7) / 1.3 and (.9 + .3 * .7) / 1.3
+    # (0.2 + 0.3 * 0.7) / 1.3 and (0.9 + 0.3 * 0.7) / 1.3
     close(influence_rewards(TWO[:2], 0.3), [{"a": 0.315385, "b": 0.853846}, {"a": 0.8, "b": 0.6}])
 
 
@@ -62,12 +62,12 @@ def test_a_single_turn_pays_what_it_is_worth(reward: Any, horizon: Any) -> None:
 def test_without_discount_all_turns_weigh_alike_and_with_0_only_the_own_counts() -> None:
     close(influence_rewards(TWO, 0.0), TWO)
     close(influence_rewards(TWO, 0), TWO)  # a whole number
-    # (.2 + .7 + .75) / 3, (.9 + .7 + .75) / 3; (.8 + .75) / 2, (.6 + .75) / 2
+    # (0.2 + 0.7 + 0.75) / 3, (0.9 + 0.7 + 0.75) / 3; (0.8 + 0.75) / 2, (0.6 + 0.75) / 2
     close(influence_rewards(TWO, 1.0)[:2], [{"a": 0.55, "b": 2.35 / 3}, {"a": 0.775, "b": 0.675}])
 
 
 def test_a_score_of_nothing_is_a_score() -> None:
-    # (1 + .5 * 0) / 1.5 and, with one of two wrong before all are, (1 + .5 * 0) / 1.5, (0 + .5 * 0) / 1.5
+    # (1 + 0.5 * 0) / 1.5 and, with one of two wrong before all are, (1 + 0.5 * 0) / 1.5, (0 + 0.5 * 0) / 1.5
     close(influence_rewards([{"a": 1.0}, {"a": 0.0}], 0.5, "own"), [{"a": 2 / 3}, {"a": 0.0}])
     close(influence_rewards([{"a": 1.0}, {"a": 0.0}], 0.5, "own", "last"), [{"a": 0.0}, {"a": 0.0}])
     fallen = [{"a": 1.0, "b": 0.0}, {"a": 0.0, "b": 0.0}]
@@ -82,7 +82,7 @@ def test_one_person_alone_shares_with_itself() -> None:
 
 def test_who_is_absent_from_a_turn_is_left_out_of_both_sums() -> None:
     table = [{"a": 0.2, "b": 0.9}, {"b": 0.6}, {"a": 1.0}]
-    # team: (.2 + .3 * .6 + .09 * 1) / 1.39; own of a: (.2 + .09 * 1) / 1.09, of b: (.9 + .3 * .6) / 1.3
+    # team: (0.2 + 0.3 * 0.6 + 0.09 * 1) / 1.39; own of a: (0.2 + 0.09 * 1) / 1.09, of b: (0.9 + 0.3 * 0.6) / 1.3
     close(influence_rewards(table, 0.3)[:1], [{"a": 0.47 / 1.39, "b": 1.17 / 1.39}])
     close(influence_rewards(table, 0.3, "own")[:1], [{"a": 0.29 / 1.09, "b": 1.08 / 1.3}])
     close(influence_rewards(table, 0.3, "own", "last"), [{"a": 1.0, "b": 0.6}, {"b": 0.6}, {"a": 1.0}])
@@ -146,7 +146,7 @@ def test_others_that_are_neither_right_nor_wrong_pay_nothing_and_are_counted() -
     table = score_table([[0.0, 0.7, 0.3], [1.0, 0.7, 0.3]], ["a", "b", "c"])
     pay, ties = incentives(table, **AMOUNTS)
     # For a: its change beside a tie, and the others' lasting tie. For b and c the others change from wrong: b sees
-    # a and c go from .15 to .65; c sees a and b go from .35 to .85.
+    # a and c go from 0.15 to 0.65; c sees a and b go from 0.35 to 0.85.
     assert pay == [{"a": 0.0, "b": 1000.0, "c": 100.0}, ZERO]
     assert ties == 2
 

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from mrlm_pl.data.rollout.metrics import token_count
-from mrlm_pl.episode import Episode, Origin, decided
+from mrlm_pl.episode import Episode, Origin, turns_by_step
 from mrlm_pl.errors import ConfigurationError, EnvironmentContractError
 from mrlm_pl.rollout.branches import Alternatives, Expansions, check_origin, roots_of
 from mrlm_pl.rollout.play import EpisodeSpec
@@ -41,7 +41,7 @@ def test_a_branch_records_its_origin_and_counts_its_own_tokens_alone(group: list
         (again,), silent = play([replayed(branch)])
         assert silent.sampled == 0
         assert differences(branch, again) == []
-    assert len({words(branch)[2] for branch in made}) > 3, "alternatives have seeds of their own"
+    assert len({words(branch)[2] for branch in made}) > 3, "alternatives have their own seeds"
 
 
 def test_what_is_replayed_after_the_message_generates_nothing(group: list[Episode]) -> None:
@@ -81,7 +81,7 @@ def test_trees_grow_by_rounds_and_do_not_pay_for_prefixes(group: list[Episode]) 
     for leaf in grown:
         if leaf.origin is not None and leaf.origin.step:
             before = next(other for other in grown if other.id == leaf.origin.episode)
-            assert decided(before)[0]["a"][1].token_ids == decided(leaf)[0]["a"][1].token_ids
+            assert turns_by_step(before)[0]["a"][1].token_ids == turns_by_step(leaf)[0]["a"][1].token_ids
 
 
 def test_records_without_origins_are_still_read(group: list[Episode]) -> None:

@@ -117,7 +117,7 @@ def logprobs(policy: Policy, weights: dict[str, torch.Tensor], rows: Sequence[Tr
 
 @pytest.mark.long
 def test_the_share_of_stale_turns_is_the_stated_one(echo: Any) -> None:
-    """Three standard deviations of 4,000 draws of probability .25 are .0205."""
+    """Three standard deviations of 4,000 draws of probability 0.25 are 0.0205."""
     episodes, engine = scripted(echo(turns=2), CrossPolicy(share=0.25, snapshots=2), 2000)
     found = [turn.policy for _, _, turn in turns_of(episodes)]
     assert len(found) == 4000

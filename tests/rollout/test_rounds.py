@@ -62,7 +62,7 @@ class ByLength(Engine):
 
 
 class Words(Environment):
-    """The agent speaks three times; task ``n`` answers after a time of its own."""
+    """The agent speaks three times; task ``n`` answers after its own time."""
 
     name = "words"
     agents = ("agent",)

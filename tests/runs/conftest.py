@@ -1,4 +1,4 @@
-"""Runs begin outside of the repository."""
+"""Runs begin outside the repository."""
 
 from __future__ import annotations
 
@@ -8,4 +8,4 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def leave_the_repository(outside_the_repository: None) -> None:
-    """Run every test of this folder in a folder of its own."""
+    """Run every test of this folder in its own folder."""

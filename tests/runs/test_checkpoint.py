@@ -177,7 +177,7 @@ def test_a_first_checkpoint_that_cannot_be_written_speaks_of_none_before(tmp_pat
 )
 def test_a_file_of_something_else_is_no_checkpoint(tmp_path: Path, content: Any) -> None:
     torch.save(content, tmp_path / "last.ckpt")
-    with pytest.raises(ConfigurationError, match=r"last\.ckpt' is no checkpoint of Lightning"):
+    with pytest.raises(ConfigurationError, match=r"last\.ckpt' is not a checkpoint of Lightning"):
         DurableCheckpointIO().load_checkpoint(tmp_path / "last.ckpt")
 
 

@@ -206,7 +206,7 @@ def test_a_foreign_whole_checkpoint_runs_nothing(
 
 @pytest.fixture
 def program_folder(model_folder: Path, tmp_path: Path, mark: Path) -> Path:
-    """A model of a kind of its own, with the program that it wants to be read with."""
+    """A model of its own kind, with the program that it wants to be read with."""
     folder = tmp_path / "model"
     shutil.copytree(model_folder, folder)
     config = json.loads((folder / "config.json").read_text())

@@ -160,7 +160,7 @@ def test_a_program_that_is_gone_receives_no_episode() -> None:
     thread.start()
     try:
         assert set(asyncio.run(environment.reset(environment.tasks("train")[0]))) == {"solver"}
-        assert left.cancelled(), "its request does not wait for ever"
+        assert left.cancelled(), "its request does not wait forever"
     finally:
         environment.close()
     thread.join(60)

@@ -34,7 +34,7 @@ def test_a_process_that_ignores_interrupts_goes_on_ignoring_them(ignored: bool) 
 
 @pytest.mark.parametrize("notebook", [True, False])
 def test_a_second_interrupt_keeps_a_notebook_alive(monkeypatch: pytest.MonkeyPatch, notebook: bool) -> None:
-    """The default action of the signal ends the kernel, with all of its variables, or a script at once."""
+    """The default action of the signal ends the kernel, with all of its variables, or a script immediately."""
     monkeypatch.setattr(sys, "ps1", "In : ", raising=False)
     if not notebook:
         monkeypatch.delattr(sys, "ps1")
@@ -68,7 +68,7 @@ def test_one_signal_ends_in_order_and_only_ctrl_c_ends_at_once(
                 pytest.fail("the end was interrupted")
             assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL
         assert found.received == first
-        assert capsys.readouterr().err.count("Ctrl-C: ending in order; press it again to end at once") == 1
+        assert capsys.readouterr().err.count("Ctrl-C: shutting down; press it again to end immediately") == 1
     finally:
         for number, handler in former.items():
             signal.signal(number, handler)

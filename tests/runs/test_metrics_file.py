@@ -76,7 +76,7 @@ def test_a_validation_that_is_played_again_replaces_its_row(tmp_path: Path) -> N
 @pytest.mark.parametrize("content", [b"step,loss\n0,\xff\xfe\n", b"step,loss\n" + b"1" * 200_000, b"\0" * 9])
 def test_a_table_of_binary_content_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "metrics.csv").write_bytes(content)
-    with pytest.raises(DataError, match=r"metrics\.csv is no table of metrics: .*; restore it .*, or move it"):
+    with pytest.raises(DataError, match=r"metrics\.csv is not a table of metrics: .*; restore it .*, or move it"):
         MetricsFile(tmp_path).log_metrics({"train/loss": 0.5}, step=0)
     assert (tmp_path / "metrics.csv").read_bytes() == content
 

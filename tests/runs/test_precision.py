@@ -1,4 +1,4 @@
-"""Precision plugins: fp32 masters under bf16 computation, and refused combinations."""
+"""Precision plugins: fp32 masters under bf16 computation, and rejected combinations."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def test_it_has_the_run_the_settings_the_evaluation_and_the_versions(tmp_path: P
         "gamma": 0.5,
     }
     assert settings["data"] == {"environment": {"class_path": "mrlm_environments.MathEnvironment"}, "groups": 4}
-    assert ModelCard(model_card(run / "policies" / "critic", {})).data.base_model is None, "a folder is no hub id"
+    assert ModelCard(model_card(run / "policies" / "critic", {})).data.base_model is None, "a folder is not a hub id"
 
 
 def test_a_run_without_settings_or_evaluation_says_so(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_a_hub_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: pytest
         ),
         (("team", "--repo", "me/a", "--policy", "solvr"), "no exported policy 'solvr'; did you mean 'solver'?"),
         (("taem", "--repo", "me/a"), "run: there is no folder 'taem'"),
-        (("team", "--repo", "a/b/c", "--policy", "solver"), "repo: 'a/b/c' is no repository, such as USER/NAME"),
+        (("team", "--repo", "a/b/c", "--policy", "solver"), "repo: 'a/b/c' is not a repository, such as USER/NAME"),
     ],
 )
 def test_a_mistake_is_named_before_the_hub_is_asked(words: tuple[str, ...], message: str, mrlm: Any) -> None:

@@ -250,7 +250,7 @@ def test_a_baseline_of_earlier_iterations_needs_them(main: Any, quiet_trainer: A
 def test_the_run_is_never_written_to(main: Any, quiet_trainer: Any, echo: Any, tmp_path: Path) -> None:
     run = played(GRPO(main), echo(), quiet_trainer(), iterations=1)
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    with pytest.raises(ConfigurationError, match=r"lies in the run .* name a new folder beside the run"):
+    with pytest.raises(ConfigurationError, match=r"is inside the run .* name a new folder outside the run"):
         recredit(run, GRPO(main), output=run / "again")
     with pytest.raises(ConfigurationError, match="needs weights"):
         recredit(run, IPPO(main), output=tmp_path / "again")

@@ -1,4 +1,4 @@
-"""A script has a run folder, durable checkpoints, metrics and an orderly end, like the command."""
+"""A script has a run folder, durable checkpoints, metrics and a clean shutdown, like the command."""
 
 from __future__ import annotations
 
@@ -336,7 +336,7 @@ def test_rows_in_place_of_a_data_module_are_refused(data: Any, model_folder: Pat
 
 
 def test_a_class_in_place_of_a_callback_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"is no callback; call it: LastCheckpoint\(\)"):
+    with pytest.raises(ConfigurationError, match=r"is not a callback; call it: LastCheckpoint\(\)"):
         mrlm_pl.Trainer(callbacks=[mrlm_pl.LastCheckpoint])
 
 

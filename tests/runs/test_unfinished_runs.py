@@ -168,8 +168,8 @@ def _sharded_without(name: str) -> Callable[[Path], None]:
     [
         (lambda path: path.write_bytes(b""), "cannot be read .*else put a complete checkpoint in its place"),
         (_truncated, "cannot be read .*else put a complete checkpoint in its place"),
-        (lambda path: torch.save([1], path), "cannot be read .it is no checkpoint of a run"),
-        (lambda path: torch.save({"state_dict": {}}, path), "cannot be read .it is no checkpoint of a run"),
+        (lambda path: torch.save([1], path), "cannot be read .it is not a checkpoint of a run"),
+        (lambda path: torch.save({"state_dict": {}}, path), "cannot be read .it is not a checkpoint of a run"),
         (lambda path: (path.unlink(), path.mkdir()), "is refused|cannot be read"),
         (_sharded_without("meta.pt"), "cannot be read"),
         (_sharded_without("__0_0.distcp"), "cannot be read"),

@@ -28,7 +28,7 @@ def level(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A folder of an ordinary user, also where the tests run as root, whom no mode stops."""
+    """A folder of an ordinary user, even if the tests run as root, whom no mode stops."""
     place = Path(tempfile.mkdtemp(prefix="mrlm-removal-"))
     place.chmod(0o777)
     root = os.geteuid() == 0

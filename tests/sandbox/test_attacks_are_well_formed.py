@@ -133,7 +133,7 @@ main()
 
 
 def run(command: list[str], folder: Path, **variables: str) -> subprocess.CompletedProcess[bytes]:
-    """Runs in a session of its own, in ``folder``; a program that takes longer than 200 seconds is an error.
+    """Runs in its own session, in ``folder``; a program that takes longer than 200 seconds is an error.
 
     Output goes to a file: a daemon would hold a pipe open.
     """
@@ -154,7 +154,7 @@ def run(command: list[str], folder: Path, **variables: str) -> subprocess.Comple
 
 
 def score(source: str, folder: Path, **variables: str) -> float:
-    """Return the share of right values, compared outside of the candidate's process without other protection."""
+    """Return the share of right values, compared outside the candidate's process without other protection."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "candidate.py").write_text(source, newline="")
     reply = folder.parent / f"{folder.name}-values"

@@ -65,7 +65,7 @@ def test_what_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_system_is_copied_for_a_user_without_rights() -> None:
     sandbox = Sandbox()
     if sandbox.isolation != "namespaces":
-        pytest.skip("a system of its own needs namespaces")
+        pytest.skip("a separate system needs namespaces")
     with sandbox.open(shell=True) as source, sandbox.open(shell=True) as target:
         script = "cd ~; mkdir -p a/b; echo x > closed; seq 9 > a/data; ln -s a link; mkfifo pipe; chmod 0 a/b closed"
         sandbox.script(source, f"{script}; touch -d 2001-02-03 a; echo y > /tmp/t; chmod 500 /srv")

@@ -122,7 +122,7 @@ time.sleep(100)
     "kept",
     [
         "tempfile.TemporaryFile(buffering=0)",
-        "os.fdopen(os.memfd_create('x'), 'wb', 0)",  # refused where there is a filter
+        "os.fdopen(os.memfd_create('x'), 'wb', 0)",  # rejected where there is a filter
     ],
 )
 def test_disk_of_files_without_a_name(level: str, kept: str) -> None:

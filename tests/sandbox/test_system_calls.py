@@ -99,7 +99,7 @@ def declared(column: int) -> list[tuple[str, str]]:
             continue
         for entry in line.split():
             name, number = entry.split("=")
-            assert int(number) not in found, f"{entry} stands twice"
+            assert int(number) not in found, f"{entry} occurs twice"
             found[int(number)] = name, answers[column]
     return [found.get(number, ("none", "ENOSYS")) for number in NUMBERS]
 

@@ -105,7 +105,7 @@ def temporary() -> Iterator[Path]:
 
 @pytest.fixture
 def trainer(temporary: Path, level: str) -> Callable[..., subprocess.Popen[str]]:
-    """Starts a process that runs a program at the level, with a temporary folder of its own."""
+    """Starts a process that runs a program at the level, with its own temporary folder."""
 
     def start(program: str) -> subprocess.Popen[str]:
         return subprocess.Popen(

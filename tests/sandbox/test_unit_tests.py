@@ -231,7 +231,7 @@ def test_files_stay_in_the_folder(tmp_path: Path) -> None:
     inside.mkdir()
     files = Files(str(inside))
     for path in ("../out", "/tmp/out", "a/../../out", "", "a//b", "./a", "a/" * 9 + "b"):
-        with pytest.raises(ValueError, match="no path"):
+        with pytest.raises(ValueError, match="not a path"):
             files.apply({path: ["00", 0o644]})
     for bad in ({"a": ["zz", 0]}, {"a": ["00" * (2 << 20), 0]}, {"\0": ["00", 0]}, {"a": ["00", "x"]}):
         with pytest.raises((ValueError, TypeError)):

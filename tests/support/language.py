@@ -38,6 +38,21 @@ PHRASES = {
     "that which ... (use the noun)": r"\b[Tt]hat which\b|\bthe like\b",
     "What ... as a first line (Return ...)": r'"""(?:What|How|Where|Who|When|Whether|Nothing)\b',
     "an argument: of ... (write a noun phrase)": r"(?m)^ +[a-z_, ]+: of ",
+    "for ever (forever)": r"\bfor ever\b",
+    "outside of (outside)": r"\b(?:outside|inside) of\b",
+    "white space (whitespace)": r"\b[Ww]hite space\b",
+    "truth value (boolean)": r"\btruth values?\b",
+    "in place of (instead of)": r"\bin place of\b",
+    ", also in ... (even in ...)": r", also (?:after|as|at|by|for|from|if|in|of|on|to|under|when|where|while|with)\b",
+    "a ... of its own (its own ...)": r"\ban? \w+ of (?:its|one's|their|your) own\b(?! \w+s\b)",
+    "of the hub (on the hub)": r"\bof (?:the|a) (?:Hugging Face )?[Hh]ub\b(?! data)",
+    "by GRPO (with GRPO)": r"\b[Tt]rain\w*(?: \S+){0,6} by (?:DPO|GRPO|MAGRPO|PPO|RLOO|SFT)\b",
+    "is no ... (is not a ...)": r"(?<!here )\b(?:are|is) no (?:agent|checkpoint|environment|file|folder|function"
+    r"|mapping|multiple|number|object|path|policy|report|row|text)\b",
+    "in order (cleanly)": r"\borderly\b|\b(?:end|ended|ends)(?: \w+){0,2} in order\b",
+    "side by side (in parallel)": r"\b(?:play|played|step|train|wait|work)(?: \w+){0,6} side by side\b",
+    "stands in (is in)": r"\b[Ss]tands? (?:after|alone|at|before|between|first|in (?!for)|once|together|twice)",
+    ".5 (0.5)": r"(?<=[\s(\[])\.\d",
     "British spelling": r"(?:normalis|centralis|optimis|initialis|synchronis|recognis|generalis|randomis|serialis)"
     r"(?:e|ing|ation)|behaviour|colour|favour|neighbour|honour|licence",
 }

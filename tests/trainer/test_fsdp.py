@@ -75,7 +75,7 @@ def assert_same(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> 
 
 
 def metrics_of_ranks(folder: Path) -> list[dict[str, float]]:
-    """Return the metrics of both processes, but for the seconds, of which each has a clock of its own."""
+    """Return the metrics of both processes, but for the seconds, of which each has its own clock."""
     found = [json.loads((folder / f"metrics-{rank}.json").read_text()) for rank in (0, 1)]
     assert min(metrics.pop("progress/seconds") for metrics in found) > 0
     return found
@@ -145,7 +145,7 @@ def test_a_file_of_something_else_is_no_checkpoint(tmp_path: Path, monkeypatch: 
     torch.save({"weight": torch.ones(1)}, tmp_path / "last.ckpt")
     strategy = FSDP()
     strategy._lightning_module = GRPO({"main": Policy(random_init_seed=0)})
-    with pytest.raises(ConfigurationError, match=r"last\.ckpt' is no checkpoint of Lightning"):
+    with pytest.raises(ConfigurationError, match=r"last\.ckpt' is not a checkpoint of Lightning"):
         strategy.load_checkpoint(tmp_path / "last.ckpt")
 
 

@@ -56,7 +56,7 @@ def test_an_exported_page_holds_a_turn_tree_once() -> None:
 
 
 def test_an_exported_page_holds_both_trees_of_a_group_that_was_played_again(tmp_path: Path) -> None:
-    """The replaced tree has the group's name, and is a record of its own behind those of other groups."""
+    """The replaced tree has the group's name, and is a separate record behind those of other groups."""
     paths = list(read_episodes(Path(demonstration()["debate-turn-tree"].path) / "episodes"))
     first, other = ([path for path in paths if path.group == group] for group in ("0-0", "0-1"))
     again = [replace(path, id=path.id.replace("0-0", "0-0+1", 1)) for path in first]

@@ -295,7 +295,7 @@ def test_a_key_that_changes_a_view_leaves_the_focus(browser: Any, demo: str) -> 
 
 @pytest.fixture
 def manual_refresh(browser: Any) -> Iterator[None]:
-    """Give the pages that a test opens their refresh as `refresh()` in place of a timer."""
+    """Give the pages that a test opens their refresh as `refresh()` instead of a timer."""
     source = {"source": "window.setInterval = (call) => { window.refresh = call; }"}
     script = browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", source)
     yield

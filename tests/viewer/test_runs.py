@@ -526,7 +526,7 @@ def test_a_configuration_that_expands_is_bounded(folder: Path) -> None:
 
 
 def test_a_configuration_is_read_as_by_the_run(folder: Path) -> None:
-    """A run refuses a key that is there twice, and takes dates for text."""
+    """A run rejects a key that is there twice, and takes dates for text."""
     (folder / "config.yaml").write_text("seed: 1\nday: 2025-02-30\n")
     assert run_of(folder).settings() == {"seed": 1, "day": "2025-02-30"}
     (folder / "config.yaml").write_text("seed: 1\nseed: 2\n")
@@ -562,7 +562,7 @@ def test_what_cannot_be_opened_is_an_error_with_a_remedy(tmp_path: Path) -> None
         find_runs([str(tmp_path / "debatte")])
     (tmp_path / "run" / "episodes").mkdir(parents=True)
     (tmp_path / "run" / "episodes" / "iteration-000000.jsonl.zst").touch()
-    with pytest.raises(ConfigurationError, match=r"is a folder of episodes; name its run, '.*/run', or single files"):
+    with pytest.raises(ConfigurationError, match=r"is a folder of episodes; name its run, '.*/run', or files in it"):
         find_runs([str(tmp_path / "run" / "episodes")])
     with pytest.raises(ConfigurationError, match="holds no run"):
         find_runs([str(tmp_path / "debate")])

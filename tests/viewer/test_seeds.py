@@ -109,7 +109,7 @@ def test_of_seeds_that_match_in_part_the_paired_ones_are_named(tmp_path: Path) -
         run(tmp_path / f"a{seed}", seed, [1.0 + seed] * 4, gamma=1.0)
     for seed in range(1, 3):
         run(tmp_path / f"b{seed}", seed, [4.0 + 2 * seed] * 4, gamma=0.5)
-    # Of 4 and 5, with t(1) = 12.7062 and a standard deviation of sqrt(.5): 4.5 +- 6.3531.
+    # Of 4 and 5, with t(1) = 12.7062 and a standard deviation of sqrt(0.5): 4.5 +- 6.3531.
     assert "4.5 [-1.853, 10.85], 2 pairs of seeds (1, 2) |" in compared(tmp_path).markdown()
 
 

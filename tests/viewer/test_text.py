@@ -281,8 +281,8 @@ def test_mistakes(folder: Path, mrlm) -> None:
     [
         (("--export", "/dev/null/x.html"), "'/dev/null/x.html' cannot be written: "),
         (("--export", "x.html", "--text"), "name one of them"),
-        (("--port", "99999"), "99999 is no port; name one of 0 to 65535"),
-        (("--port", "-1"), "-1 is no port"),
+        (("--port", "99999"), "99999 is not a port; name one of 0 to 65535"),
+        (("--port", "-1"), "-1 is not a port"),
         (("--port=",), "--port: expected an integer such as 2, but the value is ''\n"),
         (("--text", "--port", "3"), "port: 3 is for served pages; leave this option out"),
         (("--export", "x.html", "--token-file", "t"), "token_file: 't' is for served pages; leave this option out"),

@@ -118,7 +118,7 @@ def main() -> None:
     parser.add_argument("--conversations", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--precision", nargs="+", default=["64", "32"], help="precision of the server's weights")
     parser.add_argument("--batch", type=int, nargs="+", default=[64], help="texts per call of the model")
-    parser.add_argument("--characters", type=int, default=100, help="maximal length of an answer in characters")
+    parser.add_argument("--characters", type=int, default=100, help="maximum length of an answer in characters")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seconds", type=float, default=5.0, help="seconds per row")
     parser.add_argument("--json", help="write the figures to this file")

@@ -12,7 +12,7 @@ __all__ = ["ChatHarness"]
 
 
 class ChatHarness(vf.Harness[vf.HarnessConfig]):
-    """Asks for one reply to the conversation, without a program of its own."""
+    """Asks for one reply to the conversation, without its own program."""
 
     APPENDS_SYSTEM_PROMPT = SUPPORTS_RESUME = True
     EXECUTES_CODE = NEEDS_CONTAINER = False

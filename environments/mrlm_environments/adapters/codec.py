@@ -29,7 +29,7 @@ class TextCodec:
     """Observations and actions of Gymnasium's spaces as text; override a method to change them.
 
     In observations numbers are separated by spaces and rows are lines. A board with a plane of 0 and 1 for each kind of
-    piece shows the number of the plane, 0 for a free cell; colored characters of rendered text stand in brackets.
+    piece shows the number of the plane, 0 for a free cell; colored characters of rendered text are in brackets.
 
     The action is the last one in a reply, or in its last ``<action>`` tag: a number or a name for a discrete space, the
     last numbers, as many as needed, for vectors (``MultiDiscrete``, ``MultiBinary``, ``Box``), the whole text for
@@ -84,7 +84,7 @@ class TextCodec:
         elif isinstance(space, spaces.Box):
             bounds = space.low, space.high
         else:
-            raise ConfigurationError(f"TextCodec: actions of {space} have no text form; give a codec of your own")
+            raise ConfigurationError(f"TextCodec: actions of {space} have no text form; give your own codec")
         low, high = (self._text(np.unique(bound) if np.unique(bound).size == 1 else bound) for bound in bounds)
         return f"Reply with {np.prod(space.shape, dtype=int)} numbers from {low} to {high}."
 
@@ -149,7 +149,7 @@ class TextCodec:
             return f"Legal actions: {', '.join(self.legal(space, mask).values())}"
         if not isinstance(space, spaces.MultiDiscrete) or [*map(np.size, mask)] != space.nvec.tolist():
             raise ConfigurationError(
-                f"TextCodec: the action_mask {mask!r:.80} of {space} has no text form; give a codec of your own"
+                f"TextCodec: the action_mask {mask!r:.80} of {space} has no text form; give your own codec"
             )
         found = (np.flatnonzero(places) + first for first, places in zip(space.start, mask, strict=True))
         return f"Legal actions: {', then '.join('one of ' + ', '.join(map(str, numbers)) for numbers in found)}"
@@ -164,7 +164,7 @@ class TextCodec:
         array = np.asarray(value)
         if array.size > LARGEST:
             raise ConfigurationError(
-                f"TextCodec: an observation has {array.size} numbers (shape {array.shape}); give a codec of your own"
+                f"TextCodec: an observation has {array.size} numbers (shape {array.shape}); give your own codec"
             )
         if array.ndim == 3 and np.isin(array, (0, 1)).all() and (array.sum(axis=-1) <= 1).all():
             array = np.where(array.any(axis=-1), array.argmax(axis=-1) + 1, 0)

@@ -21,8 +21,8 @@ class GymnasiumEnvironment(SpacesEnvironment):
         settings: arguments of ``gymnasium.make``, such as ``max_episode_steps`` or ``is_slippery``.
         codec: observations and actions as text; see :class:`TextCodec`.
         prompt: first message; see :class:`SpacesEnvironment`.
-        render: show ``render()`` in place of the observation, by the render mode ``ansi``.
-        retries: further replies to one observation after one without a legal action.
+        render: show ``render()`` instead of the observation, by the render mode ``ansi``.
+        retries: extra replies to one observation after one without a legal action.
         penalty: reward of an episode that ends so.
         success_at: the episode succeeds if its return is at least this.
     """

@@ -88,7 +88,7 @@ class OpenEnvEnvironment(Environment):
         """Connect and reset; see :meth:`Environment.reset`.
 
         Raises:
-            RemoteError: the server does not answer, refuses, or has no room for ``message_seconds``.
+            RemoteError: the server does not answer, rejects the call, or has no room for ``message_seconds``.
         """
         self._turn, self._form = 0, self.action
         waiting = Backoff(self.message_seconds)
@@ -231,7 +231,7 @@ def _only_text(schema: Mapping[str, Any]) -> str | None:
 
 
 def _fields(reply: str, form: str) -> dict[str, Any]:
-    """Return the fields of the action that a reply is: of its JSON object, which may stand in a fenced block, or one.
+    """Return the fields of the action that a reply is: of its JSON object, which may be in a fenced block, or one.
 
     Raises:
         InvalidActionError: the form is ``json``, and the reply is no JSON object.

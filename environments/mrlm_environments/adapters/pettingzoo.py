@@ -1,4 +1,4 @@
-"""PettingZoo's environments, whose agents act in turn or at once, played by text."""
+"""PettingZoo's environments, whose agents act in turn or simultaneously, played by text."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from mrlm_pl.errors import ConfigurationError
 class PettingZooEnvironment(SpacesEnvironment):
     """An environment of PettingZoo, such as ``classic/tictactoe_v3``; needs the extra ``pettingzoo``.
 
-    Agents act in turn by the library's ``AECEnv``, or with ``parallel`` at once by its ``ParallelEnv``. Legal actions
-    are those of the ``action_mask`` in the observation or the info, else all. A terminated or truncated agent leaves;
-    the episode ends with the last one, ``truncated`` if a limit ended it. Rewards are given in the step in which the
-    environment gives them, also to agents that did not act. Each task is a seed.
+    Agents act in turn with the library's ``AECEnv``, or, with ``parallel``, simultaneously with its ``ParallelEnv``.
+    Legal actions are those of the ``action_mask`` in the observation or the info, else all. A terminated or truncated
+    agent leaves; the episode ends with the last one, ``truncated`` if a limit ended it. Rewards are given in the step
+    in which the environment gives them, even to agents that did not act. Each task is a seed.
 
     Args:
         id: environment id as for ``pettingzoo.make``, or the import path of a module with ``env`` or ``parallel_env``.
         settings: arguments of the environment.
-        parallel: whether all agents act at once.
+        parallel: whether all agents act simultaneously.
         codec: observations and actions as text; see :class:`TextCodec`.
         prompt: first message of each agent; see :class:`SpacesEnvironment`.
-        retries: further replies to one observation after one without a legal action.
+        retries: extra replies to one observation after one without a legal action.
         penalty: reward of an agent that ends the episode so.
         success_at: the episode succeeds if the agents' mean return is at least this.
     """

@@ -19,7 +19,7 @@ from mrlm_pl.settings import POSITIVE, UnitInterval
 
 INDICES = 1 << 31
 POOL = 10_000
-"""Problems of the few generators that make all of theirs at once; the others have one for each index."""
+"""Problems of the few generators that make all of theirs together; the others make one for each index."""
 
 EVALUATING = (
     *("binary_matrix", "countdown", "intermediate_integration", "n_queens", "polynomial_multiplication"),

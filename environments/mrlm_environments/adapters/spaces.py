@@ -63,7 +63,7 @@ class SpacesEnvironment(Environment):
         settings: arguments of the library's environment.
         codec: converts observations and actions from and to text; None is ``TextCodec()``.
         prompt: first message of each agent, before the observation, with {id}, {agent} and {instructions}.
-        retries: further replies to one observation after one without a legal action.
+        retries: extra replies to one observation after one without a legal action.
         penalty: reward of an agent that ends the episode so.
         success_at: the episode succeeds if the agents' mean return is at least this; None: success is not known.
 

@@ -1,4 +1,4 @@
-"""TextArena's games, each episode with random numbers of its own."""
+"""TextArena's games, with separate random numbers for each episode."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from mrlm_pl.errors import ConfigurationError, did_you_mean
 from mrlm_pl.settings import PositiveInt
 
 _DOWNLOADS = re.compile(r"nltk\.download|EnglishDictionary")
-"""Found in the games that download word lists when they are imported or made."""
+"""Matches the source of games that download word lists when they are imported or created."""
 
 READ = 2000
-"""Characters of a reply that a game reads; Python refuses to read numbers of more than 4300 digits."""
+"""Characters of a reply that a game reads; Python rejects to read numbers of more than 4300 digits."""
 
 _EPISODE: ContextVar[random.Random | None] = ContextVar("_EPISODE", default=None)
 
 
 class _Draws:
-    """Stands for the module ``random`` in TextArena's modules: the generator of the running episode."""
+    """Replaces the module ``random`` in TextArena's modules by the generator of the running episode."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(_EPISODE.get() or random, name, None) or getattr(random, name)
@@ -45,7 +45,7 @@ class TextArenaCodec:
     """Messages and replies of TextArena as text; override a method to change them."""
 
     def observation(self, lines: Sequence[Line]) -> str:
-        """Return the messages since the player's last move as text: all, but of several boards the last one."""
+        """Return the messages since the player's last move as text, of several boards only the last."""
         boards = [number for number, line in enumerate(lines) if line.kind == "GAME_BOARD"]
         shown = [line for number, line in enumerate(lines) if number not in boards[:-1]]
         return "\n".join(line.text if line.sender == "GAME" else f"[{line.sender}] {line.text}" for line in shown)
@@ -70,7 +70,7 @@ class TextArenaEnvironment(Environment):
     Args:
         id: game id as for ``textarena.make``, without the suffix of a wrapper.
         settings: arguments of the game, such as ``{piles: [1, 2]}``.
-        players: two are named alpha and beta, one agent, others agent_1 and so on.
+        players: number of players; one is named agent, two are alpha and beta, more are agent_1 and so on.
         codec: messages and replies as text.
         downloads: allow a game that downloads word lists.
 
@@ -101,7 +101,7 @@ class TextArenaEnvironment(Environment):
                 raise ConfigurationError(f"textarena: {id!r} has {own} players; set players, now {players}, to {own}")
 
     def tasks(self, split: str) -> TaskSource:
-        """Return seeds, each with the agent that is player 0, without end; see :meth:`Environment.tasks`."""
+        """Return endless seeds, each with the agent that is player 0; see :meth:`Environment.tasks`."""
         return SeededTasks(self.name, split, self._task, lambda data: str(data["seed"]))
 
     def reset(self, task: Task) -> Observations:
@@ -183,7 +183,7 @@ class TextArenaEnvironment(Environment):
 
 
 def _ending(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Return TextArena's ``step`` of a state, which searches for the next player for ever once all are eliminated."""
+    """Return TextArena's ``step`` of a state, which by itself searches forever for a player once all are out."""
 
     def ended(state: Any, rotate_player: bool = True) -> Any:
         if not state.done and len(set(state.elimination_order)) == state.num_players:

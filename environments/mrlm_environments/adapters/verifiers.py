@@ -1,4 +1,4 @@
-"""Environments of verifiers 0.4. Its pinned packages need an environment of their own, behind ``mrlm serve``."""
+"""Environments of verifiers 0.4. Its pinned packages need their own environment, behind ``mrlm serve``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ UNLIMITED = Limits(calls=sys.maxsize, lease_seconds=math.inf)
 
 
 class VerifiersEnvironment(Environment):
-    """Plays an environment of verifiers (``verifiers.v1``); each seat without a client of its own is an agent.
+    """Plays an environment of verifiers (``verifiers.v1``); each seat without its own client is an agent.
 
     verifiers runs the episode and scores it. The model calls of the seats are the agents' turns, and each agent earns
     the reward of its trace after its last turn, with verifiers' weighted rewards as components. Text only: seats
@@ -36,7 +36,7 @@ class VerifiersEnvironment(Environment):
 
     Args:
         taskset: id of an installed taskset, or a module on the path, as in ``--env.taskset.id`` of verifiers.
-        config: other settings of ``env`` in verifiers: ``id``, ``taskset``, ``agent`` and further seats.
+        config: other settings of ``env`` in verifiers: ``id``, ``taskset``, ``agent`` and extra seats.
         limit: tasks that are read from the taskset.
 
     Raises:

@@ -54,10 +54,10 @@ class AlfWorldEnvironment(Environment):
         kinds: goals of generated games: ``pick``, ``look``, ``clean``, ``heat``, ``cool``, ``pick_two``; None is all.
         rooms: rooms of generated games: ``kitchen``, ``living_room``, ``bedroom``, ``bathroom``; None is all.
         steps: minimum and maximum number of actions in which the scripted expert wins a generated game, from 1 to 50.
-        team: two agents, ``planner`` and ``actor``, in place of one.
+        team: two agents, ``planner`` and ``actor``, instead of one.
         plan_every: actions after which the planner plans again.
         max_turns: actions of an episode; a plan or another reply without an action counts as one.
-        incomplete_penalty: subtracted from the reward where the goal is not reached; AgentRL's is .2.
+        incomplete_penalty: subtracted from the reward where the goal is not reached; AgentRL's is 0.2.
         snap: an action that is not admissible becomes the most similar one (``bleu``, as in AgentBench) or does
             nothing (``exact``).
         list_actions: True ends every observation with the list of admissible actions.

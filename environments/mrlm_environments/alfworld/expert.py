@@ -24,7 +24,7 @@ def solution(game: Game, limit: int) -> list[str]:
 
 
 class _Expert:
-    """A player of one game. Of a receptacle's contents it uses those that it has seen."""
+    """A player of one game. It uses only those contents of receptacles that it has seen."""
 
     def __init__(self, game: Game) -> None:
         self.game, self.state = game, game.start

@@ -184,4 +184,4 @@ def _decode(file: str) -> _File:
     try:
         return msgspec.json.decode(Path(file).read_bytes(), type=_File)
     except (OSError, msgspec.MsgspecError) as error:
-        raise DataError(f"{file} is no game of ALFWorld: {error}") from error
+        raise DataError(f"{file} is not a game of ALFWorld: {error}") from error

@@ -226,7 +226,7 @@ class Game(Shared):
 
 
 def filled(text: str, **names: str) -> str:
-    """Return a text with names in place of ``{o}`` and others; a file's text may hold anything else.
+    """Return a text with names instead of ``{o}`` and others; a file's text may hold anything else.
 
     >>> filled("put {o} in/on {r}", o="cup 1", r="shelf 2")
     'put cup 1 in/on shelf 2'

@@ -81,7 +81,7 @@ def listed(names: Iterable[str]) -> list[str]:
 
 
 class FloorPlan(NamedTuple):
-    """A house and the kinds of objects that lie in it."""
+    """A house and the kinds of objects in it."""
 
     house: House
     kinds: tuple[str, ...]
@@ -92,7 +92,7 @@ class FloorPlan(NamedTuple):
 def floor_plan(number: int) -> FloorPlan:
     """Return one of the 120 floor plans.
 
-    Receptacles that a plan names without a place, such as the coffee machine, get a place of their own.
+    Receptacles that a plan names without a place, such as the coffee machine, get their own place.
     """
     data = _floor_plans()
     holds = {kind: frozenset(kinds) for kind, kinds in data["holds"].items()}

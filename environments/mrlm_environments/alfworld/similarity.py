@@ -14,7 +14,7 @@ _ORDERS, _K = 4, 5
 
 
 def most_similar(text: str, choices: Iterable[str]) -> str | None:
-    """Return the choice with the highest BLEU of the text, the first of equals; None if all are below .01.
+    """Return the choice with the highest BLEU of the text, the first of equals; None if all are below 0.01.
 
     >>> most_similar("open the cabinet 1", ["close cabinet 1", "open cabinet 1"])
     'open cabinet 1'

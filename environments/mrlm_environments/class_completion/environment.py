@@ -95,7 +95,7 @@ class ClassCompletionEnvironment(Environment):
         """Merge and grade the agents' methods; see :meth:`Environment.step`.
 
         Raises:
-            SandboxError: the sandbox is broken, which is no fault of the program.
+            SandboxError: the sandbox is broken, which is not the program's fault.
         """
         data = self._task.data
         texts = [actions[agent].final_text[:MAX_REPLY_CHARACTERS] for agent in self.agents if agent in actions]

@@ -26,7 +26,7 @@ class Reply:
     Args:
         methods: definitions of methods, the last one of each.
         attributes: assignments and classes of the class's body.
-        around: imports, functions, classes and constants outside of the class.
+        around: imports, functions, classes and constants outside the class.
         heads: heads of the class.
     """
 
@@ -66,7 +66,7 @@ def shares(methods: Sequence[str], agents: int) -> list[list[str]]:
 def read_reply(text: str, name: str, methods: Sequence[str]) -> Reply:
     """Return the definitions in all Python blocks of a reply; raises an error of ``BROKEN`` if a block is no Python.
 
-    Methods may stand in the class or alone. Examples of use, and whatever else is no definition, are left out.
+    Methods may be inside the class or outside. Anything that is not a definition, such as examples of use, is left out.
     """
     reply = Reply()
     for block in python_blocks(text) or [text]:

@@ -39,7 +39,7 @@ class CodeEnvironment(SingleAgentEnvironment):
         max_attempts: programs that the agent may give; after a failure it learns how many tests passed, or the error
             with which its program was loaded, but nothing of the tests.
         sandbox: sandbox that runs the programs.
-        instruction: text after the task, on a line of its own.
+        instruction: text after the task, on its own line.
         system_prompt: system message before the task.
         bad_rows: ``skip`` leaves out rows of the data that cannot be used, with a warning that names them; ``stop``
             raises at the first one.
@@ -98,7 +98,7 @@ class CodeEnvironment(SingleAgentEnvironment):
         """Grade one program; see :meth:`SingleAgentEnvironment.reply`.
 
         Raises:
-            SandboxError: the sandbox is broken, which is no fault of the program.
+            SandboxError: the sandbox is broken, which is not the program's fault.
         """
         self._attempts += 1
         data = self._task.data

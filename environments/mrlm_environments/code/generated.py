@@ -36,7 +36,7 @@ KINDS: tuple[CodeKind, ...] = ("number", "text", "list")
 
 
 def generate_data(rng: Random, kinds: Sequence[CodeKind], difficulty: tuple[int, int]) -> Mapping[str, Any]:
-    """Return a generated task's data, as of a row.
+    """Return a generated task's data, in the form of a row.
 
     Args:
         rng: source of all choices.
@@ -53,7 +53,7 @@ def generate_data(rng: Random, kinds: Sequence[CodeKind], difficulty: tuple[int,
     description, expression = rule.description.format(a=number), rule.expression.format(a=number)
     if level == MAX_DIFFICULTY:
         words, code = rng.choice(_STEPS)
-        factor = rng.choice([value for value in range(2, 10) if value != number])  # (x+4)-4 would be no task
+        factor = rng.choice([value for value in range(2, 10) if value != number])  # (x+4)-4 would not be a task
         example = _value(expression, _argument(Random(0), kind))
         if isinstance(example, bool):
             description = f"{factor} if {description.removeprefix('whether ')}, else 0"

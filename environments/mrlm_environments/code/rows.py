@@ -141,7 +141,7 @@ def _read(row: Mapping[str, Any]) -> dict[str, Any]:
         return _mbpp(row)
     prompt, entry = str(row["prompt"]), str(row["entry_point"])
     if not entry.isidentifier() or keyword.iskeyword(entry):
-        raise ValueError(f"entry_point {entry!r} is no name of a function")
+        raise ValueError(f"entry_point {entry!r} is not a name of a function")
     if "pairs" in row:
         tests = [_test_of_pair(entry, pair) for pair in row["pairs"]]
         given = str(row.get("given") or "")
@@ -173,7 +173,7 @@ def _modules_used(code: str) -> set[str]:
 def _test_of_pair(entry: str, pair: Any) -> str:
     arguments, value = pair
     if not isinstance(arguments, (list, tuple)):
-        raise TypeError(f"the arguments {arguments!r:.80} of a pair are no list")
+        raise TypeError(f"the arguments {arguments!r:.80} of a pair are not a list")
     ast.literal_eval(repr([arguments, value]))  # what cannot be written as Python, such as NaN, cannot be compared
     return f"assert {entry}(*{list(arguments)!r}) == {value!r}"
 

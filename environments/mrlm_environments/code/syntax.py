@@ -7,4 +7,4 @@ import ast
 METHOD = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 BROKEN = (SyntaxError, ValueError, RecursionError, MemoryError)
-"""Errors of Python on text that is no program, or one nested too deep."""
+"""Errors of Python on text that is not a program, or one nested too deep."""

@@ -46,9 +46,9 @@ class _Judgement:
 class CollaborativeCodingEnvironment(Environment):
     """One program by two agents at the same time: ``helper`` writes ``aux``, ``main`` the function that uses it.
 
-    Both earn .4 for an ``aux`` that is defined with a return, and .6 for a main function that is (else nothing more);
-    .5 if the whole program parses (else nothing more); the share of hidden tests that pass; and, if any passes and the
-    main function calls ``aux``, .5, 1 if it is not a thin wrapper, and -.5 if a call ignores the value: 4 at most. A
+    Both earn 0.4 for an ``aux`` that is defined with a return, and 0.6 for a main function that is (else nothing more);
+    0.5 if the whole program parses (else nothing more); the share of hidden tests that pass; and, if any passes and the
+    main function calls ``aux``, 0.5, 1 if it is not a thin wrapper, and -0.5 if a call ignores the value: 4 at most. A
     program that ends its process while it is tested, or takes too long, passes no test.
 
     With two turns, the agents see how their programs did and write them again. The second turn's reward is the change,
@@ -137,7 +137,7 @@ class CollaborativeCodingEnvironment(Environment):
         """Grade the two programs together; see :meth:`Environment.step`.
 
         Raises:
-            SandboxError: the sandbox is broken, which is no fault of the program.
+            SandboxError: the sandbox is broken, which is not the program's fault.
         """
         self._turn += 1
         judged = self._judge(*(actions[agent].final_text[:MAX_REPLY_CHARACTERS] for agent in self.agents))

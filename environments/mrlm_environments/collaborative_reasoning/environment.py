@@ -43,7 +43,7 @@ class CollaborativeReasoningEnvironment(Environment):
 
     A ``leader`` reads the solvers' answers at the end of each turn and answers too; it is scored like them, its answer
     is shown to them and is the team's, unless it gives none. A ``summarizer`` turns the answers of each turn but the
-    last into a summary, which the solvers read in place of the answers; its reward is the mean of their scores in the
+    last into a summary, which the solvers read instead of the answers; its reward is the mean of their scores in the
     next turn, as a component ``summary``. A ``student`` answers once, in the first turn, for the distillation of the
     team; no agent reads its answer, and it has no vote.
 
@@ -60,10 +60,10 @@ class CollaborativeReasoningEnvironment(Environment):
         show_scores: show each answer with one of four words for its score. It tells of right and wrong answers.
         consensus_stop: end the episode after a turn in which all solvers give the same answer; its scores also count
             for the turns that are left, as the component ``consensus``.
-        policies_by: ``agent``, or ``turn`` for an agent of its own for every turn of everybody, ``solver_1@2`` and so
+        policies_by: ``agent``, or ``turn`` for a separate agent for every turn of a member, ``solver_1@2`` and so
             on, which acts once in a conversation that holds the earlier turns.
         masks: settings of the masks: which answers are masked, and at which penalty.
-        instruction: text after the question, on a line of its own.
+        instruction: text after the question, on its own line.
         bad_rows: ``skip`` leaves out rows of the data that cannot be used, with a warning that names them; ``stop``
             raises at the first one.
 
@@ -163,7 +163,7 @@ class CollaborativeReasoningEnvironment(Environment):
         """Score the answers, and ask the agents that speak next; see :meth:`Environment.step`.
 
         Raises:
-            EnvironmentContractError: the scorer gave something that is no score.
+            EnvironmentContractError: the scorer gave something that is not a score.
         """
         # Halves of characters cannot be given to models.
         replies = {person_of(agent): message.final_text for agent, message in actions.items()}
@@ -255,10 +255,10 @@ class CollaborativeReasoningEnvironment(Environment):
         return (None if faults else answer), faults
 
     def _judge(self, replies: Mapping[str, str]) -> dict[str, Answer]:
-        """Return all answers of a turn, scored at once: by the label, or by the model where they are not masked.
+        """Return all answers of a turn, scored in one call: by the label, or by the model where they are not masked.
 
         Raises:
-            EnvironmentContractError: the model gave a value that is no probability, or another number of scores.
+            EnvironmentContractError: the model gave a value that is not a probability, or another number of scores.
         """
         by_person = {}
         for person, text in replies.items():

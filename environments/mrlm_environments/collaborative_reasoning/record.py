@@ -57,7 +57,7 @@ class Record:
         return {name: answer for name, answer in self.rounds[number].items() if name != LEADER}
 
     def given(self, number: int = -1) -> list[str | None]:
-        """Return the votes of the solvers in a turn; None is no vote."""
+        """Return the votes of the solvers in a turn; None is not a vote."""
         return [answer.answer for answer in self.solvers(number).values()]
 
     def majority_is_right(self, number: int = -1) -> bool:

@@ -44,7 +44,7 @@ class DebateEnvironment(Environment):
 
     Args:
         judge: judge of the debate; None is :class:`~mrlm_environments.debate.judge_by_rules.RuleJudge`.
-        reward: reward of a side: its own ``score``; the ``margin``, its score less the other's, which sums to 0 over
+        reward: reward of a side: its own ``score``; the ``margin``, its score minus the other's, which sums to 0 over
             the sides; or the ``win``, 1, or -1 for the loser, 0 for both in a tie.
         max_turns: number of turns of each side.
         tie_margin: scores that differ by this or less are a tie.

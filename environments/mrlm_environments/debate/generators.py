@@ -62,7 +62,7 @@ class ChatEndpoint(TextGenerator):
         temperature: sampling temperature; 0 takes the most probable tokens.
         seconds: deadline of a reply.
         key_variable: environment variable with the API key; where it is not set, none is sent.
-        body: further fields of the request, or other values of those above; null leaves a field out.
+        body: extra fields of the request, or other values of those above; null leaves a field out.
 
     Raises:
         ConfigurationError: the address is not an HTTP address, or a value is out of its range.
@@ -195,7 +195,7 @@ def _served(
 def within(seconds: float, call: Callable[[], T], label: str) -> T:
     """Return or raise the call's result; it runs in a thread that is abandoned at the deadline.
 
-    Socket timeouts bound single reads: a server that sends a byte now and then would never time out.
+    Socket timeouts bound individual reads: a server that sends a byte now and then would never time out.
 
     Raises:
         GenerationError: it took longer.

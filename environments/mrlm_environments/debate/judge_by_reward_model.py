@@ -13,7 +13,7 @@ class RewardModelJudge(Judge):
     """Scores each side by itself: the question is the topic and the side, the reply all of the side's speeches.
 
     A side's score is ``sigmoid(value / scale)``: for a model of the Bradley-Terry kind the probability that the text is
-    better than one of value 0. Of a scorer whose values are probabilities, such as the client of a server, it is the
+    better than one of value 0. If the scorer's values are probabilities, as with a server's client, it is the
     value.
 
     Args:

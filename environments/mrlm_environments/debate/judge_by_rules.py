@@ -45,9 +45,9 @@ _VARIETY_WORDS = 120
 
 
 class RuleJudge(Judge):
-    """Scores by rule: .6 of the mean of a side's arguments, .2 of their consistency and .2 of its coverage.
+    """Scores by rule: 0.6 of the mean of a side's arguments, 0.2 of their consistency and 0.2 of its coverage.
 
-    An argument's score is .2 length + .25 evidence + .25 reasoning + .15 structure + .15 relevance, all in [0, 1];
+    An argument's score is 0.2 length + 0.25 evidence + 0.25 reasoning + 0.15 structure + 0.15 relevance, all in [0, 1];
     :func:`measure` says how each is counted. Consistency is the lowest score of a side's arguments over the highest,
     times their mean soundness. Coverage is the share of the other side's arguments, of those heard before a side's last
     turn, that are taken up later; a side that has heard none gets the mean relevance of its own arguments. A side that

@@ -15,9 +15,9 @@ _NOUNS = ("game", "round", "match", "turn", "deal", "hand")
 
 
 class CoordinationGame(Environment):
-    """Both players choose at once: C (collaborate) or A (alone).
+    """Both players choose simultaneously: C (collaborate) or A (alone).
 
-    Each earns 1 if both choose C; A earns .4 whatever the other does; a lone C earns 0. The choice is the first letter
+    Each earns 1 if both choose C; A earns 0.4 whatever the other does; a lone C earns 0. The choice is the first letter
     of the reply, upper or lower case; a reply without one of the two letters earns 0 and counts as an A for the other
     player.
 

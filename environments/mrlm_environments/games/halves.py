@@ -14,11 +14,11 @@ _NOT_A_LETTER = re.compile(r"[^a-z]+")
 
 
 class Halves(Environment):
-    """Both players choose at once one half of the word; different halves pay 1 to each, anything else 0.
+    """Both players simultaneously choose one half of the word; different halves earn 1 each, anything else 0.
 
     Either player may take either half, so the game has two solutions and nothing in it says which: what one player's
     choice is worth depends on the other's alone. Both players see the same text. Players with the same policy choose
-    independently and equally, so they earn at most .5 on average; two policies can learn to differ and earn 1.
+    independently and equally, so they earn at most 0.5 on average; two policies can learn to differ and earn 1.
 
     A player chooses the half that the letters of its reply begin with, in upper or lower case.
 

@@ -16,11 +16,11 @@ class Helpers(Environment):
     """The planner must say a letter, A or C, that it does not see; each helper that it asks does.
 
     The planner asks a helper with C as often as it likes, and ends its questions with A; it then says the letter. A
-    helper says a letter, which the planner is shown. The planner earns 1 for the right letter, less ``cost`` for each
-    helper; a helper earns ``score`` for the right letter. The first letter of a reply counts. Every call has an agent
-    of its own, ``helper@1``, ``helper@2``, ..., with a conversation of its own, so the number of helpers that act
-    differs between episodes. After the last helper, and after any other reply than C, the planner is not asked again
-    whether it wants help.
+    helper says a letter, which the planner is shown. The planner earns 1 for the right letter, minus ``cost`` for each
+    helper; a helper earns ``score`` for the right letter. The first letter of a reply counts. Every call has its own
+    agent, ``helper@1``, ``helper@2``, ..., with its own conversation, so the number of helpers that act differs between
+    episodes. After the last helper, and after any other reply than C, the planner is not asked again whether it wants
+    help.
 
     Args:
         calls: maximum number of helpers that may be asked.

@@ -1,4 +1,4 @@
-"""A repeated game of two writers: the ratio of their texts' lengths must lie in a band."""
+"""A repeated game of two writers: the ratio of their texts' lengths must be in a band."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _THINGS = ("rain", "sea", "town", "garden", "train", "night", "river", "house", 
 
 
 class LengthRatioGame(Environment):
-    """Two writers write at once, for some rounds; both earn the same in each round.
+    """Two writers write simultaneously, for some rounds; both earn the same in each round.
 
-    A round earns 1 where the second text's characters over the first's lie in the target band. Below it the reward
+    A round earns 1 where the second text's characters over the first's are in the target band. Below it the reward
     falls linearly to 0 at a ratio of 0, above it to 0 at twice the band's upper end. Two texts are needed: one with
-    fewer than ``minimum`` characters, white space around it not counted, makes the round earn 0. After a round both
+    fewer than ``minimum`` characters, whitespace around it not counted, makes the round earn 0. After a round both
     learn both lengths. An easier relative of CoMLRL's writing tasks (arXiv 2508.04652).
 
     Args:

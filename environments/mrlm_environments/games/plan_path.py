@@ -29,8 +29,8 @@ class PlanPath(Environment):
     into a wall or off the grid stays. The episode ends at the goal, or after ``turns`` turns.
 
     Distances d are those of shortest paths to the goal, d0 that of the start. In the executor's step both agents earn
-    ``progress``, .5 (d before - d after) / d0, and at the goal ``solved``, .5. The planner earns ``proposal`` for
-    where its moves would end, .5 (d of its last proposal - d of this one) / d0, beginning with d0. So all components
+    ``progress``, 0.5 (d before - d after) / d0, and at the goal ``solved``, 0.5. The planner earns ``proposal`` for
+    where its moves would end, 0.5 (d of its last proposal - d of this one) / d0, beginning with d0. So all components
     telescope, the executor earns 1 at the most and the planner 1.5.
 
     After Plan-Path of AT-GRPO (arXiv 2510.11062), whose first agent proposes a path with a program.
@@ -155,7 +155,7 @@ def _steps(grid: str) -> dict[str, int]:
 
 
 def _move(free: Collection[int], here: int, step: int) -> int:
-    """Return the place that a step leads to; one that is not free, beside the grid for example, is not entered."""
+    """Return the place that a step leads to; one that is not free, or outside the grid, is not entered."""
     return here + step if here + step in free else here
 
 

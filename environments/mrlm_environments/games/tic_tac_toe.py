@@ -22,8 +22,8 @@ class TicTacToe(OpponentsGame):
     """Players take turns to mark a free cell of a 3 x 3 board; three in a row win.
 
     A move is the first digit in a reply. The winner earns 1 and the loser -1; a draw earns 0. A reply
-    without a digit, or with that of a cell that is not free, loses the game at once: -1, and 1 to the other player, or
-    0 when that one has not moved yet (agents earn nothing before their first decision).
+    without a digit, or with that of a cell that is not free, loses the game immediately: -1, and 1 to the other player,
+    or 0 when that one has not moved yet (agents earn nothing before their first decision).
 
     The task says which agent begins, so an agent, and with it a seat, is not bound to X or O. A player sees its mark
     and the board with the number of each free cell: ``X 1O3/4X6/789``.

@@ -1,4 +1,4 @@
-"""Several agents at once each say one word again and again: the smallest task that a team can learn."""
+"""Several agents simultaneously repeat one word: the smallest task that a team can learn."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ JUDGED = 4096
 class WordEmission(Environment):
     """Every agent must say a given word and nothing else, as often as it likes.
 
-    An agent's share is the share of its reply's characters, white space aside, that belong to the word: see
+    An agent's share is the fraction of its reply's characters, without whitespace, that belong to the word: see
     :func:`word_share`. All agents earn the mean of the shares, so 1 is reached when every reply is the word repeated.
     The episode is a success when all shares are 1.
 
@@ -27,7 +27,7 @@ class WordEmission(Environment):
         words: each task asks for one of them; upper and lower case differ. None is the letter ``a``.
 
     Raises:
-        ConfigurationError: there is no agent or no word, or a word is empty or has white space.
+        ConfigurationError: there is no agent or no word, or a word is empty or has whitespace.
     """
 
     name = "word_emission"
@@ -38,7 +38,7 @@ class WordEmission(Environment):
     def __init__(self, num_agents: PositiveInt = 2, words: list[str] | None = None) -> None:
         words = ["a"] if words is None else list(words)
         if not words or any(not word or word.split() != [word] for word in words):
-            raise ConfigurationError(f"word_emission: words is {words}; give at least one, each without white space")
+            raise ConfigurationError(f"word_emission: words is {words}; give at least one, each without whitespace")
         self.agents = tuple(f"agent_{number}" for number in range(1, num_agents + 1))
         self.words = words
 
@@ -75,7 +75,7 @@ class WordEmission(Environment):
 
 
 def word_share(reply: str, word: str) -> float:
-    """Return the share of a reply's characters, white space aside, that lie in occurrences of the word.
+    """Return the fraction of a reply's characters, without whitespace, in occurrences of the word.
 
     Occurrences are counted from the left and do not overlap; an empty reply has a share of 0. Only the first
     :data:`JUDGED` characters of a reply count.

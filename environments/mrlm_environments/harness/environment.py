@@ -27,7 +27,7 @@ class HarnessEnvironment(QuestionEnvironment):
     The program finds the endpoint and its key in ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY``, which OpenAI's client
     reads, and in ``ANTHROPIC_BASE_URL`` and ``ANTHROPIC_API_KEY``, which Anthropic's does. The name of the model
     chooses the agent of a call, or the key does: ``KEY.AGENT``. Each call is a turn sampled by the run's engine with
-    the run's sampling. Several agents may call at once; calls of one agent are answered one after another.
+    the run's sampling. Several agents may call concurrently; calls of one agent are answered one after another.
 
     The episode ends with the program. Its rewards are those of ``rewards``, called with the program's output and the
     row; those posted to ``$MRLM_EPISODE_URL/reward`` as JSON by agent, at any time, for each agent's latest turn; and
@@ -42,11 +42,11 @@ class HarnessEnvironment(QuestionEnvironment):
             to ``/episodes``.
         rewards: functions of the output and the row; see :class:`QuestionEnvironment`.
         agents: agents that may call.
-        max_calls: maximum number of calls of an episode; further ones are refused.
-        max_tokens: sampled tokens of an episode after which calls are refused; None has no bound.
+        max_calls: maximum number of calls of an episode; others are rejected.
+        max_tokens: sampled tokens of an episode after which calls are rejected; None has no bound.
         lease_seconds: longest time between two calls, or until the end, before the episode fails.
         ignore: parameters of calls, such as ``temperature``, that are accepted without an effect; other parameters that
-            the run's sampling decides are refused.
+            the run's sampling decides are rejected.
         gold: reply of every agent with which the program earns the most; see :class:`QuestionEnvironment`.
         success_at: mean over the agents, posted rewards included, from which an episode is a success.
         host: address of the endpoint.
@@ -91,7 +91,7 @@ class HarnessEnvironment(QuestionEnvironment):
                 f"harness: command is {command!r}, function is {function!r}, ignore is {ignore!r}; give a list of "
                 "words as the command or a function, not both, and a list to ignore"
             )
-        # Not at the head: gRPC and aiohttp take a quarter of a second, also where other environments are used.
+        # Not at the head: gRPC and aiohttp take a quarter of a second, even if other environments are used.
         from mrlm_pl.serving.gateway.server import Gateway
         from mrlm_pl.serving.transport.security import read_token
 

@@ -62,7 +62,7 @@ class KnowledgeGraphEnvironment(Environment):
         hops: minimum and maximum number of relations on the way to the answer of a generated question, from 1 to 3.
         entities: number of entities of a generated graph, from 120 to 5000.
         reward: ``exact`` as above, or ``f1`` of the two sets; both are metrics of the last turn.
-        team: three agents, ``explorer_1``, ``explorer_2`` and ``answerer``, in place of one.
+        team: three agents, ``explorer_1``, ``explorer_2`` and ``answerer``, instead of one.
         incomplete_penalty: subtracted where the episode ends without a valid final answer, from 0 to 1.
         max_turns: replies of all agents together; a team needs at least 3.
         output_characters: number of characters after which an observation is truncated.
@@ -223,7 +223,7 @@ class KnowledgeGraphEnvironment(Environment):
     def _row_task(self, row: Mapping[str, Any]) -> dict[str, Any]:
         data = row_data(row)
         if self._graph is None:
-            self._graph_of(data)  # a row without a graph is refused here
+            self._graph_of(data)  # a row without a graph is rejected here
         return data
 
 
@@ -239,13 +239,13 @@ def row_data(row: Mapping[str, Any]) -> dict[str, Any]:
     """
     question, entities, answers, actions = row["question"], row["entities"], row["answer"], row.get("actions") or []
     if not isinstance(question, str) or not question.strip():
-        raise DataError("field 'question' is no text")
+        raise DataError("field 'question' is not a string")
     if not isinstance(entities, Mapping) or not all(isinstance(value, str) for value in entities.values()):
         raise DataError("field 'entities' does not map names to identifiers")
     if not isinstance(answers, list) or not answers:
-        raise DataError("field 'answer' is no list of answers")
+        raise DataError("field 'answer' is not a list of answers")
     if not isinstance(actions, list) or any(read_action(str(action)) is None for action in actions):
-        raise DataError("field 'actions' is no list of calls such as get_relations(m.03xxf2z)")
+        raise DataError("field 'actions' is not a list of calls such as get_relations(m.03xxf2z)")
     answer = sorted({str(one["answer_argument"]) for one in answers})
     return {"question": question, "entities": dict(entities), "actions": actions, "answer": answer}
 

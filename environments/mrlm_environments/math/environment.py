@@ -33,7 +33,7 @@ class MathEnvironment(SingleAgentEnvironment):
             :func:`mrlm_pl.environment.rows.read_split`.
         steps_bonus: added to the reward of a right answer whose reply shows a true equation on the question's numbers.
         max_attempts: replies that the agent may give; after a wrong one it learns only that it was wrong.
-        instruction: text after the question, on a line of its own.
+        instruction: text after the question, on its own line.
         system_prompt: system message before the question.
         bad_rows: ``skip`` leaves out rows of the data that cannot be used, with a warning that names them; ``stop``
             raises at the first one.
@@ -67,7 +67,7 @@ class MathEnvironment(SingleAgentEnvironment):
         """Return generated problems without end, or the rows of the data; see :meth:`Environment.tasks`.
 
         Raises:
-            DataError: a row lacks a field, or its answer is no number and does not end in ``#### N``.
+            DataError: a row lacks a field, or its answer is not a number and does not end in ``#### N``.
             ConfigurationError: the split is unknown or empty.
         """
         return self._tasks.source(split, ("question", "answer"), worked_problem, generate=self._generate, key="key")
@@ -123,7 +123,7 @@ def worked_problem(row: Mapping[str, Any]) -> dict[str, Any]:
         row: has ``question`` and ``answer``.
 
     Raises:
-        DataError: they are no texts, or the answer is no number and does not end in ``#### N``.
+        DataError: they are not strings, or the answer is not a number and does not end in ``#### N``.
 
     >>> worked_problem({"question": "2+2?", "answer": "2+2=4\n#### 4"})["answer"]
     '4'

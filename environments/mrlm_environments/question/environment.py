@@ -45,7 +45,7 @@ class Reward(Settings):
 
 
 class QuestionEnvironment(Environment):
-    """Poses each row of a data set to the agents at once, and rewards their replies by functions.
+    """Poses each row of a data set to all agents simultaneously, and rewards their replies with functions.
 
     A reward function is called with the reply and the row: the text of one agent's reply, or a mapping from agents to
     texts, and a copy of the row. It may be ``async``. It returns a number, which becomes a component of the
@@ -151,7 +151,7 @@ class QuestionEnvironment(Environment):
         return (replies if len(replies) > 1 else replies[self.agents[0]]), copy.deepcopy(dict(self._row))
 
     async def awaited(self, arguments: Callable[[], tuple[Any, ...]]) -> list[Any]:
-        """Return the values of the reward functions, which wait side by side, each with arguments of its own."""
+        """Return the values of the reward functions, which wait concurrently, each with its own arguments."""
         return await together(call_function(reward.call, *arguments()) for reward in self.rewards.values())
 
     def _of_agents(self, option: str, common: str, own: Mapping[str, str] | None) -> dict[str, str]:
@@ -159,7 +159,7 @@ class QuestionEnvironment(Environment):
         if not self.agents or len(set(self.agents)) < len(self.agents) or not set(own or ()) <= set(self.agents):
             raise ConfigurationError(
                 f"{self.name}: agents is {list(self.agents)} and {option}s names {sorted(own or ())}; give each agent "
-                "a name of its own, and prompts to these"
+                "its own name, and prompts to these"
             )
         return dict.fromkeys(self.agents, common) | dict(own or {})
 
@@ -237,7 +237,7 @@ class QuestionEnvironment(Environment):
 
 
 class _Awaited(QuestionEnvironment):
-    """A :class:`QuestionEnvironment` with ``async`` reward functions, which wait side by side."""
+    """A :class:`QuestionEnvironment` with ``async`` reward functions, which wait concurrently."""
 
     async def step(self, actions: Mapping[str, Message]) -> Step:  # type: ignore[override]
         """Reward the replies; see :meth:`Environment.step`."""

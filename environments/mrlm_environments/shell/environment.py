@@ -29,10 +29,10 @@ _CHECKERS = {"bash": ("bash", "-c"), "python": ("python3", "-I -c")}
 """Program and options of a check. ``-I``: else it would import modules that the agent left in its home folder."""
 
 _NO_ERRORS = "2> /dev/null"
-"""A script's errors are no part of its output."""
+"""A script's errors are not part of its output."""
 
 _SILENT = "exec > /dev/null 2>&1\n"
-"""The output of background processes is no part of the reference's."""
+"""The output of background processes is not part of the reference's."""
 
 
 TOOLS = (
@@ -91,7 +91,7 @@ class ShellEnvironment(CellHolder, SingleAgentEnvironment):
     ) -> None:
         if sandbox.minimum != "namespaces":
             raise ConfigurationError(
-                f"shell: sandbox.minimum is {sandbox.minimum!r}; a system of its own needs 'namespaces'"
+                f"shell: sandbox.minimum is {sandbox.minimum!r}; the shell's system needs 'namespaces'"
             )
         self.max_turns, self.sandbox, self.system_prompt = max_turns, sandbox, system_prompt
         self._task_data = partial(task_data, scripts=scripts)
@@ -217,7 +217,7 @@ class ShellEnvironment(CellHolder, SingleAgentEnvironment):
         return self._script(cell, f"PATH={MACHINE_PATH}:$PATH {found} {options} {' '.join(words)} {_NO_ERRORS}")
 
     def _expected_of(self, data: Mapping[str, Any], original: Cell | None = None) -> str:
-        """Return the reference's output, without errors, on a system of its own, or on a copy of another one."""
+        """Return the reference's output, without errors, on its own system, or on a copy of another one."""
         with self.sandbox.open(shell=True) as cell:
             # On a copy too, for its background processes.
             self._set_up(cell, data["init"], "" if original is None else _SILENT)

@@ -68,7 +68,7 @@ def task_data(row: Mapping[str, Any], scripts: str | None = None) -> dict[str, A
         scripts: folder that holds the files of scripts that rows name.
 
     Raises:
-        ValueError: the file of a script is missing, or outside of ``scripts``; also
+        ValueError: the file of a script is missing, or outside ``scripts``; also
             :data:`~mrlm_pl.environment.rows.REFUSALS`: a field is missing or of another form.
     """
     row = _with_code(row, scripts)
@@ -153,7 +153,7 @@ def _with_code(value: Any, scripts: str | None) -> Any:
     folder = Path(scripts).resolve()
     path = (folder / value["file"]).resolve()
     if not path.is_relative_to(folder) or not path.is_file():
-        raise ValueError(f"the script {value!r} is no file in {folder}")
+        raise ValueError(f"the script {value!r} is not a file in {folder}")
     return {**value, "code": path.read_text(encoding="utf-8")}
 
 

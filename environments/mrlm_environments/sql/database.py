@@ -109,7 +109,7 @@ class MemoryDatabase:
         """Execute one statement; return its rows or the number of changed rows, and whether it could change any.
 
         Raises:
-            SqlError: the statement is refused or fails.
+            SqlError: the statement is rejected or fails.
         """
         before = self._connection.total_changes
         with guarded():

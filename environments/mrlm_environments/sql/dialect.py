@@ -39,7 +39,7 @@ Node: TypeAlias = Any
 
 
 class SqlError(Exception):
-    """A statement that is refused or fails; the text is for the agent."""
+    """A statement that is rejected or fails; the text is for the agent."""
 
 
 class BoundedMySQL(MySQL):
@@ -70,7 +70,7 @@ def sqlite_statement(query: str) -> str:
     """Return the SQLite statement that does what one MySQL statement does.
 
     Raises:
-        SqlError: it is no single statement, cannot be read, or is of a kind that is not supported.
+        SqlError: it is not a single statement, cannot be read, or is of a kind that is not supported.
 
     >>> sqlite_statement("SELECT 1st FROM t WHERE `a b` = 'it\\\\'s' AND n > 5")
     "SELECT `1st` FROM `t` WHERE `a b` COLLATE mysql = 'it''s' AND CAST(`n` AS REAL) > 5"

@@ -50,7 +50,7 @@ class SqlEnvironment(SingleAgentEnvironment):
         output_characters: number of characters after which a tool's answer is truncated.
         statement_seconds: deadline of a statement, which is then stopped.
         database_url: server that replaces SQLite, as SQLAlchemy's URL (``mysql+pymysql://user:password@host``); each
-            episode has a database of its own on it. Needs the extra ``sql``.
+            episode has its own database on it. Needs the extra ``sql``.
         instruction: system message before the question.
         bad_rows: ``skip`` leaves out rows of the data that cannot be used, with a warning that names them; ``stop``
             raises at the first one.
@@ -155,7 +155,7 @@ class SqlEnvironment(SingleAgentEnvironment):
             self._database = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy plays episodes of its own; an open database cannot be copied.
+        # A copy plays its own episodes; an open database cannot be copied.
         return {**self.__dict__, "_database": None}
 
     def _is_right(self, answers: Sequence[Any]) -> bool:

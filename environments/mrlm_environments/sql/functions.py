@@ -22,7 +22,7 @@ import regex
 
 COLLATION = "mysql"
 MAX_TEXT = 100_000
-"""Longest text or blob, in bytes; SQLite refuses longer ones, and so do the functions here."""
+"""Longest text or blob, in bytes; SQLite rejects longer ones, and so do the functions here."""
 
 MAX_REPLACED = 5_000_000
 """Bound on the product of the lengths of a text and of what replaces its parts, of which the result is made."""

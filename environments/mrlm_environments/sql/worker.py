@@ -74,7 +74,7 @@ class SqliteDatabase:
         """Execute one statement; return its rows as a list of tuples, or the number of rows that it changed.
 
         Raises:
-            SqlError: the statement is refused or fails.
+            SqlError: the statement is rejected or fails.
         """
         with self._filled() as worker:
             shown, changes = worker.ask(self._seconds, "execute", self._number, query)

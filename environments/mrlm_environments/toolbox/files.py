@@ -19,7 +19,7 @@ class FileSystem(Tool):
     """Text files that live in memory for one episode.
 
     The task's ``files``, a mapping from paths to contents, are there from the beginning. Paths are relative to the
-    root; absolute ones and ``..`` are refused.
+    root; absolute ones and ``..`` are rejected.
 
     Args:
         max_bytes: largest size of a file.
@@ -81,10 +81,10 @@ class FileSystem(Tool):
         return self._files[name]
 
     def write(self, path: str, content: str) -> None:
-        """Write a file, in place of an earlier one, and make its folders.
+        """Write a file, replacing an earlier one, and create its folders.
 
         Raises:
-            ToolError: the path is refused, or the file or the number of files is too large.
+            ToolError: the path is rejected, or the file or the number of files is too large.
         """
         raw = content.encode("utf-8", errors="replace")
         if len(raw) > self.max_bytes:

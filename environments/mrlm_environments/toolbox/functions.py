@@ -20,14 +20,14 @@ class FunctionTool(Tool):
         function: function of the arguments of a call, also a method of an object; its result is written as text.
 
     Raises:
-        ConfigurationError: it is no function, async or a generator, has an argument without a name, or lacks an
+        ConfigurationError: it is not a function, async or a generator, has an argument without a name, or lacks an
             annotation or a description of an argument.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         from transformers.utils import get_json_schema  # imported here: it brings torch
 
-        check_instance((FunctionType, MethodType), function, "tools", "tool or function")
+        check_instance((FunctionType, MethodType), function, "tools", "a tool or function")
         name = f"tools: the function {function.__name__}"
         for waits_or_yields in (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction):
             if waits_or_yields(function):

@@ -51,7 +51,7 @@ class McpTools(ToolSet):
         command: program to start, which speaks over its standard input and output.
         args: arguments of the program.
         env: environment variables of the program, in addition to harmless ones such as PATH.
-        url: address of a server that speaks streamable HTTP, in place of a command.
+        url: address of a server that speaks streamable HTTP, instead of a command.
         timeout: seconds that a call may take.
         start_timeout: seconds that the server may take to start and to list its tools.
         shared: keep the server over episodes.
@@ -177,9 +177,9 @@ class _RemoteTool(Tool):
 
 
 class _Connection:
-    """A client on an event loop in a thread of its own. It is entered and left in one task, as its scopes demand.
+    """A client on an event loop in its own thread. It is entered and left in one task, as its scopes demand.
 
-    The loop keeps the deadlines. Each has a second one outside of it, for a loop that is blocked and for an end that
+    The loop keeps the deadlines. Each has a second one outside it, for a loop that is blocked and for an end that
     cannot be canceled.
 
     Args:

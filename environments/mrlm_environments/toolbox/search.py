@@ -18,7 +18,7 @@ from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.settings import PositiveInt, between
 
 MAX_WORDS = 32
-"""Words of a query that are searched for; further ones are left out."""
+"""Words of a query that are searched for; others are left out."""
 
 MAX_RESULTS = 20
 EMBEDDED_CORPUS = Path(__file__).with_name("web_corpus.jsonl")
@@ -65,7 +65,7 @@ class CorpusSearch(SearchBackend):
     def __init__(self, path: str | None = None) -> None:
         self.path = Path(path) if path is not None else EMBEDDED_CORPUS
         if not self.path.is_file():
-            raise DataError(f"corpus {str(path)!r} is no file; give a .jsonl file whose rows have a title and a text")
+            raise DataError(f"corpus {str(path)!r} is not a file; give a .jsonl file of rows with a title and a text")
 
     @property
     def label(self) -> str:  # type: ignore[override]

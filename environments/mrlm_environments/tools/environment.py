@@ -38,17 +38,17 @@ _CALLS = re.compile(r"<tool_call>.*?(?:</tool_call>|(?=<tool_call>)|\Z)", re.DOT
 class ToolEnvironment(SingleAgentEnvironment):
     """A question, tools to answer it with, and ``<answer>`` to end.
 
-    The last decision earns .5 for a right answer, .3 for the share of the required tools that were called with success,
-    and, for a right answer, .2 (1 - t/T), where t is the number of turns before the answering one and T is
-    ``max_turns``. Without required tools their share is 1 with a right answer and 0 with a wrong one. So 1 is the most,
-    for an answer in the first turn, and .5 + .3 + .2 (1 - 1/T) where tools are required. Calls in a reply that answers
+    The last decision earns 0.5 for a right answer, 0.3 times the share of the required tools that were called
+    successfully, and, for a right answer, 0.2 (1 - t/T), where t is the number of turns before the answer and T is
+    ``max_turns``. Without required tools their share is 1 with a right answer and 0 with a wrong one. The maximum is 1,
+    for an answer in the first turn, or 0.5 + 0.3 + 0.2 (1 - 1/T) if tools are required. Calls in a reply that answers
     are not made.
 
     A reply before the last one earns ``shaping`` times the increase of the share, and the last decision gives all of it
     back: the sum over an episode is the final reward alone, however often tools are called.
 
     Numbers are compared by value, with or without a unit or a sentence around them, other answers as text without
-    regard to case, spacing and a full stop at the end. Where a task names ``expected_files``, the answer is right only
+    regard to case, spacing and a full stop at the end. If a task names ``expected_files``, the answer is right only
     if the files hold their texts.
 
     Args:
@@ -61,7 +61,7 @@ class ToolEnvironment(SingleAgentEnvironment):
             ``required_tools`` (a list of names) and ``files`` (contents by path): a file or a hub name, or a mapping
             from splits to these; see :func:`mrlm_pl.environment.rows.read_split`.
         max_turns: replies that the agent may give.
-        shaping: total reward for the required tools on the way, from 0 to .3.
+        shaping: total reward for the required tools on the way, from 0 to 0.3.
         max_output: characters of a tool's answer that the agent sees.
         system_prompt: system message before the question.
         bad_rows: ``skip`` leaves out rows of the data that cannot be used, with a warning that names them; ``stop``
@@ -154,7 +154,7 @@ class ToolEnvironment(SingleAgentEnvironment):
         return Outcome(paid, observation=answers or NUDGE, metrics=self._metrics())
 
     def close(self) -> None:
-        """Close all tools, also when one cannot be closed."""
+        """Close all tools, even if one cannot be closed."""
         self._end_tools("close")
 
     def _is_right(self, answer: str) -> bool:
@@ -233,7 +233,7 @@ def _built(item: ToolSet | Callable[..., Any] | str) -> ToolSet:
     if isinstance(item, ToolSet):
         return item
     if not isinstance(item, str):
-        check_instance(FunctionType, item, "tools", "tool or function")  # nothing resets a method's object
+        check_instance(FunctionType, item, "tools", "a tool or function")  # nothing resets a method's object
         return FunctionTool(item)
     if item not in BUILT_IN:
         known = f"known are: {', '.join(BUILT_IN)}; a function is given itself, or ./FILE.py:NAME in a configuration"

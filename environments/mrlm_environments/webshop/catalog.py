@@ -16,7 +16,7 @@ RESULTS = 50
 """Products that a search finds at most."""
 
 MAX_WORDS = 64
-"""Words of a query that are searched for; further ones are left out."""
+"""Words of a query that are searched for; others are left out."""
 
 _WORD = re.compile(r"\w{1,64}")
 
@@ -62,7 +62,7 @@ class Product:
 class Catalog(Shared):
     """Products by number, and their index. Copies of an environment share it.
 
-    The index is Lucene's BM25 with k1 = .9 and b = .4, the values of pyserini, over Porter stems without Lucene's 33
+    The index is Lucene's BM25 with k1 = 0.9 and b = 0.4, the values of pyserini, over Porter stems without Lucene's 33
     stop words.
 
     Args:

@@ -57,9 +57,9 @@ class WebShopEnvironment(Environment):
     Args:
         data: WebShop's files, which replace the generated shop: ``{products: PATH, attributes: PATH, goals: PATH}``.
         products: size of the generated catalog, 300 by default, or the first products of the file, all by default.
-        team: two agents, ``searcher`` and ``buyer``, in place of one.
+        team: two agents, ``searcher`` and ``buyer``, instead of one.
         max_turns: replies of all agents together.
-        incomplete_penalty: subtracted from the reward where nothing is bought; AgentRL's is .2.
+        incomplete_penalty: subtracted from the reward where nothing is bought; AgentRL's is 0.2.
         page_size: products of a page of results.
         list_actions: True ends every page with the list of available actions.
         instruction: system message before the first page.
@@ -98,8 +98,8 @@ class WebShopEnvironment(Environment):
     def tasks(self, split: str) -> TaskSource:
         """Return generated goals without end, or those of the file; see :meth:`Environment.tasks`.
 
-        The products of generated goals differ between splits. Of a file's goals in WebShop's order the first 500 are
-        the split ``test``, the next 500 ``validation``, a tenth each of fewer than 5,000.
+        The products of generated goals differ between splits. Among a file's goals, in WebShop's order, the first 500
+        are the split ``test``, the next 500 ``validation``, a tenth each of fewer than 5,000.
 
         Raises:
             ConfigurationError: the split is unknown or empty.

@@ -135,7 +135,7 @@ def _nouns_by(model: str | None) -> Callable[[str], Sequence[str]]:
     if model is None:
         return plain_nouns
     try:
-        # Imported here: an extra of its own that few need.
+        # Imported here: it has its own extra, which few need.
         import spacy
 
         parse = spacy.load(model)

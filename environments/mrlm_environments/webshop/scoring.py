@@ -72,7 +72,7 @@ def match(
 def type_factor(product: Product, target: Product, nouns: Callable[[str], Sequence[str]]) -> float:
     """Return 1 for the same type of product: the same query, two categories or a fifth of the title's nouns.
 
-    Else .5. It is .1 where less than a tenth of the target's nouns is in the title, and 0 where none is.
+    Else 0.5. It is 0.1 where less than a tenth of the target's nouns is in the title, and 0 where none is.
     """
     wanted = nouns(target.title)
     title = len(set(wanted) & set(nouns(product.title))) / len(wanted) if wanted else 0.2

@@ -33,11 +33,11 @@ AGENTS = {family: tuple(made["orders"]) for family, made in MADE_TEXTS.items()}
 
 
 class WritingEnvironment(Environment):
-    """Two agents write a part each, at once; both earn the same reward, from 0 to 2.98, for the pair.
+    """Two agents simultaneously write one part each; both earn the same reward, from 0 to 2.98, for the pair.
 
-    Four levels: both parts have the right number of words (.5); the ratio of their lengths (up to 1) and of
-    their numbers of different content words (up to .5); transition words (up to .4) and common
-    content words (up to .6). A failed level ends the score at the levels before it. The exact bounds
+    Four levels: both parts have the right number of words (0.5); the ratio of their lengths (up to 1) and of
+    their numbers of different content words (up to 0.5); transition words (up to 0.4) and common
+    content words (up to 0.6). A failed level ends the score at the levels before it. The exact bounds
     are in docs/environments/writing.md; they are those of CoMLRL (arXiv 2508.04652).
 
     Args:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from mrlm_environments.writing.words import content_words, jaccard, transition_categories
 
 MAX_CHARACTERS = 3_000
-"""A longer part fails the first gate: 256 words have some 1,700 characters, and scoring takes a bounded time."""
+"""A longer part fails the first gate: 256 words have about 1,700 characters, and scoring takes a bounded time."""
 
 STRUCTURE, VOCABULARY, TRANSITIONS, OVERLAP = 0.5, 0.5, 0.4, 0.6
 GATES = 3
@@ -19,7 +19,7 @@ MAXIMUM = STRUCTURE + 1.0 + VOCABULARY + TRANSITIONS * 0.95 + OVERLAP
 
 @dataclass(frozen=True)
 class Band:
-    """1 from ``low`` to ``high``, falling linearly to 0 at ``least`` and ``most``, and nothing outside of these."""
+    """1 from ``low`` to ``high``, falling linearly to 0 at ``least`` and ``most``, and nothing outside these."""
 
     least: float
     low: float

@@ -9,7 +9,7 @@ import yaml
 
 _LISTS = yaml.safe_load(Path(__file__).with_name("words.yaml").read_text(encoding="utf-8"))
 STOP_WORDS = frozenset(_LISTS["stop_words"].split())
-"""Words that are no content."""
+"""Words without content."""
 
 TRANSITIONS: dict[str, list[str]] = _LISTS["transitions"]
 """Categories of transitions, each with its words and phrases."""
@@ -42,7 +42,7 @@ def jaccard(first: frozenset[str], second: frozenset[str]) -> float:
 def transition_categories(text: str) -> frozenset[str]:
     """Return the categories of which a text has a word or a phrase, as whole words in upper or lower case.
 
-    The words of a phrase stand apart by white space; a part of a word, also of a hyphenated one, is no word.
+    Whitespace separates the words of a phrase; a part of a word, hyphenated or not, does not count.
 
     >>> sorted(transition_categories("However, this is a case in\\npoint. As a  RESULT, we stop."))
     ['cause', 'contrast']

@@ -18,7 +18,7 @@ from mrlm_pl.episode_files import write_lines
 from mrlm_pl.errors import ConfigurationError, counted
 
 HELD_OUT = ".validation"
-"""Stands before the suffix of the file with the held-out questions."""
+"""Part of the name of the file with the held-out questions, before the suffix."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -57,7 +57,7 @@ def balance_parser() -> CommandParser:
     parser = command_parser("balance", text)
     add = parser.add_argument
     add("answers", type=str, nargs="+", help="Files of `mrlm collect`, of episodes, or of {question, answer, correct}.")
-    text = "File, .jsonl, .jsonl.zst or .jsonl.gz; held-out questions go to NAME.validation.jsonl beside it."
+    text = "File, .jsonl, .jsonl.zst or .jsonl.gz; held-out questions go to NAME.validation.jsonl next to it."
     add("--output", type=Path, required=True, help=text)
     text = "Maximum number of right, and of wrong, answers to a question; default: all that can be balanced."
     add("--per_question", type=PositiveInt | None, help=text)
@@ -65,7 +65,7 @@ def balance_parser() -> CommandParser:
     add("--fill_wrong", action="store_true", help="Generate wrong answers, marked as such, where there are too few.")
     add("--references", type=str, nargs="+", default=[], help="Files of right answers to the same questions.")
     add("--validation_share", type=float, default=0.2, help="Fraction of the questions to hold out.")
-    add("--pairs", type=Path | None, help="File for pairs {prompt, chosen, rejected}; likewise NAME.validation.jsonl.")
+    add("--pairs", type=Path | None, help="File for pairs {prompt, chosen, rejected}; and NAME.validation.jsonl.")
     add("--report", type=Path | None, help="JSON file for the counts of answers.")
     return parser
 

@@ -29,7 +29,7 @@ def run(arguments: Sequence[str]) -> int:
         if not (options.checkpoint / name).is_file():
             remedy = "name a complete one, a folder in RUN/checkpoints"
             raise ConfigurationError(
-                f"{str(options.checkpoint)!r} is no sharded checkpoint: it has no file {name!r}; {remedy}"
+                f"{str(options.checkpoint)!r} is not a sharded checkpoint: it has no file {name!r}; {remedy}"
             )
     check_new("output", options.output)
     consolidate(options.checkpoint, options.output)
@@ -62,7 +62,7 @@ def consolidate(folder: Path, output: Path) -> None:
 
 
 def number_parameters(optimizer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an optimizer's state with numbers in place of its parameters' names, as an unsharded optimizer has it.
+    """Return an optimizer's state with numbers instead of its parameters' names, as an unsharded optimizer has it.
 
     A sharded checkpoint before the first update has no state.
 

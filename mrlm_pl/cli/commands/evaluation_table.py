@@ -41,7 +41,7 @@ SCHEMA = 1
 """Version of the file of a table."""
 
 NARROWEST = 160
-"""Columns of the table where the output is no terminal."""
+"""Columns of the table where the output is not a terminal."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Cell:
 
     @property
     def file(self) -> Path | None:
-        """The file of the report, in a folder beside the table."""
+        """The file of the report, in a folder next to the table."""
         name = re.sub(r"[^\w.=-]+", "-", f"{self.model}--{self.column}").strip("-.")
         return None if self.output is None else self.output.with_suffix("") / f"{name[-200:]}.json"
 
@@ -184,7 +184,7 @@ def table_run(config: Mapping[str, Any], words: Sequence[str]) -> int:
     if len(set(models)) < len(models):
         raise ConfigurationError(f"model: {', '.join(models)} has the same model twice; name each once")
     runs = {model: read_run(model) for model in models}
-    # The line break tells the parser that this is no path.
+    # The line break tells the parser that this is not a path.
     others = {name: value for name, value in config.items() if name not in ("model", "environment")}
     words = [f"--config={json.dumps(others, indent=1)}", *words] if others else list(words)
     entries = _as_list(config.get("environment"))
@@ -209,7 +209,7 @@ def table_run(config: Mapping[str, Any], words: Sequence[str]) -> int:
     ]
     if output is not None:
         if len({cell.file for cell in cells}) < len(cells):
-            remedy = "give the columns other names, or each of the models a table of its own"
+            remedy = "give the columns other names, or each of the models its own table"
             raise ConfigurationError(f"output: two cells of the table have the same file; {remedy}")
         folder = output.with_suffix("")
         with writing("output", folder):
@@ -294,7 +294,7 @@ def _named_columns(runs: Mapping[str, RecordedRun], entries: Sequence[Any], word
 
 
 def _recorded_columns(runs: Mapping[str, RecordedRun], words: Sequence[str]) -> Iterator[Column]:
-    """Yield a column for each environment of the runs; a run plays its own, a model that is no run plays all.
+    """Yield a column for each environment of the runs; a run plays its own, a model that is not a run plays all.
 
     Raises:
         ConfigurationError: no model is a run with an environment, or one would run a program.
@@ -326,7 +326,7 @@ def _finished_report(file: Path, request: Mapping[str, Any]) -> Mapping[str, Any
 
 
 def _weight_files(run: RecordedRun) -> dict[str, dict[str, tuple[int, int]]]:
-    """Return size and time of each file of each policy's folder, or of its checkpoint; no files of a model of the hub.
+    """Return size and time of each file of each policy's folder, or of its checkpoint; none for a model on the hub.
 
     Raises:
         PolicyError: a checkpoint cannot be read.

@@ -109,7 +109,7 @@ class RunCommand(LightningCLI):
             parser_kwargs={
                 "prog": f"mrlm {stage}",
                 "usage": f"mrlm {stage} [options]",
-                "description": "Train, validate, test or predict as a configuration says, in a run folder.",
+                "description": "Train, validate, test or predict with a configuration, in a run folder.",
                 "allow_abbrev": False,
                 "env_prefix": f"{ENVIRONMENT_PREFIX}_{stage}_",
             },
@@ -129,7 +129,7 @@ class RunCommand(LightningCLI):
         add("--seed_everything", type=Seed, default=self.seed_everything_default, help=text)
         text = "Run folder; a folder that holds a run needs --resume. The default is runs/NAME, numbered."
         add("--output", type=str | None, metavar="FOLDER", help=text)
-        text = "Continue at the folder's last checkpoint, if it has one; without --config, with the run's own."
+        text = "Continue from the folder's last checkpoint, if any; without --config, with the run's own."
         add("--resume", action="store_true", help=text)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -221,7 +221,7 @@ def check_options(stage: str, arguments: Sequence[str]) -> None:
     """Validate the options of a stage as :func:`run_stage` does, without running it.
 
     Raises:
-        ConfigurationError: a mistake in the options or files, or a combination that the trainer refuses.
+        ConfigurationError: a mistake in the options or files, or a combination that the trainer rejects.
     """
     _prepare(stage, arguments)
     _build(OptionCheck, stage, arguments)
@@ -251,7 +251,7 @@ def run_stage(stage: str, arguments: Sequence[str]) -> int:
     """Run a stage and return its exit status.
 
     Raises:
-        ConfigurationError: a mistake in the options or files, or a combination that the trainer refuses.
+        ConfigurationError: a mistake in the options or files, or a combination that the trainer rejects.
         SystemExit: Ctrl-C or SIGTERM has ended the stage.
     """
     _prepare(stage, arguments)

@@ -1,4 +1,4 @@
-"""``mrlm init NAME``: write a package with an environment, an algorithm and a callback of one's own."""
+"""``mrlm init NAME``: write a package with your own environment, algorithm and callback."""
 
 from __future__ import annotations
 

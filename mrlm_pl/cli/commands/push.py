@@ -13,7 +13,7 @@ def run(arguments: Sequence[str]) -> int:
 
     Raises:
         ConfigurationError: there is no such policy, or the repository's name is none.
-        RemoteError: the hub refuses or does not answer.
+        RemoteError: the hub rejects the request or does not answer.
     """
     parser = PlainParser("push", "Publish an exported policy with its model card on the Hugging Face Hub.")
     parser.add_argument("run", metavar="RUN", help="run folder, or the folder of a policy")

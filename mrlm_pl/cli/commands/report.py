@@ -43,7 +43,7 @@ def add_options(parser: PlainParser) -> None:
     """Add the options ``--metric`` and ``--at``."""
     text = "column of metrics.csv, or as held_out/math/accuracy; may be repeated; default rollout/reward"
     parser.add_argument("--metric", action="append", type=_named, metavar="METRIC", help=text)
-    text = "cost at which runs are compared; default episodes, else updates, as of runs on files"
+    text = "cost at which runs are compared; default: episodes, or updates for runs on files"
     parser.add_argument("--at", choices=tuple(AXES), help=text)
 
 

@@ -84,7 +84,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _check_roles(options: Any, parser: CommandParser) -> None:
-    """Validate the options of controllers and workers, and that no option is without effect.
+    """Validate the options of controllers and workers, and that every option has an effect.
 
     Raises:
         ConfigurationError: options exclude each other, one does nothing, or an address is wrong.
@@ -189,7 +189,7 @@ def serve_parser() -> CommandParser:
     parser.usage = "mrlm serve [--environments NAME,NAME] [--environment NAME [--environment.ARGUMENT VALUE]] [options]"
     add = parser.add_argument
     switch: dict[str, Any] = {"type": bool, "nargs": "?", "const": True, "default": False}
-    add("--environments", type=str, default="", help="Names or paths, separated by commas.")
+    add("--environments", type=str, default="", help="Names or paths of environments, separated by commas.")
     add("--settings", type=str, help="YAML file with arguments of environments by name; these are hosted as well.")
     add("--policies", type=dict[str, str], default={}, help="Models to generate with, by name: '{judge: MODEL}'.")
     add("--policies_int8", **switch, help="Hold the linear layers of the policies in int8.")
@@ -202,7 +202,7 @@ def serve_parser() -> CommandParser:
     add("--verifier_queue", type=PositiveInt, default=4096, help="Maximum length of the queue of texts.")
     add("--verifier_precision", type=Literal["64", "32", "bf16", "int8"] | None, help="Default: 64 on a CPU, else 32.")
     add("--device", type=str, default="cpu", help="Device of policies and verifier, as torch names it.")
-    add("--controller", **switch, help="Host nothing; place sessions on workers that join.")
+    add("--controller", **switch, help="Host nothing, but place sessions on workers that join.")
     add("--join", type=str, help="HOST:PORT of the controller to join as a worker.")
     add("--advertise", type=str, help="HOST:PORT at which clients reach this worker. Default: where it listens.")
     add("--allow_settings", **switch, help="Let clients set arguments in client_settings.")
@@ -229,7 +229,7 @@ def read_settings(path: str) -> dict[str, dict[str, Any]]:
     """Return the arguments of environments, by name.
 
     Raises:
-        ConfigurationError: the file is missing, or is no mapping of mappings.
+        ConfigurationError: the file is missing, or is not a mapping of mappings.
     """
     content = read_yaml_file(path, f"settings: {path!r}")
     if not isinstance(content, dict) or not all(isinstance(value, dict) or value is None for value in content.values()):

@@ -37,7 +37,7 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--tls_key", help="PEM file of its key")
     options = parser.parse_args(arguments)
     if not 0 <= options.limit < 2**31:
-        raise ConfigurationError(f"limit: {options.limit} is no number of sessions; 0 lists all")
+        raise ConfigurationError(f"limit: {options.limit} is not a number of sessions; 0 lists all")
     identity = Identity(options.tls_certificate, options.tls_key, options.tls_authority)
     request = pb.ListSessionsRequest(environment=options.environment, limit=options.limit)
     try:

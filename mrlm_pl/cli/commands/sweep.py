@@ -1,4 +1,4 @@
-"""``mrlm sweep``: train a configuration with several seeds and settings, side by side, and compare the runs."""
+"""``mrlm sweep``: train a configuration with several seeds and settings in parallel, and compare the runs."""
 
 from __future__ import annotations
 
@@ -97,15 +97,15 @@ def run(arguments: Sequence[str]) -> int:
         ConfigurationError: a mistake in the options, the folder holds a sweep with other options, or another process
             trains one of its runs.
     """
-    text = "Train a configuration with several seeds and settings side by side, and compare the runs."
+    text = "Train a configuration with several seeds and settings in parallel, and compare the runs."
     parser = PlainParser("sweep", text)
     parser.usage = "mrlm sweep --config FILE --seeds N --output FOLDER [--grid KEY=VALUE,VALUE ...] [options of fit]"
     add = parser.add_argument
-    add("--seeds", type=int, required=True, help="runs of each setting, with the seeds 0 to N - 1")
+    add("--seeds", type=int, required=True, help="number of runs per setting, with seeds 0 to N - 1")
     add("--output", required=True, metavar="FOLDER", help="folder of the runs")
-    text = "values of an option of mrlm fit; several keys make all combinations"
+    text = "values of an option of mrlm fit; several keys give all combinations"
     add("--grid", nargs="+", action="extend", default=[], metavar="KEY=VALUE,VALUE", help=text)
-    add("--jobs", type=int, help="runs at once; default: one for each core, or 1 with a GPU")
+    add("--jobs", type=int, help="concurrent runs; default: one per core, or 1 with a GPU")
     add_options(parser)
     options, words = parser.parse_known_args(arguments)
     between(1, MOST_SEEDS).check(seeds=options.seeds)
@@ -203,7 +203,7 @@ def _values(item: str) -> tuple[str, list[str]]:
 
 
 def _split(text: str) -> list[str] | None:
-    """Return the parts between commas outside of brackets and quotes; None if one stays open.
+    """Return the parts between commas outside brackets and quotes; None if one stays open.
 
     >>> _split('{qestion},"a, b",[1, 1],don\\'t'), _split("[1"), _split("1]")
     (['{qestion}', '"a, b"', '[1, 1]', "don't"], None, None)
@@ -227,13 +227,13 @@ def _split(text: str) -> list[str] | None:
 
 
 def train_members(members: Sequence[Member], jobs: int, logs: Path) -> Mapping[Member, str]:
-    """Train the runs that are not finished, some at once; return those that failed, each with the reason.
+    """Train the unfinished runs, several concurrently; return those that failed, each with the reason.
 
-    Ctrl-C and SIGTERM end all runs in order: they save their checkpoints.
+    Ctrl-C and SIGTERM end all runs cleanly: they save their checkpoints.
 
     Args:
         members: runs of the sweep.
-        jobs: number of processes at once.
+        jobs: number of concurrent processes.
         logs: folder of the runs' output.
     """
     logs.mkdir(parents=True, exist_ok=True)
@@ -285,7 +285,7 @@ def _end(running: Mapping[Member, subprocess.Popen[bytes]]) -> None:
             process.wait(max(0.0, deadline - time.monotonic()))
         except (subprocess.TimeoutExpired, KeyboardInterrupt):
             deadline = 0.0
-            tell(f"{member.folder} had not ended in order and was killed")
+            tell(f"{member.folder} had not ended cleanly and was killed")
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 

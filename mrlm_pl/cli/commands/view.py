@@ -37,7 +37,7 @@ def run(arguments: Sequence[str]) -> int:
     add("--port", type=int, default=PORT, help=f"port of the pages; default {PORT}, 0 picks a free one")
     add("--host", default="127.0.0.1", help="address to listen on; any but the default needs a token")
     add("--token_file", help="file with the token that a browser must present; else MRLM_TOKEN")
-    add("--text", action="store_true", help="print to the terminal in place of serving pages")
+    add("--text", action="store_true", help="print to the terminal instead of serving pages")
     add("--episode", metavar="ID", help="with --text: print this episode; with --export: write it and its group")
     add("--iteration", metavar="N", type=int, help="with --text or --export: the episodes of this iteration, from 0")
     add("--failed", action="store_true", help="with --text: only the episodes that failed")
@@ -58,7 +58,7 @@ def run(arguments: Sequence[str]) -> int:
                 f"{name}: {value!r} is for served pages; leave this option out, or leave out `--text` and `--export`"
             )
     if not 0 <= options.port < 2**16:
-        raise ConfigurationError(f"port: {options.port} is no port; name one of 0 to 65535")
+        raise ConfigurationError(f"port: {options.port} is not a port; name one of 0 to 65535")
     runs = demonstration() if options.demo else find_runs(options.runs)
     if options.text:
         print_text(runs, options.episode, options.iteration, options.failed)

@@ -44,7 +44,7 @@ MOST_NAMES = 40
 """A message with the nearest name lists all names only up to this number."""
 
 LOSS = ("loss", "loss_settings", "clip")
-"""Arguments of a policy gradient that one with a loss of its own refuses."""
+"""Arguments of a policy gradient that one with its own loss rejects."""
 
 STRATEGIES = {"ddp": "lightning.pytorch.strategies.DDPStrategy", "fsdp": "mrlm_pl.trainer.fsdp.FSDP"}
 """Classes of the trainer's strategies that take arguments, by their names in Lightning."""
@@ -71,7 +71,7 @@ def resolve(value: Any, annotation: Any, key: str) -> Any:
     bases = bases or (factory_classes(members) if named or isinstance(value, str) else [])
     is_policy = settings is not None and settings.__name__ == "Policy"
     if isinstance(value, Mapping) and EARLIER in value and not (bases or is_policy):
-        value = value[CLASS]  # a text in place of a mapping, which names no class
+        value = value[CLASS]  # a text instead of a mapping, which names no class
     if isinstance(value, list):
         return [resolve(item, inner_type(members, mapping=False), key) for item in value]
     if isinstance(value, str) and takes_functions(members) and (path := _function_path(value, members, key)):
@@ -102,7 +102,7 @@ def resolve(value: Any, annotation: Any, key: str) -> Any:
 
 
 def _check_beside(value: Mapping[str, Any], key: str) -> None:
-    """Refuse arguments of a class beside its ``class_path``.
+    """Reject arguments of a class beside its ``class_path``.
 
     Raises:
         MistakeError: there is such an argument; the error is that of the first.

@@ -14,7 +14,7 @@ from mrlm_pl.runs.records.configuration_file import read_yaml_file
 
 _OPTION = "--config"
 _SUFFIXES = (".yaml", ".yml")
-OWN_CLASS = "name a class of your own by its path, as in `my_module.MyClass` or `./my_file.py:MyClass`"
+OWN_CLASS = "name your own class by its path, as in `my_module.MyClass` or `./my_file.py:MyClass`"
 NAMED = ("policies", "critics", "agent_critics", "seats", "settings", "task_settings", "weights")
 """Settings whose keys are names that the user chooses; a later file replaces them as a whole."""
 
@@ -50,7 +50,7 @@ def with_first_as(option: str, arguments: Sequence[str]) -> list[str]:
 
 
 def check_given_once(option: str, arguments: Sequence[str], between: str = " ") -> None:
-    """Refuse a second option for the same names, of which the parser would take the last.
+    """Reject a second option for the same names, of which the parser would take the last.
 
     Raises:
         ConfigurationError: the option is given twice; the message joins its values by the text ``between`` them.

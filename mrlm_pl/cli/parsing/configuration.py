@@ -1,6 +1,6 @@
 """The files and options of a command, merged into one configuration of plain data.
 
-A class is a mapping with ``class_path`` and ``init_args``. Where a later file or option names another class, the
+A class is a mapping with ``class_path`` and ``init_args``. If a later file or option names another class, the
 arguments of the earlier one stay, marked with the class that they were given for; where it is named with ``init_args``,
 those that it does not take are dropped. Settings that come before the name of their class are marked with no class.
 """
@@ -26,7 +26,7 @@ DROPPED = "<dropped>"
 """Key of a class's mapping: the ``init_args`` that it was named with; they, also ``{}``, drop unfit ones of another."""
 
 SWITCHES = ("true", "false", "null")
-"""Plain values in place of settings that an option for one of the settings replaces; see :func:`merge_arguments`."""
+"""Plain values instead of settings that an option for one of the settings replaces; see :func:`merge_arguments`."""
 
 
 def merge_arguments(
@@ -79,7 +79,7 @@ def merge_arguments(
 
 def _read_mapping(value: str, load: Callable[[str], Any], groups: Collection[str]) -> dict[str, Any]:
     """Return the configuration in a file, or one that is written on the command line, without groups that are null."""
-    is_file = os.path.isfile(value)  # False for a text that is no path at all
+    is_file = os.path.isfile(value)  # False for a text that is not a path at all
     try:
         content = load(Path(value).read_text(encoding="utf-8") if is_file else value)
     except (yaml.YAMLError, ValueError, RecursionError) as error:

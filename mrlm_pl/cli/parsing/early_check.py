@@ -51,7 +51,7 @@ LINKED = {"data.seed": "seed_everything", "trainer.output": "output", "trainer.r
 
 
 def check(arguments: Sequence[str]) -> None:
-    """Refuse the name of a class, or a key, that does not exist.
+    """Reject the name of a class, or a key, that does not exist.
 
     Raises:
         ConfigurationError: file, line and key, with the nearest.
@@ -81,9 +81,9 @@ def check(arguments: Sequence[str]) -> None:
 
 
 def check_environment_names(arguments: Sequence[str]) -> None:
-    """Refuse the misspelled name of an environment: the first word, or in ``--environment`` or ``--environments``.
+    """Reject the misspelled name of an environment: the first word, or in ``--environment`` or ``--environments``.
 
-    A run has names of its own, so that the name beside ``--model RUN_OR_FILE`` is left to the parser.
+    A run has its own names, so that the name beside ``--model RUN_OR_FILE`` is left to the parser.
 
     Raises:
         ConfigurationError: the name, with the nearest; or one of the options is given twice.
@@ -106,7 +106,7 @@ def check_environment_names(arguments: Sequence[str]) -> None:
 
 
 def _check_policies(arguments: Sequence[str], config: Mapping[str, Any]) -> None:
-    """Refuse an option for a policy that no file or seat names, if a configured one has a similar name."""
+    """Reject an option for a policy that no file or seat names, if a configured one has a similar name."""
     options = re.compile(r"--model\.(?:init_args\.)?policies\.([^.=]+)")
     names = [match.group(1) for argument in arguments if (match := options.match(argument))]
     words = [word for pair in option_values(arguments) if pair[0] == "--config" for word in ("--config", pair[1])]
@@ -125,7 +125,7 @@ def _policies(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _check_name(name: Any, key: str, kind: str, known: Sequence[str]) -> None:
-    """Refuse the misspelled name of a class of ours; any other name is left to the parser."""
+    """Reject the misspelled name of a class of ours; any other name is left to the parser."""
     if not isinstance(name, str) or not name.isidentifier() or name in known:
         return
     near = nearest(name, known)
@@ -136,7 +136,7 @@ def _check_name(name: Any, key: str, kind: str, known: Sequence[str]) -> None:
 def _check_class(
     value: Any, key: str, kind: str, folder: Path, names: Sequence[str], short: Mapping[str, str] | None = None
 ) -> None:
-    """Refuse a class that does not exist, and keys that it does not have; ``short`` has class names by short names."""
+    """Reject a class that does not exist, and keys that it does not have; ``short`` has class names by short names."""
     named = value.get(CLASS) if isinstance(value, Mapping) else value
     if not isinstance(named, str):
         return

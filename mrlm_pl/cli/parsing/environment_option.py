@@ -82,7 +82,7 @@ def read_with_run(
 ) -> RunOptions:
     """Return the options; the default environment is that of the run that ``--model`` names, with its arguments.
 
-    Options for the environment come on top of the run's arguments, also where they name the same environment again.
+    Options for the environment come on top of the run's arguments, even if they name the same environment again.
 
     Args:
         parser: parser of the command.

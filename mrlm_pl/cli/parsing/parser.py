@@ -52,12 +52,12 @@ _load_yaml = get_loader("yaml")
 
 
 def _load(text: str) -> Any:
-    """Return the value of a text in YAML, or in JSON, whose escapes of an emoji libyaml refuses."""
+    """Return the value of a text in YAML, or in JSON, whose escapes of an emoji libyaml rejects."""
     if text.lstrip().startswith(("{", "[")):
         with suppress(ValueError):  # NaN and Infinity are texts in YAML
             return json.loads(text, parse_constant=_load_yaml, object_pairs_hook=unique)
         with suppress(YAMLError):  # of a text such as "{question} Reply with a number."
-            read_yaml(text)  # refuses a key that is there twice
+            read_yaml(text)  # rejects a key that is there twice
     return _load_yaml(text)
 
 
@@ -121,7 +121,7 @@ class ShortErrors:
         """Return the namespace with its classes built.
 
         Raises:
-            MRLMError: a class refused its arguments; the library reports this error as one of a type mismatch.
+            MRLMError: a class rejected its arguments; the library reports this error as one of a type mismatch.
         """
         refusals: list[MRLMError] = []
 
@@ -205,7 +205,7 @@ def find_policy(settings: Mapping[str, Any], arguments: Mapping[str, Any]) -> st
 
 
 def descriptions(cls: type) -> dict[str, str]:
-    """Return the descriptions of a class's arguments by name, also of several that its docstring describes together.
+    """Return the descriptions of a class's arguments by name, including those that its docstring describes together.
 
     For ``a, b: see :class:`X``` return those of ``X``, which the parser library does not follow.
     """

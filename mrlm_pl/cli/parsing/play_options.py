@@ -17,16 +17,16 @@ TASK_OPTIONS = ("num_episodes", "split", "seed", "samples_per_task")
 """Options that choose the tasks."""
 
 PLAY_OPTIONS = (*TASK_OPTIONS, "max_turns", "seats", "device", "precision")
-"""Options that are arguments of ``evaluate`` and ``collect`` alike."""
+"""Options that are arguments of both ``evaluate`` and ``collect``."""
 
 
 def eval_parser() -> CommandParser:
     """Return the parser of ``mrlm eval``."""
-    text = "Score a run or a model on an environment, by default the run's own; several of either make a table."
+    text = "Score a run or a model on an environment, by default the run's own; several give a table."
     parser = _playing_parser("eval", text, episodes=200, split="test", source="the run's validation")
     parser.usage = "mrlm eval --model MODEL [MODEL ...] [--environment NAME [NAME ...]] [options]"
     add = parser.add_argument
-    add("--output", type=str | None, help="JSON file for the report, or for a table, with its reports beside it.")
+    add("--output", type=str | None, help="JSON file for the report, or for a table, with its reports next to it.")
     add("--served_by", type=dict[str, str], default={}, help="Servers that play policies: '{main: HOST:PORT}'.")
     add("--compare", type=str | None, help="Earlier report on the same tasks, or a run's evaluation_before.json.")
     return parser
@@ -34,20 +34,20 @@ def eval_parser() -> CommandParser:
 
 def arena_parser() -> CommandParser:
     """Return the parser of ``mrlm arena``."""
-    text = "Play runs or models against each other in every seating of an environment: by default the first run's."
+    text = "Play runs or models against each other in every seating of an environment, by default the first run's."
     parser = _playing_parser("arena", text, episodes=100, split="test", source="the first run's validation")
     parser.usage = "mrlm arena NAME=MODEL NAME=MODEL ... [--environment NAME] [options]"
     parser.add_argument("--output", type=str | None, help="JSON file for the report.")
-    parser.add_argument("--max_seatings", type=PositiveInt, default=64, help="More seatings than this are an error.")
+    parser.add_argument("--max_seatings", type=PositiveInt, default=64, help="Maximum number of seatings.")
     return parser
 
 
 def collect_parser() -> CommandParser:
     """Return the parser of ``mrlm collect``."""
-    text = "Play episodes with a run or a model and write them to a file. Default environment: the run's own."
+    text = "Play episodes with a run or a model and write them to a file; default environment: the run's."
     parser = _writing_parser("collect", text)
     parser.add_argument("--filter_reward", type=float | None, help="Keep only episodes with this reward or more.")
-    text = "Several temperatures, in place of --temperature: each task is played at each of them."
+    text = "Several temperatures, instead of --temperature; each task is played at each of them."
     parser.add_argument("--temperatures", type=NonNegativeFloat, nargs="+", default=[], help=text)
     return parser
 
@@ -67,20 +67,20 @@ def _writing_parser(command: str, text: str) -> CommandParser:
 
 
 def _playing_parser(command: str, text: str, *, episodes: int, split: str, source: str) -> CommandParser:
-    """Return a parser with the options of ``eval`` and ``collect`` alike: model, tasks, and ``source``'s sampling."""
+    """Return a parser with the shared options of ``eval`` and ``collect``: model, tasks, and ``source``'s sampling."""
     parser = environment_parser(command, text)
     hidden = argparse.SUPPRESS if command == "arena" else None  # its words name the models, it seats them in every way
     add = parser.add_argument
     add("--model", type=str, required=True, help=hidden or "Run folder, model folder, hub id or builtin:tiny.")
-    add("--seats", type=dict[str, str], default={}, help=hidden or "Policy of each agent; a run has its own.")
+    add("--seats", type=dict[str, str], default={}, help=hidden or "Policy of each agent; default: the run's seats.")
     add("--device", type=str, default="auto", help="cpu, cuda:0, ...; auto prefers an accelerator.")
-    text = "Precision of generation; default is that of the run's training on a machine with bf16, else 32-true."
+    text = "Precision of generation; default: that of the run's training if the machine has bf16, else 32-true."
     add("--precision", type=Precision | None, help=text)
-    total = "Episodes of each seating." if hidden else "Episodes in all."
+    total = "Episodes per seating." if hidden else "Total number of episodes."
     add("-n", "--num_episodes", type=PositiveInt, default=episodes, help=total)
     add("--split", choices=SPLITS, default=split, help="Split of the tasks.")
-    add("--seed", type=NonNegativeInt, default=0, help="Seed of the choice of tasks and of sampling.")
-    each = "Episodes of each task, at each temperature." if command == "collect" else "Episodes of each task."
+    add("--seed", type=NonNegativeInt, default=0, help="Seed for choosing tasks and for sampling.")
+    each = "Episodes per task, at each temperature." if command == "collect" else "Episodes per task."
     add("--samples_per_task", type=PositiveInt, default=1, help=each)
     for name, kind, meaning in (
         ("--temperature", float | None, "0 is greedy"),
@@ -88,23 +88,23 @@ def _playing_parser(command: str, text: str, *, episodes: int, split: str, sourc
         ("--top_k", int | None, "Number of tokens to sample from; 0 is all"),
         ("--max_tokens", PositiveInt | None, "Maximum number of tokens in a turn"),
     ):
-        meaning = f"{meaning}; default is that of {source}, else {getattr(Sampling(), name[2:])}."
+        meaning = f"{meaning}; default: that of {source}, else {getattr(Sampling(), name[2:])}."
         add(name, type=kind, help=meaning)
-    text = "Sampling settings of single policies, over the others: '{NAME: {temperature: 0.7}}'."
+    text = "Sampling settings of individual policies, which override the others: '{NAME: {temperature: 0.7}}'."
     add("--policy_sampling", type=dict[str, PolicySampling], default={}, help=text)
-    text = f"Decisions after which an episode is truncated; default is that of the run, else {MAX_TURNS}."
+    text = f"Decisions after which an episode is truncated; default: the run's, else {MAX_TURNS}."
     add("--max_turns", type=PositiveInt | None, help=text)
     return parser
 
 
 def replay_parser() -> CommandParser:
     """Return the parser of ``mrlm replay``."""
-    return _record_parser("replay", "Play the episodes of a run again, and compare them with their record.")
+    return _record_parser("replay", "Replay the episodes of a run, and compare them with their record.")
 
 
 def rescore_parser() -> CommandParser:
     """Return the parser of ``mrlm rescore``."""
-    text = "Play the episodes of a run again in an environment with other rewards, without generation."
+    text = "Replay the episodes of a run in an environment with other rewards, without generation."
     return _record_parser("rescore", text)
 
 
@@ -114,10 +114,10 @@ def whatif_parser() -> CommandParser:
     parser = _record_parser("whatif", text)
     add = parser.add_argument
     add("--agent", type=str, required=True, help="Agent that decided.")
-    add("--turn", type=NonNegativeInt, required=True, help="Environment steps before the decision.")
-    add("--message", type=str | None, help="Text in place of the decision; default: new samples.")
-    add("--samples", type=PositiveInt, default=16, help="Continuations of either side.")
-    add("--rest", choices=("play", "replay"), default="play", help="Later decisions: sampled, or as recorded.")
+    add("--turn", type=NonNegativeInt, required=True, help="Number of environment steps before the decision.")
+    add("--message", type=str | None, help="Text that replaces the decision; default: new samples.")
+    add("--samples", type=PositiveInt, default=16, help="Number of continuations of each decision.")
+    add("--rest", choices=("play", "replay"), default="play", help="Sample later decisions, or replay them.")
     add("--own_reward", action="store_true", help="Count the agent's own reward, not the team's mean.")
     add("--policies", type=str | None, help="Run or model that decides; default: the run.")
     add("--served_by", type=dict[str, str], default={}, help="Servers that play policies, as in '{POLICY: HOST:PORT}'.")

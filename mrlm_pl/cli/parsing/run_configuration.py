@@ -57,7 +57,7 @@ class SaveConfig(SaveConfigCallback):
             tell(f"changed since {before}: {', '.join(changes)}")
 
     def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Write the configuration; that of a continuation waits for its first batch, as it may be refused before."""
+        """Write the configuration; that of a continuation waits for its first batch, as it may be rejected before."""
         self._waits = stage == "fit" and (Path(trainer.default_root_dir) / "config.yaml").exists()
         if not self._waits:
             self._write(trainer)

@@ -60,7 +60,7 @@ class AnswerDataModule(ReferencedDataModule):
     - ``{"question": text, "answer": text, "correct": true or false}``, as ``mrlm balance`` writes them: a user's
       message and the reply; ``correct`` may also be a number in [0, 1], how likely the answer is right;
     - ``{"prompt": ..., "completion": ..., "label": true or false}``, texts or lists of messages as in demonstrations;
-    - ``{"prompt": ..., "chosen": ..., "rejected": ...}``, a pair as of ``PreferenceDataModule``: a right and a wrong
+    - ``{"prompt": ..., "chosen": ..., "rejected": ...}``, a pair as in ``PreferenceDataModule``: a right and a wrong
       answer;
     - an episode of ``mrlm collect``; but collected answers are seldom balanced: a verifier would learn which questions
       are easy.
@@ -70,7 +70,7 @@ class AnswerDataModule(ReferencedDataModule):
     ``seed``.
 
     Args:
-        train: file (JSONL, JSON, CSV, Parquet, also with .zst or .gz), folder of episodes, or hub name.
+        train: file (JSONL, JSON, CSV or Parquet, optionally .zst or .gz), folder of episodes, or hub name.
         validation: source for the validation loop, in the same forms; None skips validation. No question should be in
             both.
         test: source for ``mrlm test``, in the same forms; optional.

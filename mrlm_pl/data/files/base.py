@@ -40,7 +40,7 @@ class FixedDataModule(ChecksArguments, LightningDataModule, ABC):
     with other examples.
 
     Args:
-        train: file (JSONL, JSON, CSV, Parquet, also with .zst or .gz), a run's folder of episodes, or hub name.
+        train: file (JSONL, JSON, CSV or Parquet, optionally .zst or .gz), a run's folder of episodes, or hub name.
         validation: source for the validation loop, in the same forms; None skips validation.
         test: source for ``mrlm test``, in the same forms; optional.
         batch_size: number of examples in a batch, on each rank.
@@ -168,7 +168,7 @@ class FixedDataModule(ChecksArguments, LightningDataModule, ABC):
         """Set :attr:`examples` for the algorithm.
 
         Raises:
-            DataError: the chat template refuses an example, or all examples of a source are too long.
+            DataError: the chat template rejects an example, or all examples of a source are too long.
         """
         algorithm = self.algorithm()
         self.examples, self._tokenized_for = {}, None
@@ -344,7 +344,7 @@ def _played(episodes: Sequence[Episode], source: str) -> list[Episode]:
 def data_option(algorithm: Algorithm) -> str:
     """Return the option that names an algorithm's data module, with the arguments that it requires.
 
-    The settings of another data module would be refused, hence the empty ``init_args``.
+    The settings of another data module would be rejected, hence the empty ``init_args``.
     """
     module = getattr(data, algorithm.data_module, None)
     parameters = inspect.signature(module).parameters if module else {}

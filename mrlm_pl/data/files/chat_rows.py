@@ -147,7 +147,7 @@ def answer_row(answer: Demonstration | Trajectory, chat: ChatFormat, policy: str
     """Return the token row of the answer in a field of a data row.
 
     Raises:
-        ValueError: the chat template rewrites history, so that the answer is no single row.
+        ValueError: the chat template rewrites history, so that the answer is not a single row.
     """
     rows = token_rows(answer, chat, policy)
     if len(rows) != 1 or not rows[0].num_actions:
@@ -270,7 +270,7 @@ def _fits(row: Trajectory, first: int, chat: ChatFormat) -> bool:
 
 
 def _ends_alike(prompt: Sequence[int], given: Sequence[Message], chat: ChatFormat) -> bool:
-    """Return True if the learner would write a prompt like this from its last message on: tools stand before it."""
+    """Return True if the learner would write a prompt like this from its last message on: tools come before it."""
     text = chat.tokenizer.decode(prompt, clean_up_tokenization_spaces=False)
     rendered = chat.render(given, generation_prompt=True)
     begin = rendered.rfind(chat.plain(given[-1]).content.strip())

@@ -22,7 +22,7 @@ class TrajectoryDataModule(FixedDataModule):
     A data row is one of
 
     - ``{"messages": [{"role": ..., "content": ...}, ...]}``: a chat; every assistant message is trained on,
-      and a ``prompt`` beside it does not count;
+      and a ``prompt`` in the same row is ignored;
     - ``{"prompt": [messages], "completion": [messages]}``: a chat; the completion's assistant messages are trained on;
     - ``{"prompt": "text", "completion": "text"}``: plain text without a chat template; the completion and the EOS token
       are trained on;
@@ -37,7 +37,7 @@ class TrajectoryDataModule(FixedDataModule):
     Rows are packed: a batch is one sequence without padding for the model families that allow it.
 
     Args:
-        train: file (JSONL, JSON, CSV, Parquet, also with .zst or .gz), a run's folder of episodes, or hub name.
+        train: file (JSONL, JSON, CSV or Parquet, optionally .zst or .gz), a run's folder of episodes, or hub name.
         validation: source for the validation loop, in the same forms; None skips validation.
         test: source for ``mrlm test``, in the same forms; optional.
         batch_size: number of rows in a batch, on each rank.

@@ -60,7 +60,7 @@ class JointPreferenceDataModule(PreferenceDataModule):
                 continue
             try:
                 if not isinstance(answers, dict):
-                    raise ValueError(f"{answers!r:.80} is no object")
+                    raise ValueError(f"{answers!r:.80} is not an object")
                 pairs[agent] = pair_of(answers)
             except ValueError as fault:
                 raise ValueError(f"agent {agent!r}: {fault}") from fault

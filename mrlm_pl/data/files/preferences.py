@@ -59,7 +59,7 @@ class PreferenceDataModule(ReferencedDataModule):
     computed once, before the first update, shared out over the ranks, and are part of checkpoints.
 
     Args:
-        train: file (JSONL, JSON, CSV, Parquet, also with .zst or .gz), a run's folder of episodes, or hub name.
+        train: file (JSONL, JSON, CSV or Parquet, optionally .zst or .gz), a run's folder of episodes, or hub name.
         validation: source for the validation loop, in the same forms; None skips validation.
         test: source for ``mrlm test``, in the same forms; optional.
         batch_size: number of pairs in a batch, on each rank.
@@ -181,7 +181,7 @@ def pair_rows(pair: AnswerPair, chat: ChatFormat, policy: str) -> tuple[Trajecto
     """Return the token rows of the chosen and the rejected answer.
 
     Raises:
-        ValueError: the chat template rewrites history, so that an answer is no single row.
+        ValueError: the chat template rewrites history, so that an answer is not a single row.
     """
     return answer_row(pair.chosen, chat, policy, "chosen"), answer_row(pair.rejected, chat, policy, "rejected")
 

@@ -92,7 +92,7 @@ class ReferencedDataModule(FixedDataModule):
     def _scoring(self, *, initial: bool) -> Iterator[list[Policy]]:
         """Turn dropout off, and read the initial weights if ``initial``; yield the policies with a copy of these.
 
-        With adapters there is no copy. A copy is whole on each rank, also where the policy itself is sharded.
+        With adapters there is no copy. Each rank has a whole copy, even if the policy itself is sharded.
         """
         algorithm = self.algorithm()
         was_training, policies = algorithm.training, algorithm.trained_policies.values()
@@ -114,7 +114,7 @@ class ReferencedDataModule(FixedDataModule):
 
         Args:
             split: split of the rows.
-            initial: whether to read and use the initial weights in place of the current ones.
+            initial: whether to read and use the initial weights instead of the current ones.
         """
         algorithm, examples = self.algorithm(), self.examples[split]
         trainer = algorithm.trainer

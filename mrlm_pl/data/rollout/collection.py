@@ -53,7 +53,7 @@ class CollectionObserver(ABC):
 
 
 class RolloutCollection:
-    """Collects one rollout per iteration, and keeps the state of a run beside the rows: tasks, sums, groups in advance.
+    """Collects one rollout per iteration, and keeps the rest of a run's state: tasks, sums, groups in advance.
 
     Logged once an iteration under ``rollout/``: ``reward``, ``success``, ``entropy`` (Monte-Carlo estimate in nats
     per token: the mean of the sampler's ``-log mu``), ``response_tokens`` per turn, ``tokens_per_second`` of the
@@ -298,7 +298,7 @@ class RolloutCollection:
             self.collector.load(ahead)
 
     def _parts(self) -> dict[str, Any]:
-        """Return the parts with a state of their own, by their name in a checkpoint."""
+        """Return the parts with their own state, by their name in a checkpoint."""
         parts = {"tasks": self.tasks.stream, "totals": self.totals, "verifiers": self._verifiers}
         return parts if self.players.stale is None else {"stale": self.players.stale, **parts}
 

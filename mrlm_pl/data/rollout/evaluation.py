@@ -48,7 +48,7 @@ class EvaluationStream:
         self.few = {name: len(own) for name, own in by_environment.items() if len(own) < episodes}
         specs = [spec for own in by_environment.values() for spec in own]
         self.episodes, self.specs = episodes, specs[rank::ranks]
-        # Every rank serves the same number of batches, or the others would wait for it for ever; the last may be empty.
+        # Every rank serves the same number of batches, or the others would wait for it forever; the last may be empty.
         self.batches = -(-len(specs[0::ranks]) // self.BATCH)
 
     def __len__(self) -> int:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from mrlm_pl.episode import Episode, Trajectory, Turn, branches, by_group, decided, judging_environments
+from mrlm_pl.episode import Episode, Trajectory, Turn, by_group, is_tree_path, judging_environments, turns_by_step
 from mrlm_pl.evaluation.agents import Components, components_by_agent, means_by_agent, stop_reasons, without_sole_owners
 from mrlm_pl.grouping import grouped, summed, summed_pairs
 from mrlm_pl.learner.credit.returns import equal_returns
@@ -21,9 +21,9 @@ AgentReturns = tuple[tuple[str, float], ...]
 
 def distinct_turns(episodes: Sequence[Episode]) -> list[tuple[Turn, Trajectory]]:
     """Return every sampled decision once, with a row that contains it; paths of a turn tree share decisions."""
-    plain = [episode for episode in episodes if not branches(episode)]
+    plain = [episode for episode in episodes if not is_tree_path(episode)]
     decisions = [(turn, row) for episode in plain for row in episode.rows() for turn in row.turns if not turn.scripted]
-    for tree in map(TurnTree.of, by_group(filter(branches, episodes)).values()):
+    for tree in map(TurnTree.of, by_group(filter(is_tree_path, episodes)).values()):
         decisions += tree.decisions.values()
     return decisions
 
@@ -34,12 +34,12 @@ def path_weights(episodes: Sequence[Episode]) -> list[float]:
     Without these weights, states with more branches would dominate a mean over the paths. Paths that the tree did not
     expand, because another was better, have 0: their outcome is unknown.
     """
-    expanded = [episode for episode in episodes if episode.stop_reason != UNEXPANDED_STOP and branches(episode)]
+    expanded = [episode for episode in episodes if episode.stop_reason != UNEXPANDED_STOP and is_tree_path(episode)]
     weights: dict[tuple[str, str], float] = {}
     for tree in map(TurnTree.of, by_group(expanded).values()):
         children = tree.children()
         for path in tree.paths:
-            states = [next(iter(by_agent.values()))[0].node for by_agent in decided(path).values()]
+            states = [next(iter(by_agent.values()))[0].node for by_agent in turns_by_step(path).values()]
             weights[path.group, path.id] = math.prod(1 / len(children[node]) for node in states)
     return [
         0.0 if episode.stop_reason == UNEXPANDED_STOP else weights.get((episode.group, episode.id), 1.0)

@@ -66,7 +66,7 @@ class RolloutDataModule(ChecksArguments, LightningDataModule):
             iterations that were trained on before its first group may begin; see :class:`SuccessRateCurriculum`.
         names: name of each environment, in their order, if two would share one (levels of difficulty); None takes the
             environments' own names.
-        task_settings: settings of single environments, by name.
+        task_settings: settings of individual environments, by name.
         groups: number of tasks in an iteration, over all ranks.
         group_size: number of episodes of each task; ``task_settings`` may override it for an environment.
         failed_members: ``shrink`` leaves failed episodes out, and the group if fewer are left than the algorithm can
@@ -82,7 +82,7 @@ class RolloutDataModule(ChecksArguments, LightningDataModule):
         minibatches: number of optimizer updates in one pass over a rollout.
         passes: number of passes over a rollout.
         iterations: number of rollouts in an epoch of the trainer.
-        sampling: sampling settings of training episodes; ``policies`` in it has settings of single policies.
+        sampling: sampling settings of training episodes; its ``policies`` has settings of individual policies.
         validation_episodes: number of episodes of each environment in a validation or test loop, one of each task; a
             split with fewer tasks is played whole, with a warning. None is 256, or a smaller split whole.
         validation_sampling: sampling settings of validation and test episodes; None takes those of ``sampling``.
@@ -98,7 +98,7 @@ class RolloutDataModule(ChecksArguments, LightningDataModule):
         mode: ``sync`` plays a rollout while the learner waits; ``async`` plays the next ones while it updates.
         rounds: options that let environments answer, in ``sync`` mode, while other episodes are sampled; see
             :class:`~mrlm_pl.rollout.rounds.RoundOptions`. None plays in lockstep: all turns, then all environments.
-        max_lag: maximal staleness in ``async`` mode: the age, in iterations, of the weights that sample. 0 is ``sync``.
+        max_lag: maximum staleness in ``async`` mode: the age, in iterations, of the weights that sample. 0 is ``sync``.
         async_options: options of ``async`` mode; see :class:`AsyncOptions`.
         cross_policy: division of turns between the policies and stale snapshots of them; see
             :class:`~mrlm_pl.rollout.cross_policy.CrossPolicy`. None and a ``share`` of 0 have no snapshots.
@@ -174,7 +174,7 @@ class RolloutDataModule(ChecksArguments, LightningDataModule):
                 "leave data.rounds out"
             )
         if engine is not None:
-            check_instance(Engine, engine, "data.engine", "engine")
+            check_instance(Engine, engine, "data.engine", "an engine")
         if cross_policy is not None:
             cross_policy = as_settings(CrossPolicy, cross_policy, "data.cross_policy")
         stale = StaleSnapshots(cross_policy) if cross_policy is not None and cross_policy.share else None
@@ -191,7 +191,7 @@ class RolloutDataModule(ChecksArguments, LightningDataModule):
         """Return the algorithm that is trained.
 
         Raises:
-            ConfigurationError: there is no trainer, or its module is no algorithm.
+            ConfigurationError: there is no trainer, or its module is not an algorithm.
         """
         if self.trainer is None:
             raise ConfigurationError("the rollout data module has no trainer; pass it to `trainer.fit`")

@@ -41,7 +41,7 @@ class GroupPart:
     def divided(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the rows of this part out of all rows of its groups, both by policy.
 
-        The policies stand one after the other, so that few parts compute the same prefix.
+        Each policy's rows are consecutive, so that few parts compute the same prefix.
 
         >>> rows = {"first": torch.tensor([3, 4, 5]), "second": torch.tensor([6, 7])}
         >>> [[own.tolist() for own in GroupPart(torch.tensor([0]), n, 2).divided(rows).values()] for n in range(2)]
@@ -56,7 +56,7 @@ class GroupPart:
 
 
 def prefix_order(token_ids: Tensor) -> Tensor:
-    """Return the lexicographic order [B] of rows of tokens [B, T]: rows with a common prefix stand together.
+    """Return the lexicographic order [B] of rows of tokens [B, T]: rows with a common prefix are adjacent.
 
     >>> prefix_order(torch.tensor([[7, 1], [300, 0], [7, 0], [5, 2]])).tolist()
     [3, 2, 0, 1]

@@ -91,7 +91,7 @@ class TaskStream:
     Sources take turns so that after any number of tasks each one's count is within 1 of its share. A sized source is
     shuffled in each of its epochs; an endless one is read in order.
 
-    A curriculum has shares of its own for each block of positions, an iteration. The target of a source is then the sum
+    A curriculum has its own shares for each block of positions, an iteration. The target of a source is then the sum
     over the blocks of its share times the block's length. After every block each source's count is within 1 of its
     target: the difference is carried over. Within a block the sources take turns.
 
@@ -181,7 +181,7 @@ class TaskStream:
     def plan_until(self, iteration: int, last: int, groups: int) -> None:
         """Decide the sources of the groups up to an iteration, where they are not decided yet.
 
-        All that may begin are decided here: an asynchronous collector reads them in a thread of its own, and two
+        All that may begin are decided here: an asynchronous collector reads them in its own thread, and two
         threads that decide would make the order depend on the time.
 
         Args:
@@ -288,7 +288,7 @@ class TaskStream:
             order = list(range(size))
             keyed_random("order", self.seed, name, epoch).shuffle(order)
             self._orders[name, epoch] = order
-            # Groups that are played side by side may lie in two epochs, and the tasks of one group in several.
+            # Groups that are played in parallel may belong to two epochs, and the tasks of one group in several.
             for old in [number for of, number in list(self._orders) if of == name and number < epoch - 1]:
                 self._orders.pop((name, old), None)
         return order
@@ -340,7 +340,7 @@ class RunTasks:
     Args:
         environments: environments of the run, at least one.
         names: names of the environments; for these and the other arguments see :class:`RolloutDataModule`.
-        settings: settings of single environments (``task_settings``).
+        settings: settings of individual environments (``task_settings``).
         weights, curriculum, seed: weights, curriculum and seed of the task stream.
 
     Raises:
@@ -398,7 +398,7 @@ def named_environments(environments: Sequence[Environment], names: Sequence[str]
             metric's name.
     """
     for environment in environments:
-        check_instance(Environment, environment, "data.environment", "environment")
+        check_instance(Environment, environment, "data.environment", "an environment")
     own_names = [environment.name for environment in environments]
     chosen = own_names if names is None else list(names)
     if len(chosen) != len(own_names):

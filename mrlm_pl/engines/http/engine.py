@@ -81,7 +81,7 @@ class OpenAICompatible(Engine):
 
     ``transformers serve`` has no token ids and no log-probabilities; see
     :class:`~mrlm_pl.engines.http.text_dialect.TransformersDialect`. It evaluates policies and serves frozen ones;
-    training refuses it.
+    training rejects it.
 
     Args:
         url: URL of a server, ``http://HOST:PORT``, or URLs of several with the same model; the least busy one is asked.

@@ -282,7 +282,7 @@ def naming(url: str) -> Iterator[None]:
 
 def _check_url(url: str) -> str:
     split_url, valid = urlsplit(url), False
-    with contextlib.suppress(ValueError):  # of a port that is no number, or too large
+    with contextlib.suppress(ValueError):  # of a port that is not a number, or too large
         valid = split_url.scheme in ("http", "https") and bool(split_url.hostname) and split_url.port != 0
     if not valid:
         raise ConfigurationError(f"url {url!r} is not of the form http://HOST:PORT or https://HOST:PORT")

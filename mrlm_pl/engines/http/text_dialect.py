@@ -22,7 +22,7 @@ class TransformersDialect(Dialect):
     A context is sent as text only if the tokenizer reads that text as exactly the context's tokens, and their number
     must be the server's count. The sampled text is encoded, and must decode to itself; its tokens may be others than
     the sampled ones. The first of the request's stop tokens stands for any of them. The log-probability of every token
-    is 0 and means nothing. Training refuses such samples.
+    is 0 and means nothing. Training rejects such samples.
 
     Args:
         tokenizer: folder or hub id of the served model, the latter also as ``ID@REVISION``, or ``builtin:tiny``.

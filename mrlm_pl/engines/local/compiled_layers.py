@@ -1,7 +1,7 @@
 """Compiled layers of the decode step, for rows and contexts of any number and length.
 
 TorchInductor compiles a layer ahead of time (``torch.export``, AOTInductor), with its weights and states as arguments:
-layers of one structure, also of several policies, share their code, and new weights need no new one. There are no
+layers of one structure share their code, even across policies, and new weights need no new code. There are no
 guards: the checks of ``torch.compile`` at each call of a small layer take longer than its kernels.
 """
 

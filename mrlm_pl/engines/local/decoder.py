@@ -47,7 +47,7 @@ class Affine(NamedTuple):
         """Return ``h @ weight.T + bias``, ``[N, out]``; in bf16 on a CPU the transpose of a contiguous result.
 
         With few rows and many features such a product splits its work over the first dimension of the result, and takes
-        .7 to .8 of the time when that is the features. Element-wise operations keep the layout.
+        0.7 to 0.8 of the time when that is the features. Element-wise operations keep the layout.
         """
         if self.weight.is_mkldnn or not self._feature_major:
             return (products.linear if products.ONEDNN_IS_FASTER else F.linear)(h, self.weight, self.bias)
@@ -77,8 +77,8 @@ def storage_of(tensor: Tensor) -> int:
 def input_major(device: torch.device, dtype: torch.dtype) -> bool:
     """Return whether products with few rows are fastest with the weight's memory as ``[in, out]``.
 
-    In float32 on a CPU with AVX-512, products with 2 to 8 rows then take half the time, and those with 32 rows .95
-    (widths of 256 to 1376; with AVX2 .9 to 1.1). In bf16 they would take 1.3 times as long.
+    In float32 on a CPU with AVX-512, products with 2 to 8 rows then take half the time, and those with 32 rows 0.95
+    (widths of 256 to 1376; with AVX2 0.9 to 1.1). In bf16 they would take 1.3 times as long.
     """
     return device.type == "cpu" and dtype == torch.float32
 
@@ -115,7 +115,7 @@ class LayerWeights(Generic[LinearT]):
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes and precision of a layer, beside its weights.
+    """Sizes and precision of a layer, without its weights.
 
     Args:
         dtype: dtype of the projections.

@@ -55,7 +55,7 @@ class _Loaded:
 
 class InProcessEngine(Engine):
     """Generates with the modules of this process, off the event loop: in the thread that waits in
-    :meth:`compute_during`, else in a thread of its own.
+    :meth:`compute_during`, else in its own thread.
 
     The requests of one :meth:`sample` call are batched, those of policies with one architecture together
     (:class:`~mrlm_pl.engines.local.team.TeamDecoder`); those of different calls are not, so that a run's batches, and
@@ -249,7 +249,7 @@ class InProcessEngine(Engine):
         """Return the result of the future from ``start``; until then this thread does the work of :meth:`sample`.
 
         With a second computing thread, OpenMP keeps two teams of threads, more than there are cores, and puts them to
-        sleep after every operation: generation beside training took 1.6 times as long on two cores. Afterwards the
+        sleep after every operation: generation during training took 1.6 times as long on two cores. Afterwards the
         copies of large weights are freed until the next :meth:`load` or :meth:`sample`: the learner's gradients take as
         much memory.
         """

@@ -361,7 +361,7 @@ class _StepReader:
     next ones: it never waits for a step that it has just started. So it learns late which rows are finished.
 
     Args:
-        asynchronous: whether the device runs behind the host; False reads each step at once.
+        asynchronous: whether the device runs behind the host; False reads each step immediately.
     """
 
     def __init__(self, asynchronous: bool) -> None:

@@ -108,7 +108,7 @@ class FusedDecoder(Decoder):
         return self._cos, self._sin
 
     def addresses(self) -> tuple[int, ...]:
-        """Return where in memory all weights lie that a step reads."""
+        """Return the memory addresses of all weights that a step reads."""
         return tuple(map(storage_of, self.weights.tensors()))
 
     def prefill(self, contexts: Sequence[Context], reserve: int) -> tuple[Tensor, ContextRows]:

@@ -77,7 +77,7 @@ class DecoderRows(ContextRows):
     The keys and values of a context are held, and read in every step, once for all its rows. Those of the tokens fed
     since then are a tensor with room for some more: as all rows have been fed the same number of tokens, they are
     written to one column and need no mask. In memory KV heads come before contexts and rows, so that the rows of a
-    context lie side by side in each head, and products over contexts and over rows read the same tensors. Where
+    context are adjacent in each head, and products over contexts and over rows read the same tensors. Where
     :meth:`Decoder.rounded` rounds up, lengths are padded, and the last row is repeated.
 
     Args:

@@ -45,7 +45,7 @@ def uniforms(seeds: Sequence[int], count: int, offsets: Sequence[int] | None = N
     """Return numbers in ``[0, 1)``, ``[len(seeds), count]`` float64; each is a function of its seed and place alone.
 
     Column n is output number n, and in a row with an offset number offset + n, of a SplitMix64 generator that starts at
-    the mixed seed. The numbers lie on a grid of 2**-52, so that ``u * total < total`` also after rounding.
+    the mixed seed. The numbers are on a grid of 2**-52, so that ``u * total < total`` even after rounding.
 
     >>> bool((uniforms([7, 8], 3)[1] == uniforms([8], 3)[0]).all())
     True

@@ -248,9 +248,9 @@ class GenericRows(RowsInParts):
         self._model = model
 
     def _step_part(self, part: Part, numbers: list[int], tokens: Tensor) -> list[tuple[Rows, list[int], Tensor]]:
-        """Recompute rows that cross the model's boundary with their next token, in a part of their own.
+        """Recompute rows that cross the model's boundary with their next token, as a separate part.
 
-        So are the rows that are left when the padding and the tokens of a part fill the model's window.
+        The remaining rows are recomputed too once the padding and the tokens of a part fill the model's window.
         """
         full = part.mask is not None and part.mask.shape[1] == self._model.window
         over = [i for i, row in enumerate(part.token_ids) if full or len(row) == self._model.boundary]

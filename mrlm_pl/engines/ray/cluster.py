@@ -64,7 +64,7 @@ class RayCluster:
     def reserve(self, bundles: Sequence[dict[str, float]], strategy: Strategy, seconds: float) -> None:
         """Reserve a bundle of resources for each worker, all or none.
 
-        A Ray that was started here never grows, so missing resources are an error at once. A cluster may grow.
+        A Ray that was started here never grows, so missing resources are an immediate error. A cluster may grow.
 
         Raises:
             EngineError: the cluster lacks the resources, or does not have them in time.

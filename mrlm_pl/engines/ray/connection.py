@@ -254,7 +254,7 @@ class RayConnection:
         atexit.unregister(self.close)
         ended = wait([self._life], STOP_SECONDS).done
         if self._ready.done() and ended and (error := self._life.exception()) is not None:
-            logger.warning("Ray at %s did not end in order: %s", self.address, error)
+            logger.warning("Ray at %s did not shut down cleanly: %s", self.address, error)
         self._end_processes()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)

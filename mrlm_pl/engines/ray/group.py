@@ -180,7 +180,7 @@ class WorkerGroup(ChecksArguments, ABC):
     def _on_all(
         self, workers: Sequence[Worker], does: str, method: str, model: str, argument: Any
     ) -> dict[Worker, str]:
-        """Call a method of all these workers at once; return the reasons of lost ones."""
+        """Call a method of all these workers concurrently; return the reasons of lost ones."""
         calls = {worker: self.call(worker, does, method, model, argument) for worker in workers}
         lost: dict[Worker, str] = {}
         for worker, future in calls.items():

@@ -30,7 +30,7 @@ class RayPool(WorkerGroup, Engine):
     Args:
         workers: number of worker processes.
         engine: makes the engine of a worker.
-        calls: concurrent calls of a worker's engine; further ones wait. None: the engine's own number, one in process
+        calls: concurrent calls of a worker's engine; others wait. None: the engine's own number, one in process
             and ``terms.concurrency`` for a server.
         options: options of :class:`~mrlm_pl.engines.ray.group.WorkerGroup`.
 

@@ -1,4 +1,4 @@
-"""Weights from the learner to engines in other processes: named tensors, in buckets, over a group of their own.
+"""Weights from the learner to engines in other processes: named tensors, in buckets, over their own group.
 
 A sender and its receivers agree on a :class:`Manifest`. The sender broadcasts the bytes of one tensor after the other,
 small ones joined and large ones cut into buckets; receivers collect them in memory beside the serving weights, and

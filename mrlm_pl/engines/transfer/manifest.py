@@ -42,8 +42,8 @@ class Manifest:
     def blocks(self) -> list[list[TensorRecord]]:
         """Return the tensors in blocks, each in one memory: small ones of a dtype in a row, and larger ones alone.
 
-        A message takes as long as some 100 KB, and adapters have hundreds of tensors of a few KB. As a block is a copy,
-        its small tensors begin within one bucket.
+        A message takes as long as about 100 KB of data, and adapters have hundreds of tensors of a few KB. As a block
+        is a copy, its small tensors begin within one bucket.
         """
         begins = accumulate((item.size for item in self.tensors), initial=0)
         rows = groupby(

@@ -22,7 +22,7 @@ from mrlm_pl.errors import ConfigurationError
 
 HANDSHAKE_SECONDS = 10.0
 MAX_STRANGERS = 64
-"""Maximum number of concurrent connections without proof; further ones are closed."""
+"""Maximum number of concurrent connections without proof; others are closed."""
 
 _NONCE = 32
 _LOOPBACK = "127.0.0.1"

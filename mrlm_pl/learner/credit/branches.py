@@ -1,4 +1,4 @@
-"""Credit in groups with further episodes: single messages against their alternatives, and leaves of trees."""
+"""Credit in groups with further episodes: individual messages against their alternatives, and leaves of trees."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mrlm_pl.advantages import (
     group_normalized_advantages,
     leaf_advantages,
 )
-from mrlm_pl.episode import Episode, decided
+from mrlm_pl.episode import Episode, turns_by_step
 from mrlm_pl.learner.credit.decisions import DecisionReturns, ValuedDecision, row_of_turn
 from mrlm_pl.learner.credit.returns import EpisodeCredit, group_numbers, labels
 from mrlm_pl.learner.credit.team import warn_of_constant_sum
@@ -70,7 +70,7 @@ class AlternativeCredit(EpisodeCredit):
         decisions = []
         for (origin, agent, step), candidates in contexts.items():
             for episode in candidates:
-                turn, row = decided(episode)[step][agent]
+                turn, row = turns_by_step(episode)[step][agent]
                 value = episode.reward if self.reward == "team" else episode.rewards()[agent]
                 value += bonus(turn) if bonus else 0.0
                 decisions.append(ValuedDecision(episode.group, origin, row_of_turn(row, turn), turn, value))

@@ -28,7 +28,7 @@ class JointReader:
     """Turns joint histories into token rows; the value of a state is read where the reader would reply.
 
     Each step's text is a user message, answered by an empty reply, so that a row grows by appending and one forward
-    pass values all states of an episode. A state that does not fit into the window begins a row of its own with the
+    pass values all states of an episode. A state that does not fit into the window begins its own row with the
     end of its history.
 
     Args:

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 Contribution = Literal["marginal", "shapley"]
 """An agent's contribution to the team's return.
 
-- ``marginal``: the return less the return without the agent; one replay for each agent.
+- ``marginal``: the return minus the return without the agent; one replay for each agent.
 - ``shapley``: its Shapley value over all coalitions, exact or from sampled orders.
 """
 

@@ -108,8 +108,8 @@ class Returns:
     def rows(self, advantages: Tensor) -> Batches:
         """Return the trajectories of every policy, each with its advantage on all its action tokens.
 
-        An agent with several trajectories in an episode (a template that rewrites history) has the same advantage on
-        all.
+        If an agent has several trajectories in an episode (a template rewrites history), all get the same
+        advantage.
 
         Args:
             advantages: [N], one for each return.
@@ -167,7 +167,7 @@ def returns_of(episodes: Sequence[Episode], turn_bonus: TurnBonus = None, greedy
 
 @dataclass(frozen=True)
 class CreditParts:
-    """The parts of an algorithm from which its unit makes the credit of a rollout.
+    """The parts of an algorithm with which its unit credits a rollout.
 
     Attributes:
         metrics: metrics of the algorithm.
@@ -186,7 +186,7 @@ class CreditParts:
 
 @dataclass(frozen=True)
 class EpisodeCredit(Settings):
-    """The unit of credit: each agent in whole episodes. Subclasses credit turns, decisions or contributions."""
+    """Credit each agent per episode, the default unit. Subclasses credit turns, decisions or contributions."""
 
     of_decisions: ClassVar[bool] = False
     """True if each of its rows is a single decision."""
@@ -210,7 +210,7 @@ class EpisodeCredit(Settings):
             cls.has_rule = True
 
     def warn(self, episodes: Sequence[Episode], warned: MutableSet[Any]) -> None:
-        """Warn once of a rollout whose returns carry no signal.
+        """Warn once about a rollout whose returns carry no signal.
 
         Args:
             episodes: episodes of one rollout.

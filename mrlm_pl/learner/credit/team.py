@@ -79,7 +79,7 @@ def warn_of_constant_sum(episodes: Sequence[Episode], remedy: str, warned: Mutab
 
 
 def with_team_rewards(episode: Episode) -> Episode:
-    """Return the episode with the team's rewards in place of each agent's own.
+    """Return the episode with each agent's own rewards replaced by the team's.
 
     A turn has those from its step until the agent's next turn. Rewards before an agent's first turn are on no turn.
     """
@@ -101,8 +101,8 @@ def with_team_rewards(episode: Episode) -> Episode:
 def joint_history(episode: Episode) -> list[str]:
     """Return the new messages of all conversations before each step, and after the last one: steps + 1 texts.
 
-    A line ``[agent] role: text`` begins each message. Before a step stand first the replies of the step before, then
-    what its agents are shown; an environment shows it to those that are to decide next.
+    Each message begins with a line ``[agent] role: text``. Before a step come first the replies of the step before,
+    then what its agents are shown; an environment shows it to those that are to decide next.
 
     Raises:
         DataError: the record lacks the agents' messages.

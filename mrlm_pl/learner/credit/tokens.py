@@ -1,4 +1,4 @@
-"""Credit of single tokens: trajectories with the reward of each turn on its last token, and GAE along them."""
+"""Credit of individual tokens: trajectories with the reward of each turn on its last token, and GAE along them."""
 
 from __future__ import annotations
 

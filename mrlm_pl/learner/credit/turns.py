@@ -1,4 +1,4 @@
-"""Credit of single turns: their rewards and states, and the trajectories that are credited with them."""
+"""Credit of individual turns: their rewards and states, and the trajectories that are credited with them."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Seats of agents, and the policies beside the current one: the old one, the reference and teachers."""
+"""Seats of agents, and the policies other than the current one: the old one, the reference and teachers."""

@@ -19,7 +19,7 @@ class OldPolicy:
             sampler; None does so only where they differ, see :meth:`recomputes`.
         correction: correction of the losses for the behavior policy.
         threshold: bound on the mean of ``log mu - log pi`` over a trajectory, above which tokens with a negative
-            advantage have no loss; None is no bound.
+            advantage have no loss; None sets no bound.
 
     Attributes:
         corrects: True if losses are corrected.

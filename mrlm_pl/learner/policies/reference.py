@@ -81,7 +81,7 @@ class KL(Settings):
     def adapted(self, beta: float, divergence: float, episodes: int) -> float:
         """Return ``beta`` after a rollout, steered towards the target (arXiv 1909.08593)::
 
-            beta <- beta (1 + clip(KL / target - 1, -.2, .2) min(n / horizon, 1))
+            beta <- beta (1 + clip(KL / target - 1, -0.2, 0.2) min(n / horizon, 1))
 
         Args:
             beta: coefficient before the rollout; without a target it stays.
@@ -89,7 +89,7 @@ class KL(Settings):
             episodes: number n of episodes in this mean.
 
         >>> kl = KL(0.1, target=0.5, horizon=100)
-        >>> round(kl.adapted(0.1, 1.0, episodes=50), 6)    # twice the target: the factor is 1 + .2 * 50 / 100
+        >>> round(kl.adapted(0.1, 1.0, episodes=50), 6)    # twice the target: the factor is 1 + 0.2 * 50 / 100
         0.11
         """
         if self.target is None:
@@ -103,7 +103,7 @@ IN_REWARD = KL(placement="reward")
 
 
 class KLPenalty:
-    """The penalty for the divergence of each policy from its reference, with a coefficient of its own.
+    """The penalty for the divergence of each policy from its reference, with its own coefficient.
 
     Args:
         kl: settings of the penalty.
@@ -154,7 +154,7 @@ class KLPenalty:
             self.coefficients[name] = self.settings.adapted(beta, kl, totals.get((name, "episodes"), 0))
 
     def load(self, coefficients: Mapping[str, float]) -> None:
-        """Restore the coefficients; a fixed one is the configured one, also if that has changed."""
+        """Restore the coefficients; a fixed one takes the configured value, even if that has changed."""
         if self.settings.target is not None:
             self.coefficients |= {name: beta for name, beta in coefficients.items() if name in self.coefficients}
 

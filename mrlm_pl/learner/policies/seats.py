@@ -50,7 +50,7 @@ def check_seats(seats: Mapping[str, str], policies: Collection[str], owner: str 
     """Validate that each seat names a policy.
 
     Raises:
-        ConfigurationError: a seat names no policy, or the seats are no mapping.
+        ConfigurationError: a seat names no policy, or the seats are not a mapping.
     """
     if not isinstance(seats, Mapping):
         raise ConfigurationError(f"{owner}seats is {seats!r}; name the policy of each agent, as in {{'agent': 'main'}}")
@@ -79,7 +79,7 @@ def seats_of_run(
         if agent not in agents:
             choices = f"the agents are {sorted(agents)}; `--model.seats '{{}}'` drops all seats"
             hint = did_you_mean(agent, agents, choices)
-            raise ConfigurationError(f"seats: {agent!r} is no agent of this run; {hint}")
+            raise ConfigurationError(f"seats: {agent!r} is not an agent of this run; {hint}")
     bound = {agent: seat_of(agent, seats, list(trained)) for agent in agents}
     used = set(bound.values())
     for name in trained:

@@ -37,7 +37,7 @@ def without_channels(reply: str) -> str:
         called = None
         for piece in part.split(CHANNEL):
             header, message, text = piece.partition(MESSAGE)
-            called = _TOOL.search(header) or called  # the tool stands before or after the channel
+            called = _TOOL.search(header) or called  # the tool comes before or after the channel
             if message and called:
                 name, called = json.dumps(called[1]), None
                 said.append(f'<tool_call>{{"name": {name}, "arguments": {text.strip()}}}</tool_call>')

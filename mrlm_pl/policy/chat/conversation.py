@@ -49,7 +49,7 @@ class ChatFormat:
     Args:
         tokenizer: tokenizer of ``transformers``.
         template: Jinja chat template that replaces the tokenizer's own; without either, ``PLAIN_TEMPLATE``.
-        extra_stop_ids: further tokens that end a turn, such as those of the model's generation config.
+        extra_stop_ids: extra tokens that end a turn, such as those of the model's generation config.
 
     Raises:
         PolicyError: the tokenizer has no EOS token, so that no turn could end, or the template drops the text of
@@ -123,7 +123,7 @@ class ChatFormat:
     def heard(self, token_ids: Sequence[int], tools: Tools, prompt: str = "") -> Message:
         """Return a sampled turn as the assistant's message: its text, and its tool calls in the template's own form.
 
-        Stop token and special tokens are no part of the text; calls may contain them. The text begins with the
+        Stop token and special tokens are not part of the text; calls may contain them. The text begins with the
         ``<think>`` that a template writes at the end of the prompt, so that reasoning without an end is known as such.
         """
         spoken = token_ids[:-1] if token_ids and token_ids[-1] in self.stop_ids else token_ids
@@ -165,7 +165,7 @@ class ChatFormat:
         return self.call_form is not None and SENTINEL in self._probe_prompt(QUESTION, call, answer)
 
     def _probe_prompt(self, *messages: Message) -> str:
-        """Return the prompt of messages with a tool; empty where the template refuses them."""
+        """Return the prompt of messages with a tool; empty where the template rejects them."""
         try:
             return self.remembered(messages, [PROBE_TOOL], True)
         except Exception:  # templates raise errors of their own classes
@@ -231,7 +231,7 @@ class ChatFormat:
         """Return the token ids of ``text`` without additional special tokens; a lone surrogate is read as ``?``."""
         ids = self._encoded.get(text)
         if ids is None:
-            # Programs of policies can write half of a character into an observation, and tokenizers refuse it.
+            # Programs of policies can write half of a character into an observation, and tokenizers reject it.
             ids = self.tokenizer.encode(text.encode("utf-8", "replace").decode(), add_special_tokens=False)
             if len(self._encoded) >= MAX_PROMPTS:
                 self._encoded.clear()

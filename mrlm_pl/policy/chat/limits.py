@@ -1,6 +1,6 @@
 """Limits of foreign chat templates: a deadline for renderings, and no operations that ignore it.
 
-Jinja's sandbox protects the system, but lets a template compute for ever: it bounds ``range``, but loops nest. The
+Jinja's sandbox protects the system, but lets a template compute forever: it bounds ``range``, but loops nest. The
 deadline takes effect between two operations: the product of huge numbers or the comparison of deeply nested lists can
 still block the process.
 """
@@ -36,7 +36,7 @@ class _Interruption(BaseException):
 
 
 def check_template(template: str, name: str) -> None:
-    """Reject a power and the filter ``urlize``, which can compute for ever in a single step of the interpreter.
+    """Reject a power and the filter ``urlize``, which can compute forever in a single step of the interpreter.
 
     Args:
         template: template in Jinja; other text fails when it is rendered.
@@ -57,7 +57,7 @@ def check_template(template: str, name: str) -> None:
         unpacking = value == "**" and before in ("(", ",")
         if kind in ("operator", "name") and value in _UNINTERRUPTED and not unpacking:
             raise EndlessTemplateError(
-                f"the chat template of {name!r} uses {_UNINTERRUPTED[value]}; it could compute for ever, so give the "
+                f"the chat template of {name!r} uses {_UNINTERRUPTED[value]}; it could compute forever, so give the "
                 "policy another `chat_template`"
             )
 
@@ -66,7 +66,7 @@ def check_template(template: str, name: str) -> None:
 def deadline(name: str) -> Iterator[None]:
     """Interrupt the calling thread in the block after :data:`RENDER_SECONDS` of its CPU time.
 
-    Where the system does not tell the time of a thread (macOS), it is the time that passes.
+    If the system does not tell the time of a thread (macOS), it is the time that passes.
 
     Args:
         name: name of the model, for the message.

@@ -38,7 +38,7 @@ def checked_template(template: str) -> str:
 
 
 def template_variables(template: str) -> list[str]:
-    """Return the names of the arguments that a template reads beside the conversation, the tools and special tokens.
+    """Return the names of the arguments that a template reads, except the conversation, the tools and special tokens.
 
     >>> template_variables("{% set a = 1 %}{{ messages }}{{ a }}{% if enable_thinking is defined %}{% endif %}")
     ['enable_thinking']

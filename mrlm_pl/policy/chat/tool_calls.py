@@ -65,7 +65,7 @@ class JSONForm(CallForm):
 
     Args:
         opening: text before the JSON with name and arguments (``<tool_call>``), empty if the JSON is all of the reply;
-            or before the name, if that is outside of the JSON.
+            or before the name, if that is outside the JSON.
         between: text between name and arguments; None if both are in one JSON object.
 
     >>> JSONForm("<tool_call>").read('Hm. <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>', [])

@@ -66,7 +66,7 @@ def weighted_divergence(
     >>> hidden, one = torch.zeros(1, 1), torch.tensor([1.0])
     >>> teacher = torch.ones(1, 1), torch.tensor([[0.0], [3.0]]).log1p()
     >>> loss, _, _ = weighted_divergence(hidden, torch.ones(2, 1), *teacher, one, beta=0.0)
-    >>> round(loss.item(), 4)  # KL of (.2, .8) from (.5, .5)
+    >>> round(loss.item(), 4)  # KL of (0.2, 0.8) from (0.5, 0.5)
     0.1927
     """
     if weight.shape[0] != teacher_weight.shape[0]:
@@ -184,7 +184,7 @@ class Lesson(NamedTuple):
 
 
 class Teaching(NamedTuple):
-    """Divergences from teachers, beside the other numbers of a forward pass.
+    """Divergences from teachers, in addition to the other numbers of a forward pass.
 
     Attributes:
         lessons: lesson of each teacher.
@@ -202,7 +202,7 @@ class Teaching(NamedTuple):
 
         The loss is the sum over teachers of ``factor`` times the divergence. Its gradient is right only in the sum
         over the tokens with the lessons' ``weights``. The overlap is ``min(1, pi_teacher / pi)`` of the sampled token,
-        whose expectation is 1 less the total variation. ``destinations`` are those of the inputs, on the host.
+        whose expectation is 1 minus the total variation. ``destinations`` are those of the inputs, on the host.
         """
         totals = hidden.new_zeros(4, hidden.shape[0], dtype=torch.promote_types(hidden.dtype, torch.float32))
         for lesson in self.lessons:

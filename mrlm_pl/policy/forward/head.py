@@ -111,7 +111,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
             logits = head.scaled_logits(rows)
             largest = logits.amax(-1, keepdim=True)
             # log-sum-exp by hand: torch.logsumexp allocates a second chunk and is 2.5 times slower on a CPU
-            differences = logits.sub_(largest)  # a sum with large logits, as of a low temperature, would lose digits
+            differences = logits.sub_(largest)  # a sum with large logits, as at a low temperature, would lose digits
             target_differences = differences.gather(-1, targets[rows].unsqueeze(-1)).squeeze(-1)
             exponentials = differences.exp() if with_entropy else differences.exp_()
             total = exponentials.sum(-1)

@@ -36,7 +36,7 @@ class ForwardPass:
     """One forward pass over some of the rows: the model's inputs, and the places of their action tokens, on the host.
 
     ``input_ids`` and ``position_ids`` are [b, t] ([1, N] when packed). Action token i has the id ``targets[i]``, is
-    predicted by the hidden state ``predictors[i]`` of the flattened [b * t], and stands at ``destinations[i]`` of the
+    predicted by the hidden state ``predictors[i]`` of the flattened [b * t], and goes to ``destinations[i]`` of the
     flattened [B * T] batch. ``segments`` describes a packed row, whose tokens behind them are padding;
     ``attention_mask`` [b, t] padded rows.
     ``temperature`` is that of each action token [n], or None for 1.

@@ -180,7 +180,7 @@ def _chunked_logits(model: nn.Module, inputs: ForwardPass, wanted: Wanted, seed:
 
 
 def _with_head(model: nn.Module, inputs: ForwardPass, forward: Callable[[Tensor], Tensor], seed: int | None) -> Tensor:
-    """Return ``forward`` of the hidden states [n, hidden size] before the action tokens, in place of the output head.
+    """Return ``forward`` of the hidden states [n, hidden size] before the action tokens, instead of the output head.
 
     The model is called as a whole, not its decoder and head one after the other, because sharding gathers the
     parameters of the outermost module in that call.

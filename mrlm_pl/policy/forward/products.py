@@ -29,8 +29,8 @@ PART = 2**22
 def onednn_is_faster(processor: str) -> bool:
     """Return whether oneDNN computes products in float32 with AVX-512 here and MKL without.
 
-    MKL keeps its code for AVX-512 to Intel's processors; on AMD's of the fifth generation oneDNN takes .45 to .5 of its
-    time (torch 2.13). The same processor always takes the same library, as bit for bit equal runs need.
+    MKL uses its AVX-512 code only on Intel's processors; on AMD's fifth generation oneDNN takes 0.45 to 0.5 of MKL's
+    time (torch 2.13). The choice depends on the processor alone, so runs on it stay bit for bit equal.
 
     Args:
         processor: description of the processor, with the vendor.
@@ -73,7 +73,7 @@ ModelT = TypeVar("ModelT", bound=nn.Module)
 def body_layers(model: nn.Module, chosen: Callable[[nn.Module], bool]) -> list[tuple[str, Any]]:
     """Return the layers that are chosen, with their names, but the output head.
 
-    The head has products of its own; see :mod:`mrlm_pl.policy.forward.head`.
+    The head has its own products; see :mod:`mrlm_pl.policy.forward.head`.
     """
     head = getattr(model, "get_output_embeddings", lambda: None)()
     return [(name, layer) for name, layer in model.named_modules() if layer is not head and chosen(layer)]
@@ -102,9 +102,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def packed(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor | None:
     """Return a copy of parts of a weight, stacked along the outputs, for products by :func:`linear` without a gradient.
 
-    It is in the layout of oneDNN's kernels, which read another weight less fast, most of all with few rows and with
-    outputs of a power of two: with 4 rows and widths of 512 to 2752 a product then takes .4 to .65 of the time, with 32
-    rows .8 to .95 (AMD's processors of the fifth generation, torch 2.13). PyTorch hides the memory of such a tensor.
+    It has the layout of oneDNN's kernels, which read other layouts more slowly, above all with few rows and with a
+    power of two as the number of outputs: a product takes 0.4 to 0.65 of the time with 4 rows and widths of 512 to
+    2752, and 0.8 to 0.95 with 32 rows (AMD's fifth generation, torch 2.13). PyTorch hides the memory of such a tensor.
 
     Returns:
         Return None if it would not be faster.

@@ -101,8 +101,8 @@ class RowTree:
 
         The rows of a chunk, with shared tokens counted for each, have at most ``MOST_READ`` times as many.
 
-        Leaves are separated where it costs least: tokens shared with the leaf before are computed again. Of equal costs
-        the division with the smallest largest chunk is taken.
+        Leaves are separated where it costs least: tokens shared with the leaf before are computed again. Among equal
+        costs the division with the smallest largest chunk is taken.
         """
         leaves = len(self.fed)
         ends = list(itertools.accumulate((f - s for f, s in zip(self.fed, self.shared, strict=True)), initial=0))

@@ -18,7 +18,7 @@ from lightning.pytorch.plugins.environments import LightningEnvironment
 from mrlm_pl.data.rollout.tasks import TaskSettings, scaled
 from mrlm_pl.durable_files import replacing, write_json
 from mrlm_pl.engines.base import Sampling
-from mrlm_pl.episode import Episode, branches
+from mrlm_pl.episode import Episode, is_tree_path
 from mrlm_pl.episode_files import episode_files, iteration_file, not_kept, read_episodes, write_episodes
 from mrlm_pl.errors import ConfigurationError, writing
 from mrlm_pl.learner.algorithm import Algorithm
@@ -70,15 +70,15 @@ def recredit(
 
     Raises:
         ConfigurationError: the credit needs weights, other episodes or settings that the run does not record, or the
-            output exists, lies in the run or cannot be written.
+            output exists, is inside the run or cannot be written.
         DataError: the episodes cannot be read.
     """
     folder = Path(run)
     learner = _check_algorithm(algorithm)
     output_folder = None if output is None else Path(output)
     if output_folder is not None and (output_folder.exists() or folder.resolve() in output_folder.resolve().parents):
-        fault = "exists" if output_folder.exists() else f"lies in the run {str(folder)!r}"
-        raise ConfigurationError(f"output: {str(output_folder)!r} {fault}; name a new folder beside the run")
+        fault = "exists" if output_folder.exists() else f"is inside the run {str(folder)!r}"
+        raise ConfigurationError(f"output: {str(output_folder)!r} {fault}; name a new folder outside the run")
     with _restoring_progress(learner):
         crediting = _Crediting(folder, learner, iteration, sampling, task_settings)
         gradients = None
@@ -240,7 +240,7 @@ class _Crediting:
 
     def _check(self, training: Sequence[Episode], greedy: Sequence[Episode]) -> None:
         learner, missing = self.learner, ""
-        if any(map(branches, training)) != (learner.unit.branching is not None):
+        if any(map(is_tree_path, training)) != (learner.unit.branching is not None):
             missing = "turn trees" if learner.unit.branching is not None else "separate episodes instead of turn trees"
         elif learner.unit.further is not None and (
             self.trained_by != self.name or all(episode.origin is None for episode in training)
@@ -259,7 +259,7 @@ class _Crediting:
             raise ConfigurationError(f"model.policies: {fault}, and {choices}")
 
     def _check_history(self, number: int) -> None:
-        """Refuse a baseline of earlier iterations that are not there."""
+        """Reject a baseline of earlier iterations that are not there."""
         history_keys = self.learner.progress().keys() - PolicyGradient.progress(self.learner).keys()
         if number != self.done and any(self.learner.progress()[key] for key in history_keys):
             fault = f"iteration {self.done} is not among the episodes; credit a run that keeps all iterations"

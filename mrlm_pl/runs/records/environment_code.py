@@ -1,4 +1,4 @@
-"""The code of an environment, which tells whether two evaluations judged alike."""
+"""The code of an environment, which shows whether two evaluations used the same judge."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from mrlm_pl.runs.records.run import is_installed
 def code_of(environment: Environment) -> dict[str, str]:
     """Return a hash of each Python file that an environment depends on, by the name of its module.
 
-    These are the files of its classes and of its values, such as reward functions, with their imports, of the user and
-    of plugin packages; ``mrlm_pl`` and libraries are left out. The YAML files beside the modules of a plugin, such as
-    its rules and lists of words, are code too.
+    These are the files of its classes and of its values, such as reward functions, with their imports, if they belong
+    to the user or to plugin packages; ``mrlm_pl`` and libraries are left out. The YAML files next to the modules of a
+    plugin, such as its rules and lists of words, are code too.
     """
     plugins = {entry_point.value.partition(".")[0] for entry_point in plugin_entry_points()} - {"mrlm_pl"}
     hashes, seen = dict[str, str](), set[str]()
@@ -43,7 +43,7 @@ def code_of(environment: Environment) -> dict[str, str]:
 
 
 def _nested_values(value: Any, seen: set[int]) -> Iterator[Any]:
-    """Yield a value, and the values inside of an environment, a data class or a collection."""
+    """Yield a value, and the values inside an environment, a data class or a collection."""
     if id(value) in seen:
         return
     seen.add(id(value))

@@ -127,7 +127,7 @@ def rescore(
 ) -> RescoreReport:
     """Play recorded episodes again in an environment with other rewards, and compare the rewards.
 
-    No model is read. Where the environment asks for a decision that the record does not have, the episode ends there.
+    No model is read. If the environment asks for a decision that the record does not have, the episode ends there.
     Branches of other episodes, which an algorithm such as C3 plays, and greedy baselines are left out.
 
     Args:

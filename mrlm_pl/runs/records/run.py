@@ -116,7 +116,7 @@ class RecordedRun:
         validation_sampling: sampling settings in validation, in the same form.
         environments: the run's environments, in their order.
         max_turns: number of decisions after which its episodes were truncated; None for a model.
-        task_settings: settings of single environments (``data.task_settings``).
+        task_settings: settings of individual environments (``data.task_settings``).
         precision: precision of the training, as Lightning names it.
     """
 
@@ -174,7 +174,7 @@ class RecordedRun:
             environment_names = ", ".join(
                 environment.name or environment.class_name for environment in self.environments
             )
-            fault = f"{named!r} is no environment of {model!r}, which was trained in {environment_names}"
+            fault = f"{named!r} is not an environment of {model!r}, which was trained in {environment_names}"
             tell(f"warning: {fault}; its settings are the defaults and its agents may be others")
         return candidates[0] if candidates else None
 
@@ -338,7 +338,7 @@ def recorded_configuration(folder: Path) -> Mapping[str, Any]:
     path = latest_configuration(folder) if folder.exists() else None
     configuration = (read_yaml_file(path, f"model: {str(path)!r}") if path else None) or {}
     if not isinstance(configuration, Mapping):
-        raise ConfigurationError(f"model: {str(path)!r} is no configuration of a run")
+        raise ConfigurationError(f"model: {str(path)!r} is not a configuration of a run")
     return configuration
 
 
@@ -391,7 +391,7 @@ def _settings(folder: Path) -> dict[str, dict[str, Any]]:
         msgspec.convert(settings, _Settings)
     except msgspec.ValidationError as error:
         path = latest_configuration(folder)
-        raise ConfigurationError(f"model: {str(path)!r} is no configuration of a run: {error}") from error
+        raise ConfigurationError(f"model: {str(path)!r} is not a configuration of a run: {error}") from error
     return settings
 
 
@@ -418,7 +418,7 @@ def _is_installed_function(name: str) -> bool:
     """Return True if a name could be called: a function of Python or an installed package, or a plugin's function.
 
     Classes of our packages and of plugins, and environments of any package, may be named. Modules of the user's own are
-    not imported: a data file ``train.csv`` may lie beside a program ``train.py``.
+    not imported: a data file ``train.csv`` may be next to a program ``train.py``.
     """
     root = name.partition(".")[0]
     if name.isidentifier():
@@ -430,7 +430,7 @@ def _is_installed_function(name: str) -> bool:
         return False
     try:
         function = pkgutil.resolve_name(name)
-    except Exception:  # it is no path, or a module fails in any way; then the parser says so
+    except Exception:  # it is not a path, or a module fails in any way; then the parser says so
         return False
     if not isinstance(function, type):
         return callable(function)

@@ -122,7 +122,7 @@ def _open(path: Path, written: tuple[int, int]) -> _Opened:
     else:  # a file that is replaced stays as long as it is mapped
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         if not isinstance(state, Mapping) or not {"state_dict", "global_step"} <= state.keys():
-            raise ValueError("it is no checkpoint of a run")
+            raise ValueError("it is not a checkpoint of a run")
         weights = {key: value for key, value in state["state_dict"].items() if isinstance(value, Tensor)}
         shapes = {key: weight.shape for key, weight in weights.items()}
     iterations = [part["iteration"] for part in state.values() if isinstance(part, Mapping) and "iteration" in part]

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.environment import Environment
-from mrlm_pl.episode import Episode, decided
+from mrlm_pl.episode import Episode, turns_by_step
 from mrlm_pl.errors import ConfigurationError, RolloutError
 from mrlm_pl.evaluation.intervals import difference_interval, mean_interval
 from mrlm_pl.evaluation.summary import MOST_EPISODES
@@ -91,7 +91,7 @@ def whatif(
         episode: id of the episode.
         agent: agent that decided.
         turn: number of environment steps before the decision.
-        message: text in place of the decision; None samples other decisions.
+        message: text that replaces the decision; None samples other decisions.
         samples: number of continuations of the recorded decision, and of the message or the sampled decisions.
         rest: whether later decisions are sampled (``play``) or, where the record has them, the recorded ones
             (``replay``).
@@ -100,7 +100,7 @@ def whatif(
         served_by: servers that play policies, by name; their tokenizers are read, not their weights.
         episodes: file of episodes, or folder of files; None is ``RUN/episodes``.
         sampling: sampling settings of decisions; None takes the run's training settings.
-        device: see :func:`mrlm_pl.runs.evaluate`, also for ``name``.
+        device: see :func:`mrlm_pl.runs.evaluate`.
         name: name of the environment in the run, if an instance has another one.
 
     Raises:
@@ -162,5 +162,5 @@ def _report(
 
 def _text(episode: Episode, agent: str, step: int) -> str:
     """Return the message of an agent's decision."""
-    turn, row = decided(episode)[step][agent]
+    turn, row = turns_by_step(episode)[step][agent]
     return row.messages[row.replies[row.turns.index(turn) - len(row.turns)]].content

@@ -87,7 +87,7 @@ def unnamed_open_files(process: int) -> dict[tuple[int, int], int]:
         OSError: the process is gone, or may not be looked into.
     """
     sizes = {}
-    for thread in os.listdir(f"/proc/{process}/task"):  # each may have descriptors of its own
+    for thread in os.listdir(f"/proc/{process}/task"):  # each may have its own descriptors
         descriptors = f"/proc/{process}/task/{thread}/fd"
         with suppress(FileNotFoundError, ProcessLookupError):  # the thread ended meanwhile
             for name in os.listdir(descriptors):

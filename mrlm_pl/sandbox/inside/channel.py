@@ -65,10 +65,10 @@ class Channel:
 
         Args:
             reply: JSON-like data.
-            within_limit: whether to refuse a reply that is too large to be read; else such a reply ends the process.
+            within_limit: whether to reject a reply that is too large to be read; else such a reply ends the process.
 
         Raises:
-            ValueError: the reply is refused.
+            ValueError: the reply is rejected.
         """
         for stream in (sys.stdout, sys.stderr):
             with suppress(BaseException):  # a candidate may have closed or replaced them; the reply matters

@@ -15,7 +15,7 @@ MAX_PACKED_BYTES = 32 << 20
 """Maximum number of bytes of the files of a system that are packed."""
 
 _PRIVATE = ("-journal", "-wal", "-shm")
-"""Endings of what SQLite keeps beside a data base for one process."""
+"""Suffixes of the files that SQLite keeps next to a database for one process."""
 
 
 class Files:
@@ -51,7 +51,7 @@ class Files:
         for path, content in changes.items():
             parts = path.split("/")
             if len(parts) > MAX_DEPTH or any(part in ("", ".", "..") for part in parts):
-                raise ValueError(f"{path!r:.80} is no path of a file in the folder")
+                raise ValueError(f"{path!r:.80} is not a path of a file in the folder")
             full = os.path.join(self._root, path)
             if content is None:
                 self._seen.pop(path, None)
@@ -161,7 +161,7 @@ def _clear(folder: str, device: int) -> None:
 
 
 def _read_content(path: str, mode: int) -> bytes:
-    """Return the content of a file, also of one that its owner may not read at present."""
+    """Return the content of a file, even if its owner may not read it at present."""
     readable = os.access(path, os.R_OK)
     if not readable:
         os.chmod(path, mode | 0o400)

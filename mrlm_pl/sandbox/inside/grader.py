@@ -172,7 +172,7 @@ def make_error(text: str, kind: Any, arguments: Sequence[Any] | None = None) -> 
     try:
         error_arguments = (text,) if arguments is None else tuple(arguments)
         if issubclass(error_class, UnicodeError):
-            # Their own text reads the object at their offsets, which the candidate could place outside of it.
+            # Their own text reads the object at their offsets, which the candidate could place outside it.
             message = text.removeprefix(f"{kind}: ")
             methods = {"__str__": lambda error: message, "__module__": error_class.__module__}
             unicode_class: Any = type(kind, (error_class,), methods)

@@ -116,7 +116,7 @@ class _Server:
             if self.link.fileno() in ready:
                 try:
                     text, descriptors, _, _ = socket.recv_fds(self.link, MAX_MESSAGE, 3)
-                except ConnectionResetError:  # in place of an end, where the trainer died before it read all of ours
+                except ConnectionResetError:  # instead of an end, where the trainer died before it read all of ours
                     self._end()
                 if not text:
                     self._end()

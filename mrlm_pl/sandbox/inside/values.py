@@ -91,7 +91,7 @@ def decode(data: Any, recall: Callable[[Opaque], Any], depth: int = 0) -> Any:
 
     def inner(items: Any) -> list[Any]:
         if type(items) is not list:
-            raise TypeError(f"{type(items).__name__} in place of a list")
+            raise TypeError(f"{type(items).__name__} instead of a list")
         return [decode(item, recall, depth + 1) for item in items]
 
     if type(data) is list:
@@ -111,7 +111,7 @@ def decode(data: Any, recall: Callable[[Opaque], Any], depth: int = 0) -> Any:
     if kind == "opaque":
         number, name = content
         if type(number) is not int or type(name) is not str:
-            raise TypeError(f"{number!r:.40}, {name!r:.40} in place of a number and a name")
+            raise TypeError(f"{number!r:.40}, {name!r:.40} instead of a number and a name")
         return recall(Opaque(number, name))
     raise ValueError(f"unknown kind {kind!r:.40}")
 
@@ -119,7 +119,7 @@ def decode(data: Any, recall: Callable[[Opaque], Any], depth: int = 0) -> Any:
 def _type(content: Any) -> type:
     builtin_type = getattr(builtins, content)
     if type(builtin_type) is not type:
-        raise ValueError(f"{content!r:.40} is no built-in type")
+        raise ValueError(f"{content!r:.40} is not a built-in type")
     return builtin_type
 
 

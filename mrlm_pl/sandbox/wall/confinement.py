@@ -1,4 +1,4 @@
-"""Locks a process down: the server once, in namespaces with a root of its own, and each child for good."""
+"""Locks a process down: the server once, in namespaces with its own root, and each child for good."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _ETC = {
 """Files of the system folder that a shell finds: of no real system."""
 
 OWN_PROGRAMS = "/usr/local/bin"
-"""Folder for programs of the scripts, beside links to those of the machine."""
+"""Folder for programs of the scripts, next to links to those of the machine."""
 
 MACHINE_PATH = "/usr/bin:/bin:/usr/local/.bin"
 """Folders of the machine's programs, which no script can replace; the last one may hold links to places that it can."""
@@ -86,7 +86,7 @@ class CellSettings:
         cpu_seconds: CPU time of each process.
         disk_mb: size of its private folder, in MiB.
         shell: whether it runs scripts: it may then start programs, and all but the machine's folders is writable.
-        folders: further folders that it may read, of packages.
+        folders: extra folders that it may read, of packages.
     """
 
     number: int
@@ -105,7 +105,7 @@ def interpreter_folders() -> tuple[str, ...]:
 
 @functools.cache
 def _program_folders() -> tuple[str, ...]:
-    """Return places of programs and their libraries, without those that lie in others: each costs a child's start."""
+    """Return places of programs and their libraries, without those inside others: each costs a child's start."""
     folders = {os.path.realpath(path) for path in (*_SYSTEM, *interpreter_folders()) if os.path.exists(path)}
     return tuple(path for path in sorted(folders) if not any(path.startswith(f"{other}/") for other in folders))
 
@@ -136,7 +136,7 @@ def enter_namespaces(folders: Iterable[str]) -> None:
     """Put this process, and the next child as first process, in namespaces with a root that holds programs only.
 
     Args:
-        folders: further folders that are shown in it, read-only.
+        folders: extra folders that are shown in it, read-only.
 
     Raises:
         OSError: the machine does not allow it.
@@ -144,7 +144,7 @@ def enter_namespaces(folders: Iterable[str]) -> None:
     filesystem = syscalls.CLONE_NEWNS | syscalls.CLONE_NEWNET | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS
     as_root = False
     if os.getuid() == 0:
-        # Root of the machine makes the file system first, as the interpreter may lie in a folder of its own, and then
+        # Root of the machine makes the file system first, as the interpreter may be in its own folder, and then
         # becomes nobody. Root of a container may lack the right to, and goes the way of an ordinary user.
         with suppress(PermissionError):
             syscalls.unshare(filesystem)
@@ -209,7 +209,7 @@ def confine_in_namespaces(cell: CellSettings) -> None:
     if own_processes:
         # This process is none of theirs to see: its descriptors lead to the trainer.
         syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
-    else:  # unmounting /proc is refused here, as it was mounted outside; so it is covered
+    else:  # unmounting /proc is rejected here, as it was mounted outside; so it is covered
         syscalls.mount("none", "/proc", "tmpfs", syscalls.MS_RDONLY | syscalls.MS_NOEXEC | _SAFE, "size=4k,nr_inodes=2")
     if cell.shell:
         _enter_own_root()
@@ -273,9 +273,9 @@ def _bind_mount(path: str, target: str) -> None:
 
 
 def _mount_own_proc() -> bool:
-    """Mount a ``/proc`` that shows this cell's processes and nothing of the machine; False where that is refused.
+    """Mount a ``/proc`` that shows this cell's processes and nothing of the machine; False where that is rejected.
 
-    It is refused by kernels before 5.8, and in containers that hide a part of their own ``/proc``.
+    It is rejected by kernels before 5.8, and in containers that hide a part of their own ``/proc``.
     """
     syscalls.unshare(syscalls.CLONE_NEWNS)
     try:
@@ -317,7 +317,7 @@ def _filter_by_landlock(shell: bool, own_user: bool) -> Filter:
     return Filter(
         processes=shell,
         private=False,
-        # A child with a user of its own cannot change files of others. Else the call fails for programs, and does
+        # A child with its own user cannot change files of others. Else the call fails for programs, and does
         # nothing for scripts, in which it is common.
         modes=None if own_user else 0 if shell else errno.EPERM,
         truncate=landlock.version() >= 3,

@@ -133,7 +133,7 @@ def has_capability(number: int) -> bool:
 
 
 def drop_capabilities() -> None:
-    """Give up every capability, also for programs that are executed later."""
+    """Give up every capability, for programs that are executed later too."""
     prctl(PR_SET_NO_NEW_PRIVS, 1)
     for capability in range(_LAST_CAPABILITY + 1):
         try:

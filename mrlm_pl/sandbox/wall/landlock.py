@@ -1,4 +1,4 @@
-"""Landlock: what of the file system, of TCP and of other processes a process may touch, without privileges."""
+"""Landlock: limit a process's access to files, TCP and other processes, without privileges."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ON_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL
 
 
 def version() -> int:
-    """Return the kernel's version of Landlock, 0 where there is none."""
+    """Return the kernel's version of Landlock, 0 without Landlock."""
     try:
         return syscall(_CREATE, None, 0, 1)
     except OSError:
@@ -28,7 +28,7 @@ def version() -> int:
 
 
 def restrict(read: Iterable[str], write: Iterable[str], execute: Iterable[str]) -> None:
-    """Close the file system except for these paths, TCP, and abstract sockets and processes outside, for good.
+    """Permanently deny access to TCP, outside sockets and processes, and all files but these.
 
     Args:
         read: files and folders that may be read.
@@ -77,7 +77,7 @@ def _allow(rules: int, path: str, rights: int) -> None:
     try:
         descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except (FileNotFoundError, PermissionError):
-        return  # there is nothing of that name that this user could reach
+        return  # this user can reach nothing of that name
     try:
         if not os.path.isdir(path):
             rights &= _ON_FILES

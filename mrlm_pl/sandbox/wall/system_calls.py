@@ -1,6 +1,6 @@
 """Which system calls a candidate may make, and how the others are answered.
 
-Calls that are not listed here are refused with ENOSYS: numbers newer than this list, gaps, and foreign calling
+Calls that are not listed here are rejected with ENOSYS: numbers newer than this list, gaps, and foreign calling
 conventions. A call that a later kernel adds is therefore closed until it is added here.
 """
 
@@ -125,7 +125,7 @@ class Outcome:
 
     Args:
         error: error number of a refusal; 0 reports success and does nothing. None allows the call.
-        checks: checks that must all hold, else the call is refused with ``error``; without checks it always is.
+        checks: checks that must all hold, else the call is rejected with ``error``; without checks it always is.
     """
 
     error: int | None

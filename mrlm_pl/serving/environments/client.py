@@ -130,7 +130,7 @@ class RemoteEnvironment(Environment, proxy=True):
 
         Raises:
             RemoteTimeoutError: no server opens one in time.
-            RemoteError: a server refuses.
+            RemoteError: a server rejects the call.
         """
         self.close()
         opening = submit(self._open(task))
@@ -153,7 +153,7 @@ class RemoteEnvironment(Environment, proxy=True):
 
         Raises:
             RemoteTimeoutError: the server is silent.
-            RemoteError: the server is gone, or refuses.
+            RemoteError: the server is gone, or rejects the call.
         """
         if self._finalizer is None:
             raise EnvironmentContractError(f"environment {self.name!r}: step was called before reset; call reset first")
@@ -231,7 +231,7 @@ class RemoteEnvironment(Environment, proxy=True):
                 overloaded = error.code is grpc.StatusCode.RESOURCE_EXHAUSTED and not error.too_large
                 if not overloaded and (error.transient or error.code in _GONE):
                     note_lost(error)
-                # An overloaded server refuses before anything is done.
+                # An overloaded server rejects before anything is done.
                 if not overloaded or not await backoff.pause():
                     raise _error_of(error, f"environment {self.name!r}, turn {request.turn}") from error
 

@@ -128,7 +128,7 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
         return pb.KeepAliveReply(unknown=[identifier for identifier, session in sessions.items() if session is None])
 
     async def close(self, request: pb.CloseRequest) -> pb.CloseReply:
-        """End a session; one that is gone is no error, so that the request may be repeated."""
+        """End a session; one that is gone is not an error, so that the request may be repeated."""
         session = self.sessions.get(request.session)
         if session is not None:
             self.end(session, "it was closed")

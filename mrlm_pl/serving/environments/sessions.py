@@ -60,7 +60,7 @@ class Session:
         return self.lease_seconds if self.busy is not None else self.touched + self.lease_seconds - time.monotonic()
 
     def description(self) -> pb.SessionDescription:
-        """Return its description, with a digest in place of the id, which would let others step and close it."""
+        """Return its description, with a digest instead of the id, which would let others step and close it."""
         return pb.SessionDescription(
             session=hashlib.sha256(self.id.encode()).hexdigest()[:DIGEST_DIGITS],
             environment=self.name,

@@ -100,7 +100,7 @@ def _blocks(content: Sequence[Any], kind: str) -> list[Mapping[str, Any]]:
 
 
 def _chat_tool(tool: Any) -> Any:
-    """Return a tool with a schema as a function; tools of Anthropic's own servers are left, to be refused."""
+    """Return a tool with a schema as a function; tools of Anthropic's own servers are left, to be rejected."""
     if not isinstance(tool, Mapping) or "input_schema" not in tool:
         return tool
     function = {name: tool.get(name) for name in ("name", "description")}

@@ -25,7 +25,7 @@ A record keeps the first 2000 characters of an error. The last line of the error
 them."""
 
 LEFT_BEHIND_SECONDS = 1.0
-"""Seconds to wait for the rest of an output while a process outside of the program's group holds the pipe."""
+"""Seconds to wait for the rest of an output while a process outside the program's group holds the pipe."""
 
 PRINTED_MB = 64
 """Largest output, and largest error output, of a program; one that prints more is stopped."""

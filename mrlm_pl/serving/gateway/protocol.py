@@ -1,7 +1,7 @@
 """OpenAI's protocol: requests as calls, replies as JSON or server-sent events, and errors in its form.
 
 Covers ``/v1/chat/completions`` and ``/v1/responses``; :mod:`~mrlm_pl.serving.gateway.messages` has ``/v1/messages``.
-Every parameter is served, has no effect on the reply, has the protocol's default value, or is refused by name.
+Every parameter is served, has no effect on the reply, has the protocol's default value, or is rejected by name.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ Served = tuple[str, str, tuple[ToolCall, ...], str]
 
 
 class ProtocolError(Exception):
-    """A refused call, answered in the protocol's form.
+    """A rejected call, answered in the protocol's form.
 
     Args:
         status: HTTP status.
@@ -362,11 +362,11 @@ def _tool_call(id: Any, function: Any, path: str) -> ToolCall:
     try:
         arguments = json.loads(function["arguments"] or "{}")
         if not isinstance(arguments, dict):
-            raise TypeError("they are no object")
+            raise TypeError("they are not an object")
         json.dumps(arguments, allow_nan=False)  # as records demand
         return ToolCall(str(id), str(function["name"]), arguments)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        text = f"holds a call without a name or with arguments that are no JSON object: {error}"
+        text = f"holds a call without a name or with arguments that are not a JSON object: {error}"
         raise _fault(path, text) from None
 
 

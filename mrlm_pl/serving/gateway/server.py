@@ -63,7 +63,7 @@ class Gateway(Shared):
         programs: whether the programs are started here; programs started elsewhere ask for their episodes.
 
     Attributes:
-        counts: number of refused calls by the error's code.
+        counts: number of rejected calls by the error's code.
         patient: wait without a bound for programs that ask for episodes, and listen also between episodes.
     """
 
@@ -79,7 +79,7 @@ class Gateway(Shared):
         self._lock = threading.RLock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Gateway, (self.host, self.port, self.programs)  # another process has an endpoint of its own
+        return Gateway, (self.host, self.port, self.programs)  # another process has its own endpoint
 
     def start(self) -> str:
         """Listen, unless it does, and return ``http://HOST:PORT``.

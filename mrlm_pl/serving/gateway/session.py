@@ -19,8 +19,8 @@ from mrlm_pl.errors import ProgramError
 from mrlm_pl.serving.gateway.protocol import Call, ProtocolError, Served, served_form
 
 COUNTS = ("calls", "refused", "disconnected", "changed_tools", "retries", "edited_histories", "new_conversations")
-"""Counters of an episode: accepted calls, refused ones, replies that a program did not wait for, and prompts by what
-they are where they do not continue a trajectory: one with other tools, an earlier prompt again, another past, no past.
+"""Counters of an episode: accepted calls, rejected ones, replies that a program did not wait for, and prompts by what
+they are where they do not continue a trajectory: other tools, an earlier prompt again, another past, no past.
 """
 
 MOST_REWARD = 1e30
@@ -36,7 +36,7 @@ class Limits:
 
     Args:
         calls: maximum number of calls; a call for several replies counts once per reply.
-        tokens: maximum number of sampled tokens, after which calls are refused; None has no bound.
+        tokens: maximum number of sampled tokens, after which calls are rejected; None has no bound.
         lease_seconds: longest time without a call of a running program; then the episode fails.
     """
 
@@ -146,7 +146,7 @@ class Session:
         """Add rewards of agents: numbers, or numbers by component.
 
         Raises:
-            ProtocolError: an agent does not exist or has made no call, or a value is no number or beyond
+            ProtocolError: an agent does not exist or has made no call, or a value is not a number or beyond
                 :data:`MOST_REWARD`.
         """
         if self._ended:
@@ -170,7 +170,7 @@ class Session:
                 self.posted[agent] += value
 
     async def end(self) -> None:
-        """Refuse all waiting and later calls, and stop the program."""
+        """Reject all waiting and later calls, and stop the program."""
         self._ended = True
         for queue in self._queues.values():
             for call, served in queue:

@@ -47,7 +47,7 @@ class RemoteEngine(Engine):
         """Return one sample per request; see :meth:`Engine.sample`.
 
         Raises:
-            EngineError: the server refuses the requests.
+            EngineError: the server rejects the requests.
             RemoteTimeoutError: the server does not answer.
             RemoteError: the server's answer does not follow the protocol.
         """

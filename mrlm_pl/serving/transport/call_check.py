@@ -20,7 +20,7 @@ MALFORMED = (
 
 
 class CallCheck(grpc.aio.ServerInterceptor):
-    """Refuses calls without the token, except health checks, and malformed requests, as the caller's fault.
+    """Rejects calls without the token, except health checks, and malformed requests, as the caller's fault.
 
     gRPC would report the latter as INTERNAL.
 
@@ -36,7 +36,7 @@ class CallCheck(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler:
-        """Return the handler with a check of its request, or one that refuses; see ``grpc.aio.ServerInterceptor``."""
+        """Return the handler with a check of its request, or one that rejects; see ``grpc.aio.ServerInterceptor``."""
         header = str(dict(handler_call_details.invocation_metadata).get(HEADER, ""))
         method: str = handler_call_details.method
         if not (self._token is None or method.startswith(_OPEN_TO_ALL) or carries_token(header, self._token)):
@@ -71,7 +71,7 @@ class CallCheck(grpc.aio.ServerInterceptor):
 
 
 async def _refuse(requests: Any, context: Any) -> Any:
-    """Refuse a call of any kind before its request is read."""
+    """Reject a call of any kind before its request is read."""
     reason = "the token is missing or wrong; give it with token_file or in MRLM_TOKEN"
     await context.abort(grpc.StatusCode.UNAUTHENTICATED, reason)
     yield  # makes it a stream

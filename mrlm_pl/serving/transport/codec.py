@@ -83,7 +83,7 @@ def from_json(content: bytes, kind: type[T]) -> T:
 
 
 _Amounts: TypeAlias = dict[str, bool | int | float]
-"""Numbers by name; ``float`` alone would turn integers into floats and refuse truth values."""
+"""Numbers by name; ``float`` alone would turn integers into floats and reject booleans."""
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ FINAL = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED, grp
 
 
 class StatusError(Exception):
-    """A status in place of a reply: the network failed, or a service refused the request."""
+    """A status instead of a reply: the network failed, or a service rejected the request."""
 
     def __init__(self, code: grpc.StatusCode, text: str) -> None:
         super().__init__(f"{code.name}: {text}")
@@ -103,7 +103,7 @@ class StatusError(Exception):
 
 
 class RefusalError(StatusError):
-    """A service refused the request."""
+    """A service rejected the request."""
 
     too_large = transient = False
 
@@ -190,8 +190,8 @@ class Connection:
                 connection.
 
         Raises:
-            StatusError: the server refused, is gone, or did not answer in time, or a message is larger than either end
-                allows.
+            StatusError: the server rejected the call, is gone, or did not answer in time, or a message is larger than
+                either end allows.
         """
         if service not in self._stubs:
             self._stubs[service] = service(self._channel)
@@ -254,7 +254,7 @@ class Connection:
         """Yield a controller's answers to a worker's reports.
 
         Raises:
-            StatusError: the controller refused the worker, or is gone.
+            StatusError: the controller rejected the worker, or is gone.
         """
         controller = environment_pb2_grpc.ControllerServiceStub(self._channel)
         try:

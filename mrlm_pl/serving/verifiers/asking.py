@@ -59,7 +59,7 @@ async def request_scores(terms: Terms, conversations: Sequence[Conversation]) ->
 
     Raises:
         RemoteTimeoutError: no server answered in time.
-        RemoteError: a server refused, or its answer is invalid.
+        RemoteError: a server rejected the call, or its answer is invalid.
         DataError: a conversation is empty or too long.
     """
     slots = asyncio.Semaphore(AT_ONCE)

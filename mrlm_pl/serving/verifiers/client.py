@@ -60,8 +60,8 @@ class VerifierClient(TextScorer):
         """Return the probabilities, in order, each in [0, 1].
 
         Raises:
-            RemoteError: no server answered in time, one refused, or its answer does not fit the conversations; the
-                message names the server.
+            RemoteError: no server answered in time, one rejected the call, or its answer does not fit the
+                conversations; the message names the server.
             DataError: a conversation is empty or longer than servers take.
         """
         from mrlm_pl.serving.transport.connection import submit

@@ -1,4 +1,4 @@
-"""The service: scores conversations of many callers in one call of the model, on one thread beside the event loop."""
+"""The service: scores conversations of many callers in one call of the model, on one thread off the event loop."""
 
 from __future__ import annotations
 

@@ -186,8 +186,8 @@ def test_the_environment_of_a_run_is_checked_with_its_arguments(mrlm, monkeypatc
         (("--model", "binary"), "model: 'binary' cannot be read: 'utf-8' codec can't decode"),
         (("--model", "eval.yaml"), "environment missing: 'eval.yaml' has none"),
         (("--config", "run/config.yaml"), "or its configuration by `--model FILE`"),
-        (("--model", "rows.csv"), "model: 'rows.csv' is no configuration of a run"),
-        (("--model", "broken.yaml"), "'broken.yaml' is no configuration of a run: Expected `object | null`, got `int`"),
+        (("--model", "rows.csv"), "model: 'rows.csv' is not a configuration of a run"),
+        (("--model", "broken.yaml"), "'broken.yaml' is not a configuration of a run: Expected `object | null`, got"),
     ):
         status, out, err = mrlm("check-env", *words)
         assert (status, out, message in err) == (2, "", True), err

@@ -288,5 +288,5 @@ def test_the_second_interrupt_ends_the_process_at_once():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=250)
     assert done.returncode == -signal.SIGINT
-    assert "press it again to end at once" in done.stderr
+    assert "press it again to end immediately" in done.stderr
     assert done.stdout == ""

@@ -39,7 +39,7 @@ TEAM = {
     },
     "trainer": {"accelerator": "cpu", "max_epochs": 1},
 }
-"""Two agents, each with a policy of its own."""
+"""Two agents, each with its own policy."""
 
 
 def test_a_warning_of_the_project_has_no_line_of_code(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +176,7 @@ def test_a_complete_run_that_is_resumed_says_that_nothing_was_trained(mrlm) -> N
 @pytest.mark.long_after(1)
 def test_a_run_that_a_callback_stops_says_where(mrlm, caplog, config: dict[str, object], stopped: str) -> None:
     Path("config.yaml").write_text(yaml.safe_dump(config))
-    name = f"early_{stopped[-7:]}"  # a module of its own
+    name = f"early_{stopped[-7:]}"  # a separate module
     Path(f"{name}.py").write_text(
         "from lightning.pytorch import Callback\n\n\nclass Once(Callback):\n"
         "    def on_train_batch_end(self, trainer, *_):\n        trainer.should_stop = True\n"

@@ -9,11 +9,11 @@ def test_what_is_no_sharded_checkpoint_is_named(mrlm):
     Path("folder").mkdir()
     status, _, message = mrlm("consolidate", "folder", "whole.ckpt")
     assert status == 2
-    assert "'folder' is no sharded checkpoint" in message
+    assert "'folder' is not a sharded checkpoint" in message
     Path("folder/meta.pt").write_bytes(b"")
     status, _, message = mrlm("consolidate", "folder", "whole.ckpt")
     assert status == 2
-    assert "'folder' is no sharded checkpoint: it has no file '.metadata'; name a complete one" in message
+    assert "'folder' is not a sharded checkpoint: it has no file '.metadata'; name a complete one" in message
     Path("folder/.metadata").write_bytes(b"")
     Path("file").touch()
     status, _, message = mrlm("consolidate", "folder", "file/whole.ckpt")

@@ -398,7 +398,7 @@ def test_a_comparison_without_equal_tasks_is_refused_before_anything_is_played(m
             "have no task in common: 1 of 'math' (test split, seed 0) and 1 of 'parrot' (test split, seed 0)",
         ),
         ("none.json", "the report of 'math' (test split, seed 0) has no episodes; compare with another one"),
-        ("old.json", "'old.json' is no report of `mrlm eval --output` or of a run; write it again with this version"),
+        ("old.json", "'old.json' is not a report of `mrlm eval --output` or of a run; write it again with this"),
         ("run", "'run' is a folder, not a report; name run/evaluation_before.json\n"),
         ("table.json", "'table.json' is a table, not a report of one model and environment; name table/a--math.json\n"),
     ):
@@ -755,7 +755,7 @@ def test_agents_and_policies_that_do_not_play_are_named(mrlm, recorded):
 def test_an_environment_that_the_run_does_not_have_is_named(mrlm, recorded):
     recorded(({}, {"environment": {"class_path": "mrlm_environments.WordEmission", "init_args": {"num_agents": 3}}}))
     _, _, err = evaluated(mrlm, "--environment", "parrot")
-    assert "warning: 'parrot' is no environment of 'run', which was trained in WordEmission" in err
+    assert "warning: 'parrot' is not an environment of 'run', which was trained in WordEmission" in err
 
 
 @pytest.mark.parametrize(("number", "status", "name"), [(2, 130, "Ctrl-C"), (15, 143, "SIGTERM")])
@@ -776,7 +776,7 @@ def test_a_signal_ends_it_in_order_and_tells_the_command(mrlm, model_folder, mon
 
 
 def test_agents_and_policies_are_reported(mrlm, recorded):
-    """Two solvers with a policy of their own, each asked twice, of which neither knows the answer."""
+    """Two solvers with their own policy, each asked twice, of which neither knows the answer."""
     environment = {"class_path": "mrlm_environments.CollaborativeReasoningEnvironment"}
     seats = {"seats": {"solver_1": "one", "solver_2": "two"}}
     recorded((seats, {"environment": environment}), policies=("one", "two"))

@@ -67,8 +67,8 @@ def short(err: str) -> bool:
         ("sessions 127.0.0.1", "the address '127.0.0.1' is not HOST:PORT"),
         ("sessions http://127.0.0.1:50051", "the address 'http://127.0.0.1:50051' is not HOST:PORT"),
         ("sessions 127.0.0.1:99999", "with a port of 1 to 65535"),
-        ("sessions 127.0.0.1:1 --limit -1", "limit: -1 is no number of sessions; 0 lists all"),
-        ("sessions 127.0.0.1:1 --limit 2147483648", "limit: 2147483648 is no number of sessions; 0 lists all"),
+        ("sessions 127.0.0.1:1 --limit -1", "limit: -1 is not a number of sessions; 0 lists all"),
+        ("sessions 127.0.0.1:1 --limit 2147483648", "limit: 2147483648 is not a number of sessions; 0 lists all"),
         ("sessions 127.0.0.1:1 --tls_authority {not}", "tls_authority: '{not}' is no PEM file with a certificate"),
         ("check-env RemoteEnvironment --environment.name math", "environment: RemoteEnvironment needs address"),
         ("check-env RemoteEnvironment --environment.name math --environment.address h", "'h' is not HOST:PORT"),
@@ -129,7 +129,7 @@ def test_an_environment_that_the_server_has_not(mrlm: Any, start: Callable[[Envi
 
 @pytest.mark.parametrize(
     ("controller", "text"),
-    [(True, "does not take this worker: the token is missing or wrong"), (False, "it is no controller")],
+    [(True, "does not take this worker: the token is missing or wrong"), (False, "it is not a controller")],
 )
 @pytest.mark.long
 def test_a_worker_that_is_not_taken_ends(start: Any, guarded: str, controller: bool, text: str) -> None:

@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[3]
 
 
 class Running:
-    """``mrlm serve`` in a process of its own."""
+    """``mrlm serve`` in its own process."""
 
     def __init__(self, *arguments: str) -> None:
         words = [sys.executable, "-m", "mrlm_pl.cli.main", "serve", "--port", "0", *arguments]
@@ -138,7 +138,7 @@ def test_a_server_from_its_start_to_its_end(running, mrlm, tmp_path):
     begun(other := environment.copy())
     with pytest.raises(ConfigurationError, match=r"settings \['difficulty'\]: this server takes none from clients"):
         begun(RemoteEnvironment(server.target, "math", {"difficulty": [1, 1]}))
-    for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):  # another Ctrl-C would end it at once
+    for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):  # another Ctrl-C would end it immediately
         server.process.send_signal(number)
         time.sleep(0.3)
     step = asyncio.run(environment.step({"agent": Message("assistant", task.data["answer"])}))
@@ -151,7 +151,7 @@ def test_a_server_from_its_start_to_its_end(running, mrlm, tmp_path):
     assert status == 0, log
     assert "environment math: agents agent" in log
     assert "going down: 2 sessions are live" in log
-    assert log.count("Ctrl-C: ending in order; press it again to end at once") == 1
+    assert log.count("Ctrl-C: shutting down; press it again to end immediately") == 1
     assert "Traceback" not in log
 
 

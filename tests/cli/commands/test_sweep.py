@@ -78,7 +78,7 @@ def train(outside_the_repository: None, monkeypatch: pytest.MonkeyPatch) -> Call
 
 @contextmanager
 def sweep_of_two(grace: float = 100.0) -> Iterator[subprocess.Popen[str]]:
-    """Start a sweep of two runs in a process of its own; they have begun."""
+    """Start a sweep of two runs in its own process; they have begun."""
     program = (
         "import signal, sys; from mrlm_pl.cli.commands import sweep; from mrlm_pl.cli.main import main; "
         "signal.signal(signal.SIGHUP, signal.SIG_DFL); "  # ignored where the tests run under nohup
@@ -259,7 +259,7 @@ def test_a_run_that_does_not_end_is_named_and_killed(
             time.sleep(1)
         _, errors = process.communicate(timeout=100)
     assert process.returncode == 128 + numbers[0], errors
-    assert "mrlm: s/seed-1 had not ended in order and was killed\n" in errors
+    assert "mrlm: s/seed-1 had not ended cleanly and was killed\n" in errors
     assert "its runs have ended; continue with `mrlm sweep" in errors
     assert not any(Path("/proc", (run / "process").read_text()).exists() for run in RUNS), "no orphan"
 
@@ -285,7 +285,7 @@ def test_a_run_that_does_not_end_is_named_and_killed(
         (["--grid", "data.environment.difficulty=[1,1],[3,1]"], "math: difficulty is (3, 1)"),
         (["--trainer.devices", "0"], "trainer: "),
         (["--grid", "data.group_size=8,1"], "data.group_size is 1, but GRPO compares at least 2 episodes of each task"),
-        (["--grid", "model.seats={},{agnt: main}"], "seats: 'agnt' is no agent of this run; did you mean 'agent'?"),
+        (["--grid", "model.seats={},{agnt: main}"], "seats: 'agnt' is not an agent of this run; did you mean 'agent'?"),
         (["--seed_everything", "3"], "seed_everything: `mrlm sweep` sets it for each run"),
         (["--output", ""], "output is ''; name a folder, as in `--output runs/sweep`"),
         (["--output=", "--jobs", "1"], "output is ''; name a folder, as in `--output runs/sweep`"),

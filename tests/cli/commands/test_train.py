@@ -29,7 +29,7 @@ model: {class_path: ToyAlgorithm, init_args: {rate: 0.25}}
 data: {class_path: ToyData}
 trainer: {max_epochs: 2, accelerator: cpu, enable_progress_bar: false, enable_model_summary: false}
 """
-# w <- w - .25 * 2 (w - target), targets 1, 3: 0 -> .5 -> 1.75 -> 1.375 -> 2.1875
+# w <- w - 0.25 * 2 (w - target), targets 1, 3: 0 -> 0.5 -> 1.75 -> 1.375 -> 2.1875
 WEIGHTS = [0.0, 0.5, 1.75, 1.375]
 FINAL = 2.1875
 
@@ -495,7 +495,7 @@ def test_a_resume_says_what_changed_and_honors_it_or_refuses(fit: Any, mrlm: Any
     fit("--trainer.max_epochs", "1")
     told = fit("--ckpt_path", "last", "--model.rate", "0.5")
     assert "changed since runs/toy/config.yaml: model.rate 0.25 -> 0.5, trainer.max_epochs 1 -> 2" in told
-    # From 1.75 with the rate .5, each batch's number is the weight after it.
+    # From 1.75 with the rate 0.5, each batch's number is the weight after it.
     assert outcome("runs/toy")["weight"] == 3.0
     Path("toy.yaml").write_text(CONFIG.replace("ToyData", "RolloutDataModule, init_args: {environment: math}"))
     told = fit("--ckpt_path", "last", status=2)

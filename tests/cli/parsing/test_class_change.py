@@ -1,4 +1,4 @@
-"""Naming another class than a file does: settings of both are kept, settings that the new class lacks are refused."""
+"""Naming another class than a file does: settings of both are kept, settings that the new class lacks are rejected."""
 
 import re
 from pathlib import Path

@@ -334,7 +334,7 @@ MISTAKES = {
     "help of an unknown class": (("--model.help", "ToyAlgoritm"), ("model: there is no algorithm", "'ToyAlgorithm'")),
     "class of a file, without the file": (
         ("--model", "Zebra"),
-        ("there is no algorithm 'Zebra'; known are: ", "name a class of your own by its path, as in `my_"),
+        ("there is no algorithm 'Zebra'; known are: ", "name your own class by its path, as in `my_"),
     ),
     "help of an unknown class of a class": (
         ("--data.environment.help=parot",),
@@ -352,8 +352,8 @@ MISTAKES = {
         ("--trainer.callbacks", "[{class_path: EarlyStopping, init_args: {monitor: reward, mode: largest}}]"),
         ("EarlyStopping cannot be made", "largest"),
     ),
-    "configuration that is no file": (("--config", "absent"), ("config: 'absent' is neither a file nor a mapping",)),
-    "long configuration that is no file": (
+    "configuration that is not a file": (("--config", "absent"), ("config: 'absent' is neither a file nor a mapping",)),
+    "long configuration that is not a file": (
         ("--config", f"{{trainer: {{max_epoch: 3}}, {'x' * 300}: 1}}"),
         ("max_epoch", "max_epochs"),
     ),
@@ -435,7 +435,7 @@ FILES = {
         "model: {class_path: ToyAlgorithm, init_arg: {rate: 3}}\n",
         ("model.init_arg: ", "did you mean 'init_args'?", "(wrong.yaml, line 1)"),
     ),
-    "list in place of a mapping": ("trainer: []\n", ("trainer: expected a mapping", "[]", "(wrong.yaml, line 1)")),
+    "list instead of a mapping": ("trainer: []\n", ("trainer: expected a mapping", "[]", "(wrong.yaml, line 1)")),
     "class without a name": ("trainer: {callbacks: [{}]}\n", ("trainer.callbacks: no Callback is named",)),
     "configuration in a configuration": ("config: other.yaml\n", ("config",)),
     "key that is a number": ("trainer: {1: 3}\n", ("trainer.1", "max_epochs")),

@@ -39,7 +39,7 @@ TYPOS = {
     "--model.kl.coeficient": "'coefficient'",
     "--model.stop_at_k": "'stop_at_kl'",
     "--model.policies.main.lerning_rate": "'learning_rate'",
-    "--data.environment=SumsEnvironment": "did you mean 'SqlEnvironment'? Otherwise name a class of your own by its ",
+    "--data.environment=SumsEnvironment": "did you mean 'SqlEnvironment'? Otherwise name your own class by its ",
     "--model.policies.mian.learning_rate": "there is no policy 'mian'; did you mean 'main'?",
     "--data.sampling.temprature": "'temperature'",
     "--data.grups": "'groups'",
@@ -99,7 +99,7 @@ def test_a_typo_is_answered_without_torch(words: str, answers: dict[str, list[An
 def test_a_typo_in_a_file_has_its_line_and_one_in_an_option_has_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mrlm_pl.cli.parsing.early_check.plugin_entry_points", list)  # tests have a plugin of their own
+    monkeypatch.setattr("mrlm_pl.cli.parsing.early_check.plugin_entry_points", list)  # tests have their own plugin
     file = tmp_path / "run.yaml"
     file.write_text("data:\n  class_path: RolloutDataModule\n  init_args:\n    environment: mathh\n")
     with pytest.raises(ConfigurationError, match=r"did you mean 'math'\? .+ \(.*run.yaml, line 4\)"):

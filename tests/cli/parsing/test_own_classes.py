@@ -40,7 +40,7 @@ class Rhyme(SingleAgentEnvironment):
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A working folder with a file of the user's; each test gets a module name of its own."""
+    """A working folder with a file of the user's; each test gets its own module name."""
     (tmp_path / f"own_{tmp_path.name.replace('-', '_')}.py").write_text(ENVIRONMENT)
     return tmp_path
 

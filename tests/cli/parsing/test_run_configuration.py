@@ -1,4 +1,4 @@
-"""Settings that a resumed run changes: honored or refused, and named."""
+"""Settings that a resumed run changes: honored or rejected, and named."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def test_the_players_own_tokens_are_kept(replies: list[str]) -> None:
 
 
 def test_tokens_that_encoding_their_text_would_not_give_are_kept() -> None:
-    # A special token that was sampled amid the reply is no text, so the text alone would lose it.
+    # A special token that was sampled amid the reply is not a text, so the text alone would lose it.
     (played,) = play(["four"])
     token = TOKENIZER.convert_tokens_to_ids("<|user|>")
     turn = played.turns[0]

@@ -242,7 +242,7 @@ def test_epochs_have_the_length_that_the_trainer_sets_and_go_through_all_rows(
     trainer.fit(algorithm, data)
     assert trainer.global_step == 21
     first, second = seen[:10], seen[10:20]
-    assert first != second, "every pass has an order of its own"
+    assert first != second, "every pass has its own order"
     assert (data.epoch, data.position) == (2, 1)
     other = TrajectoryDataModule(source, batch_size=1, seed=1)
     other.examples = data.examples

@@ -47,7 +47,7 @@ def said(rows: Any) -> list[tuple[str, str, str]]:
     [
         (GOOD, r"row 2: it lacks the field 'agents'.*\['chosen', 'prompt', 'rejected'\]"),
         ({"agents": {"a": None}}, "row 2: its field 'agents' names no agent"),
-        ({"agents": {"a": GOOD, "b": "4"}}, "row 2: agent 'b': '4' is no object"),
+        ({"agents": {"a": GOOD, "b": "4"}}, "row 2: agent 'b': '4' is not an object"),
         ({"agents": {"a": {"prompt": "2+2=", "chosen": "4"}}}, "row 2: agent 'a': it lacks the field 'rejected'"),
     ],
 )
@@ -108,7 +108,7 @@ def test_the_best_and_the_worst_episode_of_a_group_are_a_pair() -> None:
         episode(n, group, {"a": (first, ["x"]), "b": (second, ["y"])}) for n, (group, first, second) in enumerate(table)
     ]
     episodes += [episode(6, "k", {"a": (0.1, ["x"])}), episode(7, "g", {"a": (9.0, ["x"])}, error="away")]
-    # Means .5, .45, .6 in g; .3 and .1 in k.
+    # Means 0.5, 0.45, 0.6 in g; 0.3 and 0.1 in k.
     assert [(pair.chosen.id, pair.rejected.id) for pair in joint_pairs(episodes)] == [("2", "1"), ("5", "6")]
     assert [pair.chosen.id for pair in joint_pairs(episodes, reward_gap=0.18)] == ["5"]
 

@@ -184,7 +184,7 @@ def test_pairs_of_episodes_with_calls_are_rows_that_the_module_reads(tmp_path: P
 
 
 def test_calls_that_the_text_lacks_make_no_pair() -> None:
-    """A template begins calls by a special token, which is no text."""
+    """A template begins calls by a special token, which is not a text."""
     said = (Message("user", "Task g"), Message("assistant", '{"name": "add"}', (ToolCall("call00000", "add", {}),)))
     played = episode(0, "g", 1.0, "")
     calling = replace(played, trajectories={"a": (replace(played.rows()[0], messages=said),)})

@@ -259,7 +259,7 @@ def test_rounds_of_another_mode_or_below_one_are_refused(echo: Any) -> None:
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_the_first_ratio_is_one(model_folder: Path, echo: Any, quiet_trainer: Any, temperature: float) -> None:
-    """The model folder asks for attention dropout of .1; neither it nor the temperature may show in the ratio."""
+    """The model folder asks for attention dropout of 0.1; neither it nor the temperature may show in the ratio."""
     algorithm, data = make(
         model_folder, echo(turns=2), iterations=1, sampling=Sampling(temperature=temperature, max_tokens=8)
     )
@@ -313,7 +313,7 @@ def test_the_only_update_on_a_rollout_takes_the_old_log_probabilities_from_its_o
         algorithm, data = make(
             model_folder, HalfSilent(), options, iterations=1, sampling=Sampling(top_p=0.5, max_tokens=8)
         )
-        if kind == "apart":  # an algorithm that does not know the number of updates makes a pass of its own
+        if kind == "apart":  # an algorithm that does not know the number of updates makes its own pass
             monkeypatch.setattr(GRPO, "check_rollouts", lambda self, met: meet(self, replace(met, updates=None)))
         trainer = quiet_trainer(accumulate_grad_batches=2)
         trainer.fit(algorithm, data)
@@ -513,7 +513,7 @@ def test_another_way_to_serve_a_collection_is_refused_in_its_middle(
 def test_other_numbers_of_updates_leave_the_number_of_iterations(
     before: int, after: int, done: int, model_folder: Path, echo: Any, quiet_trainer: Any, tmp_path: Path
 ) -> None:
-    """From the end of an iteration on, also of the last one, with more iterations."""
+    """From the end of an iteration on, even the last one, with more iterations."""
     saver = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
     algorithm, data = make(model_folder, echo(), iterations=2, passes=before)
     quiet_trainer(enable_checkpointing=True, callbacks=[saver]).fit(algorithm, data)

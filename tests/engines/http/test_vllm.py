@@ -206,7 +206,7 @@ def test_a_ray_worker_updates_the_server_beside_it(folder: Path, url: str, tmp_p
     pool = {"data.engine.address": "local", "data.engine.workers": 1, "data.engine.engine.url": url}
     engine = {**pool, "data.engine.engine.weights_folder": tmp_path / "weights"}
     arguments = words(tmp_path / "run", "scaling/ray_served_pool.yaml", **policy, **engine)
-    # a process of its own, as one can use one Ray
+    # a separate process, since a process can use only one Ray
     subprocess.run([sys.executable, "-m", "mrlm_pl.cli.main", *arguments], check=True, timeout=600)
     assert largest_ratios(tmp_path / "run") == pytest.approx([1.0] * 6, abs=1e-3)
 

@@ -13,9 +13,9 @@ from tests.support.models.model_families import families, measure, tiny_model
 TABLE: dict[str, Any] = json.loads(Path("benchmarks/results/families.json").read_text())
 EXACT = 1e-4
 NOT_CAUSAL = {"cpmant", "prophetnet", "xlm", "xlnet"}
-"""Their logits depend on later tokens, also with ``is_decoder``; the engine warns of them."""
+"""Their logits depend on later tokens, even with ``is_decoder``; the engine warns of them."""
 NOT_TRAINED = {"reformer"}
-"""Refuses a gradient in evaluation mode, and hashes at random in training mode."""
+"""Rejects a gradient in evaluation mode, and hashes at random in training mode."""
 
 
 def test_the_table_has_every_family_and_says_why_one_is_missing() -> None:

@@ -40,7 +40,7 @@ def test_uniforms_of_a_row_do_not_depend_on_other_rows_or_on_the_count() -> None
 def test_uniforms_are_uniform_within_and_across_seeds() -> None:
     for sample in (uniforms([11], 20_000)[0], uniforms(range(20_000), 1)[:, 0]):
         counts, _ = np.histogram(sample, bins=20, range=(0, 1))
-        assert ((counts - 1000) ** 2 / 1000).sum() < 43.8  # chi-square, 19 degrees of freedom, p = .001
+        assert ((counts - 1000) ** 2 / 1000).sum() < 43.8  # chi-square, 19 degrees of freedom, p = 0.001
 
 
 def _expected(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:

@@ -260,7 +260,7 @@ def test_a_step_waits_for_nothing() -> None:
 
 
 def test_engines_of_a_process_capture_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A capture begins with a wait for the whole device, which CUDA refuses within any other capture on it."""
+    """A capture begins with a wait for the whole device, which CUDA rejects within any other capture on it."""
     capturing, begun = threading.Lock(), threading.Semaphore(0)
 
     class Graph(contextlib.ExitStack):

@@ -22,7 +22,7 @@ from tests.support.runs.logs import logged_here
 
 MakeEngine = Callable[..., InProcessEngine]
 EXACT = 1e-4
-"""Log-probabilities in single precision; the faults that the checks below found were .05 to 3."""
+"""Log-probabilities in single precision; the faults that the checks below found were 0.05 to 3."""
 
 
 @pytest.mark.parametrize(

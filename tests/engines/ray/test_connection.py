@@ -61,7 +61,7 @@ def test_an_error_at_the_end_of_ray_is_told(caplog: pytest.LogCaptureFixture) ->
     connection._ready.set_result(None)
     connection._life = in_daemon(lambda: print(1 / 0))
     connection.close()
-    assert "Ray at here did not end in order: division by zero" in caplog.text
+    assert "Ray at here did not shut down cleanly: division by zero" in caplog.text
 
 
 def test_two_addresses_in_a_process_are_refused(events: list[str]) -> None:

@@ -123,7 +123,7 @@ def test_an_adapter_on_the_output_head_only_changes_the_rounding(make_reference:
     policy.load()
     moved(policy)
     reference, _ = make_reference()
-    # The learner computes all logits where the head is no plain layer; a worker has the model without adapters.
+    # The learner computes all logits where the head is not a plain layer; a worker has the model without adapters.
     wanted = policy.reference_logprobs(**rows.inputs())
     torch.testing.assert_close(reference.logprobs(policy, rows), wanted, rtol=1e-5, atol=1e-5)
 

@@ -59,7 +59,7 @@ def test_others_do_not(gate: StoreGate) -> None:
         reached_store(HOST, gate.port, "wrong", 60.0)
     with pytest.raises(dist.DistError):
         dist.TCPStore(HOST, gate.port, is_master=False, timeout=timedelta(seconds=1))
-    assert gate.store.num_keys() <= 1, "a store counts a key of its own"
+    assert gate.store.num_keys() <= 1, "a store counts its own key"
 
 
 def test_a_recorded_handshake_cannot_be_played_again(gate: StoreGate, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,7 @@ def test_the_reward_is_the_librarys_score(reply: str, expected: float | None) ->
 
 
 def test_a_reply_without_a_tag_earns_nothing() -> None:
-    environment = ReasoningGymEnvironment({"fraction_simplification": None})  # .01 for any text
+    environment = ReasoningGymEnvironment({"fraction_simplification": None})  # 0.01 for any text
     task = environment.tasks("train")[0]
     environment.reset(task)
     assert environment.step({"agent": Message("assistant", task.data["answer"])}).rewards == {"agent": 0.0}
@@ -153,7 +153,7 @@ def test_all_generators_that_evaluate_replies_are_known() -> None:
         for name, (generator, _) in reasoning_gym.factory.DATASETS.items()
         if re.search(r"\b(eval|exec|sympify|parse_expr)\((?!entry)", inspect.getsource(generator.score_answer))
     }
-    assert found - {"propositional_logic"} == set(EVALUATING), "propositional_logic has a parser of its own"
+    assert found - {"propositional_logic"} == set(EVALUATING), "propositional_logic has its own parser"
 
 
 def test_a_task_of_other_settings_is_refused() -> None:

@@ -152,5 +152,5 @@ def test_missing_games_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="holds no game of ALFWorld; name a folder"):
         AlfWorldEnvironment(data={"train": str(tmp_path)}).tasks("train")
     (tmp_path / "game.tw-pddl").write_text("{}")
-    with pytest.raises(DataError, match="is no game of ALFWorld: Object missing required field"):
+    with pytest.raises(DataError, match="is not a game of ALFWorld: Object missing required field"):
         AlfWorldEnvironment(data={"train": str(tmp_path)}).tasks("train")

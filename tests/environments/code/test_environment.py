@@ -207,7 +207,7 @@ def test_leaving_after_a_right_answer_earns_nothing() -> None:
 def test_helpers_of_the_prompt_are_the_tasks_own() -> None:
     assert earned("```python\ndef unshift(s):\n    return s[-1:] + s[:-1]\n```", HUMANEVAL) == 2.0
     assert earned("def shift(s): return s\ndef unshift(s): return s", HUMANEVAL) == 0.25, "only '' is its own shift"
-    assert earned("shift = None", HUMANEVAL) == -0.5, "the prompt's head is no answer"
+    assert earned("shift = None", HUMANEVAL) == -0.5, "the prompt's head is not an answer"
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_a_body_alone_is_put_under_its_head(reply: str) -> None:
 def test_mbpp_with_imports_and_setup() -> None:
     assert earned("```py\nimport math\ndef area(r): return math.pi * r ** 2\n```", MBPP) == 2.0
     assert earned("def area(r): return 3.14 * r * r", MBPP) == 0.5
-    assert earned("math = None\nradius = 0\ndef area(r): return 0", MBPP) == 0.5, "the tests have a radius of their own"
+    assert earned("math = None\nradius = 0\ndef area(r): return 0", MBPP) == 0.5, "the tests have their own radius"
 
 
 def test_a_setup_that_builds_objects_of_the_program() -> None:
@@ -345,7 +345,7 @@ def test_attempts_end() -> None:
 
 
 def test_the_return_is_the_score_of_the_last_program() -> None:
-    """Half of the tests pass, then none, then all: .5, the change of -.5 - .5 and that of 2 + .5."""
+    """Half of the tests pass, then none, then all: 0.5, the change of -0.5 - 0.5 and that of 2 + 0.5."""
     environment = CodeEnvironment(max_attempts=3)
     environment.reset(task_of({**ROW, "pairs": [[[2], 4], [[3], 6]]}))
     programs = ("def double(x): return 4", "no", RIGHT)
@@ -391,7 +391,7 @@ def test_generated_tests_tell_above_from_at_least(kind: Any) -> None:
 
 
 def test_every_rule_has_arguments_that_tell_it_from_constants() -> None:
-    """The draw of arguments ends for every rule and number: else a task would be drawn for ever."""
+    """The draw of arguments ends for every rule and number: else a task would be drawn forever."""
     for kind in KINDS:
         for rule in _RULES[kind]:
             for number in {rule.low, min(rule.high, 9), rule.high}:

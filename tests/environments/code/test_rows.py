@@ -91,10 +91,10 @@ OWN = {"prompt": "P", "entry_point": "f", "pairs": [[[1], 2]]}
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"prompt": None, "entry_point": None}, "no name"),
+        ({"prompt": None, "entry_point": None}, "not a name"),
         ({"entry_point": "f x"}, "'f x'"),
         ({"pairs": []}, "assert nothing"),
-        ({"pairs": [["abc", "cba"]]}, "no list"),
+        ({"pairs": [["abc", "cba"]]}, "not a list"),
         ({"pairs": [[[1]]]}, "unpack"),
         ({"pairs": 5}, "iterable"),
         ({"pairs": [[[1], float("nan")]]}, "malformed"),

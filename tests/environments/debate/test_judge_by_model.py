@@ -113,7 +113,7 @@ def test_scores_are_asked_for_in_both_orders_and_averaged(endpoint: Endpoint, mo
     found = judge(endpoint).judge(DEBATE)
     assert found.parts == {"PRO": {"judge": pytest.approx(0.8)}, "CON": {"judge": pytest.approx(0.4)}}
     assert found.winner() == "PRO"
-    # PRO first led by .7; CON first led by -.1.
+    # PRO first led by 0.7; CON first led by -0.1.
     assert found.metrics["judge_first_side_advantage"] == pytest.approx(0.3)
     assert (found.metrics["judge_fallback"], found.metrics["judge_retries"]) == (0.0, 0.0)
     assert len(endpoint.requests) == 2

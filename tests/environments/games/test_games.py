@@ -247,7 +247,7 @@ def test_kuhns_equilibrium_is_worth_minus_an_eighteenth(bluff: Fraction) -> None
 
 @pytest.mark.parametrize(("cost", "planner", "total"), [(0.1, ["C", "C"], 1.8), (0.7, ["A"], 1.0)])
 def test_helpers_are_asked_where_the_team_earns_by_it(cost: float, planner: list[str], total: float) -> None:
-    """1 for the right letter, and for each of two helpers .5 less its cost of .1; nothing is worth a cost of .7."""
+    """1 for the right letter, and for each of two helpers 0.5 less its cost of 0.1; nothing is worth a cost of 0.7."""
     game = Helpers(calls=2, cost=cost)
     task = game.tasks("train")[0]
     gold = game.gold(task)

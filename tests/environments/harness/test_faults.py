@@ -1,4 +1,4 @@
-"""Faults of programs: each is a failed episode or a refused call with its name, never a reward of 0; nothing stays."""
+"""Faults of programs: each is a failed episode or a rejected call with its name, never a reward of 0; nothing stays."""
 
 from __future__ import annotations
 
@@ -279,7 +279,7 @@ def test_a_client_that_disconnects_is_counted(stream: bool, caplog: pytest.LogCa
     finally:
         environment.close()
     assert (step.done, step.rewards, step.metrics["disconnected"]) == (True, {"a": 1.0, "b": 1.0}, 1.0)
-    assert "Error handling request" not in caplog.text, "it is no error of the gateway"
+    assert "Error handling request" not in caplog.text, "it is not an error of the gateway"
 
 
 def test_nothing_of_a_stopped_program_is_left(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def test_async_functions_share_a_client_across_episodes_and_environments() -> No
             reply = await own.chat.completions.create(model="agent", messages=[{"role": "user", "content": "Q"}])
         return float(reply.choices[0].message.content == "b")
 
-    for _ in range(2):  # another gateway, at a port of its own
+    for _ in range(2):  # another gateway, at its own port
         episodes = played(harness(program, 3), [{"agent": ["a", "b"]}] * 3)
         assert [(episode.error, episode.reward) for episode in episodes] == [(None, 1.0)] * 3
 

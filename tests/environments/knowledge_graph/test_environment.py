@@ -280,7 +280,7 @@ def test_an_attribute_needs_no_call_of_get_attributes_before_and_an_entity_may_b
 
 
 def test_variables_of_different_types_are_intersected() -> None:
-    # there: refused, which eight of 150 training programs need
+    # there: rejected, which eight of 150 training programs need
     graph = TripleStore({"a.b.c": "location.country", "a.b.d": "location.location"})
     graph.add("m.1", "a.b.c", "m.2")
     graph.add("m.1", "a.b.d", "m.2")

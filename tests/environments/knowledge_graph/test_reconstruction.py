@@ -82,7 +82,7 @@ def test_a_graph_is_a_function_of_the_question() -> None:
         (["get_relations(m.1)"], "makes no variable"),
         (["get_neighbors(#0,a.b.c)"], "has not made"),
         (["get_neighbors(#x,a.b.c)"], "names no variable"),
-        (["get_neighbors(m.1,a.b.c)", "count(#0)"], "no graph was found"),  # of an answer that is no number
+        (["get_neighbors(m.1,a.b.c)", "count(#0)"], "no graph was found"),  # of an answer that is not a number
     ],
 )
 def test_programs_without_a_graph_are_named(actions: list[str], fault: str) -> None:

@@ -346,7 +346,7 @@ def test_checks_by_program() -> None:
     exists = {"language": "bash", "code": '[ "$(cat ~/out)" = done ]'}
     row = checked(exists, example="echo done > ~/out")
     assert solved([bash("echo done > ~/out"), FINISH], row)
-    assert not solved([FINISH], row), "the reference runs on a system of its own"
+    assert not solved([FINISH], row), "the reference runs on its own system"
     assert not solved([bash("echo don > ~/out"), FINISH], row)
     receives = {"language": "python", "code": "import sys; sys.exit(sys.argv[1:] != ['-c it\\'s', 'one'])"}
     row = checked({"language": "bash", "code": "printf one"}, receives)

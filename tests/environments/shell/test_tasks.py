@@ -98,7 +98,7 @@ def test_scripts_in_files_are_read_from_their_folder_only(tmp_path: Path) -> Non
     assert made["reference"] == "mkdir ~/d"
     assert task_data(COUNT, str(scripts))["checks"] == [None, "integer-match"]
     for file in ("../outside.sh", str(tmp_path / "outside.sh"), "init/none.sh", "init"):
-        with pytest.raises(ValueError, match="is no file in"):
+        with pytest.raises(ValueError, match="is not a file in"):
             task_data({**COUNT, "start": {"file": file}}, str(scripts))
     (tmp_path / "rows.json").write_text(json.dumps([row]))
     environment = ShellEnvironment(data={"test": str(tmp_path / "rows.json")}, scripts=str(scripts))

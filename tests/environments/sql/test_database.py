@@ -268,7 +268,7 @@ def test_tables_that_cannot_be_filled_again_fail_the_agent_and_not_the_episode()
 
 
 def test_a_forked_process_has_workers_of_its_own() -> None:
-    """In a process of its own: this one may have threads of other tests, whose locks a fork would keep."""
+    """In its own process: this one may have threads of other tests, whose locks a fork would keep."""
     program = f"""
 import os
 from mrlm_environments.sql.worker import SqliteDatabase

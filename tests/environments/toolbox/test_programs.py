@@ -40,7 +40,7 @@ def test_a_session_remembers_and_prints_its_last_value() -> None:
     assert tool.call({"code": "def twice(y): return 2 * y\ntwice(x) + 2"}) == "42"
     assert tool.call({"code": "x = 1"}) == "[no output]"
     tool.open(TASK)
-    assert "NameError" in tool.call({"code": "x"}), "another episode has a session of its own"
+    assert "NameError" in tool.call({"code": "x"}), "another episode has its own session"
     tool.close()
     tool.close()
 

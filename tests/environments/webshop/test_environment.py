@@ -206,7 +206,7 @@ def test_scores_are_bm25_with_the_parameters_of_pyserini() -> None:
     assert catalog.search("cups") == ("B000000001",)  # stems
     assert catalog.search("the of") == ()
     scores = catalog._index.get_scores(["tin"])
-    # Lucene: ln(1 + (N - n + .5) / (n + .5)) tf / (tf + k1 (1 - b + b length / mean)), N = n = 2, mean length 3
+    # Lucene: ln(1 + (N - n + 0.5) / (n + 0.5)) tf / (tf + k1 (1 - b + b length / mean)), N = n = 2, mean length 3
     idf = 0.1823215567939546  # ln(1.2)
     expected = [idf / (1 + 0.9 * (0.6 + 0.4 * length / 3)) for length in (4, 2)]
     assert scores.tolist() == pytest.approx(expected, rel=1e-6)

@@ -60,8 +60,8 @@ OTHER = {"query": "tent", "categories": ("Sports", "Tents")}
         (BLUE_9, {}, {"query": "tent", "title": "Sole"}, 5 / 5),  # 1/7 of the title, three shared categories
         (BLUE_9, {}, {"query": "tent", "categories": ("Clothing", "Running"), "title": "Sole"}, 5 / 5),
         (BLUE_9, {}, {**OTHER, "categories": ("Clothing", "Tents"), "title": "Sole"}, 0.5 * 5 / 5),
-        (BLUE_9, {}, {**OTHER, "title": "Gym Sole Tent"}, 5 / 5),  # 2/7 > .2
-        (BLUE_9, {}, {**OTHER, "title": "Gym Tent"}, 0.5 * 5 / 5),  # 1/7 < .2
+        (BLUE_9, {}, {**OTHER, "title": "Gym Sole Tent"}, 5 / 5),  # 2/7 > 0.2
+        (BLUE_9, {}, {**OTHER, "title": "Gym Tent"}, 0.5 * 5 / 5),  # 1/7 < 0.2
         ({}, {}, {**OTHER, "title": "Gym Tent", "price": 99.0}, 0.5 * 2 / 5),
         (BLUE_9, {}, {"title": "Tent"}, 0.0),  # no noun: 0 in spite of the same query
     ],
@@ -77,7 +77,7 @@ def test_less_than_a_tenth_of_the_titles_nouns_is_a_tenth() -> None:
     target = dataclasses.replace(SHOE, title=title)
     assert type_factor(dataclasses.replace(SHOE, title="aoun"), target, plain_nouns) == 0.1
     assert type_factor(dataclasses.replace(SHOE, title="aoun boun"), target, plain_nouns) == 1.0
-    assert type_factor(SHOE, dataclasses.replace(SHOE, title="7"), plain_nouns) == 1.0  # none: .2, the same query
+    assert type_factor(SHOE, dataclasses.replace(SHOE, title="7"), plain_nouns) == 1.0  # none: 0.2, the same query
     none = dataclasses.replace(SHOE, title="7", query="tent", categories=())
     assert type_factor(SHOE, none, plain_nouns) == 0.5
 

@@ -124,7 +124,7 @@ def test_aligned_decisions_have_the_advantages_of_their_rule(
 
 def test_counterfactual_credit_of_aligned_joint_actions(model_folder: Path, quiet_trainer: Any) -> None:
     found, _ = credited(made(COMA, model_folder, quiet_trainer()), grid(SQUARE))
-    # The diagonals of [[-1, -1], [1, 1]] and [[-.5, .5], [-.5, .5]].
+    # The diagonals of [[-1, -1], [1, 1]] and [[-0.5, 0.5], [-0.5, 0.5]].
     assert by_agent(found, 2, 2) == [[-1.0, 1.0], [-0.5, 0.5]]
 
 
@@ -223,7 +223,7 @@ def test_the_greedy_rollout_is_the_baseline_turn_by_turn(model_folder: Path, qui
     greedy = [path([((0, 0), 1.0), ((0, 0), 4.0)])]
     algorithm = made(MAREMAX, model_folder, quiet_trainer(), gamma=0.5, weighting="equal")
     found, _ = credited(algorithm, episodes, greedy)
-    # Greedy returns: 1 + .5 * 4 = 3 from the first turn on, 4 from the second.
+    # Greedy returns: 1 + 0.5 * 4 = 3 from the first turn on, 4 from the second.
     assert by_agent(found, 2, 2)[0] == [1.5 - 3.0, 4.0 - 3.0]
     assert [found[token("a", 1, 1, number)] for number in (0, 1)] == [-1.0, 1.0]
 
@@ -323,14 +323,14 @@ def test_a_failed_step_does_not_count_although_it_was_paid(model_folder: Path, q
 
 
 def test_a_group_is_without_signal_by_its_credit(model_folder: Path, quiet_trainer: Any) -> None:
-    # Equal sums, but the discounted returns 1 and .5 differ; pay that sums to the same for the team does not.
+    # Equal sums, but the discounted returns 1 and 0.5 differ; pay that sums to the same for the team does not.
     late = [path([((0, 0), 1.0), ((0, 0), 0.0)]), path([((1, 1), 0.0), ((0, 0), 1.0)])]
     assert not made(MAGRPO, model_folder, quiet_trainer(), gamma=0.5).without_signal(late)
     assert made(MAGRPO, model_folder, quiet_trainer()).without_signal(late)
     against = [path([((0, 0), (1.0, 0.0))]), path([((1, 1), (0.0, 1.0))])]
     assert made(MAGRPO, model_folder, quiet_trainer()).without_signal(against)
     assert not made(MAGRPO, model_folder, quiet_trainer(), reward="own").without_signal(against)
-    # Both joint actions are better than those in which one agent decides otherwise, by the same .5.
+    # Both joint actions are better than those in which one agent decides otherwise, by the same 0.5.
     alike = grid({(0, 0): 1.0, (1, 1): 1.0, (0, 1): 0.0, (1, 0): 0.0})
     assert not made(COMA, model_folder, quiet_trainer()).without_signal(alike)
     assert made(COMA, model_folder, quiet_trainer()).without_signal(grid(dict.fromkeys(SQUARE, 0.1)))
@@ -435,7 +435,7 @@ def test_unknown_names_and_values_out_of_range_are_refused(options: dict[str, An
 @pytest.mark.parametrize("cls", [*FAMILY, C3])
 def test_rows_of_single_decisions_are_no_episodes(cls: Any, model_folder: Path) -> None:
     algorithm = cls({"main": Policy(str(model_folder))}, reduction="episode_mean")
-    with pytest.raises(ConfigurationError, match="rows of single decisions are no episodes; use sequence_mean"):
+    with pytest.raises(ConfigurationError, match="rows of single decisions are not episodes; use sequence_mean"):
         algorithm.check_rollouts(RolloutFacts(("a", "b"), ("t",)))
 
 

@@ -1,4 +1,4 @@
-"""A reference outside of the learner: runs end with the weights of those that hold it themselves."""
+"""A reference outside the learner: runs end with the weights of those that hold it themselves."""
 
 from __future__ import annotations
 

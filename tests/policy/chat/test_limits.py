@@ -1,4 +1,4 @@
-"""Chat templates from strangers end: by their deadline, or by being refused."""
+"""Chat templates from strangers end: by their deadline, or by being rejected."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_probe_that_does_not_end_is_no_template_without_tools() -> None:
 
 @pytest.mark.parametrize("template", ["{{ 10 ** 10 ** 10 }}", "{% set x = 'a' | urlize %}", "{{ 9\n**\n9 }}"])
 def test_what_no_deadline_interrupts_is_refused(template: str) -> None:
-    with pytest.raises(EndlessTemplateError, match="could compute for ever"):
+    with pytest.raises(EndlessTemplateError, match="could compute forever"):
         ChatFormat(build_tokenizer(), template + REST)
 
 

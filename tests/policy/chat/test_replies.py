@@ -45,7 +45,7 @@ def test_the_text_after_a_demonstrated_turn_is_encoded_with_its_end(strips: bool
 
 @pytest.mark.parametrize("reply", ["4", "4\n", "\n4", "4 "])
 def test_a_space_that_the_template_writes_before_a_reply_is_not_doubled(reply: str) -> None:
-    """SentencePiece adds one to every text, also to the reply's."""
+    """SentencePiece adds one to every text, including the reply's."""
     words = {"<unk>": 0, "<s>": 1, "</s>": 2, "\u2581": 3} | {chr(code): code for code in range(10, 127)}
     core = Tokenizer(models.BPE(words, [], unk_token="<unk>"))
     core.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])

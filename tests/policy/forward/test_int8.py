@@ -1,4 +1,4 @@
-"""Frozen weights in int8: the rounding, where it is refused, and what engines, references and exports make of it."""
+"""Frozen weights in int8: the rounding, where it is rejected, and what engines, references and exports make of it."""
 
 from __future__ import annotations
 

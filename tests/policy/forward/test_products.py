@@ -297,7 +297,7 @@ def test_compiled_code_takes_onednn_with_equal_gradients() -> None:
 
 @pytest.mark.long
 def test_the_module_can_be_loaded_again() -> None:
-    """As notebooks do with edited modules; in a process of its own, since the classes are then others."""
+    """As notebooks do with edited modules; in its own process, since the classes are then others."""
     code = (
         "import importlib, torch; from mrlm_pl.policy.forward import products; importlib.reload(products); "
         "print(torch.ops.mrlm.product(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0]]), None).tolist())"

@@ -68,7 +68,7 @@ def gradients(found: Tensor, inputs: list[Tensor]) -> list[Tensor]:
 @pytest.mark.parametrize("name", TREES)
 @pytest.mark.long_after(1)
 def test_it_is_the_attention_segment_by_segment(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Its reference, eager implementation has gradients on a CPU too, but it is refused there.
+    # Its reference, eager implementation has gradients on a CPU too, but it is rejected there.
     monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *_: None)
     segments = TREES[name]
     inputs = states(sum(map(sum, segments.lengths)))

@@ -53,7 +53,7 @@ def test_it_is_an_environment_like_any_other(serve: Server) -> None:
     report = check_environment(remote(served, name="math"), tasks_per_split=3)
     # A half of a character cannot be sent; it is the only thing that is not as it was said.
     assert [check.message for check in report.checks if not check.passed] == []
-    gc.collect()  # copies that refused a call are still in tracebacks
+    gc.collect()  # copies that rejected a call are still in tracebacks
     eventually(lambda: served.live == 0)
 
 

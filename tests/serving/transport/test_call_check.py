@@ -39,4 +39,4 @@ def test_the_end_of_a_refused_call_holds_no_request() -> None:
     names = [name for frame, _ in traceback.walk_tb(end.__traceback__) for name in frame.f_locals]
     assert "context" in names, "the frames are those of the call"
     assert not {"request", "data"} & {*names}
-    assert end.__context__ is None, "which has frames of its own"
+    assert end.__context__ is None, "which has its own frames"

@@ -141,7 +141,7 @@ def test_only_a_message_that_is_too_large_is_to_be_made_smaller(loop: EventLoopT
 
 def test_leases_are_renewed_after_any_failure(loop: EventLoopThread, monkeypatch: pytest.MonkeyPatch) -> None:
     call, asked_for = Connection.call, list[int]()
-    errors: list[Exception] = [OSError("a fault of one's own"), StatusError(Code.RESOURCE_EXHAUSTED, "quota")]
+    errors: list[Exception] = [OSError("one's own fault"), StatusError(Code.RESOURCE_EXHAUSTED, "quota")]
 
     async def failing(self: Connection, *arguments: Any) -> Any:
         asked_for.append(1)

@@ -65,7 +65,7 @@ def test_differences_are_paired_by_seed(benchmark: ModuleType) -> None:
     found = benchmark.summary(
         {"GRPO": runs(0.5, 0.6, 0.7), "GiGPO": runs(0.6, 0.7, 0.8)[::-1], "IPPO": later, "IPPO, team": runs(0.5)}
     )
-    # 0.1 for every seed; the standard error of .5, .6, .7 is .1 / sqrt(3), and 4.303 its quantile
+    # 0.1 for every seed; the standard error of 0.5, 0.6, 0.7 is 0.1 / sqrt(3), and 4.303 its quantile
     assert found["GiGPO"]["success minus GRPO"] == [0.1, 0.0]
     assert found["GRPO"]["success after"] == [0.6, 0.248]
     assert "success minus GRPO" not in found["GRPO"]

@@ -70,7 +70,7 @@ def test_a_team_is_compared_with_majorities_of_its_own_seed(budget: ModuleType) 
     found = budget.summary({"GRPO": alone, "MAPoRL": team})["MAPoRL, after"]
     assert found["untrained"] == [0.3, 0.0]
     assert found["trained"][0] == pytest.approx((0.5 + 0.7) / 2)
-    # .6 - .5 and .8 - .7
+    # 0.6 - 0.5 and 0.8 - 0.7
     assert found["minus trained"] == [0.1, 0.0]
 
 
@@ -208,5 +208,5 @@ def test_self_play_at_a_budget_is_scored_before_and_after(effects: ModuleType, m
 def test_differences_are_to_the_first_arm_by_seed(effects: ModuleType) -> None:
     first = [{"seed": 0, "score": 0.1}, {"seed": 1, "score": 0.5}]
     found = effects.summary({"plain": first, "other": [{**row, "score": row["score"] + 0.2} for row in first]})
-    assert found["plain"] == {"score": [0.3, 2.5412]}  # 12.706 * sqrt(.08) / sqrt(2)
+    assert found["plain"] == {"score": [0.3, 2.5412]}  # 12.706 * sqrt(0.08) / sqrt(2)
     assert found["other"]["score minus plain"] == [0.2, 0.0]

@@ -34,7 +34,7 @@ def test_most_replies_go_the_right_way(script: ModuleType, tmp_path: Path, monke
             (grid,) = (word for word in asked["content"].split() if "/" in word)
             right += answered["content"] == game.gold(Task("plan_path", "train", 0, 0, {"grid": grid}))["planner"][0]
             replies += 1
-    # .5, and a quarter of the random ones; four standard errors of 600 replies are below .08
+    # 0.5, and a quarter of the random ones; four standard errors of 600 replies are below 0.08
     assert replies > 600
     assert right / replies == pytest.approx(0.5 + 0.5 / 4, abs=0.08)
     assert posed.isdisjoint(game.tasks("test")[index].data["grid"] for index in range(200))

@@ -40,7 +40,7 @@ def test_rows_have_three_turns_and_the_stated_fraction_of_worked_solutions(
         assert all(later["content"].startswith("solver_2: ") for later in chat[2::2])
         assert all(later["content"].endswith(f"\n\n{question}") for later in chat[2::2])
         right += sum(equal_answers(extract_answer(text) or "", tasks[index].data["answer"]) for text in said)
-    # .35 worked solutions, and a tenth of the estimates, multiples of 10; four standard errors of 900 are .07
+    # 0.35 worked solutions, and a tenth of the estimates, multiples of 10; four standard errors of 900 are 0.07
     assert right / (3 * ROWS) == pytest.approx(0.35 + 0.65 * 0.1, abs=0.07)
     held_out = {environment.tasks("test")[index].data["question"] for index in range(200)}
     assert held_out.isdisjoint(chat[0]["content"] for chat in chats)

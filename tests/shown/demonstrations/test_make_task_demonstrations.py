@@ -47,7 +47,7 @@ def test_a_careful_row_of_tools_has_the_call_the_result_and_the_answer(script: M
 
     environment.reset(task)
     environment.step({"agent": Message("assistant", said[1])})
-    # .5 + .3 + .2 (1 - 1/3), minus the shaping reward of the first reply
+    # 0.5 + 0.3 + 0.2 (1 - 1/3), minus the shaping reward of the first reply
     assert environment.step({"agent": Message("assistant", said[3])}).rewards["agent"] == pytest.approx(
         0.9333 - 0.1, abs=1e-4
     )
@@ -78,7 +78,7 @@ def test_files_are_deterministic_and_have_both_kinds_of_rows(
     rows = [json.loads(line) for line in texts[0].splitlines()]
     mark = "<tool_call>" if name == "tools" else "```python"
     careful = sum(mark in row["messages"][1]["content"] for row in rows) / 400
-    # three standard errors of a fraction of 400 are less than .075
+    # three standard errors of a fraction of 400 are less than 0.075
     assert careful == pytest.approx(script.CAREFUL[name], abs=0.075)
     held_out = {held_out_question(script, name, index) for index in range(200)}
     assert held_out.isdisjoint(row["messages"][0]["content"] for row in rows)

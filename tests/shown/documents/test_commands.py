@@ -160,7 +160,7 @@ def test_a_mistake_is_found(line: str, there: Callable[[Sequence[str]], int]) ->
 
 
 def test_other_commands_name_what_exists() -> None:
-    """Check targets of make, extras of pip, scripts and tests, also in the workflows."""
+    """Check targets of make, extras of pip, scripts and tests, including in the workflows."""
     project = (ROOT / "pyproject.toml").read_text().partition("[project.optional-dependencies]")[2].partition("\n[")[0]
     extras = re.findall(r"^(\w+) = ", project, re.MULTILINE)
     makefile = (ROOT / "Makefile").read_text()

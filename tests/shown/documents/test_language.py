@@ -30,7 +30,10 @@ def test_the_phrases_are_found() -> None:
         "an error is told of", "Nothing when all is well", "for so many seconds", "an episode cut short",
         "whoever asks", "learnt from", "is paid for digits", "it goes on with V", "waits in vain", "started afresh",
         "is spelt so", "the group rests", "what a model has not", "nobody asks", "each with each", "and the like",
-        '"""What is shown', "        folder: of the run.", "normalised",
+        '"""What is shown', "        folder: of the run.", "waits for ever", "outside of it",
+        "white space", "a truth value", "a text in place of it", "it works, also in YAML", "a name of its own",
+        "a model of the hub", "trains a policy by GRPO", "it is no number", "an orderly end", "played side by side",
+        "a key stands twice", "a score of .5", "normalised",
     ]  # fmt: skip
     assert len(bad) == len(PHRASES)
     for (phrase, expression), text in zip(EXPRESSIONS.items(), bad, strict=True):

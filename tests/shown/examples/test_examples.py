@@ -77,7 +77,7 @@ def test_help_is_the_beginning_of_the_docstring(
     docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
     begin = " ".join(docstring.partition("\n\n")[0].split())
     assert begin in told
-    assert f"{begin} python " not in told, "the command is no sentence of it"
+    assert f"{begin} python " not in told, "the command is not a sentence of it"
 
 
 def marked(name: str) -> Any:

@@ -17,7 +17,7 @@ def script(example: Callable[[str], ModuleType]) -> ModuleType:
 def test_its_environment_keeps_the_contract(script: ModuleType) -> None:
     report = check_environment(script.RomanSums())
     report.raise_on_failure()
-    # .5 + .3 + .2 (1 - 1/6)
+    # 0.5 + 0.3 + 0.2 (1 - 1/6)
     assert "0.966667" in next(check.message for check in report.checks if check.name == "best replies")
 
 

@@ -1,4 +1,4 @@
-"""The targets of attacks, and the proof of harm as it is seen from outside of the sandbox."""
+"""The targets of attacks, and the proof of harm as it is seen from outside the sandbox."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Programs that exhaust resources or never end.
 
-``BOMBS`` define ``attack()``: True if and only if they got more than a sandbox may give. ``ENDLESS`` stay for ever or
+``BOMBS`` define ``attack()``: True if and only if they got more than a sandbox may give. ``ENDLESS`` stay forever or
 flood; ``SWOLLEN`` give answers that are too large; ``BROKEN`` are no programs that could answer.
 """
 

@@ -13,7 +13,7 @@ PERSONS = ("ann", "bob")
 class Discussion(Environment):
     """Ask Ann and Bob for digits ``turns`` times and show each the other's last reply.
 
-    A score is the fraction of digits in a reply. A reply without digits costs another .5, and equal replies end the
+    A score is the fraction of digits in a reply. A reply without digits costs another 0.5, and equal replies end the
     discussion early.
 
     Args:

@@ -10,7 +10,7 @@ from pettingzoo.utils import parallel_to_aec
 
 
 class parallel_env(ParallelEnv[str, int, int]):  # noqa: N801 - as the library names it
-    """Agents stay (0) or leave (1); who leaves in round n earns n, each that stays earns .5. It ends after 3 rounds."""
+    """Agents stay (0) or leave (1); leaving in round n earns n, staying 0.5. It ends after 3 rounds."""
 
     metadata = {"name": "leaving_agents"}  # noqa: RUF012 - as the library has it
     render_mode = None

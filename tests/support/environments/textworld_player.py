@@ -1,4 +1,4 @@
-"""Plays ALFWorld's games in TextWorld, in a process of its own: games and actions on the standard input, as JSON."""
+"""Plays ALFWorld's games in TextWorld, in its own process: games and actions on the standard input, as JSON."""
 
 import json
 import sys

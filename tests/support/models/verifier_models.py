@@ -23,7 +23,7 @@ def tiny(folder: Path, kind: str) -> torch.nn.Module:
 
     Args:
         folder: folder of the model.
-        kind: ``value`` has a value head with bias .5, ``classifier`` is a classifier with one label, ``encoder`` the
+        kind: ``value`` has a value head with bias 0.5, ``classifier`` is a classifier with one label, ``encoder`` the
             same of the BERT family, ``none`` has no head.
     """
     from transformers import (

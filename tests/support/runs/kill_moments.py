@@ -107,7 +107,7 @@ class DiskStates:
         self._table_size: int | None = None
 
     def look(self, folder: Path, moment: str, resumed: bool = False) -> None:
-        """Copy the folder, also with half-written temporary files and a torn row, if its state is new.
+        """Copy the folder, even with half-written temporary files and a torn row, if its state is new.
 
         The last row of the metrics is torn where it was not there at the moment before: a kill leaves no earlier one
         torn, such as that of an update whose checkpoint is there.

@@ -22,14 +22,14 @@ class FakeServer:
     """A server in this process, with the standard library's sockets.
 
     Attributes:
-        faults: answers to the next sampling requests instead of samples, also as bytes; None breaks the connection, and
-            an ellipsis leaves the sample.
+        faults: answers to the next sampling requests instead of samples, possibly as bytes; None breaks the connection,
+            and an ellipsis leaves the sample.
         header: line that all answers have.
         log: method, path, headers and body of each request.
         delay: seconds before each sample.
         awake: samples wait until it is set.
         busy: concurrent sampling requests.
-        peak: their maximal number.
+        peak: their maximum number.
     """
 
     samples = ""

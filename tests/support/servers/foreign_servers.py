@@ -48,7 +48,7 @@ def http_server(command: Sequence[str], port: int, seconds: float = 120.0, **opt
         command: words of its command.
         port: port on which it will listen.
         seconds: time limit of its start.
-        options: further arguments of ``subprocess.Popen``.
+        options: extra arguments of ``subprocess.Popen``.
     """
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryFile("w+") as log:
@@ -96,7 +96,7 @@ def vllm_server(
 
     Args:
         model: folder of the model.
-        options: further options of vLLM's server.
+        options: extra options of vLLM's server.
         threads: number of threads that compute.
         port: port on which it listens; None takes a free one.
         python: interpreter with vLLM.

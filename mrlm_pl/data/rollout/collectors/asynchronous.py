@@ -204,7 +204,7 @@ class AsyncCollector(Collector):
             "async/dropped_groups": float(self._dropped),
             "async/reweighted_groups": float(self._reweighted),
         }
-        # An iteration that was played during earlier updates is complete at once: its own rate means nothing.
+        # An iteration that was played during earlier updates is complete immediately: its own rate means nothing.
         collected.seconds = now - self._begun
         collected.earlier_tokens = self._tokens - restored
         self._tokens += token_count(collected.played) - restored
@@ -323,13 +323,13 @@ class AsyncCollector(Collector):
     async def _complete(self, iteration: int, last: int, numbers: Sequence[int]) -> list[_Group]:
         """Begin the groups up to the last iteration, and return those of this one when all are done.
 
-        A failure in any group is raised at once.
+        A failure in any group is raised immediately.
         """
         for key in itertools.product(range(iteration, last + 1), numbers):
             if key not in self._admitted:
                 group = self._admitted[key] = _Group()
                 group.task = asyncio.get_running_loop().create_task(self._play(group, *key))
-                # Where several groups fail, the first error ends the run; without this asyncio reports the others.
+                # If several groups fail, the first error ends the run; without this asyncio reports the others.
                 group.task.add_done_callback(lambda task: task.cancelled() or task.exception())
         groups = [self._admitted[iteration, number] for number in numbers]
         moves, still = self._moves(), 0.0

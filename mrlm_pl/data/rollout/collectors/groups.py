@@ -332,7 +332,7 @@ class Collector:
 
 @dataclass(eq=False, repr=False)
 class SyncCollector(Collector):
-    """Plays all groups of an iteration side by side, with the current weights.
+    """Plays all groups of an iteration in parallel, with the current weights.
 
     Args:
         players, plan, sampling: see :class:`Collector`.

@@ -151,7 +151,7 @@ def test_failed_episodes_are_played_again_with_other_seeds(
     )
     again = [episode for episode in played if "+" in episode.id]
     assert again
-    assert len({episode.seed for episode in played}) == len(played), "every one has a seed of its own"
+    assert len({episode.seed for episode in played}) == len(played), "every one has its own seed"
     first = {episode.id: episode for episode in played if "+" not in episode.id}
     for episode in again:
         failed = first[episode.id.partition("+")[0]]
