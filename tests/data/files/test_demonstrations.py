@@ -430,7 +430,8 @@ def test_a_template_is_not_applied_again_for_what_no_reply_changes(monkeypatch: 
     expected, applied, apply = demonstration_rows(chat_row, chat_format, "main"), [], TOKENIZER.apply_chat_template
     monkeypatch.setattr(TOKENIZER, "apply_chat_template", lambda *a, **k: applied.append(0) or apply(*a, **k))
     assert demonstration_rows(chat_row, chat_format, "main") == expected
-    assert len(applied) == 2 * 3  # for each reply: its prompt, itself, and itself before a next message
+    # The reply with a call: its prompt, itself, and itself before a next message. The plain reply: not itself alone.
+    assert len(applied) == 3 + 2
 
 
 def test_results_are_written_where_the_template_writes_calls_and_leaves_results_out() -> None:
