@@ -17,6 +17,7 @@ from lightning.pytorch import LightningDataModule
 
 from mrlm_pl import data
 from mrlm_pl.answers.records import read_records
+from mrlm_pl.data.files.chat_rows import CompactTrajectory
 from mrlm_pl.environment.rows import warn_of_training_rows, without_arrow_nulls
 from mrlm_pl.episode import Episode, Trajectory
 from mrlm_pl.errors import ConfigurationError, DataError
@@ -101,21 +102,21 @@ class FixedDataModule(ChecksArguments, LightningDataModule, ABC):
         Raises:
             DataError: the source is missing or unreadable, a row has a fault, some are episodes, or all failed.
         """
-        records = list(read_records(source, split))
-        rows = [(where, row) for where, episode, row in records if episode is None]
-        episodes = [episode for _, episode, _ in records if episode is not None]
-        if episodes and rows:
-            raise DataError(f"{rows[0][0]} is not an episode record, as others are")
-        if episodes:
-            return self.of_episodes(_played(episodes, source), source)
-        examples = []
-        for where, row in rows:
-            try:
-                examples.append(self.of_row(without_arrow_nulls(source, row)))
-            except (ValueError, DataError) as fault:
-                fields = f"a row is {self.form}, and this one has the fields {sorted(row)}"
-                raise DataError(f"{where}: {fault}; {fields}") from fault
-        return examples
+        examples, episodes, rows_from = list[Any](), list[Episode](), ""
+        for where, episode, row in read_records(source, split):
+            if episode is None:
+                rows_from = rows_from or where
+            else:
+                episodes.append(episode.with_rows(lambda played: CompactTrajectory(**vars(played))))
+            if episodes and rows_from:
+                raise DataError(f"{rows_from} is not an episode record, as others are")
+            if episode is None:
+                try:
+                    examples.append(self.of_row(without_arrow_nulls(source, row)))
+                except (ValueError, DataError) as fault:
+                    fields = f"a row is {self.form}, and this one has the fields {sorted(row)}"
+                    raise DataError(f"{where}: {fault}; {fields}") from fault
+        return self.of_episodes(_played(episodes, source), source) if episodes else examples
 
     def of_row(self, row: Mapping[str, Any]) -> Any:
         """Return the example in a data row.
