@@ -262,13 +262,12 @@ class FixedDataModule(ChecksArguments, LightningDataModule, ABC):
 
     def upcoming(self, size: int) -> Iterator[tuple[list[int], tuple[int, int]]]:
         """Yield the training examples of each batch of at most ``size``, with the epoch and position after it."""
-        epoch, position = self.epoch, self.position
-        while True:
-            chosen = self.order(epoch)[position : position + size]
-            position += size
-            if position >= self.count("train"):
-                epoch, position = epoch + 1, 0
-            yield chosen, (epoch, position)
+        position, count = self.position, self.count("train")
+        for epoch in itertools.count(self.epoch):
+            order = self.order(epoch)
+            for stop in range(position + size, count + size, size):
+                yield order[stop - size : stop], (epoch, stop) if stop < count else (epoch + 1, 0)
+            position = 0
 
     def order(self, epoch: int) -> list[int]:
         """Return the numbers of the training examples in the order of an epoch."""
