@@ -102,20 +102,18 @@ class FixedDataModule(ChecksArguments, LightningDataModule, ABC):
         Raises:
             DataError: the source is missing or unreadable, a row has a fault, some are episodes, or all failed.
         """
-        examples, episodes, rows_from = list[Any](), list[Episode](), ""
+        examples, episodes = list[Any](), list[Episode]()
         for where, episode, row in read_records(source, split):
-            if episode is None:
-                rows_from = rows_from or where
-            else:
+            if examples if episode else episodes:
+                raise DataError(f"{where} is {'an' if episode else 'not an'} episode record, unlike those before it")
+            if episode:
                 episodes.append(episode.with_rows(lambda played: CompactTrajectory(**vars(played))))
-            if episodes and rows_from:
-                raise DataError(f"{rows_from} is not an episode record, as others are")
-            if episode is None:
-                try:
-                    examples.append(self.of_row(without_arrow_nulls(source, row)))
-                except (ValueError, DataError) as fault:
-                    fields = f"a row is {self.form}, and this one has the fields {sorted(row)}"
-                    raise DataError(f"{where}: {fault}; {fields}") from fault
+                continue
+            try:
+                examples.append(self.of_row(without_arrow_nulls(source, row)))
+            except (ValueError, DataError) as fault:
+                fields = f"a row is {self.form}, and this one has the fields {sorted(row)}"
+                raise DataError(f"{where}: {fault}; {fields}") from fault
         return self.of_episodes(_played(episodes, source), source) if episodes else examples
 
     def of_row(self, row: Mapping[str, Any]) -> Any:
@@ -331,14 +329,14 @@ def _played(episodes: Sequence[Episode], source: str) -> list[Episode]:
         raise DataError(f"every episode of {source} failed, {len(episodes)} in all; there is nothing to learn from")
     if len(played) < len(episodes):
         logger.warning("left out %d failed episodes of %s", len(episodes) - len(played), source)
-    for episode in played:
-        for row in episode.rows():
-            for turn in row.turns:
-                if not 0 <= turn.start <= turn.stop <= len(row.token_ids):
-                    raise DataError(
-                        f"{source}, episode {episode.id!r}: a turn of {row.agent!r} goes from {turn.start} to "
-                        f"{turn.stop} in a row of {len(row.token_ids)} tokens"
-                    )
+    for episode, row in [(member, row) for member in played for row in member.rows()]:
+        tokens = len(row.token_ids)
+        for turn in row.turns:
+            if not 0 <= turn.start <= turn.stop <= tokens:
+                raise DataError(
+                    f"{source}, episode {episode.id!r}: a turn of {row.agent!r} goes from {turn.start} to {turn.stop} "
+                    f"in a row of {tokens} tokens"
+                )
     return played
 
 

@@ -266,9 +266,10 @@ def played_rows(row: Trajectory, chat: ChatFormat, policy: str) -> list[Trajecto
 
 def _fits(row: Trajectory, first: int, chat: ChatFormat) -> bool:
     """Return True if the learner's tokenizer and template would write this row around the same sampled tokens."""
-    if not first or max(row.token_ids) >= len(chat.tokenizer):
+    token_ids, logprobs, begin = row.token_ids, row.logprobs, row.turns[0].start
+    prompt, rest = token_ids[:begin], token_ids[begin:]
+    if not first or max(token_ids) >= len(chat.tokenizer):
         return False
-    prompt, rest = row.token_ids[: row.turns[0].start], row.token_ids[row.turns[0].start :]
     conversation = Conversation(chat)
     conversation.observe(row.messages[:first])
     written = len(conversation.row.token_ids)
@@ -283,7 +284,7 @@ def _fits(row: Trajectory, first: int, chat: ChatFormat) -> bool:
             conversation.observe(pending)
             pending = []
         turn = next(turns)
-        heard = conversation.act(row.token_ids[turn.start : turn.stop], row.logprobs[turn.start : turn.stop])
+        heard = conversation.act(token_ids[turn.start : turn.stop], logprobs[turn.start : turn.stop])
         if heard.content != message.content:  # without the tools no calls are read
             return False
     if pending:

@@ -115,11 +115,10 @@ class GivenConversation(Conversation):
 
         With ``ends`` it includes the token at the end of turns; a truncated turn has none, and some calls bring theirs.
         """
-        content = reply.content
-        written = reply if isinstance(reply, GivenReply) else Message("assistant", content)
+        written = reply if isinstance(reply, GivenReply) else Message("assistant", reply.content)
         text = reply_text(written, self.chat, self.tools)
         # SentencePiece adds a space to every text: with that of the template around a reply there would be two.
-        spaced = text.strip() == content.strip() and not content.startswith(" ")
+        spaced = text.strip() == reply.content.strip() and not reply.content.startswith(" ")
         ids = self.chat.encode(text.removeprefix(" ") if spaced else text)
         if ends and not (ids and ids[-1] in self.chat.stop_ids):
             ids.append(self.chat.end_id)

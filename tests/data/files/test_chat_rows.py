@@ -177,6 +177,10 @@ def test_a_folder_of_episodes_is_read_without_the_failed_ones(tmp_path: Path) ->
     plain.write_text(episode(play(["four"])).to_json() + '\n{"messages": []}\n')
     with pytest.raises(DataError, match=r"row 2 is not an episode record"):
         TrajectoryDataModule(str(plain))
+    row = json.dumps({"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "4"}]})
+    plain.write_text(f"{row}\n{episode(play(['four'])).to_json()}\n")
+    with pytest.raises(DataError, match=r"row 2 is an episode record, unlike those before it"):
+        TrajectoryDataModule(str(plain))
 
 
 def test_episodes_below_a_reward_are_left_out(tmp_path: Path) -> None:
