@@ -17,6 +17,7 @@ from lightning.pytorch import LightningDataModule
 
 from mrlm_pl import data
 from mrlm_pl.answers.records import read_records
+from mrlm_pl.data.files.chat_rows import CompactTrajectory
 from mrlm_pl.environment.rows import warn_of_training_rows, without_arrow_nulls
 from mrlm_pl.episode import Episode, Trajectory
 from mrlm_pl.errors import ConfigurationError, DataError
@@ -100,21 +101,19 @@ class FixedDataModule(ChecksArguments, LightningDataModule, ABC):
         Raises:
             DataError: the source is missing or unreadable, a row has a fault, some are episodes, or all failed.
         """
-        records = list(read_records(source, split))
-        rows = [(where, row) for where, episode, row in records if episode is None]
-        episodes = [episode for _, episode, _ in records if episode is not None]
-        if episodes and rows:
-            raise DataError(f"{rows[0][0]} is not an episode record, as others are")
-        if episodes:
-            return self.of_episodes(_played(episodes, source), source)
-        examples = []
-        for where, row in rows:
+        examples, episodes = list[Any](), list[Episode]()
+        for where, episode, row in read_records(source, split):
+            if examples if episode else episodes:
+                raise DataError(f"{where} is {'an' if episode else 'not an'} episode record, unlike those before it")
+            if episode:
+                episodes.append(episode.with_rows(lambda played: CompactTrajectory(**vars(played))))
+                continue
             try:
                 examples.append(self.of_row(without_arrow_nulls(source, row)))
             except (ValueError, DataError) as fault:
                 fields = f"a row is {self.form}, and this one has the fields {sorted(row)}"
                 raise DataError(f"{where}: {fault}; {fields}") from fault
-        return examples
+        return self.of_episodes(_played(episodes, source), source) if episodes else examples
 
     def of_row(self, row: Mapping[str, Any]) -> Any:
         """Return the example in a data row.
@@ -260,13 +259,12 @@ class FixedDataModule(ChecksArguments, LightningDataModule, ABC):
 
     def upcoming(self, size: int) -> Iterator[tuple[list[int], tuple[int, int]]]:
         """Yield the training examples of each batch of at most ``size``, with the epoch and position after it."""
-        epoch, position = self.epoch, self.position
-        while True:
-            chosen = self.order(epoch)[position : position + size]
-            position += size
-            if position >= self.count("train"):
-                epoch, position = epoch + 1, 0
-            yield chosen, (epoch, position)
+        position, count = self.position, self.count("train")
+        for epoch in itertools.count(self.epoch):
+            order = self.order(epoch)
+            for stop in range(position + size, count + size, size):
+                yield order[stop - size : stop], (epoch, stop) if stop < count else (epoch + 1, 0)
+            position = 0
 
     def order(self, epoch: int) -> list[int]:
         """Return the numbers of the training examples in the order of an epoch."""
@@ -330,14 +328,14 @@ def _played(episodes: Sequence[Episode], source: str) -> list[Episode]:
         raise DataError(f"every episode of {source} failed, {len(episodes)} in all; there is nothing to learn from")
     if len(played) < len(episodes):
         logger.warning("left out %d failed episodes of %s", len(episodes) - len(played), source)
-    for episode in played:
-        for row in episode.rows():
-            for turn in row.turns:
-                if not 0 <= turn.start <= turn.stop <= len(row.token_ids):
-                    raise DataError(
-                        f"{source}, episode {episode.id!r}: a turn of {row.agent!r} goes from {turn.start} to "
-                        f"{turn.stop} in a row of {len(row.token_ids)} tokens"
-                    )
+    for episode, row in [(member, row) for member in played for row in member.rows()]:
+        tokens = len(row.token_ids)
+        for turn in row.turns:
+            if not 0 <= turn.start <= turn.stop <= tokens:
+                raise DataError(
+                    f"{source}, episode {episode.id!r}: a turn of {row.agent!r} goes from {turn.start} to {turn.stop} "
+                    f"in a row of {tokens} tokens"
+                )
     return played
 
 

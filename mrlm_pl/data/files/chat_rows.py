@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from mrlm_pl.answers.records import REASONING
 from mrlm_pl.environment.tools import call_of
 from mrlm_pl.episode import ROLES, Message, ToolCall, Trajectory
@@ -15,6 +17,26 @@ from mrlm_pl.policy.chat.replies import GivenConversation, GivenReply, plain_rep
 
 DEMONSTRATOR = "demonstrator"
 """Agent of the rows that no policy sampled."""
+
+_ARRAYS = {"token_ids": np.int32, "action_mask": np.bool_, "logprobs": np.float64}
+
+
+class CompactTrajectory(Trajectory):
+    """A trajectory that holds its tokens in arrays, 5 bytes for each and 8 more if it has log-probabilities.
+
+    In tuples, which its fields are when they are read, a token takes about 60 bytes.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, dtype in _ARRAYS.items():
+            values: Any = np.array(vars(self).pop(name), dtype)
+            vars(self)[f"_{name}"] = values if values.any() else np.broadcast_to(dtype(), values.shape)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _ARRAYS:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return tuple(vars(self)[f"_{name}"].tolist())
 
 
 class Demonstration(NamedTuple):
@@ -222,7 +244,7 @@ def _demonstration(
 ) -> Trajectory:
     """Return a row that no policy sampled."""
     logprobs = (0.0,) * len(token_ids)
-    return Trajectory(DEMONSTRATOR, policy, tuple(token_ids), tuple(action_mask), logprobs, (), tuple(messages))
+    return CompactTrajectory(DEMONSTRATOR, policy, tuple(token_ids), tuple(action_mask), logprobs, (), tuple(messages))
 
 
 def played_rows(row: Trajectory, chat: ChatFormat, policy: str) -> list[Trajectory]:
@@ -244,9 +266,10 @@ def played_rows(row: Trajectory, chat: ChatFormat, policy: str) -> list[Trajecto
 
 def _fits(row: Trajectory, first: int, chat: ChatFormat) -> bool:
     """Return True if the learner's tokenizer and template would write this row around the same sampled tokens."""
-    if not first or max(row.token_ids) >= len(chat.tokenizer):
+    token_ids, logprobs, begin = row.token_ids, row.logprobs, row.turns[0].start
+    prompt, rest = token_ids[:begin], token_ids[begin:]
+    if not first or max(token_ids) >= len(chat.tokenizer):
         return False
-    prompt, rest = row.token_ids[: row.turns[0].start], row.token_ids[row.turns[0].start :]
     conversation = Conversation(chat)
     conversation.observe(row.messages[:first])
     written = len(conversation.row.token_ids)
@@ -261,7 +284,7 @@ def _fits(row: Trajectory, first: int, chat: ChatFormat) -> bool:
             conversation.observe(pending)
             pending = []
         turn = next(turns)
-        heard = conversation.act(row.token_ids[turn.start : turn.stop], row.logprobs[turn.start : turn.stop])
+        heard = conversation.act(token_ids[turn.start : turn.stop], logprobs[turn.start : turn.stop])
         if heard.content != message.content:  # without the tools no calls are read
             return False
     if pending:

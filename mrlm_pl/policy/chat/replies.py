@@ -11,7 +11,7 @@ from mrlm_pl.environment.tools import tool_message, with_written_calls
 from mrlm_pl.episode import Message
 from mrlm_pl.policy.chat.channels import channel_fields
 from mrlm_pl.policy.chat.conversation import ChatFormat, Conversation
-from mrlm_pl.policy.chat.tool_calls import QUESTION, Tools, written_reply
+from mrlm_pl.policy.chat.tool_calls import QUESTION, SENTINEL, Tools, written_reply
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,15 @@ def reply_text(reply: Message, chat: ChatFormat, tools: Tools) -> str:
             return chat.render(messages, tools, generation_prompt=prompt, given=True)
         return chat.remembered(messages, tools, prompt)
 
+    prompt, later = render([QUESTION], True), ""
+    answers = [tool_message(call, "x") for call in reply.tool_calls] or [QUESTION]
+    with suppress(Exception):  # templates raise errors of their own classes
+        later = render([QUESTION, reply, *answers], True)
+        begun, _, ended = render([QUESTION, Message("assistant", SENTINEL), QUESTION], True).partition(SENTINEL)
+        written = later.removeprefix(prompt).removesuffix(ended)
+        if begun == prompt and type(reply) is Message and written and written in (reply.content, reply.content.strip()):
+            return written  # nearly all templates write a plain reply so; another rendering would take time
     question, header, text = written_reply(render, reply)
-    prompt = render([QUESTION], True)
     left_out = _left_out(reply, header if question + header == prompt else None, text, chat, tools)
     if left_out and isinstance(reply, GivenReply):
         remedy = ", or write the reasoning in the content" if reply.reasoning else ""
@@ -80,9 +87,6 @@ def reply_text(reply: Message, chat: ChatFormat, tools: Tools) -> str:
         sizes = range(min(len(content), len(prompt)), 0, -1)
         opened = (prompt, prompt.rstrip()) if content.startswith("<") else ()
         return next((content[size:] for text in opened for size in sizes if text.endswith(content[:size])), content)
-    answers, later = [tool_message(call, "x") for call in reply.tool_calls] or [QUESTION], ""
-    with suppress(Exception):  # templates raise errors of their own classes
-        later = render([QUESTION, reply, *answers], True)
     rest, least = later[len(question + header) :], len("".join(f"{reply.content}{_reasoning(reply)}".split()))
     begins = range(max(len(text) - least, 0) + 1)
     shortened = next((text[begin:] for begin in begins if rest.startswith(text[begin:])), "")
@@ -123,11 +127,10 @@ class GivenConversation(Conversation):
         With ``ends`` it includes the token at the end of turns; a truncated turn has none, and some calls bring theirs.
         """
         reply = _in_channels(reply, self.chat)
-        content = reply.content
-        written = reply if isinstance(reply, GivenReply) else Message("assistant", content)
+        written = reply if isinstance(reply, GivenReply) else Message("assistant", reply.content)
         text = reply_text(written, self.chat, self.tools)
         # SentencePiece adds a space to every text: with that of the template around a reply there would be two.
-        spaced = text.strip() == content.strip() and not content.startswith(" ")
+        spaced = text.strip() == reply.content.strip() and not reply.content.startswith(" ")
         ids = self.chat.encode(text.removeprefix(" ") if spaced else text)
         if ends and not (ids and ids[-1] in self.chat.stop_ids):
             ids.append(self.chat.end_id)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import gzip
 import json
+import pickle
+import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -174,6 +177,10 @@ def test_a_folder_of_episodes_is_read_without_the_failed_ones(tmp_path: Path) ->
     plain.write_text(episode(play(["four"])).to_json() + '\n{"messages": []}\n')
     with pytest.raises(DataError, match=r"row 2 is not an episode record"):
         TrajectoryDataModule(str(plain))
+    row = json.dumps({"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "4"}]})
+    plain.write_text(f"{row}\n{episode(play(['four'])).to_json()}\n")
+    with pytest.raises(DataError, match=r"row 2 is an episode record, unlike those before it"):
+        TrajectoryDataModule(str(plain))
 
 
 def test_episodes_below_a_reward_are_left_out(tmp_path: Path) -> None:
@@ -309,3 +316,30 @@ def test_an_empty_answer_acts_with_its_end() -> None:
 def test_an_answer_that_spells_special_tokens_is_the_text_that_reward_models_score() -> None:
     row = scored_row([Message("user", "2<|end|>?")], [Message("assistant", "4<|end|>!")], CHAT, "main")
     assert list(row.token_ids) == ids("<|user|>2< |end|>?<|end|><|assistant|>4< |end|>!<|end|>")
+
+
+def test_rows_of_files_and_episodes_take_few_bytes_a_token(tmp_path: Path) -> None:
+    """A token is an int32 and a bool, a sampled one also has a float64: 5 and 13 bytes, and tuples have 24 or more."""
+    chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "4" * 20_000}]
+    rows, episodes = tmp_path / "rows.jsonl", tmp_path / "episodes.jsonl.gz"
+    rows.write_text(json.dumps({"messages": chat}))
+    played = play(["4" * 20_000], question="?")
+    write_episodes(episodes, [episode(played)])
+    (demonstration,) = TrajectoryDataModule(str(rows))._examples["train"]
+    ((recorded,),) = TrajectoryDataModule(str(episodes))._examples["train"]
+    for make, most in (
+        (lambda: demonstration_rows(demonstration, CHAT, "main"), 5),
+        (lambda: played_rows(recorded, CHAT, "main"), 13),
+    ):
+        make()  # fills the caches
+        tracemalloc.start()
+        (row,) = make()
+        taken, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert taken < (most + 1) * 20_000 + 50_000, "with the texts of the chat"
+        assert (row.token_ids, row.action_mask) == (played[0].token_ids, played[0].action_mask)
+    assert recorded == dataclasses.replace(row, policy="actor") != played[0]
+    assert (recorded.logprobs, recorded.turns) == (played[0].logprobs, played[0].turns)
+    assert pickle.loads(pickle.dumps(row)) == copy.copy(row) == row
+    with pytest.raises(AttributeError, match="'CompactTrajectory' object has no attribute 'tokens'"):
+        row.tokens  # type: ignore[attr-defined]  # noqa: B018

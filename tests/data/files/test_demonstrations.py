@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -289,6 +290,17 @@ def test_the_size_of_an_update_is_that_of_the_batches_which_the_trainer_accumula
         assert totals == {float(sum("abcdefg".index(letter) + 2 for letter in update))}
 
 
+def test_an_epoch_is_shuffled_once_however_many_batches_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    data, shuffled = NumberedExamples(10, batch_size=3), list[int]()
+    order = data.order
+    monkeypatch.setattr(data, "order", lambda epoch: [shuffled.append(epoch), *order(epoch)][1:])
+    data.epoch, data.position = 4, 3
+    batches, places = zip(*itertools.islice(data.upcoming(3), 7), strict=True)
+    assert shuffled == [4, 5]
+    assert list(itertools.chain(*batches)) == order(4)[3:] + order(5)
+    assert places == ((4, 6), (4, 9), (5, 0), (5, 3), (5, 6), (5, 9), (6, 0))
+
+
 def test_a_run_goes_on_with_another_batch_size_at_the_same_example(
     model_folder: Path, quiet_trainer: Any, tmp_path: Path
 ) -> None:
@@ -430,7 +442,8 @@ def test_a_template_is_not_applied_again_for_what_no_reply_changes(monkeypatch: 
     expected, applied, apply = demonstration_rows(chat_row, chat_format, "main"), [], TOKENIZER.apply_chat_template
     monkeypatch.setattr(TOKENIZER, "apply_chat_template", lambda *a, **k: applied.append(0) or apply(*a, **k))
     assert demonstration_rows(chat_row, chat_format, "main") == expected
-    assert len(applied) == 2 * 3  # for each reply: its prompt, itself, and itself before a next message
+    # The reply with a call: its prompt, itself, and itself before a next message. The plain reply: not itself alone.
+    assert len(applied) == 3 + 2
 
 
 def test_results_are_written_where_the_template_writes_calls_and_leaves_results_out() -> None:

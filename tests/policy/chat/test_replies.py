@@ -61,3 +61,26 @@ def test_a_space_of_a_reply_itself_stays() -> None:
     chat = ChatFormat(build_tokenizer())
     (row,) = demonstrated(chat, " 4").rows
     assert chat.tokenizer.decode(row.token_ids).endswith("<|assistant|> 4<|end|>")
+
+
+def test_a_plain_reply_is_rendered_once_beside_its_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    chat, rendered = ChatFormat(build_tokenizer()), list[str]()
+    demonstrated(chat, "A")  # fills its cache
+    render = chat.tokenizer.apply_chat_template
+    monkeypatch.setattr(
+        chat.tokenizer, "apply_chat_template", lambda *a, **k: rendered.append(render(*a, **k)) or rendered[-1]
+    )
+    (row,) = demonstrated(chat, " B\n", "C").rows
+    assert len(rendered) == 4
+    assert chat.tokenizer.decode(row.token_ids).endswith("<|assistant|>C<|end|>")
+
+
+@pytest.mark.parametrize(("last", "middle"), [("<think></think>", ""), ("", "|upper"), (" ", "|trim"), (" ", "")])
+def test_a_plain_reply_is_its_content_however_the_template_writes_the_last_one(last: str, middle: str) -> None:
+    """Qwen3 writes an empty reasoning in the last reply alone; a text that is never written whole is as it is."""
+    reply = f"{{% if loop.last %}}{last}{{% endif %}}{{{{ m.content{middle} }}}}"
+    written = f"{{% if m.role == 'assistant' %}}{reply}{{% else %}}{{{{ m.content }}}}{{% endif %}}"
+    template = f"{{% for m in messages %}}<|{{{{ m.role }}}}|>{written}<|end|>{{% endfor %}}"
+    chat = ChatFormat(build_tokenizer(), template + "{% if add_generation_prompt %}<|assistant|>{% endif %}")
+    (row,) = demonstrated(chat, "Ab").rows
+    assert chat.tokenizer.decode(row.token_ids) == "<|user|>Q<|end|><|assistant|>Ab<|end|>"
