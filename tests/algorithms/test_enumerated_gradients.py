@@ -122,7 +122,7 @@ def token_terms(algorithm: Any, trainer: Any, value: Value) -> Callable[[list[Ep
 
     def terms(episodes: list[Episode]) -> Terms:
         tables = rewarded_rows(episodes)
-        critic = SimpleNamespace(estimates=estimates, learners={})
+        critic = SimpleNamespace(estimates=estimates, learners={}, normalized=False)
         parts = CreditParts(algorithm.metrics, algorithm._with_advantages, ["main"], lambda *_: 0.0, critic)
         algorithm.unit.credit(tables, parts)
         return by_token(tables, {name: table.batch for name, table in tables.items()})

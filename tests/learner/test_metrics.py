@@ -28,6 +28,7 @@ from mrlm_pl.learner.metrics import Metrics
 from mrlm_pl.losses import BatchTotals
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward.logprobs import TokenOutputs
+from mrlm_pl.policy.value_head import ValueHead
 from mrlm_pl.runs import LastCheckpoint
 from mrlm_pl.runs.metrics_file import MetricsFile
 
@@ -71,6 +72,7 @@ def rank(cls: type[Algorithm], model_folder: Path, moved: float) -> Any:
 
     algorithm.policies["main"].forward = forward
     algorithm.policies["main"].outputs = outputs
+    algorithm.policies["main"].value_head = ValueHead(1)
     return algorithm
 
 

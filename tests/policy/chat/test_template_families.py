@@ -59,7 +59,7 @@ def system_message(chat: ChatFormat) -> str:
     try:
         text = chat.render([Message("system", "SYS"), Message("user", "USR")], generation_prompt=True)
     except jinja2.TemplateError:
-        return "refused"
+        return "rejected"
     between = text.partition("SYS")[2].partition("USR")[0]
     return "kept" if between.strip() else "in the last user message"
 
@@ -70,7 +70,7 @@ def row(label: str, name: str, arguments: dict[str, Any]) -> str:
     form = "as text" if chat.call_form is None else "JSON" if isinstance(chat.call_form, JSONForm) else "tags"
     system = system_message(chat)
     plain = restarts(chat, "A")
-    if system != "refused" and restarts(chat, "A", system=True) != plain:
+    if system != "rejected" and restarts(chat, "A", system=True) != plain:
         plain += "; with a system message a new row"
     cells = (plain, restarts(chat, f"{REASONING}A"), restarts(chat, f"{REASONING}call", tools=[ADD]))
     return f"| {label} | {variables or '-'} | {system} | {form} | {' | '.join(cells)} |"
