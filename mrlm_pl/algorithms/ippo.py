@@ -23,7 +23,7 @@ class IPPO(PolicyGradient):
     With one policy for each agent and ``reward: own`` it is :class:`~mrlm_pl.algorithms.ppo.PPO`, which already treats
     each agent's trajectories separately. For agents that share a policy or a goal it adds:
 
-    ** ``agent_critics``, one for each agent, even if agents share a policy: roles that see or earn different things
+    * ``agent_critics``, one for each agent, even if agents share a policy: roles that see or earn different things
       do not share a value. Each critic reads its agent's tokens, learns from that agent's trajectories alone, and is
       not updated when there are none. Its loss is the mean over them; ``value_coefficient`` does not apply to it.
     * advantages whitened per agent, so that none outweighs the others by the scale of its rewards.

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from mrlm_pl.advantages import NO_MOMENTS, Moments
+from mrlm_pl.advantages import Moments
 from mrlm_pl.policy.pretrained import reading_weights
 from mrlm_pl.policy.sharding import whole
 
@@ -35,8 +35,8 @@ class ValueHead(nn.Module):
         self.linear = nn.utils.skip_init(nn.Linear, hidden_size, 1, dtype=torch.float32)  # draws no numbers
         nn.init.zeros_(self.linear.weight)
         nn.init.zeros_(self.linear.bias)
-        self.moments: Tensor  # of the returns, and their deviation
-        self.register_buffer("moments", torch.tensor([*astuple(NO_MOMENTS), 1.0]), persistent=False)
+        self.moments: Tensor  # count, mean and squared sum of the returns, and their deviation
+        self.register_buffer("moments", torch.tensor([0, 0, 0, 1], dtype=torch.float32), persistent=False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ValueHead:
         moments = self.moments  # in float32 at any precision
@@ -48,7 +48,7 @@ class ValueHead(nn.Module):
     def observe(self, returns: Moments) -> None:
         """Add the returns of a rollout to those that a normalized head has observed; its estimates move with them."""
         total = Moments(*self.moments[:3].tolist()) + returns
-        self.moments.copy_(torch.tensor([*astuple(total), total.std or 1.0]))
+        self.moments.copy_(torch.tensor([*astuple(total), total.std or 1.0], dtype=torch.float64))
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return values [...] of hidden states [..., hidden size]."""

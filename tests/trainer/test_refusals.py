@@ -117,7 +117,7 @@ def test_processes_have_no_common_clock_for_validations(processes: int) -> None:
 
 
 def test_a_sharded_model_is_not_averaged() -> None:
-    """Torch rejected to copy it, in words that name no setting."""
+    """Torch refused to copy it, in words that name no setting."""
     module: Any = torch.nn.Linear(1, 1)
     with pytest.raises(ConfigurationError, match=r"EMAWeightAveraging copies the model, .* use `ddp`"):
         refuse_unsupported(plain_trainer(EMAWeightAveraging(), FSDP()), module)

@@ -21,7 +21,7 @@ _DOWNLOADS = re.compile(r"nltk\.download|EnglishDictionary")
 """Matches the source of games that download word lists when they are imported or created."""
 
 READ = 2000
-"""Characters of a reply that a game reads; Python rejects to read numbers of more than 4300 digits."""
+"""Characters of a reply that a game reads; Python reads no numbers of more than 4300 digits."""
 
 _EPISODE: ContextVar[random.Random | None] = ContextVar("_EPISODE", default=None)
 

@@ -195,9 +195,8 @@ class Session:
         past, messages = self._past[agent], tuple[Message, ...]()
         continued = [told.messages for told in past]
         for number, message in enumerate(prompt.messages):
-            continued = [told for told in continued if len(told) > number]
-            restored = self._as_sampled(agent, message, [told[number] for told in continued])
-            continued = [told for told in continued if told[number] == restored]
+            restored = self._as_sampled(agent, message, [told[number] for told in continued if len(told) > number])
+            continued = [told for told in continued if told[number : number + 1] == (restored,)]
             messages += (restored,)
         extended = [told.tools == prompt.tools for told in past if messages[: len(told)] == told.messages]
         if not any(extended):
@@ -223,8 +222,9 @@ class Session:
         if message.role == "assistant":
             said = reasoning_text(message.content), message.final_text, message.tool_calls
             alike = self._sampled[_served_key(agent, *said)] or self._sampled[_served_key("", *said)]
-            known = [*alike, *(reply.content for reply in told if reply.content in alike)]  # by content, newest last
-            return alike[known[-1]] if known else with_written_calls(message)
+            sent = with_written_calls(message)  # an example in the prompt stays as it is in a trajectory
+            continued = [reply.content for reply in told if reply.content in alike or reply == sent]
+            return alike.get([sent.content, *alike, *continued][-1], sent)  # by content, newest last
         if message.role == "tool" and (call := self._calls.get(message.tool_call_id or "")) is not None:
             return replace(message, tool_call_id=call.id, name=call.name)
         return message

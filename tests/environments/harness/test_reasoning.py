@@ -57,6 +57,25 @@ def test_equal_texts_with_other_reasoning_continue_their_own_trajectory(form: st
     assert episode.metrics["edited_histories"] == 0
 
 
+@pytest.mark.parametrize("example", ["3", "4"])
+def test_an_example_in_the_prompt_stays_as_it_is_after_the_agent_has_said_the_same(example: str) -> None:
+    replies = ["<think>\nOne.\n</think>\n\n3", "<think>\nTwo.\n</think>\n\n4", "<think>\nThree.\n</think>\n\n3"]
+    prompt: list[Any] = [USER, {"role": "assistant", "content": example}, USER]
+
+    async def program(row: Any, endpoint: Any) -> float:
+        async with aiohttp.ClientSession() as http:
+            messages = [*prompt]
+            for _ in replies:
+                messages += said(await asked(http, endpoint, "agent", messages), "content")
+        return 1.0
+
+    (episode,) = played(harness(program), [{"agent": replies}])
+    assert episode.error is None
+    (row,) = episode.trajectories["agent"]
+    assert [message.content for message in row.messages if message.role == "assistant"] == [example, *replies]
+    assert episode.metrics["edited_histories"] == 0
+
+
 def test_changed_reasoning_and_that_of_another_agent_are_as_they_are_sent() -> None:
     async def program(row: Any, endpoint: Any) -> float:
         async with aiohttp.ClientSession() as http:
