@@ -432,8 +432,9 @@ class Policy(nn.Module):
                     "out"
                 )
         model = products.with_fast_products(model) if products.ONEDNN_IS_FASTER else model
-        for weight in weights_beside_text(model):  # DDP waits for the gradients of all that are trained
-            weight.requires_grad_(False)
+        if model.base_model.get_decoder() is not model.base_model:
+            for weight in weights_beside_text(model):  # DDP waits for the gradients of all that are trained
+                weight.requires_grad_(False)
         if use is not None and use == self.int8:
             to_int8(model, linear_layers(model))
         return model

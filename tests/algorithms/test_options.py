@@ -22,6 +22,7 @@ QUANTITIES = {
     "correction.kind": "form of the correction",
     "correction.level": "unit of the correction's ratio",
     "correction.low": "lower end of a masked correction's range",
+    "normalize_values": "unit of the values: the deviation of the returns",
     "kl": "penalty for the divergence from the reference",
     "kl.coefficient": "weight of the divergence from the reference",
     "kl.estimator": "estimator of the divergence from the reference in the loss",
