@@ -7,18 +7,16 @@ import functools
 import inspect
 import ipaddress
 import math
+import sys
 from abc import ABCMeta
 from collections.abc import Callable, Collection, Mapping, Sequence
-from types import NoneType, UnionType
+from types import NoneType, SimpleNamespace, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from mrlm_pl.errors import ConfigurationError, did_you_mean
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
-
-_NEEDED = ([int], [float], [bool], [str])
-"""Types whose arguments must have a value."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,12 +137,14 @@ def check_arguments(function: F) -> F:
             value = named[name]
             if members in ([int], [int, NoneType]) and not isinstance(value, int | None):
                 raise ConfigurationError(f"{owner.__name__}: {name} is {value!r}; it must be a whole number")
-            if value is None and NoneType not in members and name not in optional and (choices or members in _NEEDED):
+            needed = choices or members in ([int], [float], [bool], [str])
+            if value is None and needed and NoneType not in members and name not in optional:
                 raise ConfigurationError(f"{owner.__name__}: {name} is None; give a value")
             if choices and not (Callable in members and callable(value)):
                 one_of(choices, f"{owner.__name__}: ", **{name: value})
-            for each in ranges:
-                each.check(f"{owner.__name__}: ", **{name: value})
+            if isinstance(value, int | float) or all(member in (int, float, NoneType) for member in members):
+                for each in ranges:
+                    each.check(f"{owner.__name__}: ", **{name: value})
         first = [named[name] for name in positional[: len(arguments)]]
         return function(*first, *arguments[len(positional) :], **{name: named[name] for name in options})
 
@@ -154,26 +154,35 @@ def check_arguments(function: F) -> F:
 @functools.cache  # at the first call: an annotation may name what its module defines later
 def _kinds(function: Callable[..., Any]) -> dict[str, tuple[list[Any], list[Any], list[Range]]]:
     """Return for each argument the types in its annotation, all values if it lists them, and its ranges, by name."""
-    missing: dict[str, Any] = {}
-    hints: dict[str, Any] | None = None
-    while hints is None:
-        try:
-            hints = get_type_hints(function, localns=missing, include_extras=True)
-        except NameError as error:  # only type checkers import the name; a list may have parameters too
-            missing[str(error.name)] = list
-        except (AttributeError, SyntaxError, TypeError):  # it is not a type
-            hints = {}
     kinds = {}
-    for name, hint in hints.items():
-        members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-        types = [getattr(member, "__origin__", member) for member in members]
-        listed = Literal in types and all(each in (Literal, Callable, NoneType) for each in types)
-        choices = [
-            value for member in members if listed and get_origin(member) is Literal for value in get_args(member)
-        ]
-        ranges = [item for member in members for item in getattr(member, "__metadata__", ()) if isinstance(item, Range)]
-        kinds[name] = types, choices, ranges
+    for owner in reversed(getattr(function, "__mro__", [function])):
+        for name, annotation in getattr(owner, "__annotations__", {}).items():
+            members = _members(_hint(owner, annotation))
+            types = [get_origin(each) or each for each in members if not isinstance(each, Range)]
+            listed = all(each in (Literal, Callable, NoneType) for each in types)
+            choices = [value for each in members if get_origin(each) is Literal for value in get_args(each)]
+            kinds[name] = types, choices if listed else [], [each for each in members if isinstance(each, Range)]
     return kinds
+
+
+def _hint(owner: Any, annotation: Any, missing: frozenset[Any] = frozenset()) -> Any:
+    """Return the type in an annotation of a function or a class, ``Any`` if it holds none that exists here."""
+    one = SimpleNamespace(__annotations__={"": annotation}, __wrapped__=owner)
+    names = getattr(sys.modules.get(owner.__module__), "__dict__", {}) if isinstance(owner, type) else None
+    try:
+        return get_type_hints(one, names, dict.fromkeys(missing, list), include_extras=True)[""]
+    except NameError as error:  # only type checkers import the name; a list may have parameters too
+        return Any if error.name in missing else _hint(owner, annotation, missing | {error.name})
+    except (AttributeError, SyntaxError, TypeError):  # it is not a type
+        return Any
+
+
+def _members(hint: Any) -> list[Any]:
+    """Return the types of a union and the ranges around them."""
+    if get_origin(hint) is Annotated:
+        return [*_members(hint.__origin__), *(item for item in hint.__metadata__ if isinstance(item, Range))]
+    in_union = get_args(hint) if get_origin(hint) in (Union, UnionType) else ()
+    return [member for each in in_union for member in _members(each)] or [hint]
 
 
 def check_ranges(cls: type, owner: str, **options: Any) -> None:
@@ -197,6 +206,7 @@ def ranges_of(cls: type) -> dict[str, str]:
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         kinds = _kinds(base if dataclasses.is_dataclass(base) else base.__init__)  # type: ignore[misc]
+        found = {name: text for name, text in found.items() if name.partition(".")[0] not in kinds}
         for name, (members, _, ranges) in kinds.items():
             for each in ranges:
                 found[name] = each.text
@@ -227,17 +237,12 @@ def check_known(
     if not options.keys() <= parameters.keys():
         unknown = next(name for name in options if name not in parameters)
         named: dict[str, inspect.Parameter] = {}
-        for call in [vars(cls)["__init__"] for cls in getattr(owner, "__mro__", ()) if "__init__" in vars(cls)]:
-            taken = inspect.signature(call).parameters
-            named |= taken
+        for call in [cls.__init__ for cls in getattr(owner, "__mro__", ()) if "__init__" in vars(cls)] or [owner]:
+            named |= (taken := inspect.signature(call).parameters)
             if taken == parameters:  # further ones are not passed on
                 break
-        starred = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
-        names = [
-            name
-            for name, parameter in (named or parameters).items()
-            if parameter.kind not in starred and name != "self"
-        ]
+        by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        names = [name for name, each in named.items() if each.kind in by_name and name != "self"]
         hint = did_you_mean(unknown, names, f"it accepts: {', '.join(names)}")
         raise TypeError(f"{owner.__name__} has no {unknown!r}; {hint}")
 

@@ -368,6 +368,43 @@ def test_numbers_out_of_the_range_of_their_annotation_are_refused(
     assert ranges_of(Mine)["few"] == "from 3 to 9"
 
 
+@pytest.mark.parametrize("other", ["pandas_of_checkers.DataFrame | None", "callable | None", "no type"])
+def test_an_annotation_that_is_no_type_hides_no_other(other: str) -> None:
+    def of_a_plugin(table: Any = None, count: Any = 1, mode: Any = "a") -> Any:
+        return table, count, mode
+
+    of_a_plugin.__annotations__ |= {"table": other, "count": "int", "mode": "Literal['a', 'b']"}
+    for options in ({"count": 1.5}, {"mode": "c"}):
+        with pytest.raises(ConfigurationError, match=r"of_a_plugin: (count is 1\.5|mode is 'c')"):
+            check_arguments(of_a_plugin)(**options)
+
+
+def test_annotations_around_unions_and_choices_are_checked_too() -> None:
+    @check_arguments
+    def of_a_plugin(
+        mode: Annotated[Literal["a", "b"], "of mine"] = "a",
+        count: Annotated[int | None, between(1, 9)] = None,
+        size: PositiveInt | Literal["auto"] | Callable[[int], int] | dict[str, int] = "auto",
+    ) -> Any:
+        return mode, count, size
+
+    for options in ({"mode": "c"}, {"count": 1.5}, {"count": 0}, {"size": 0}):
+        ((name, value),) = options.items()
+        with pytest.raises(ConfigurationError, match=f"of_a_plugin: {name} is {value!r}; "):
+            of_a_plugin(**options)
+    for size in ("auto", abs, {"a": 1}):  # the range is that of the numbers among them
+        assert of_a_plugin(size=size)[-1] == size
+
+
+def test_an_argument_of_another_type_has_no_range_of_the_base() -> None:
+    class Mine(KTO):
+        def __init__(self, beta: str = "", **settings: Any) -> None:
+            super().__init__(**settings)
+
+    assert "beta" in ranges_of(KTO)
+    assert "beta" not in ranges_of(Mine)
+
+
 def test_a_name_that_only_type_checkers_import_hides_no_range() -> None:
     def of_a_plugin(size: Any, count: Any = 1) -> Any:
         return size, count

@@ -114,13 +114,21 @@ def read_with_adapters(model: nn.Module) -> None:
             module.__class__ = _with_sum(cast(Any, type(module)))
 
 
-_SUM = property(lambda layer: layer.base_layer.weight if layer.disable_adapters else adapted_weight(layer))
-
-
 @functools.cache
-def _with_sum(kind: type[Any]) -> type[Any]:
+def _with_sum(kind: Any) -> type[Any]:
     """Return the class of PEFT's layers ``kind`` with the adapter in ``weight``."""
-    return type(kind.__name__, (kind,), {"weight": _SUM})
+    # No module has the class, so a copy is made by a function, its arguments and the contents.
+    members = {"weight": property(_sum), "__reduce__": lambda layer: (_empty, (kind,), vars(layer))}
+    return type(kind.__name__, (kind,), members)
+
+
+def _empty(kind: Any) -> Any:
+    return object.__new__(_with_sum(kind))
+
+
+def _sum(layer: Any) -> Tensor | None:
+    base = layer.disable_adapters or layer.merged or len(layer.lora_A) != 1
+    return layer.base_layer.weight if base else adapted_weight(layer)
 
 
 def _is_linear(layer: nn.Module) -> bool:
@@ -168,9 +176,8 @@ def is_adapter(name: str) -> bool:
     return _KEY in name
 
 
-def adapter_factors(module: nn.Module) -> tuple[Tensor, Tensor] | None:
+def adapter_factors(layer: Any) -> tuple[Tensor, Tensor] | None:
     """Return ``A`` and ``alpha / rank B`` of a linear layer's adapter; None without an adapter."""
-    layer: Any = module
     if not hasattr(layer, "base_layer") or len(layer.lora_A) != 1:
         return None
     (name,) = layer.lora_A
@@ -178,15 +185,14 @@ def adapter_factors(module: nn.Module) -> tuple[Tensor, Tensor] | None:
     return a, b * layer.scaling[name]
 
 
-def adapted_weight(module: nn.Module) -> Tensor | None:
+def adapted_weight(layer: Any) -> Tensor | None:
     """Return the weight of a linear layer with its adapter added, a new tensor; None without an adapter."""
-    factors = adapter_factors(module)
+    factors = adapter_factors(layer)
     if factors is None:
         return None
     a, b = factors
-    base = cast(Any, module).base_layer
-    weight, product = whole(base.weight), b @ a
-    if isinstance(base, Conv1D):  # holds its weight as [inputs, outputs]
+    weight, product = whole(layer.base_layer.weight), b @ a
+    if isinstance(layer.base_layer, Conv1D):  # holds its weight as [inputs, outputs]
         product = product.T
     return weight + product.to(weight.dtype)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -284,6 +285,24 @@ def test_layers_that_share_weights_or_read_no_text_get_no_adapter(tmp_path: Path
     assert not [name for name in adapted["zamba"] if ".shared_transf." in name]
     with pytest.raises(ConfigurationError, match=r"q_proj shares its weight"):
         policy(tmp_path / "zamba", target_modules=["q_proj"]).load()
+
+
+def test_a_model_with_adapters_can_be_pickled(model_folder: Path) -> None:
+    policy = Policy(str(model_folder), lora=LoRA(rank=2))
+    policy.load(name="main")
+    copied = pickle.loads(pickle.dumps(policy.network))
+    tokens = torch.arange(6)[None]
+    assert torch.equal(copied(tokens).logits, policy.network(tokens).logits)
+
+
+def test_the_weight_of_a_layer_has_its_adapter_once_after_merging(model_folder: Path) -> None:
+    policy = Policy(str(model_folder), lora=LoRA(rank=2))
+    policy.load(name="main")
+    layer = next(module for module in policy.network.modules() if hasattr(module, "lora_B"))
+    torch.nn.init.ones_(layer.lora_B["default"].weight)
+    expected = layer.base_layer.weight + layer.get_delta_weight("default")
+    layer.merge()
+    assert torch.equal(layer.weight, expected)
 
 
 def test_a_refusal_for_a_model_without_attention_names_layers_that_it_has() -> None:

@@ -18,7 +18,6 @@ from mrlm_pl.engines.local.generation import Backend
 from mrlm_pl.policy.forward import products
 from mrlm_pl.policy.forward.attention import MASK_ELEMENTS, grouped_attention
 from mrlm_pl.policy.forward.devices import attention_dtype, bucket, kernels_by_shape
-from mrlm_pl.policy.lora import adapted_weight
 from mrlm_pl.policy.sharding import whole
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -83,15 +82,14 @@ def input_major(device: torch.device, dtype: torch.dtype) -> bool:
     return device.type == "cpu" and dtype == torch.float32
 
 
-def read_affine(module: nn.Module, adapters: bool = True) -> Affine:
+def read_affine(module: Any, adapters: bool = True) -> Affine:
     """Return the current weight and bias of a linear, norm or embedding module, detached and not copied.
 
     Those of a tensor-parallel module are gathered from all ranks, and a low-rank adapter is added; these are copies.
     Without ``adapters`` the weight is that below the adapter.
     """
-    layer: Any = getattr(module, "base_layer", module)
-    adapted, bias = adapted_weight(module) if adapters and layer is not module else None, getattr(layer, "bias", None)
-    weight = whole(layer.weight.detach()) if adapted is None else adapted.detach()
+    layer = module if adapters else getattr(module, "base_layer", module)
+    weight, bias = whole(layer.weight.detach()), getattr(layer, "bias", None)
     return Affine(weight, None if bias is None else whole(bias.detach()))
 
 

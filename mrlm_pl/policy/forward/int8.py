@@ -54,8 +54,7 @@ def linear_layers(model: nn.Module) -> list[str]:
 
     The learner reads the weights of the output head.
     """
-    layers = body_layers(model, lambda layer: type(layer) in LINEAR)
-    return [name for name, layer in layers if layer.out_features > 1]
+    return [name for name, _ in body_layers(model, lambda layer: type(layer) in LINEAR and layer.out_features > 1)]
 
 
 def int8_layers(model: nn.Module) -> list[str]:

@@ -70,7 +70,7 @@ LINEAR = (nn.Linear, FastLinear)
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
 
-def body_layers(model: nn.Module, chosen: Callable[[nn.Module], bool]) -> list[tuple[str, Any]]:
+def body_layers(model: nn.Module, chosen: Callable[[Any], bool]) -> list[tuple[str, Any]]:
     """Return the layers that are chosen, with their names, but the output head.
 
     The head has its own products; see :mod:`mrlm_pl.policy.forward.head`.
