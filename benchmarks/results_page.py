@@ -102,8 +102,7 @@ CHAPTERS: dict[str, dict[str, Section]] = {
         ),
         "token_losses": Section(
             "Token losses",
-            "A shortened quick start with four updates per rollout: "
-            "[algorithms](../algorithms/README.md#token-losses).",
+            "A shortened quick start with four updates per rollout: [algorithms](../algorithms/token_losses.md).",
             learning.token_losses,
             plot=True,
         ),
@@ -111,7 +110,7 @@ CHAPTERS: dict[str, dict[str, Section]] = {
             "Credit of turns",
             "Return in a game of four wheels, held out and as the mean of the rollouts, with the difference from GRPO "
             "in parentheses, after 30,000 generated tokens with an entropy bonus of .1 unless named. `turn` is "
-            "`credit: turn`: [algorithms](../algorithms/README.md#credit-of-turns).",
+            "`credit: turn`: [algorithms](../algorithms/credit_of_turns.md).",
             learning.turn_credit,
         ),
         "agentbench": Section(

@@ -15,10 +15,11 @@ from mrlm_pl.settings import ranges_of
 
 FOLDER = Path(__file__).parent / "algorithms"
 INDEX = FOLDER / "README.md"
+COMMON = FOLDER / "options.md"
 MARKS = ("<!-- options: python -m docs.options -->\n", "<!-- end of options -->\n")
 
 SHARED = ("policies", "seats", "optimization", "distillation", "settings")
-"""Documented options that the pages leave to docs/algorithms/README.md."""
+"""Documented options that the pages leave to docs/algorithms/options.md."""
 
 PARTS: dict[type, dict[str, type]] = {
     algorithms.OnPolicyDistillation: {"setting of `distillation`": Distillation, "setting of a teacher": Teacher}
@@ -27,12 +28,12 @@ PARTS: dict[type, dict[str, type]] = {
 
 PLACES = {
     "TreeCredit": "[turn trees](../training/teams.md#turn-trees)",
-    "TurnBaseline": "[credit of turns](README.md#credit-of-turns)",
-    "TurnCredit": "[credit of turns](README.md#credit-of-turns)",
+    "TurnBaseline": "[credit of turns](credit_of_turns.md)",
+    "TurnCredit": "[credit of turns](credit_of_turns.md)",
     "Absence": "[absent agents](ccpo.md#replays-without-an-agent)",
     "Rest": "[absent agents](ccpo.md#replays-without-an-agent)",
-    "Reduction": "[options](README.md#options)",
-    "PolicyGradient": "[options](README.md#options)",
+    "Reduction": "[options](options.md)",
+    "PolicyGradient": "[options](options.md)",
 }
 """Pages of names that docstrings refer to, other than algorithms."""
 
@@ -45,7 +46,7 @@ def classes() -> dict[str, type]:
 
 def pages() -> Iterator[tuple[Path, str]]:
     """Yield each page with its current options."""
-    yield INDEX, shared()
+    yield COMMON, shared()
     for stem, cls in classes().items():
         yield FOLDER / f"{stem}.md", options(cls)
 
@@ -61,12 +62,12 @@ def options(cls: type) -> str:
     """Return the options that a class adds to the shared ones, and a link to those."""
     tables = [table("option", cls), *(table(title, part) for title, part in PARTS.get(cls, {}).items())]
     gradient = issubclass(cls, PolicyGradient)
-    link = "[Shared options](README.md#options)" if gradient else "Also `policies` and `optimization`"
-    return "\n".join([*filter(None, tables), f"{link} · [shared metrics](README.md#metrics)\n"])
+    link = "[Shared options](options.md)" if gradient else "Also `policies` and `optimization`"
+    return "\n".join([*filter(None, tables), f"{link} · [shared metrics](../runs/metrics.md)\n"])
 
 
 def table(title: str, cls: type) -> str:
-    """Return a table of the options in a class's docstring, with their ranges, that are not left to the index."""
+    """Return a table of the options in a class's docstring, with their ranges, without the shared options."""
     bases = reversed([base for base in cls.__mro__ if "__init__" in vars(base)])
     found = {name: item for base in bases for name, item in inspect.signature(base).parameters.items()}
     rows, ranges = [], ranges_of(cls)

@@ -27,7 +27,6 @@ PAGES = {path.relative_to(DOCS).as_posix(): path for path in sorted(DOCS.rglob("
 PAGES = {name: path for name, path in PAGES.items() if name not in GENERATED} | {"README.md": ROOT / "README.md"}
 
 NOT_MEASURED = {
-    "algorithms/README.md": "1.05",  # a default
     "algorithms/tree_grpo.md": ".93 1.10",  # fractions of a gradient, by arithmetic
     "scaling/async.md": ".05 .02",  # settings of the benchmark
     "coming_from/comlrl.md": ".95 .01",  # defaults
