@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import os
 import pkgutil
+import re
 import sys
 from importlib.metadata import version as version_of
 from pathlib import Path
@@ -97,9 +98,10 @@ def _is_ours(name: str) -> bool:
 
 
 def with_readable_defaults(app: Sphinx, kind: str, name: str, thing: object, options: object, *text: str) -> Any:
-    """Return the signature and the result, with ``...`` for defaults that a data class makes."""
+    """Return the signature and the result, with ``...`` for defaults that a data class makes, and without ranges."""
     signature, result = text
-    return signature and signature.replace("<factory>", "..."), result
+    plain = signature and re.sub(r"~?typing\.Annotated\[(\w+), [^\]]*\]", r"\1", signature)
+    return plain and plain.replace("<factory>", "..."), result
 
 
 def write_episodes_of_environments(app: Sphinx, error: Exception | None) -> None:

@@ -280,7 +280,7 @@ class Trajectory:
 
     @property
     def replies(self) -> tuple[int, ...]:
-        """Return the indices of the messages that are its turns: the last messages of the assistant.
+        """Return the indices of its turns among the messages, which are the last messages of the assistant.
 
         Examples in the prompt, and turns of another row that a template has repeated, may precede them.
         """
