@@ -10,7 +10,8 @@ from torch import Tensor
 
 from mrlm_pl.advantages import component_normalized_advantages
 from mrlm_pl.episode import Episode
-from mrlm_pl.learner.credit.returns import Returns, returns_of, warn_of_absent_components
+from mrlm_pl.learner.credit.returns import Returns, returns_of
+from mrlm_pl.learner.credit.rules import warn_of_absent_components
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.policy import Policy
 

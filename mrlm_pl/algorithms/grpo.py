@@ -14,7 +14,7 @@ from mrlm_pl.advantages import (
     leave_one_out_advantages,
 )
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.learner.credit.returns import check_takes
+from mrlm_pl.learner.credit.rules import check_takes
 from mrlm_pl.learner.credit.turns import TurnCredit
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.policy import Policy

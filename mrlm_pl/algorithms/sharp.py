@@ -11,7 +11,8 @@ import torch
 from mrlm_pl.advantages import group_normalized_advantages
 from mrlm_pl.episode import Episode
 from mrlm_pl.learner.credit.marginal import Absence, Coalitions
-from mrlm_pl.learner.credit.returns import Returns, warn_of_absent_components
+from mrlm_pl.learner.credit.returns import Returns
+from mrlm_pl.learner.credit.rules import warn_of_absent_components
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.policy import Policy
 from mrlm_pl.rewards import TurnBonus

@@ -27,16 +27,8 @@ from mrlm_pl.learner.credit.filters import (
     whiten_rows,
     with_greedy,
 )
-from mrlm_pl.learner.credit.returns import (
-    BASELINES,
-    Batches,
-    CreditParts,
-    EpisodeCredit,
-    check_advantages,
-    check_compared,
-    check_takes,
-    equal_returns,
-)
+from mrlm_pl.learner.credit.returns import Batches, CreditParts, EpisodeCredit, check_advantages, equal_returns
+from mrlm_pl.learner.credit.rules import BASELINES, R, check_takes
 from mrlm_pl.learner.entropy import EntropyBonus
 from mrlm_pl.learner.metrics import check_token_losses
 from mrlm_pl.learner.optimization import Optimization
@@ -352,7 +344,7 @@ class PolicyGradient(Algorithm):
         returns = self.returns(episodes, self.turn_bonus(sampling), greedy)
         self.unit.warn(episodes, self.warned)
         trained, penalty = list(self.trained_policies), partial(self._penalty, sampling)
-        parts = CreditParts(self.metrics, self._with_advantages, trained, penalty, self.critic)
+        parts: CreditParts[Any] = CreditParts(self.metrics, self._with_advantages, trained, penalty, self.critic)
         return self.unit.credit(returns, parts)
 
     def returns(self, episodes: Sequence[Episode], bonus: TurnBonus, greedy: Sequence[Episode]) -> Any:
@@ -365,7 +357,7 @@ class PolicyGradient(Algorithm):
         """
         return self.unit.returns(episodes, bonus, greedy)
 
-    def _with_advantages(self, returns: Any) -> tuple[Any, Tensor]:
+    def _with_advantages(self, returns: R) -> tuple[R, Tensor]:
         """Return :meth:`with_baselines`, and the advantages [N].
 
         Raises:
@@ -379,10 +371,10 @@ class PolicyGradient(Algorithm):
                 f"`dataclasses.replace(returns, baseline=...)` ({source_line(self.with_baselines)})"
             )
         if self.unit.has_rule and self._overrides("with_baselines") and not self._overrides("advantages"):
-            check_compared(self.unit, compared, self.with_baselines)
-        advantages = check_advantages(self.advantages(compared), len(compared.reward), self.advantages)
+            self.unit.check_compared(compared, self.with_baselines)
+        advantages = check_advantages(self.advantages(compared), len(compared.comparison), self.advantages)
         unused = self.unit.has_rule and self._overrides("advantages")
-        return replace(compared, baseline=None) if unused else compared, advantages
+        return replace(compared, baseline=None) if unused else compared, advantages  # type: ignore[type-var]
 
     def with_baselines(self, returns: Any) -> Any:
         """Return the returns with their baselines, by default those of :attr:`advantage`; every rank calls this once.

@@ -1,4 +1,9 @@
-"""Runs with equal settings: a metric as the mean over their seeds, with 95 % intervals and paired differences."""
+"""Runs with equal settings: a metric as the mean over their seeds, with 95 % intervals and paired differences.
+
+:func:`compare_seeds` reads the metric of each run over its cost (:func:`_metric_values`), gathers the runs that differ
+in their seed alone, and interpolates all of them at equal costs. A :class:`SeedComparison` then
+estimates means over seeds, and shows them as a table, a file or a picture.
+"""
 
 from __future__ import annotations
 
@@ -106,20 +111,20 @@ class SeedComparison:
 
         No seeds are paired if the two share none, or only one of several: one pair has no interval.
         """
-        own, first = family.means(steps), self.families[0].means(steps)
-        seeds = [seed for seed in own if seed in first]
-        if len(seeds) > 1 or len(seeds) == len(own) == len(first):
-            return _estimate([own[seed] - first[seed] for seed in seeds]), seeds
-        (mean, bounds), (other, other_bounds) = family.estimate(steps), self.families[0].estimate(steps)
-        return (mean - other, difference_interval((mean, bounds), (other, other_bounds))), ()
+        means, first_means = family.means(steps), self.families[0].means(steps)
+        seeds = [seed for seed in means if seed in first_means]
+        if len(seeds) > 1 or len(seeds) == len(means) == len(first_means):
+            return _estimate([means[seed] - first_means[seed] for seed in seeds]), seeds
+        estimate, first_estimate = family.estimate(steps), self.families[0].estimate(steps)
+        return (estimate[0] - first_estimate[0], difference_interval(estimate, first_estimate)), ()
 
     def markdown(self) -> str:
         """Return the comparison as a table."""
-        cost, (last, whole) = f"{self.points[-1]:,.0f} {self.axis}", (slice(-LAST, None), slice(None))
+        cost, (last, all_steps) = f"{self.points[-1]:,.0f} {self.axis}", (slice(-LAST, None), slice(None))
         header = ["runs", "seeds", f"last tenth of {cost}", "mean over all", "last value of each run"]
         rows = []
         for family in self.families:
-            estimates = (family.estimate(last), family.estimate(whole), _estimate(list(family.last.values())))
+            estimates = (family.estimate(last), family.estimate(all_steps), _estimate(list(family.last.values())))
             rows.append([family.label, str(len(family.curves)), *map(_text, estimates)])
         if len(rows) > 1:
             header.append("last tenth minus the first row's")
@@ -135,9 +140,9 @@ class SeedComparison:
         """Return the number of paired seeds, and their names if a family has others too."""
         if not seeds:
             return "seeds not paired"
-        whole = len(seeds) == len(family.curves) == len(self.families[0].curves)
-        named = "" if whole else f" ({', '.join(map(str, seeds))})"
-        return f"{counted(len(seeds), 'pair')} of seeds{named}"
+        complete = len(seeds) == len(family.curves) == len(self.families[0].curves)
+        names = "" if complete else f" ({', '.join(map(str, seeds))})"
+        return f"{counted(len(seeds), 'pair')} of seeds{names}"
 
     def rows(self) -> Iterator[Sequence[Any]]:
         """Yield the curves: metric, runs, seeds, cost, mean, and the bounds of its interval, for a file."""
@@ -208,8 +213,8 @@ def compare_seeds(
     """
     curves = {name: run.curves(from_start=True) for name, run in runs.items()}
     by_axis = {cost: {name: _metric_values(columns, cost, metric) for name, columns in curves.items()} for cost in AXES}
-    usable = [cost for cost, rows in by_axis.items() if any(values.size for values in rows.values())]
-    axis = axis or next(iter(usable), "episodes")
+    logged_axes = [cost for cost, rows in by_axis.items() if any(values.size for values in rows.values())]
+    axis = axis or next(iter(logged_axes), "episodes")
     logged = {name: rows for name, rows in by_axis[axis].items() if rows.size}
     notes = [
         f"{name} is left out: it has no `{metric}` at its {axis}{_state(run)}."
@@ -219,27 +224,24 @@ def compare_seeds(
     if not logged:
         metrics = {name for columns in curves.values() for name in columns if not name.startswith("progress/")}
         hint = did_you_mean(metric, metrics, f"choose `--metric` from {', '.join(sorted(metrics)) or 'no metrics.csv'}")
-        if usable:
-            hint = f"compare it with `--at {usable[0]}`"
+        if logged_axes:
+            hint = f"compare it with `--at {logged_axes[0]}`"
         states = "".join(f"; {name}{_state(run)}" for name, run in runs.items() if _state(run))
         raise ConfigurationError(f"metric: no run has {metric!r} by {axis}; {hint}{states}")
-    reached = {name: float(rows[0, -1]) for name, rows in logged.items()}
+    costs = {name: float(rows[0, -1]) for name, rows in logged.items()}
+    seeds = {name: runs[name].settings().get("seed_everything") for name in logged}
+    copies = grouped(((runs[name].family(), name if seed is None else seed), name) for name, seed in seeds.items())
     families_by_key: dict[str, dict[Any, str]] = {}
-    for name in logged:
-        family, seed = runs[name].family(), runs[name].settings().get("seed_everything")
-        members = families_by_key.setdefault(family, {})
-        member = name if seed is None else seed
-        longer = max(members.setdefault(member, name), name, key=reached.__getitem__)
-        if (other := members[member]) != name:
-            dropped = name if longer == other else other
-            notes.append(f"{dropped} is left out: its settings and its seed are those of {longer}.")
-        members[member] = longer
-    reached = {name: reached[name] for members in families_by_key.values() for name in members.values()}
-    longest = max(reached.values())
+    for (family, seed), names in copies.items():
+        longest = families_by_key.setdefault(family, {})[seed] = max(names, key=costs.__getitem__)
+        others = [name for name in names if name != longest]
+        notes += [f"{name} is left out: its settings and its seed are those of {longest}." for name in others]
+    reached = {name: costs[name] for members in families_by_key.values() for name in members.values()}
+    largest = max(reached.values())
     notes += [
-        f"{name} ends at {end:,.0f} {axis}{_state(runs[name])}; others reached {longest:,.0f}."
+        f"{name} ends at {end:,.0f} {axis}{_state(runs[name])}; others reached {largest:,.0f}."
         for name, end in reached.items()
-        if end < SHORT * longest
+        if end < SHORT * largest
     ]
     points = min(reached.values()) * np.arange(1, POINTS + 1) / POINTS
     notes += [
@@ -307,8 +309,7 @@ def _folder_names(families: Sequence[Sequence[str]]) -> list[str]:
 
 def _labels(families: Sequence[str], names: Sequence[str]) -> list[str]:
     """Return labels that distinguish families: the settings in which they differ, else their names."""
-    decoded = [json.loads(family) for family in families]
-    settings = [dict(values) if isinstance(values, list) else {} for values in decoded]
+    settings = [dict(values) if isinstance(values, list) else {} for values in map(json.loads, families)]
     keys = [
         key
         for key in sorted({key for values in settings for key in values})

@@ -207,6 +207,7 @@ def test_of_a_run_and_its_resumed_copy_the_longer_one_counts(tmp_path: Path) -> 
     assert found.families[0].curves[0][-1] == 5.0
     left = [f"{tmp_path / name} is left out" for name in ("killed", "later")]
     assert sorted(note.partition(":")[0] for note in found.notes) == left
+    assert all(note.endswith(f" those of {tmp_path / 'resumed'}.") for note in found.notes), "the run that counts"
 
 
 def test_runs_without_settings_or_seeds_stand_alone(tmp_path: Path) -> None:

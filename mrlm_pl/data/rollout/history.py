@@ -95,7 +95,7 @@ class SignalCheck:
         settings = [sampling, *(sampling.of(name) for name in sampling.policies)]
         self._greedy = not any(setting.temperature for setting in settings)
         self._one_token = all(setting.max_tokens == 1 for setting in settings)
-        self._said: set[str] = set()
+        self._warned: set[str] = set()
         self._limits = ", ".join(dict.fromkeys(str(setting.max_tokens) for setting in settings))
         self._flat = self._truncated = 0
         self._varied = False  # an earlier iteration had a signal
@@ -130,8 +130,8 @@ class SignalCheck:
             )
 
     def _warn(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
+        if text not in self._warned:
+            self._warned.add(text)
             logger.warning("%s", text)
 
     def _cause(self, metrics: Mapping[str, float], truncated: bool) -> str:

@@ -1,4 +1,10 @@
-"""The mini-batches of a run: the rows of a rollout, and the position in them."""
+"""The mini-batches of a run: the rows of a rollout, and the position in them.
+
+A rollout is served ``passes`` times. Each pass shuffles its groups and divides them into ``minibatches`` optimizer
+updates, and each update into ``accumulation`` micro-batches, which are Lightning's batches: whole groups, or parts of a
+group where an update has fewer groups (:class:`GroupPart`). :class:`TrainingStream` keeps the position as the number of
+served micro-batches; :func:`micro_batches` builds those of an update.
+"""
 
 from __future__ import annotations
 
@@ -44,15 +50,15 @@ class GroupPart:
         Each policy's rows are consecutive, so that few parts compute the same prefix.
 
         >>> rows = {"first": torch.tensor([3, 4, 5]), "second": torch.tensor([6, 7])}
-        >>> [[own.tolist() for own in GroupPart(torch.tensor([0]), n, 2).divided(rows).values()] for n in range(2)]
+        >>> [[part.tolist() for part in GroupPart(torch.tensor([0]), n, 2).divided(rows).values()] for n in range(2)]
         [[[3, 4, 5], []], [[], [6, 7]]]
         """
         sizes = [len(policy_rows) for policy_rows in rows.values()]
         least, longer = divmod(sum(sizes), self.parts)
-        begin = self.part * least + min(self.part, longer)  # the first ``longer`` parts have a row more
-        here = torch.zeros(sum(sizes), dtype=torch.bool)
-        here[begin : begin + least + (self.part < longer)] = True
-        return {name: own[mask] for (name, own), mask in zip(rows.items(), here.split(sizes), strict=True)}
+        start = self.part * least + min(self.part, longer)  # the first ``longer`` parts have a row more
+        in_part = torch.zeros(sum(sizes), dtype=torch.bool)
+        in_part[start : start + least + (self.part < longer)] = True
+        return {name: indices[mask] for (name, indices), mask in zip(rows.items(), in_part.split(sizes), strict=True)}
 
 
 def prefix_order(token_ids: Tensor) -> Tensor:
@@ -132,9 +138,8 @@ class TrainingStream:
         else:
             update = (self.iteration, self.position // self.accumulation)
             if update != self._update:
-                parts = self.update_at(self.position)
                 over_ranks = functools.partial(all_reduce_sum, trainer)
-                self._batches = micro_batches(learner, self._rows, parts, over_ranks)
+                self._batches = micro_batches(learner, self._rows, self.update_at(self.position), over_ranks)
                 self._update = update
             batch = self._batches[self.position % self.accumulation]
             batch.metrics = self._metrics
@@ -169,12 +174,10 @@ class TrainingStream:
 
         A trainer counts from 0, and the data may have been in another one before.
         """
-        trainer = self.collection.trainer
-        batches = self.batches
-        lag = self.collection.max_lag
+        trainer, lag = self.collection.trainer, self.collection.max_lag
         if not lag or math.isinf(in_all := batches_in_all(trainer)):
             return self.iteration + lag
-        iterations_left = math.ceil(in_all / batches) - round(batches_served(trainer) / batches)
+        iterations_left = math.ceil(in_all / self.batches) - round(batches_served(trainer) / self.batches)
         return self.iteration + max(0, min(lag, iterations_left - 1))
 
     def _shape(self) -> dict[str, Any]:
@@ -209,23 +212,23 @@ class TrainingStream:
         """
         self.iteration, self.position = state["iteration"], state["position"]
         self._rows, self._update, self._batches = None, None, []
-        before = state.get("iterations", self.iterations)
-        self.extended = self.iterations > before == self.iteration and not self.position
-        if self.iterations != before and self.iteration >= before and not self.extended:
+        saved_iterations = state.get("iterations", self.iterations)
+        self.extended = self.iterations > saved_iterations == self.iteration and not self.position
+        if self.iterations != saved_iterations and self.iteration >= saved_iterations and not self.extended:
             raise ConfigurationError(
                 f"data.iterations is {self.iterations}, but the checkpoint has completed {self.iteration} in epochs of "
-                f"{before}, which the trainer counts by; resume with data.iterations {before}, and raise "
-                "trainer.max_epochs to train further"
+                f"{saved_iterations}, which the trainer counts by; resume with data.iterations {saved_iterations}, and "
+                "raise trainer.max_epochs to train further"
             )
         if not self.position:
             names = ("data.passes", "data.minibatches", "trainer.accumulate_grad_batches")
             self.batches_before = math.prod(state["shape"][name] for name in names)
             return
         for name, value in self._shape().items():
-            if (begun := state["shape"].get(name, value)) != value:
+            if (saved := state["shape"].get(name, value)) != value:
                 raise ConfigurationError(
-                    f"{name} is {value}, but the checkpoint is in the middle of a rollout with {begun}; resume with "
-                    f"{begun}, or change it after completing this rollout with data.iterations {self.iteration + 1}"
+                    f"{name} is {value}, but the checkpoint is in the middle of a rollout with {saved}; resume with "
+                    f"{saved}, or change it after completing this rollout with data.iterations {self.iteration + 1}"
                 )
         ranks, trainer = state["rows"], self.collection.trainer
         if len(ranks) == trainer.world_size:
@@ -266,8 +269,8 @@ def micro_batches(
         for part in parts
     ]
     names = list(learner.learners)
-    policies: list[dict[str, PolicyBatch]] = [{} for _ in parts]
-    without_gradient_rows: list[dict[str, PolicyBatch]] = [{} for _ in parts]
+    training: list[dict[str, PolicyBatch]] = [{} for _ in parts]
+    without_gradient: list[dict[str, PolicyBatch]] = [{} for _ in parts]
     # One tensor, so that the ranks talk once: of each learner its BatchTotals, and 1 for each part with other rows.
     fields = len(dataclasses.fields(BatchTotals))
     sizes = torch.zeros(len(names), fields + len(parts), dtype=torch.float64)
@@ -275,22 +278,21 @@ def micro_batches(
         if name not in orders:
             continue
         policy_rows, order = rows[name], orders[name]
-        own_totals = batch_totals(policy_rows.action_mask[order], policy_rows.episode_tokens[order])
-        size[:fields] = torch.tensor(dataclasses.astuple(own_totals), dtype=torch.float64)
+        local_totals = batch_totals(policy_rows.action_mask[order], policy_rows.episode_tokens[order])
+        size[:fields] = torch.tensor(dataclasses.astuple(local_totals), dtype=torch.float64)
         acting = policy_rows.action_mask.any(-1)
         trained = torch.zeros_like(acting).index_fill(0, learner.rows_with_gradient(policy_rows), True)
         for number, part in enumerate(divided):
-            here = part[name]
-            if trained[here].any():
-                policies[number][name] = policy_rows.select(here[trained[here]])
-            if (inactive := ~trained[here] & acting[here]).any():
-                without_gradient_rows[number][name] = policy_rows.select(here[inactive])
+            indices = part[name]
+            if trained[indices].any():
+                training[number][name] = policy_rows.select(indices[trained[indices]])
+            if (inactive := ~trained[indices] & acting[indices]).any():
+                without_gradient[number][name] = policy_rows.select(indices[inactive])
                 size[fields + number] = 1.0
     sizes_by_learner = dict(zip(names, over_ranks(sizes), strict=True))
     totals = {name: BatchTotals(*size[:fields].tolist()) for name, size in sizes_by_learner.items() if size[0] > 0}
     batches = []
-    for number in range(len(parts)):
-        anywhere = [name for name, size in sizes_by_learner.items() if size[fields + number] > 0]
-        without_gradient = {name: without_gradient_rows[number].get(name) for name in anywhere}
-        batches.append(Batch(policies[number], totals, without_gradient=without_gradient))
+    for number, (policies, others) in enumerate(zip(training, without_gradient, strict=True)):
+        on_any_rank = {name: others.get(name) for name, size in sizes_by_learner.items() if size[fields + number] > 0}
+        batches.append(Batch(policies, totals, without_gradient=on_any_rank))
     return batches

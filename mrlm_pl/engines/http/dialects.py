@@ -152,12 +152,12 @@ class VllmDialect(Dialect):
             )
         if choice.get("finish_reason") not in ("stop", "length"):
             raise PassingError(f"the server ended a sample with {choice.get('finish_reason')!r}")
-        told = choice.get("logprobs") or {}
-        named = [name for name in told.get("tokens") or () if name.startswith("token_id:")]  # others are plain text
-        if named and named != [f"token_id:{token}" for token in token_ids]:
-            fault = f"the server's log-probabilities are of {named[:3]}..., and its token_ids are {token_ids[:3]}..."
+        logprobs = choice.get("logprobs") or {}
+        names = [name for name in logprobs.get("tokens") or () if name.startswith("token_id:")]  # others are plain text
+        if names and names != [f"token_id:{token}" for token in token_ids]:
+            fault = f"the server's log-probabilities are of {names[:3]}..., and its token_ids are {token_ids[:3]}..."
             raise RemoteError(f"{fault}; update vLLM, and check proxies on the way")
-        return _drawn(token_ids, told.get("token_logprobs"), choice["finish_reason"])
+        return _drawn(token_ids, logprobs.get("token_logprobs"), choice["finish_reason"])
 
     def probe(self, body: dict[str, Any]) -> dict[str, Any]:
         """Return the request for a sample whose reply has the two most probable tokens of each position."""
@@ -198,20 +198,20 @@ class SglangDialect(Dialect):
         }
 
     def read(self, reply: Any, request: SampleRequest) -> Drawn:
-        facts = reply["meta_info"]
-        ended = facts.get("finish_reason") or {}
-        if ended.get("type") not in ("stop", "length"):
-            raise PassingError(f"the server ended a sample with {ended}")
-        if facts.get("prompt_tokens") != len(request.token_ids):
+        meta = reply["meta_info"]
+        finish = meta.get("finish_reason") or {}
+        if finish.get("type") not in ("stop", "length"):
+            raise PassingError(f"the server ended a sample with {finish}")
+        if meta.get("prompt_tokens") != len(request.token_ids):
             raise RemoteError(
-                f"the server generated from {facts.get('prompt_tokens')} tokens, and the request has "
+                f"the server generated from {meta.get('prompt_tokens')} tokens, and the request has "
                 f"{len(request.token_ids)}; a proxy on the way may have changed them"
             )
-        pairs, version = facts.get("output_token_logprobs"), str(facts.get("weight_version") or "")
-        token_ids, told = [pair[1] for pair in pairs or ()], reply.get("output_ids")
-        if pairs is not None and told is not None and told != token_ids:
+        pairs, version = meta.get("output_token_logprobs"), str(meta.get("weight_version") or "")
+        token_ids, output_ids = [pair[1] for pair in pairs or ()], reply.get("output_ids")
+        if pairs is not None and output_ids is not None and output_ids != token_ids:
             raise RemoteError("the server's output_ids are not the tokens of its output_token_logprobs; update SGLang")
-        return _drawn(token_ids, pairs and [pair[0] for pair in pairs], ended["type"], version)
+        return _drawn(token_ids, pairs and [pair[0] for pair in pairs], finish["type"], version)
 
     def probe(self, body: dict[str, Any]) -> dict[str, Any]:
         """See :meth:`VllmDialect.probe`."""

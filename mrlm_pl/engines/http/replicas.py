@@ -198,18 +198,17 @@ class Replicas:
                     answer = read(await self.once(replica, path, body, whom, seconds), replica)
             except PassingError as error:
                 problem = str(replica.failed(loop.time(), error))
-                continue
             except RemoteError as error:  # a reply that is cut off; the next may be whole
                 unusable += 1
                 if unusable > UNUSABLE_REPLIES or tries > self.terms.retries:
                     raise
                 problem = str(error)
                 logger.warning("%s: %s; trying again", whom, problem)
-                continue
+            else:
+                replica.note_answer(loop.time())
+                return answer
             finally:
                 replica.busy -= 1
-            replica.note_answer(loop.time())
-            return answer
 
     async def make_ready(self, replica: Replica) -> None:
         """Prepare a server before its first request, and after it was unreachable."""

@@ -193,9 +193,9 @@ class WorkerGroup(ChecksArguments, ABC):
     def _send(self, model: str, workers: Sequence[Worker]) -> dict[Worker, str]:
         """Send missing tensors to the workers' staging memory, at most twice; return the reasons of lost workers."""
         failed = self._send_once(model, workers)
-        again = [worker for worker, error in failed.items() if not isinstance(error, WorkerLostError)]
-        lost = {worker: error for worker, error in failed.items() if worker not in again}
-        return {worker: str(error) for worker, error in (lost | self._send_once(model, again)).items()}
+        retried = [worker for worker, error in failed.items() if not isinstance(error, WorkerLostError)]
+        lost = {worker: error for worker, error in failed.items() if worker not in retried}
+        return {worker: str(error) for worker, error in (lost | self._send_once(model, retried)).items()}
 
     def _send_once(self, model: str, workers: Sequence[Worker]) -> dict[Worker, EngineError]:
         if not workers:

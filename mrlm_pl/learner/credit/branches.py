@@ -29,7 +29,7 @@ WHOLE = 2**31
 
 
 @dataclass(frozen=True)
-class AlternativeCredit(EpisodeCredit):
+class AlternativeCredit(EpisodeCredit[DecisionReturns]):
     """Credit of messages that are compared with others in the same context.
 
     Args:
@@ -96,7 +96,7 @@ def common_steps(group: Sequence[Episode]) -> Tensor:
 
 
 @dataclass(frozen=True)
-class LeafCredit(EpisodeCredit):
+class LeafCredit(EpisodeCredit[TurnReturns]):
     """Advantages of the turns of leaves that branch from each other.
 
     Args:

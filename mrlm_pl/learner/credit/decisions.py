@@ -86,10 +86,6 @@ class DecisionReturns:
         """Policy [N] of each decision."""
         return tuple(decision.row.policy for decision in self.decisions)
 
-    def by_policy(self) -> dict[str, list[int]]:
-        """Return the indices of each policy's decisions."""
-        return grouped((policy, index) for index, policy in enumerate(self.policies))
-
     def rows(self, advantages: Tensor) -> Batches:
         """Return a row for each decision of every policy, with its advantage [N] on the decision's tokens."""
         return rows_by_policy(
@@ -103,7 +99,7 @@ class DecisionReturns:
 
 
 @dataclass(frozen=True)
-class TreeCredit(EpisodeCredit):
+class TreeCredit(EpisodeCredit[DecisionReturns]):
     """Credit of decisions in turn trees.
 
     In every state each agent is asked for G decisions (``data.group_size``), which are combined to joint actions; each
@@ -207,8 +203,9 @@ class TreeCredit(EpisodeCredit):
         if self.normalize:
             advantages = group_scaled_advantages(advantages, returns.reward, returns.comparison)
         reach = torch.tensor([decision.reach for decision in returns.decisions], dtype=torch.float64)
+        by_policy = grouped((policy, index) for index, policy in enumerate(returns.policies))
         counts: dict[tuple[str, str], float] = {}
-        for name, indices in returns.by_policy().items():
+        for name, indices in by_policy.items():
             pairs = {(int(returns.comparison[index]), float(returns.reward[index])) for index in indices}
             values = Counter(comparison for comparison, _ in pairs)
             counts[name, "comparison_groups"] = float(len(values))
@@ -220,7 +217,7 @@ class TreeCredit(EpisodeCredit):
                 metrics.rollout[metrics.name(metric, name)] = totals.get((name, metric), 0.0)
         if self.weighting == "reach":
             weights = torch.ones_like(reach)
-            for name, indices in returns.by_policy().items():
+            for name, indices in by_policy.items():
                 weights[indices] = reach[indices] * (totals[name, "decisions"] / totals[name, "reach"])
             advantages = advantages * weights
         return returns.rows(advantages)
@@ -241,39 +238,39 @@ class TreeCredit(EpisodeCredit):
             for index, agent in enumerate(deciding):
                 decisions, joint_values = decisions_by_agent[node, agent], by_agent[agent]
                 returns = {joint: joint_values[name] for name, joint in joints.items() if name in joint_values}
-                extra = {number: bonus(turn) if bonus else 0.0 for number, turn, _ in decisions}
+                bonuses = {number: bonus(turn) if bonus else 0.0 for number, turn, _ in decisions}
                 summed = len(decisions) ** (len(deciding) - 1) if sums else 1
-                worth = self._worth(returns, index, extra, summed)
+                values = self._values(returns, index, bonuses, summed)
                 valued += [
                     ValuedDecision(
-                        tree.paths[0].group, node, row_of_turn(row, turn), turn, *worth[number], summed, reach[node]
+                        tree.paths[0].group, node, row_of_turn(row, turn), turn, *values[number], summed, reach[node]
                     )
                     for number, turn, row in decisions
-                    if number in worth
+                    if number in values
                 ]
         return valued
 
-    def _worth(
-        self, returns: Mapping[tuple[int, ...], float], index: int, bonus: Mapping[int, float], summed: int
+    def _values(
+        self, returns: Mapping[tuple[int, ...], float], index: int, bonuses: Mapping[int, float], summed: int
     ) -> dict[int, tuple[float, float]]:
         """Return the value and baseline of each valued decision of an agent in a state, by index.
 
         Args:
             returns: returns of the state's joint actions that did not fail.
             index: position of the agent in the joint actions.
-            bonus: bonus of each decision's turn, by the decision's index.
+            bonuses: bonus of each decision's turn, by the decision's index.
             summed: number of joint actions that a value sums over; 1 for their mean.
         """
         if self.counterfactual:
-            advantages = counterfactual_advantages(returns, index, bonus.__getitem__)
+            advantages = counterfactual_advantages(returns, index, bonuses.__getitem__)
             aligned = {joint[index]: joint for joint in advantages if len(set(joint)) == 1}
-            values = {number: returns[joint] + bonus[number] for number, joint in aligned.items()}
+            values = {number: returns[joint] + bonuses[number] for number, joint in aligned.items()}
             return {number: (value, value - advantages[aligned[number]]) for number, value in values.items()}
         if self.joint_mode == "align":
-            worth = {joint[index]: value for joint, value in returns.items()}
+            means = {joint[index]: value for joint, value in returns.items()}
         else:
-            worth = decision_returns(returns, index, summed if self.cross_reduction == "sum" else None)
-        return {number: (value + bonus[number], 0.0) for number, value in worth.items()}
+            means = decision_returns(returns, index, summed if self.cross_reduction == "sum" else None)
+        return {number: (value + bonuses[number], 0.0) for number, value in means.items()}
 
 
 def _warn_of_alike(trees: Iterable[TurnTree], warned: MutableSet[Any]) -> None:

@@ -160,7 +160,7 @@ def joint_states(
     keys: list[tuple[int, int]] = []
     ends: list[tuple[bool, bool]] = []
     decided: list[bool] = []
-    earned: list[float] = []
+    all_rewards: list[float] = []
     for number, episode in enumerate(episodes):
         rewards = [] if episode.failed else team_rewards(episode, turn_bonus)
         if not rewards:
@@ -175,14 +175,14 @@ def joint_states(
         keys += [(number, step) for step in range(len(rewards))]
         ends += [(False, False)] * (len(rewards) - 1) + [(not episode.truncated, episode.truncated)]
         decided += [True] * len(rewards) + [False] * episode.truncated
-        earned += rewards
+        all_rewards += rewards
     if not numbered:
         return None
-    of_rows = [groups[episodes[number].group] for number, _ in numbered]
-    batch = collate_rows([row for _, row in numbered], of_rows, of_rows, [number for number, _ in numbered])
+    row_groups = [groups[episodes[number].group] for number, _ in numbered]
+    batch = collate_rows([row for _, row in numbered], row_groups, row_groups, [number for number, _ in numbered])
     terminated, truncated = torch.tensor(ends).unbind(1)
-    rewards_of = torch.tensor(earned, dtype=torch.float32)
-    return JointStates(batch, torch.tensor(decided), rewards_of, terminated, truncated, keys)
+    joint_rewards = torch.tensor(all_rewards, dtype=torch.float32)
+    return JointStates(batch, torch.tensor(decided), joint_rewards, terminated, truncated, keys)
 
 
 def acting_batches(episodes: Sequence[Episode], credit: StepCredit) -> Batches:

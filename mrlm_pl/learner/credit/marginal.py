@@ -49,7 +49,7 @@ Key = frozenset[tuple[str, int, tuple[int, ...]]]
 
 
 @dataclass(frozen=True)
-class Coalitions(FurtherEpisodes, EpisodeCredit):
+class Coalitions(FurtherEpisodes, EpisodeCredit[Returns]):
     """Replays of every episode without some of its agents, and the values of the others from them.
 
     The value of a coalition is the team's return when its members decide as in the episode and the others are absent.

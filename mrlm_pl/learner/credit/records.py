@@ -26,15 +26,15 @@ def credited(
     """
     batches = {name: rows for name, rows in batches.items() if rows.trajectories}  # pairs of answers have none
     means = {name: turn_means(rows.advantages, rows.trajectories) for name, rows in batches.items()}
-    of_turns: dict[TurnKey, dict[str, Any]] = {}
+    credit: dict[TurnKey, dict[str, Any]] = {}
     for name, keys in turn_keys(prepared, batches).items():
-        baselines = batches[name].turn_baselines or [[(None, None)] * len(row) for row in keys]
-        for row in zip(keys, baselines, means[name], strict=True):
-            for key, (return_, baseline), advantage in zip(*row, strict=True):
+        baselines = batches[name].turn_baselines or [[(None, None)] * len(turns) for turns in keys]
+        for turns in zip(keys, baselines, means[name], strict=True):
+            for key, (return_, baseline), advantage in zip(*turns, strict=True):
                 if key is not None and advantage is not None:
-                    of_turns[key] = {"return_": return_, "baseline": baseline, "advantage": advantage}
+                    credit[key] = {"return_": return_, "baseline": baseline, "advantage": advantage}
     return [
-        episode.with_turns(lambda turn: replace(turn, **of_turns.get(episode.key_of(turn), {})))  # noqa: B023 (called here)
+        episode.with_turns(lambda turn: replace(turn, **credit.get(episode.key_of(turn), {})))  # noqa: B023 (called here)
         for episode in episodes
     ]
 
@@ -54,15 +54,15 @@ def turn_keys(prepared: Sequence[Episode], batches: Mapping[str, PolicyBatch]) -
         prepared: episodes as the algorithm read them.
         batches: rows that the algorithm made of them, by policy.
     """
-    of_turns: dict[int, TurnKey] = {}
-    of_spans: dict[tuple[int, int], TurnKey] = {}
+    by_identity: dict[int, TurnKey] = {}
+    by_tokens: dict[tuple[int, int], TurnKey] = {}
     for episode in prepared:
         for row in episode.rows():
             for turn in row.turns:
-                of_turns[id(turn)] = of_spans[id(row.token_ids), turn.start] = episode.key_of(turn)
+                by_identity[id(turn)] = by_tokens[id(row.token_ids), turn.start] = episode.key_of(turn)
     return {
         name: [
-            [of_turns.get(id(turn)) or of_spans.get((id(row.token_ids), turn.start)) for turn in row.turns]
+            [by_identity.get(id(turn)) or by_tokens.get((id(row.token_ids), turn.start)) for turn in row.turns]
             for row in rows.trajectories
         ]
         for name, rows in batches.items()
@@ -75,11 +75,11 @@ def turn_means(values: Tensor, rows: Sequence[Trajectory]) -> list[list[float | 
     sums = values.detach().double().cumsum(1)
     return [
         [
-            (float(of_row[turn.stop - 1]) - (float(of_row[turn.start - 1]) if turn.start else 0.0))
+            (float(row_sums[turn.stop - 1]) - (float(row_sums[turn.start - 1]) if turn.start else 0.0))
             / (turn.stop - turn.start)
             if any(row.action_mask[turn.start : turn.stop])
             else None
             for turn in row.turns
         ]
-        for of_row, row in zip(sums, rows, strict=True)
+        for row_sums, row in zip(sums, rows, strict=True)
     ]

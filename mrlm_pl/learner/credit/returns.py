@@ -1,48 +1,42 @@
-"""Returns of a rollout, and the trajectories that are credited with them."""
+"""Returns of a rollout, and the unit of credit that makes advantages of them.
+
+An algorithm and its unit of credit share the work:
+
+1. The unit, an :class:`EpisodeCredit`, compares agents in episodes, turns or decisions, each in their own class of
+   returns (:class:`~mrlm_pl.learner.credit.rules.ComparedReturns`).
+2. ``unit.returns(episodes, bonus, greedy)`` reads N returns from the records of a rollout, with a number [N] that is
+   equal for those that are compared with each other.
+3. ``unit.credit(returns, parts)`` has ``parts.advantage_rule``, that of the algorithm, compute baselines [N] and
+   advantages [N].
+4. That rule is the algorithm's own, such as GRPO's, unless ``unit.has_rule``: then the algorithm calls the unit's
+   ``with_baselines`` and ``advantages``.
+5. ``returns.rows(advantages)`` makes a batch of B trajectories of T tokens for each policy, in which the action tokens
+   of a trajectory, turn or decision have its advantage, [B, T].
+"""
 
 from __future__ import annotations
 
-import inspect
-import logging
-from collections.abc import Callable, Collection, Hashable, Iterable, MutableSet, Sequence
+from collections.abc import Callable, Hashable, Iterable, MutableSet, Sequence
 from dataclasses import dataclass
-from functools import partial
 from operator import attrgetter
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, Generic, TypeAlias
 
 import torch
 from torch import Tensor
 
-from mrlm_pl.advantages import (
-    group_centered_advantages,
-    group_max_advantages,
-    group_means,
-    group_normalized_advantages,
-    leave_one_out_advantages,
-)
 from mrlm_pl.episode import Episode, Trajectory
 from mrlm_pl.errors import ConfigurationError, source_line
 from mrlm_pl.grouping import grouped
 from mrlm_pl.learner.batch import PolicyBatch, ReturnAndBaseline, collate_rows
+from mrlm_pl.learner.credit.rules import R, name_and_place, same_numbers
 from mrlm_pl.learner.metrics import Metrics
-from mrlm_pl.learner.ranks import sum_over_ranks
 from mrlm_pl.rewards import TurnBonus
 from mrlm_pl.rollout.branches import FurtherEpisodes
 from mrlm_pl.rollout.tree_player import Branching
 from mrlm_pl.settings import Settings
 
-logger = logging.getLogger(__name__)
-
 Batches: TypeAlias = dict[str, PolicyBatch]
 """The rows of a rollout by policy."""
-
-BASELINES: dict[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]] = {
-    group_normalized_advantages: group_means,
-    group_centered_advantages: group_means,
-    leave_one_out_advantages: partial(group_means, others=True),
-    group_max_advantages: lambda rewards, groups: rewards - group_max_advantages(rewards, groups),
-}
-"""Functions that return the baselines [N] of returns [N] and group indices [N], by the advantage rule."""
 
 
 @dataclass(frozen=True)
@@ -84,26 +78,26 @@ class Returns:
     @property
     def policies(self) -> tuple[str, ...]:
         """Policy of each return, empty if the agent did not act."""
-        plays = zip(self.episode, self.agent, strict=True)
-        return tuple(next((row.policy for row in e.trajectories[agent]), "") for e, agent in plays)
+        trajectories = (episode.trajectories[agent] for episode, agent in zip(self.episode, self.agent, strict=True))
+        return tuple(next((trajectory.policy for trajectory in played), "") for played in trajectories)
 
     def components(self) -> dict[str, Tensor]:
         """Return the reward components [N] fp64 of each agent in each episode by name, 0 for an absent component."""
         sums: dict[str, Tensor] = {}
         for number, (episode, agent) in enumerate(zip(self.episode, self.agent, strict=True)):
-            for turn in (turn for row in episode.trajectories[agent] for turn in row.turns):
+            for turn in (turn for trajectory in episode.trajectories[agent] for turn in trajectory.turns):
                 for name, value in turn.components.items():
                     sums.setdefault(name, torch.zeros(len(self.agent), dtype=torch.float64))[number] += value
         return dict(sorted(sums.items()))
 
     def take(self, numbers: Sequence[int]) -> Returns:
         """Return the returns with these indices, in this order; an index may occur several times."""
-        selected: dict[str, Any] = {
-            name: value[[*numbers]] if isinstance(value, Tensor) else tuple(value[number] for number in numbers)
-            for name, value in vars(self).items()
-            if value is not None
+        columns: dict[str, Any] = {
+            name: column[[*numbers]] if isinstance(column, Tensor) else tuple(column[number] for number in numbers)
+            for name, column in vars(self).items()
+            if column is not None
         }
-        return Returns(**selected)
+        return Returns(**columns)
 
     def rows(self, advantages: Tensor) -> Batches:
         """Return the trajectories of every policy, each with its advantage on all its action tokens.
@@ -142,7 +136,7 @@ def returns_of(episodes: Sequence[Episode], turn_bonus: TurnBonus = None, greedy
     """
     plays = [(e, agent) for e in episodes if not e.failed for agent in e.trajectories]
     groups = group_numbers(episodes)
-    baselines = {
+    greedy_returns = {
         episode.group: {agent: agent_return(episode, agent, turn_bonus) for agent in episode.trajectories}
         for episode in greedy
         if not episode.failed
@@ -156,9 +150,9 @@ def returns_of(episodes: Sequence[Episode], turn_bonus: TurnBonus = None, greedy
         group=torch.tensor([groups[episode.group] for episode, _ in plays]).long(),
         environment=tuple(episode.task.environment for episode, _ in plays),
         agent=tuple(agent for _, agent in plays),
-        turns=torch.tensor([sum(len(row.turns) for row in e.trajectories[agent]) for e, agent in plays]).long(),
+        turns=torch.tensor([sum(len(t.turns) for t in e.trajectories[agent]) for e, agent in plays]).long(),
         greedy=torch.tensor(
-            [baselines[e.group].get(agent, 0.0) if e.group in baselines else torch.nan for e, agent in plays],
+            [greedy_returns[e.group].get(agent, 0.0) if e.group in greedy_returns else torch.nan for e, agent in plays],
             dtype=torch.float64,
         ),
         episode=tuple(episode for episode, _ in plays),
@@ -166,26 +160,26 @@ def returns_of(episodes: Sequence[Episode], turn_bonus: TurnBonus = None, greedy
 
 
 @dataclass(frozen=True)
-class CreditParts:
+class CreditParts(Generic[R]):
     """The parts of an algorithm with which its unit credits a rollout.
 
     Attributes:
         metrics: metrics of the algorithm.
-        rule: function of returns that adds their baselines and computes their advantages [N].
+        advantage_rule: function of returns that returns them with their baselines, and their advantages [N].
         policies: names of the trained policies, in the same order on all ranks.
         penalty: function that returns the penalty [B, T], or 0, in the token rewards of a policy's rows.
         critic: the algorithm's :class:`~mrlm_pl.learner.critics.Critic`, if it has one.
     """
 
     metrics: Metrics
-    rule: Callable[[Any], tuple[Any, Tensor]]
+    advantage_rule: Callable[[R], tuple[R, Tensor]]
     policies: Sequence[str]
     penalty: Callable[[str, PolicyBatch], Tensor | float]
-    critic: Any = None
+    critic: Any = None  # no class here, as critics read the rows of `credit.tokens`
 
 
 @dataclass(frozen=True)
-class EpisodeCredit(Settings):
+class EpisodeCredit(Settings, Generic[R]):
     """Credit each agent per episode, the default unit. Subclasses credit turns, decisions or contributions."""
 
     of_decisions: ClassVar[bool] = False
@@ -217,28 +211,41 @@ class EpisodeCredit(Settings):
             warned: names of earlier warnings; this adds to them.
         """
 
-    def returns(self, episodes: Sequence[Episode], bonus: TurnBonus, greedy: Sequence[Episode]) -> Any:
+    def returns(self, episodes: Sequence[Episode], bonus: TurnBonus, greedy: Sequence[Episode]) -> R:
         """Return the returns that are compared; see :meth:`mrlm_pl.learner.policy_gradient.PolicyGradient.returns`."""
-        return returns_of(episodes, bonus, greedy)
+        return returns_of(episodes, bonus, greedy)  # type: ignore[return-value]  # another R overrides this
 
-    def with_baselines(self, returns: Any) -> Any:
+    def with_baselines(self, returns: R) -> R:
         """Return the returns with the baselines of the unit's own rule."""
         return returns
 
-    def advantages(self, returns: Any) -> Tensor:
+    def advantages(self, returns: R) -> Tensor:
         """Return the advantages [N] of returns; by default the returns minus their baselines."""
         return returns.returns - returns.baseline
 
-    def credit(self, returns: Any, parts: CreditParts) -> Batches:
+    def check_compared(self, compared: R, rule: Callable[..., Any]) -> None:
+        """Validate that this unit's rule compares the returns and baselines that a user's rule has set.
+
+        Raises:
+            ConfigurationError: the unit replaces them.
+        """
+        used = self.with_baselines(compared)
+        if not (same_numbers(compared.returns, used.returns) and same_numbers(compared.baseline, used.baseline)):
+            raise ConfigurationError(
+                f"{rule.__qualname__} sets returns or baselines that {type(self).__name__} does not compare; return "
+                f"super().with_baselines(returns), or override `advantages` as well ({source_line(rule)})"
+            )
+
+    def credit(self, returns: R, parts: CreditParts[R]) -> Batches:
         """Return the rows of every policy with their advantages, by default those of the rule; every rank calls this.
 
         Args:
             returns: value of :meth:`returns`.
             parts: parts of the algorithm.
         """
-        return self.rows(parts.metrics, *parts.rule(returns))
+        return self.rows(parts.metrics, *parts.advantage_rule(returns))
 
-    def rows(self, metrics: Metrics, returns: Any, advantages: Tensor) -> Batches:
+    def rows(self, metrics: Metrics, returns: R, advantages: Tensor) -> Batches:
         """Return the rows of every policy, with their advantages [N]; every rank calls this.
 
         Args:
@@ -251,7 +258,7 @@ class EpisodeCredit(Settings):
 
 def acting_rows(episodes: Sequence[Episode]) -> list[tuple[Episode, Trajectory]]:
     """Return the trajectories with sampled tokens, with their episodes; failed episodes are left out."""
-    return [(episode, row) for episode in episodes if not episode.failed for row in episode.rows() if row.num_actions]
+    return [(episode, t) for episode in episodes if not episode.failed for t in episode.rows() if t.num_actions]
 
 
 def rows_by_policy(
@@ -271,7 +278,7 @@ def rows_by_policy(
     columns = {"rows": rows, "groups": groups, "comparisons": comparisons, "episode_ids": episodes, **credit}
 
     def selected(indices: Sequence[int]) -> dict[str, Any]:
-        return {name: [values[index] for index in indices] for name, values in columns.items()}
+        return {name: [column[index] for index in indices] for name, column in columns.items()}
 
     indices_by_policy = grouped((row.policy, index) for index, row in enumerate(rows))
     return {policy: collate_rows(**selected(indices)) for policy, indices in indices_by_policy.items()}
@@ -286,9 +293,9 @@ def credit_turns(batch: PolicyBatch, credit: Sequence[Sequence[tuple[float | Non
     """
     batch.advantages = torch.zeros_like(batch.action_mask, dtype=torch.float32)
     batch.turn_baselines = tuple([turn[:2] for turn in turn_credits] for turn_credits in credit)
-    for tokens, row, turn_credits in zip(batch.advantages, batch.trajectories, credit, strict=True):
-        for turn, (_, _, advantage) in zip(row.turns, turn_credits, strict=True):
-            tokens[turn.start : turn.stop] = advantage
+    for advantages, trajectory, turn_credits in zip(batch.advantages, batch.trajectories, credit, strict=True):
+        for turn, (_, _, advantage) in zip(trajectory.turns, turn_credits, strict=True):
+            advantages[turn.start : turn.stop] = advantage
 
 
 def paired(returns: Tensor, baselines: Tensor | None) -> list[ReturnAndBaseline]:
@@ -296,99 +303,22 @@ def paired(returns: Tensor, baselines: Tensor | None) -> list[ReturnAndBaseline]
     return list(zip(returns.tolist(), [None] * len(returns) if baselines is None else baselines.tolist(), strict=True))
 
 
-def check_takes(rule: Callable[..., Any], *arguments: str) -> None:
-    """Validate that the user's rule can be called with these positional arguments.
-
-    Raises:
-        ConfigurationError: the rule takes another number of arguments.
-    """
-    try:
-        signature = inspect.signature(rule)
-    except (TypeError, ValueError):  # a function of a C extension without a signature
-        return
-    try:
-        signature.bind(*arguments)
-    except TypeError as error:
-        name, where = _name_and_line(rule)
-        remedy = "let it take these arguments"
-        parameters = [*inspect.signature(rule.__func__).parameters] if inspect.ismethod(rule) else []
-        if len(parameters) == len(arguments) and parameters[0] != "self":
-            remedy = f"as a method it receives `self` first: add that, or write `staticmethod({name})` in the class"
-        raise ConfigurationError(
-            f"{name}{signature} is called with ({', '.join(arguments)}): {error}; {remedy}{where}"
-        ) from error
-
-
-def check_compared(unit: EpisodeCredit, compared: Any, rule: Callable[..., Any]) -> None:
-    """Validate that the rule of a unit compares the returns and baselines that a user's rule has set.
-
-    Raises:
-        ConfigurationError: the unit replaces them.
-    """
-    ruled = unit.with_baselines(compared)
-    if not (_same(compared.returns, ruled.returns) and _same(compared.baseline, ruled.baseline)):
-        raise ConfigurationError(
-            f"{rule.__qualname__} sets returns or baselines that {type(unit).__name__} does not compare; return "
-            f"super().with_baselines(returns), or override `advantages` as well ({source_line(rule)})"
-        )
-
-
-def _same(one: Tensor | None, other: Tensor | None) -> bool:
-    """Return whether numbers are equal, NaN to NaN."""
-    if one is None or other is None:
-        return one is other
-    return torch.allclose(one.double(), other.double(), rtol=0, atol=0, equal_nan=True)
-
-
-def check_advantages(result: Any, expected: int, rule: Callable[..., Any]) -> Tensor:
+def check_advantages(result: object, expected: int, rule: Callable[..., Any]) -> Tensor:
     """Return the advantages that a rule returned.
 
     Raises:
         ConfigurationError: the advantages are not a finite number for each of the ``expected`` returns.
     """
-    shape = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
-    if shape != (expected,) or not result.isfinite().all():
-        fault = f"shape {list(shape)}" if isinstance(shape, tuple) else f"a {shape}"
-        fault = "a number that is NaN or infinite" if shape == (expected,) else fault
-        name, where = _name_and_line(rule)
-        raise ConfigurationError(
-            f"{name} returned {fault}; it must return a finite advantage for each of the {expected} returns, a tensor "
-            f"of shape [{expected}]{where}"
-        )
-    return result
-
-
-def _name_and_line(rule: Callable[..., Any]) -> tuple[str, str]:
-    """Return the name of a rule, and its place in parentheses, empty for a callable object."""
-    where = f" ({source_line(rule)})" if hasattr(inspect.unwrap(rule), "__code__") else ""
-    return getattr(rule, "__qualname__", type(rule).__qualname__), where
-
-
-def warn_of_absent_components(
-    trainer: Any, option: str, weights: Collection[str], present: Collection[str], warned: MutableSet[Any]
-) -> None:
-    """Warn once of an option whose weights name components that no rank's rollout has; every rank calls this.
-
-    Args:
-        trainer: trainer of the run.
-        option: name of the option.
-        weights: names that the option gives weights.
-        present: names of this rank's components.
-        warned: names of earlier warnings; this adds to them.
-    """
-    if option in warned:
-        return
-    everywhere = sum_over_ranks(trainer, dict.fromkeys(present, 1))
-    absent = sorted(set(weights) - set(everywhere))
-    if absent:
-        warned.add(option)
-        logger.warning(
-            "model.%s weighs %s, but the reward components of this rollout are %s; correct the name, unless such "
-            "rewards are rare (warned of once)",
-            option,
-            ", ".join(absent),
-            ", ".join(sorted(everywhere)),
-        )
+    if isinstance(result, Tensor) and result.shape == (expected,) and result.isfinite().all():
+        return result
+    fault = f"a {type(result).__name__}"
+    if isinstance(result, Tensor):
+        fault = "a number that is NaN or infinite" if result.shape == (expected,) else f"shape {list(result.shape)}"
+    name, place = name_and_place(rule)
+    raise ConfigurationError(
+        f"{name} returned {fault}; it must return a finite advantage for each of the {expected} returns, a tensor of "
+        f"shape [{expected}]{place}"
+    )
 
 
 def labels(keys: Iterable[Hashable]) -> list[int]:
@@ -421,10 +351,10 @@ def task_types(groups: Tensor, episodes: Sequence[Episode], names: Sequence[str]
 
 def agent_return(episode: Episode, agent: str, turn_bonus: TurnBonus = None) -> float:
     """Return an agent's return in an episode, with ``turn_bonus`` added for each of its turns."""
-    earned = episode.rewards()[agent]
+    reward = episode.rewards()[agent]
     if turn_bonus is None:
-        return earned
-    return earned + sum(turn_bonus(turn) for row in episode.trajectories[agent] for turn in row.turns)
+        return reward
+    return reward + sum(turn_bonus(turn) for trajectory in episode.trajectories[agent] for turn in trajectory.turns)
 
 
 def equal_returns(group: Sequence[Episode]) -> bool:

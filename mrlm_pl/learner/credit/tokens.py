@@ -1,4 +1,10 @@
-"""Credit of individual tokens: trajectories with the reward of each turn on its last token, and GAE along them."""
+"""Credit of individual tokens: trajectories with the reward of each turn on its last token, and GAE along them.
+
+:func:`rewarded_rows` puts the rewards [B, T] of a rollout on the rows of each policy. :meth:`TokenCredit.credit` then
+subtracts the penalty, lets the critic value the tokens, computes advantages and returns [B, T] along the trajectories
+of each agent in each episode, whitens the advantages over all ranks, and keeps return and value of each turn for the
+record.
+"""
 
 from __future__ import annotations
 
@@ -67,58 +73,63 @@ class TokenCredit(EpisodeCredit):
         """Return the discount factor [B, T] after each token of the action mask."""
         return turn_discounts(mask, self.gamma) if self.discount_unit == "turn" else self.gamma * mask.float()
 
-    def observed(self, rewarded: Mapping[str, RewardedRows], critic: Any) -> dict[tuple[str, str], Moments]:
+    def observed(self, policies: Mapping[str, RewardedRows], critic: Any) -> dict[tuple[str, str], Moments]:
         """Return the moments of the tokens' returns, by policy and key of the rows of a value head."""
         moments = dict[tuple[str, str], Moments]()
-        for name, acted in rewarded.items():
-            mask, nothing = acted.batch.action_mask, torch.zeros_like(acted.rewards)
-            returns = acted.advantages(nothing, self.discounts(mask), 1.0, nothing[:, 0])[1]
-            for agent, rows in critic.rows_of_heads(acted.agents).items():
+        for name, rewarded in policies.items():
+            mask, zeros = rewarded.batch.action_mask, torch.zeros_like(rewarded.rewards)
+            returns = rewarded.advantages(zeros, self.discounts(mask), 1.0, zeros[:, 0])[1]
+            for agent, rows in critic.rows_of_heads(rewarded.agents).items():
                 moments[name, agent] = masked_moments(returns[rows], mask[rows])
         return moments
 
-    def credit(self, returns: Mapping[str, RewardedRows], parts: CreditParts) -> dict[str, PolicyBatch]:
+    def credit(self, returns: Mapping[str, RewardedRows], parts: CreditParts[Any]) -> dict[str, PolicyBatch]:
         """Return the trained policies' trajectories with the advantage of each token, and the critics' trajectories.
 
         The baseline of a turn is its value, or without a critic the mean over the tokens that it is whitened with. The
         quality of the values is logged.
         """
-        rewarded, critic = {name: returns[name] for name in parts.policies if name in returns}, parts.critic
-        for name, acted in rewarded.items():
-            acted.rewards = acted.rewards - parts.penalty(name, acted.batch)
+        policies, critic = {name: returns[name] for name in parts.policies if name in returns}, parts.critic
+        for name, rewarded in policies.items():
+            rewarded.rewards = rewarded.rewards - parts.penalty(name, rewarded.batch)
         if critic is not None and critic.normalized:
-            critic.observe(parts.metrics.trainer, self.observed(rewarded, critic))
-        moments_here: dict[tuple[str, str], Moments] = {}
-        pairs: dict[str, tuple[Tensor, Tensor]] = {}
-        for name, acted in rewarded.items():
-            rows, mask = acted.batch, acted.batch.action_mask
-            discounts, nothing = self.discounts(mask), torch.zeros_like(acted.rewards)
-            values, ends = (nothing, nothing[:, 0]) if critic is None else critic.estimates(name, acted)
-            rows.advantages, of_tokens = acted.advantages(values, discounts, self.lam, ends)
+            critic.observe(parts.metrics.trainer, self.observed(policies, critic))
+        local_moments: dict[tuple[str, str], Moments] = {}
+        estimates: dict[str, tuple[Tensor, Tensor]] = {}
+        for name, rewarded in policies.items():
+            token_returns, values = estimates[name] = self._estimate(name, rewarded, critic)
+            rows, mask = rewarded.batch, rewarded.batch.action_mask
             if critic is not None:
-                rows.values, rows.returns = values, of_tokens
-                moments_here[name, "return"] = masked_moments(of_tokens, mask)
-                moments_here[name, "error"] = masked_moments(of_tokens - values, mask)
-            pairs[name] = of_tokens, values
-            for label, indices in self.whitened_together(acted.agents).items():
-                moments_here[name, f"whiten/{label}"] = masked_moments(rows.advantages[indices], mask[indices])
-        moments = sum_over_ranks(parts.metrics.trainer, moments_here)
-        credited = {name: acted.batch for name, acted in rewarded.items()}
-        for name, acted in rewarded.items():
-            rows = acted.batch
-            for label, indices in self.whitened_together(acted.agents).items():
-                inputs = (rows.advantages[indices], rows.action_mask[indices], moments[name, f"whiten/{label}"])
-                rows.advantages[indices] = whiten(*inputs)
+                local_moments[name, "return"] = masked_moments(token_returns, mask)
+                local_moments[name, "error"] = masked_moments(token_returns - values, mask)
+            for label, indices in self.whitened_together(rewarded.agents).items():
+                local_moments[name, f"whiten/{label}"] = masked_moments(rows.advantages[indices], mask[indices])
+        moments = sum_over_ranks(parts.metrics.trainer, local_moments)
+        credited = {name: rewarded.batch for name, rewarded in policies.items()}
+        for name, rewarded in policies.items():
+            rows = rewarded.batch
+            for label, indices in self.whitened_together(rewarded.agents).items():
+                over_ranks = moments[name, f"whiten/{label}"]
+                rows.advantages[indices] = whiten(rows.advantages[indices], rows.action_mask[indices], over_ranks)
                 if critic is None:
-                    pairs[name][1][indices] = inputs[-1].mean
-            means = (turn_means(table_values, rows.trajectories) for table_values in pairs[name])
-            rows.turn_baselines = tuple([*zip(*row, strict=True)] for row in zip(*means, strict=True))
+                    estimates[name][1][indices] = over_ranks.mean
+            means = (turn_means(of_tokens, rows.trajectories) for of_tokens in estimates[name])
+            rows.turn_baselines = tuple([*zip(*turns, strict=True)] for turns in zip(*means, strict=True))
             if critic is not None and critic.learners:
-                credited |= critic.rows(acted)
+                credited |= critic.rows(rewarded)
                 rows.values = rows.returns = None  # of the critic's own rows
         for name in parts.policies if critic is not None else ():
             parts.metrics.add_values(name, *(moments.get((name, kind), NO_MOMENTS) for kind in ("return", "error")))
         return credited
+
+    def _estimate(self, name: str, rewarded: RewardedRows, critic: Any) -> tuple[Tensor, Tensor]:
+        """Return the returns and values [B, T] of a policy's tokens, and put their advantages into its batch."""
+        rows, zeros = rewarded.batch, torch.zeros_like(rewarded.rewards)
+        values, end_values = (zeros, zeros[:, 0]) if critic is None else critic.estimates(name, rewarded)
+        rows.advantages, returns = rewarded.advantages(values, self.discounts(rows.action_mask), self.lam, end_values)
+        if critic is not None:
+            rows.values, rows.returns = values, returns
+        return returns, values
 
 
 @dataclass
@@ -162,15 +173,16 @@ class RewardedRows:
         """
         rewards, mask, chains = self.rewards, self.batch.action_mask, self.chains
         lengths = torch.stack([mask[chain].sum() for chain in chains])
-        acts = torch.arange(int(lengths.max())) < lengths[:, None]
-        # The rows of a chain follow each other, so both masks have the tokens in one order.
-        along = [
-            tensor.new_zeros(acts.shape).masked_scatter(acts, tensor[mask]) for tensor in (rewards, values, discounts)
-        ]
+        chain_mask = torch.arange(int(lengths.max())) < lengths[:, None]
+
+        def moved(tokens: Tensor, source: Tensor, target: Tensor) -> Tensor:
+            """Return the tokens of one mask at the places of the other, which has them in the same order."""
+            return tokens.new_zeros(target.shape).masked_scatter(target, tokens[source])
+
+        rewards, values, gamma = (moved(tokens, mask, chain_mask) for tokens in (rewards, values, discounts))
         ends = end_values[[chain[-1] for chain in chains]]
-        results = token_gae(along[0], along[1], acts, gamma=along[2], lam=lam, bootstrap_values=ends)
-        advantages, returns = (tensor.new_zeros(mask.shape).masked_scatter(mask, tensor[acts]) for tensor in results)
-        return advantages, returns
+        advantages, returns = token_gae(rewards, values, chain_mask, gamma=gamma, lam=lam, bootstrap_values=ends)
+        return moved(advantages, chain_mask, mask), moved(returns, chain_mask, mask)
 
 
 def rows_of_agents(agents: Sequence[str]) -> dict[str, Tensor]:
@@ -186,19 +198,18 @@ def rewarded_rows(episodes: Sequence[Episode], turn_bonus: TurnBonus = None) -> 
         episodes: episodes of one rollout.
         turn_bonus: function that returns a bonus for a turn, added to the environment's reward; None adds nothing.
     """
-    groups = group_numbers(episodes)
-    acting = acting_rows(episodes)
-    rewarded = dict[str, RewardedRows]()
+    groups, acting = group_numbers(episodes), acting_rows(episodes)
     batches = rows_by_policy(
-        [row for _, row in acting],
+        [trajectory for _, trajectory in acting],
         [groups[episode.group] for episode, _ in acting],
-        labels((episode.group, row.agent) for episode, row in acting),
+        labels((episode.group, trajectory.agent) for episode, trajectory in acting),
         labels(id(episode) for episode, _ in acting),
     )
+    rewarded = dict[str, RewardedRows]()
     for policy, batch in batches.items():
         rewards = torch.zeros_like(batch.action_mask, dtype=torch.float32)
-        for index, row in enumerate(batch.trajectories):
-            for turn in row.turns:
-                rewards[index, turn.stop - 1] += turn.reward + (turn_bonus(turn) if turn_bonus else 0.0)
-        rewarded[policy] = RewardedRows(batch, rewards, [episode for episode, row in acting if row.policy == policy])
+        for row, trajectory in enumerate(batch.trajectories):
+            for turn in trajectory.turns:
+                rewards[row, turn.stop - 1] += turn.reward + (turn_bonus(turn) if turn_bonus else 0.0)
+        rewarded[policy] = RewardedRows(batch, rewards, [e for e, trajectory in acting if trajectory.policy == policy])
     return rewarded

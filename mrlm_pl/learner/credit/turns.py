@@ -81,8 +81,8 @@ class TurnReturns:
             advantages: [S], one for each turn.
         """
         comparisons = torch.zeros(len(self.trajectory), dtype=torch.int64).index_copy(0, self.row, self.comparison)
-        row_columns = (self.group.tolist(), comparisons.tolist(), labels(map(id, self.episode)))
-        batches = rows_by_policy(self.trajectory, *row_columns)
+        episodes = labels(map(id, self.episode))
+        batches = rows_by_policy(self.trajectory, self.group.tolist(), comparisons.tolist(), episodes)
         pairs = zip(paired(self.returns, self.baseline), advantages.tolist(), strict=True)
         turns = grouped(zip(self.row.tolist(), ((*pair, advantage) for pair, advantage in pairs), strict=True))
         for policy, indices in grouped((row.policy, index) for index, row in enumerate(self.trajectory)).items():
@@ -144,7 +144,7 @@ def observed(trajectory: Trajectory) -> list[str]:
 
 
 @dataclass(frozen=True)
-class TurnCredit(EpisodeCredit):
+class TurnCredit(EpisodeCredit[TurnReturns]):
     """Advantages of turns, within the episodes of a task and, with ``state_weight``, within equal states.
 
     Args:

@@ -1,4 +1,9 @@
-"""The form of a chat template's tool calls, detected by rendering one, and its parser."""
+"""The form of a chat template's tool calls, detected by rendering one, and its parser.
+
+:func:`find_call_form` renders a call of known name, keys and values (``PROBE_CALL``) with the template, and looks for
+them in the text: as JSON (:class:`JSONForm`), or each between texts of its own (:class:`TaggedForm`). The form is used
+only if it reads that call back.
+"""
 
 from __future__ import annotations
 
@@ -128,15 +133,15 @@ class TaggedForm(CallForm):
     def values(self, text: str, tools: Tools) -> Iterator[object]:
         """See :meth:`CallForm.values`."""
         for call in text.split(self.opening)[1:]:
-            name, separator, rest = call.partition(self.after_name)
+            name, separator, remainder = call.partition(self.after_name)
             if not separator:
                 raise ValueError("the name does not end")
             name, arguments = name.strip(), {}
-            while rest.lstrip().startswith(self.before_key):
-                rest = rest.lstrip()[len(self.before_key) :]
-                key, between, rest = rest.partition(self.after_key)
-                value, end, rest = rest.partition(self.after_value)
-                if not between or not end:
+            while remainder.lstrip().startswith(self.before_key):
+                remainder = remainder.lstrip()[len(self.before_key) :]
+                key, key_end, remainder = remainder.partition(self.after_key)
+                value, value_end, remainder = remainder.partition(self.after_value)
+                if not key_end or not value_end:
                     raise ValueError("an argument does not end")
                 arguments[key.strip()] = _typed_value(value.strip("\n"), name, key.strip(), tools)
             yield {"name": name, "arguments": arguments}
@@ -165,43 +170,43 @@ def written_reply(render: Callable[[list[Message], bool], str], reply: Message) 
     """
     question, prompted, answered = render([QUESTION], False), render([QUESTION], True), render([QUESTION, reply], False)
     _, _, closing = render([QUESTION, Message("assistant", "probe")], False).rpartition("probe")
-    begun, called = prompted[len(question) :], answered[len(question) :]
-    header = begun[: common_prefix(begun, called)]
-    if header != begun:  # a call continues differently; both may begin with the same letters
+    prompt, turn = prompted[len(question) :], answered[len(question) :]
+    header = prompt[: common_prefix(prompt, turn)]
+    if header != prompt:  # a call continues differently; both may begin with the same letters
         header = header[: max(header.rfind("\n"), header.rfind(">")) + 1]
-    return question, header, called[len(header) :].removesuffix(closing)
+    return question, header, turn[len(header) :].removesuffix(closing)
 
 
 def _json_form(written: str) -> CallForm | None:
     name, key = written.find(_NAME), written.find("first_key")
     if name < 0 or key < 0:
         return None
-    for begin in (index for index, letter in enumerate(written[:name]) if letter == "{"):
-        value = _decode_json(written, begin)
+    for brace in (index for index, letter in enumerate(written[:name]) if letter == "{"):
+        value = _decode_json(written, brace)
         if isinstance(value, dict) and value.get("name") == _NAME and _ARGUMENTS in value.values():
-            return JSONForm(_last_word(written[:begin].rstrip().removesuffix("[")))
-    begin = written.rfind("{", 0, key)
-    if begin > name and _decode_json(written, begin) == _ARGUMENTS:
-        return JSONForm(_last_word(written[:name]), written[name + len(_NAME) : begin].strip())
+            return JSONForm(_last_word(written[:brace].rstrip().removesuffix("[")))
+    brace = written.rfind("{", 0, key)
+    if brace > name and _decode_json(written, brace) == _ARGUMENTS:
+        return JSONForm(_last_word(written[:name]), written[name + len(_NAME) : brace].strip())
     return None
 
 
 def _tagged_form(written: str) -> CallForm | None:
     """Return the form, by the texts between name, keys and values."""
-    texts, rest = [], written
+    texts, remainder = [], written
     for mark in (_NAME, "first_key", "first value", "second_key", "271"):
-        text, separator, rest = rest.partition(mark)
+        text, separator, remainder = remainder.partition(mark)
         if not separator:
             return None
         texts.append(text)
-    opening, to_first, after_key, to_second, again = texts
-    shared = common_prefix(to_first[::-1], to_second[::-1])
-    before_key = to_first[len(to_first) - shared :].rpartition("\n")[2]
-    after_name, after_value = to_first.removesuffix(before_key).strip(), to_second.removesuffix(before_key).strip()
-    after_name = after_name or "\n" * to_first.startswith("\n")  # GLM ends a name with the line
+    opening, name_to_key, after_key, value_to_key, after_second_key = texts
+    shared = common_prefix(name_to_key[::-1], value_to_key[::-1])
+    before_key = name_to_key[len(name_to_key) - shared :].rpartition("\n")[2]
+    after_name, after_value = (text.removesuffix(before_key).strip() for text in (name_to_key, value_to_key))
+    after_name = after_name or "\n" * name_to_key.startswith("\n")  # GLM ends a name with the line
     form = TaggedForm(_last_word(opening), after_name, before_key, after_key.strip(), after_value)
-    pieces = (form.opening, after_name, before_key, form.after_key, after_value)
-    return form if again == after_key and all(pieces) and not any(_NAME in piece for piece in pieces) else None
+    marks = (form.opening, after_name, before_key, form.after_key, after_value)
+    return form if after_second_key == after_key and all(marks) and not any(_NAME in mark for mark in marks) else None
 
 
 def _typed_value(text: str, tool: str, argument: str, tools: Tools) -> Any:
@@ -211,12 +216,12 @@ def _typed_value(text: str, tool: str, argument: str, tools: Tools) -> Any:
     schema = (parameters.get("properties") or {}).get(argument)
     if schema is None:  # parquet fills it in
         return text
-    rest = {key: parameters[key] for key in ("properties", "$defs", "definitions") if key in parameters}
+    optional = {key: parameters[key] for key in ("properties", "$defs", "definitions") if key in parameters}
     with suppress(ValueError, RecursionError):  # the check against the schema reports it
         value = json.loads(text)
         is_text = isinstance(schema, Mapping) and schema.get("type") == "string"
-        takes_text = is_text or value_fault(rest, {argument: text}) is None
-        if not isinstance(value, str) and not (takes_text and value_fault(rest, {argument: value})):
+        takes_text = is_text or value_fault(optional, {argument: text}) is None
+        if not isinstance(value, str) and not (takes_text and value_fault(optional, {argument: value})):
             return value
     return text
 
@@ -225,8 +230,8 @@ def _last_word(text: str) -> str:
     return (text.split() or [""])[-1]
 
 
-def _decode_json(text: str, begin: int) -> object:
+def _decode_json(text: str, start: int) -> object:
     try:
-        return _DECODER.raw_decode(text, begin)[0]
+        return _DECODER.raw_decode(text, start)[0]
     except ValueError:
         return None

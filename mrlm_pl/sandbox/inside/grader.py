@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import builtins
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from mrlm_pl.sandbox.inside.channel import Channel
@@ -38,19 +38,21 @@ def grade(channel: Channel, request: dict[str, Any]) -> dict[str, Any]:
             of the function that a ``check`` function receives, or None).
     """
     discard_output()
-    tally: dict[str, Any] = {"passed": 0, "run": 0, "fault": ""}
+    grading = _Grading(channel, request)
     for part in request["tests"]:
-        run_before = tally["run"]
+        counted = grading.run
         try:
-            _run(channel, request, part, tally)
+            grading.run_part(part)
         except CandidateGone:
-            tally["run"] += 1
+            grading.run += 1
             break
         except Exception as error:  # of the tests, which may raise anything
             # Assertions behind the error count, else one error after the first success would be rewarded.
-            tally["run"] = max(tally["run"] + 1, run_before + _count_asserts(part))
-            tally["fault"] = tally["fault"] or describe_error(error)
-    return tally
+            nodes = ast.walk(ast.parse(part))
+            asserts = sum(isinstance(node, ast.Assert) and not _is_constant(node) for node in nodes)
+            grading.run = max(grading.run + 1, counted + asserts)
+            grading.fault = grading.fault or describe_error(error)
+    return {"passed": grading.passed, "run": grading.run, "fault": grading.fault}
 
 
 def discard_output() -> None:
@@ -74,66 +76,84 @@ def describe_error(error: BaseException) -> str:
     return text[:MAX_FAULT_CHARACTERS]
 
 
-def _run(channel: Channel, request: dict[str, Any], part: str, tally: dict[str, Any]) -> None:
-    namespace: dict[str, Any] = {"__name__": "tests"}
-    exec(compile(request["context"], "<context>", "exec"), namespace)
+class _Grading:
+    """The parts of a task's tests as they run, each in a new namespace, and their counts.
 
-    calls = 0
+    Args:
+        channel: channel on which calls of the candidate are requested and answered.
+        request: see :func:`grade`.
 
-    def proxy(name: str) -> Any:
+    Attributes:
+        passed: number of tests that passed.
+        run: number of tests that were run.
+        fault: the first fault in words; empty without any.
+    """
+
+    def __init__(self, channel: Channel, request: Mapping[str, Any]) -> None:
+        self._channel, self._request = channel, request
+        self.passed, self.run, self.fault = 0, 0, ""
+        self._calls = 0  # calls of the candidate since the last counted test
+
+    def run_part(self, part: str) -> None:
+        """Run a part of the tests; an error outside an ``assert`` is raised."""
+        namespace: dict[str, Any] = {"__name__": "tests"}
+        exec(compile(self._request["context"], "<context>", "exec"), namespace)
+        namespace.update({name: self._proxy(name) for name in self._request["names"]})
+        self._calls = 0
+        namespace.update({_RECORD: self._record, _CONSTANT: self._record_constant, _FAILED: self._record_error})
+        tree = ast.fix_missing_locations(_CountAsserts().visit(ast.parse(part)))
+        exec(compile(tree, "<tests>", "exec"), namespace)
+        if self._request["entry"] and "check" in namespace:
+            namespace["check"](namespace[self._request["entry"]])
+
+    def _proxy(self, name: str) -> Callable[..., Any]:
+        """Return the function that stands for the candidate's own one of this name."""
+
         def call(*arguments: Any, **named: Any) -> Any:
-            nonlocal calls
-            calls += 1
-            call_request = {
-                "name": name,
-                "arguments": encode(list(arguments), _refuse),
-                "named": encode(named, _refuse),
-            }
-            # The candidate may have made them: it must not be able to end the tests by their size.
-            channel.send({"ask": call_request}, within_limit=True)
-            answer = channel.receive()
-            if "gone" in answer:
-                raise CandidateGone
-            if "error" in answer:
-                raise make_error(answer["error"], answer.get("kind"))
-            try:
-                return decode(answer["ok"], lambda mention: mention)
-            except (ValueError, TypeError, KeyError, SyntaxError, OverflowError, RecursionError) as error:
-                raise CandidateError(f"the value cannot be read: {error}") from error
+            self._calls += 1
+            return self._ask(name, encode(list(arguments), _refuse), encode(named, _refuse))
 
         call.__name__ = name
         return call
 
-    for name in request["names"]:
-        namespace[name] = proxy(name)
+    def _ask(self, name: str, arguments: Any, named: Any) -> Any:
+        """Return the result of a call of the candidate, given its arguments as data.
 
-    def record(holds: Any) -> None:
-        nonlocal calls
-        calls = 0
-        tally["run"] += 1
-        tally["passed"] += bool(holds)
-        if tally["run"] > MAX_TESTS:
+        Raises:
+            CandidateGone: the candidate's process is gone.
+            Exception: the call's error, as a built-in class or :class:`CandidateError`.
+        """
+        # The candidate may have made the arguments: it must not be able to end the tests by their size.
+        self._channel.send({"ask": {"name": name, "arguments": arguments, "named": named}}, within_limit=True)
+        answer = self._channel.receive()
+        if "gone" in answer:
+            raise CandidateGone
+        if "error" in answer:
+            raise make_error(answer["error"], answer.get("kind"))
+        try:
+            return decode(answer["ok"], lambda mention: mention)
+        except (ValueError, TypeError, KeyError, SyntaxError, OverflowError, RecursionError) as error:
+            raise CandidateError(f"the value cannot be read: {error}") from error
+
+    def _record(self, holds: object) -> None:
+        """Count a test."""
+        self._calls = 0
+        self.run += 1
+        self.passed += bool(holds)
+        if self.run > MAX_TESTS:
             raise CandidateGone
 
-    def record_constant(holds: Any) -> None:
+    def _record_constant(self, holds: object) -> None:
+        """Count a test whose condition is constant, if the candidate was called since the last one."""
         # Such as `assert True` behind the last test, which would reward a program that fails them all. After a call it
         # shows that the tests reached this line.
-        if calls:
-            record(holds)
+        if self._calls:
+            self._record(holds)
 
-    def failed(error: Exception) -> None:
-        record(False)
-        tally["fault"] = tally["fault"] or describe_error(error)
-
-    namespace.update({_RECORD: record, _CONSTANT: record_constant, _FAILED: failed})
-    tree = ast.fix_missing_locations(_CountAsserts().visit(ast.parse(part)))
-    exec(compile(tree, "<tests>", "exec"), namespace)
-    if request["entry"] and "check" in namespace:
-        namespace["check"](namespace[request["entry"]])
-
-
-def _count_asserts(tests: str) -> int:
-    return sum(isinstance(node, ast.Assert) and not _is_constant(node) for node in ast.walk(ast.parse(tests)))
+    def _record_error(self, error: Exception) -> None:
+        """Count a test whose condition raised an error."""
+        self._record(False)
+        self.fault = self.fault or describe_error(error)
 
 
 def _is_constant(node: ast.Assert) -> bool:
@@ -211,12 +231,10 @@ def bound_by(nodes: Iterable[ast.AST]) -> set[str]:
     for node in nodes:
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
             bound.add(node.id)
-        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.ExceptHandler)) and node.name:
             bound.add(node.name)
         elif isinstance(node, ast.arg):
             bound.add(node.arg)
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             bound |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ExceptHandler) and node.name:
-            bound.add(node.name)
     return bound

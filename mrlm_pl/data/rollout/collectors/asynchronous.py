@@ -27,7 +27,7 @@ from mrlm_pl.settings import PositiveFloat, PositiveInt, Settings
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 1.0
-_TOLD = 5
+_NAMED = 5
 """Maximum number of episodes that a message about waiting names."""
 
 _ADVICE = "an async environment must await (asyncio.sleep, not time.sleep); or raise data.async_options.patience"
@@ -163,7 +163,7 @@ class AsyncCollector(Collector):
         self._continuous: ContinuousEngine | None = None
         self._admitted: dict[tuple[int, int], _Group] = {}
         self._dropped = self._reweighted = 0
-        self._begun = self._since = time.monotonic()
+        self._started = self._since = time.monotonic()
         self._busy = self._tokens = 0.0
 
     # In the trainer's thread.
@@ -205,7 +205,7 @@ class AsyncCollector(Collector):
             "async/reweighted_groups": float(self._reweighted),
         }
         # An iteration that was played during earlier updates is complete immediately: its own rate means nothing.
-        collected.seconds = now - self._begun
+        collected.seconds = now - self._started
         collected.earlier_tokens = self._tokens - restored
         self._tokens += token_count(collected.played) - restored
         if self._continuous is not None:
@@ -361,11 +361,11 @@ class AsyncCollector(Collector):
         plays = [play for player in self.episode_players for play in player.playing.values()]
         plays.sort(key=lambda play: play.waits_since)
         now = time.monotonic()
-        told = [
+        waits = [
             f"episode {play.id} ({play.spec.task.key}) waits for {play.waits_for} for {now - play.waits_since:.0f} s"
-            for play in plays[:_TOLD]
+            for play in plays[:_NAMED]
         ]
-        return ", ".join(told) + (f" and {len(plays) - _TOLD} more" if len(plays) > _TOLD else "")
+        return ", ".join(waits) + (f" and {len(plays) - _NAMED} more" if len(plays) > _NAMED else "")
 
 
 def groups_ahead(

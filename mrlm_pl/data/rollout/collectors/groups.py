@@ -167,16 +167,16 @@ class UnfinishedGroup:
                 break
             resampled += len(failed)
             # Each round has its own seed.
-            again = yield [
+            replacements = yield [
                 replace(spec, id=f"{spec.id}+{number}", seed=derive_seed("another", spec.seed, number))
                 for spec in (specs if plan.trees else [specs[index] for index in failed])
             ]
             if plan.trees:
                 collected.replaced += excluded(collected.episodes, "replaced")
-                collected.episodes = [*again]
+                collected.episodes = [*replacements]
                 continue
             collected.replaced += excluded([collected.episodes[index] for index in failed], "replaced")
-            for index, episode in zip(failed, again, strict=True):
+            for index, episode in zip(failed, replacements, strict=True):
                 collected.episodes[index] = episode
         return resampled
 

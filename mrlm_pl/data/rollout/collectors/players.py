@@ -302,7 +302,7 @@ def public_attributes(environment: Environment, above: Sequence[Environment] = (
         parts[name] = [value, *(members if isinstance(members, (list, tuple, set)) else ())]
         if isinstance(value, Environment) and not any(value is other for other in above):
             inner = public_attributes(value, [*above, environment])
-            parts |= {f"{name}.{part}": found for part, found in inner.items()}
+            parts |= {f"{name}.{part}": objects for part, objects in inner.items()}
     return parts
 
 
