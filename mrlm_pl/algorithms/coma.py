@@ -8,6 +8,7 @@ from mrlm_pl.learner.credit.decisions import TreeCredit, Weighting
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.policy import Policy
 from mrlm_pl.rewards import RewardShare
+from mrlm_pl.settings import UnitInterval
 
 
 class COMA(PolicyGradient):
@@ -37,7 +38,7 @@ class COMA(PolicyGradient):
         policies: dict[str, Policy] | None = None,
         seats: dict[str, str] | None = None,
         *,
-        gamma: float = 1.0,
+        gamma: UnitInterval = 1.0,
         stop_above: float | None = None,
         reward: RewardShare = "team",
         weighting: Weighting = "reach",

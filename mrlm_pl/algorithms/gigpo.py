@@ -9,6 +9,7 @@ from mrlm_pl.advantages import TurnBaseline
 from mrlm_pl.learner.credit.turns import TurnCredit
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.policy import Policy
+from mrlm_pl.settings import NonNegativeFloat, UnitInterval
 
 
 class GiGPO(PolicyGradient):
@@ -47,8 +48,8 @@ class GiGPO(PolicyGradient):
         policies: dict[str, Policy] | None = None,
         seats: dict[str, str] | None = None,
         *,
-        gamma: float = 0.95,
-        state_weight: float = 1.0,
+        gamma: UnitInterval = 0.95,
+        state_weight: NonNegativeFloat = 1.0,
         normalize: bool = True,
         turn_baseline: TurnBaseline = "unbiased",
         state_key: Callable[[str], str] | None = None,

@@ -18,6 +18,7 @@ from mrlm_pl.learner.credit.rules import check_takes
 from mrlm_pl.learner.credit.turns import TurnCredit
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.policy import Policy
+from mrlm_pl.settings import UnitInterval
 
 ADVANTAGES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "group_normalized": group_normalized_advantages,
@@ -70,20 +71,19 @@ class GRPO(PolicyGradient):
         | Callable[..., Any] = "group_normalized",
         credit: Literal["episode", "turn"] = "episode",
         turn_baseline: TurnBaseline = "unbiased",
-        gamma: float = 1.0,
+        gamma: UnitInterval = 1.0,
         **settings: Any,
     ) -> None:
         super().__init__(policies, seats, **settings)
         self.advantage = ADVANTAGES[advantage] if isinstance(advantage, str) else advantage
         check_takes(self.advantage, "rewards", "groups")
         turns = TurnCredit(gamma, turn_baseline, normalize=advantage == "group_normalized")
-        if credit == "episode":
-            if turns != TurnCredit(normalize=turns.normalize):  # the others have their defaults
-                raise ConfigurationError("turn_baseline and gamma belong to credit 'turn'; set `credit: turn`")
-            return
-        if advantage not in ("group_normalized", "group_centered"):
-            raise ConfigurationError(
-                f"advantage is {getattr(advantage, '__name__', advantage)!r} with credit 'turn', whose baseline "
-                "is that of turn_baseline; choose group_normalized or group_centered, or credit 'episode'"
-            )
-        self.unit = turns
+        if credit == "turn":
+            if advantage not in ("group_normalized", "group_centered"):
+                raise ConfigurationError(
+                    f"advantage is {getattr(advantage, '__name__', advantage)!r} with credit 'turn', whose baseline "
+                    "is that of turn_baseline; choose group_normalized or group_centered, or credit 'episode'"
+                )
+            self.unit = turns
+        elif turns != TurnCredit(normalize=turns.normalize):  # the others have their defaults
+            raise ConfigurationError("turn_baseline and gamma belong to credit 'turn'; set `credit: turn`")

@@ -19,7 +19,7 @@ from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.learner.ranks import sum_over_ranks
 from mrlm_pl.policy import Policy
 from mrlm_pl.rewards import information_gains
-from mrlm_pl.settings import NonNegativeFloat
+from mrlm_pl.settings import NonNegativeFloat, UnitInterval
 
 
 class IGPO(PolicyGradient):
@@ -63,7 +63,7 @@ class IGPO(PolicyGradient):
         gain_weight: NonNegativeFloat = 1.0,
         answer_key: str = "answer",
         answer_form: str = "{answer}",
-        gamma: float = 1.0,
+        gamma: UnitInterval = 1.0,
         normalize: bool = True,
         turn_baseline: TurnBaseline = "unbiased",
         **settings: Any,

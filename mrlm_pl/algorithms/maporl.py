@@ -24,8 +24,8 @@ from mrlm_pl.learner.policies.reference import IN_REWARD, KL
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.learner.ranks import gather_ranks
 from mrlm_pl.policy import Policy
-from mrlm_pl.rewards import INCENTIVES, Horizon, RewardShare, incentives, influence_rewards
-from mrlm_pl.settings import NonNegativeFloat, PositiveFloat, PositiveInt
+from mrlm_pl.rewards import INCENTIVES, Horizon, RewardShare, incentives
+from mrlm_pl.settings import NonNegativeFloat, PositiveFloat, PositiveInt, UnitInterval
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class MAPoRL(PolicyGradient):
         agent_critics: dict[str, Policy] | None = None,
         reward: RewardShare = "team",
         horizon: Horizon = "discounted_sum",
-        gamma: float = 0.3,
+        gamma: UnitInterval = 0.3,
         alpha0: float = 0.0,
         alpha1: float = 0.0,
         beta0: float = 0.0,
@@ -103,7 +103,7 @@ class MAPoRL(PolicyGradient):
         value_learning_rate: NonNegativeFloat | None = None,
         value_clip: PositiveFloat | None = 0.2,
         value_coefficient: NonNegativeFloat = 0.5,
-        lam: float = 0.95,
+        lam: UnitInterval = 0.95,
         whiten_advantages: bool = True,
         kl: KL = IN_REWARD,
         task_normalization: TaskNormalization | None = "none",
@@ -111,9 +111,7 @@ class MAPoRL(PolicyGradient):
     ) -> None:
         super().__init__(policies, seats, kl=kl, task_normalization=task_normalization, **settings)
         amounts = dict(zip(INCENTIVES, (alpha0, alpha1, beta0, beta1), strict=True))
-        probe = [{"a": 1.0}]
-        influence_rewards(probe, gamma, reward, horizon)  # a mistake raises now
-        incentives(probe, **amounts)
+        incentives([{"a": 1.0}], **amounts)  # a mistake raises now
         if critic_reads == "answer" and not agent_critics:
             raise ConfigurationError(
                 "critic_reads is 'answer', but there are no agent_critics: a value head reads what its policy reads; "

@@ -10,7 +10,7 @@ from mrlm_pl.learner.critics import PolicyCritics
 from mrlm_pl.learner.policies.reference import IN_REWARD, KL
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.policy import Policy
-from mrlm_pl.settings import NonNegativeFloat, PositiveFloat
+from mrlm_pl.settings import NonNegativeFloat, PositiveFloat, UnitInterval
 
 
 class PPO(PolicyGradient):
@@ -68,9 +68,9 @@ class PPO(PolicyGradient):
         value_clip: PositiveFloat | None = 0.2,
         value_coefficient: NonNegativeFloat = 0.5,
         normalize_values: bool = False,
-        gamma: float = 1.0,
+        gamma: UnitInterval = 1.0,
         discount_unit: DiscountUnit = "turn",
-        lam: float = 0.95,
+        lam: UnitInterval = 0.95,
         whiten_advantages: bool = True,
         kl: KL = IN_REWARD,
         task_normalization: TaskNormalization | None = "none",

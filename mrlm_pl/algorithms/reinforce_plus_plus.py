@@ -8,6 +8,7 @@ from mrlm_pl.learner.credit.tokens import DiscountUnit, TokenCredit
 from mrlm_pl.learner.policies.reference import IN_REWARD, KL
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.policy import Policy
+from mrlm_pl.settings import UnitInterval
 
 
 class REINFORCEPlusPlus(PolicyGradient):
@@ -44,7 +45,7 @@ class REINFORCEPlusPlus(PolicyGradient):
         policies: dict[str, Policy] | None = None,
         seats: dict[str, str] | None = None,
         *,
-        gamma: float = 1.0,
+        gamma: UnitInterval = 1.0,
         discount_unit: DiscountUnit = "token",
         kl: KL = IN_REWARD,
         **settings: Any,

@@ -9,7 +9,7 @@ from mrlm_pl.advantages.tree import CrossReduction
 from mrlm_pl.learner.credit.decisions import JointMode, TreeCredit, Weighting
 from mrlm_pl.policy import Policy
 from mrlm_pl.rewards import RewardShare
-from mrlm_pl.settings import ChecksArguments
+from mrlm_pl.settings import ChecksArguments, UnitInterval
 
 
 class JointActions(ChecksArguments):
@@ -33,7 +33,7 @@ class JointActions(ChecksArguments):
         *,
         joint_mode: JointMode = "align",
         cross_reduction: CrossReduction = "mean",
-        gamma: float = 1.0,
+        gamma: UnitInterval = 1.0,
         stop_above: float | None = None,
         reward: RewardShare = "team",
         weighting: Weighting = "reach",

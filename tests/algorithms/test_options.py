@@ -10,7 +10,9 @@ import pytest
 from jsonargparse import ArgumentParser
 
 from mrlm_pl import algorithms
+from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.policy_gradient import PolicyGradient
+from mrlm_pl.policy import Policy
 
 QUANTITIES = {
     "clip": "clipping range",
@@ -155,6 +157,17 @@ def test_one_quantity_has_one_name(options: dict[str, dict[str, str]]) -> None:
 def test_an_option_takes_the_same_values_everywhere(options: dict[str, dict[str, str]]) -> None:
     different = {option for option, types in options.items() if len(set(types.values())) > 1}
     assert different == OWN_CHOICES
+
+
+def test_a_discount_out_of_range_is_refused_by_the_algorithm() -> None:
+    classes = [getattr(algorithms, name) for name in algorithms.__all__]
+    discounted = [
+        (cls, option) for cls in classes for option in {"gamma", "lam"} & {*inspect.signature(cls).parameters}
+    ]
+    assert len(discounted) > 12
+    for cls, option in discounted:
+        with pytest.raises(ConfigurationError, match=rf"^{cls.__name__}: {option} is 1\.5; it must be from 0 to 1"):
+            cls({"main": Policy()}, **{option: 1.5})
 
 
 def test_every_option_is_documented(options: dict[str, dict[str, str]]) -> None:
