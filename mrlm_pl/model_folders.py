@@ -50,7 +50,8 @@ def policy_folder(name: str, option: str) -> str:
             f"`mrlm train --output {shlex.quote(name)} --resume` continues it, or writes those of a finished run again"
         )
     fault = "neither a run nor the folder of a model: it has no config.json"
-    remedy = "name another, or write a model there with `save_pretrained`"
+    inside = [str(file.parent) for file in sorted(folder.glob("*/config.json"))]  # as of an export
+    remedy = f"name {' or '.join(inside) or 'another'}, or write a model there with `save_pretrained`"
     if (folder / "adapter_config.json").is_file():
         fault, remedy = "an adapter", "name the folder of the merged weights, such as RUN/policies/NAME"
     raise PolicyError(f"{option}: {name!r} is {fault}; {remedy}")

@@ -32,3 +32,11 @@ def test_an_adapter_is_named_as_such(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(PolicyError, match=r"^model: '.*' is an adapter; name the folder of the merged weights"):
         policy_folder(str(tmp_path), "model")
+
+
+def test_the_models_inside_an_export_are_named(tmp_path: Path) -> None:
+    for name in ("solver", "judge"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+    with pytest.raises(PolicyError, match=rf"; name {tmp_path}/judge or {tmp_path}/solver, or write a model there"):
+        policy_folder(str(tmp_path), "model")

@@ -36,7 +36,7 @@ class Clip(Settings):
 
     def __post_init__(self) -> None:
         if self.low is not None and self.low > 1:
-            raise ConfigurationError(f"clip.low is {self.low}; it must be at most 1, which is no lower end")
+            raise ConfigurationError(f"clip.low is {self.low}; it must be at most 1, which sets no lower bound")
         if self.dual is not None and not self.dual > 1:
             raise ConfigurationError(f"clip.dual is {self.dual}; it must be above 1 (3 is usual), or null")
 
