@@ -13,11 +13,13 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaForCausalLM
 
+from mrlm_pl.advantages import Moments
 from mrlm_pl.algorithms import GRPO, PPO
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Episode, Task, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.learner import critics
 from mrlm_pl.learner.credit.tokens import rewarded_rows
 from mrlm_pl.learner.policies.reference import KL
 from mrlm_pl.learner.policy_gradient import PolicyGradient
@@ -354,3 +356,14 @@ def test_a_critic_needs_its_policy(model_folder: Path) -> None:
 def test_a_frozen_critic_is_refused(model_folder: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"critics\.main has `trained: false`"):
         PPO({"main": Policy(str(model_folder))}, critics={"main": Policy(str(model_folder), trained=False)})
+
+
+def test_values_are_normalized_by_the_returns_of_all_ranks(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    algorithm = PPO({"main": Policy(str(model_folder))}, normalize_values=True)
+    algorithm.read_weights()
+    here, elsewhere = Moments(2, 1.5, 0.5), Moments(1, 6.0, 0.0)  # returns 1 and 2, and 6
+    monkeypatch.setattr(critics, "sum_over_ranks", lambda trainer, own: {key: own[key] + elsewhere for key in own})
+    algorithm.critic.observe(None, {("main", ""): here})
+    head = algorithm.policies["main"].value_head
+    assert head is not None
+    assert head.moments.tolist() == pytest.approx([3, 3, 14, 7**0.5])  # 4 + 1 + 9; divided by 2
