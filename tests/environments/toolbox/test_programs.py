@@ -108,7 +108,7 @@ def test_scripts_that_take_too_long_cannot_start_or_end_all() -> None:
         answer = tool.call({"script": script})
         assert told_of in answer
         assert answer.endswith("[exit status 126]")
-    assert "status" in tool.call({"script": "kill -9 1; kill -9 -1"})
+    tool.call({"script": "kill -9 1; kill -9 -1"})  # which fails unless a process of an earlier script is just ending
     assert tool.call({"script": "echo alive"}) == "alive"
     tool.close()
 
