@@ -83,6 +83,7 @@ DOTTED = {
     "data.engine.engine": "configs/scaling/ray_pool.yaml",
     "data.engine.": "configs/scaling/served_rollouts.yaml",
     "data.environment.data": "configs/tasks/agentbench/sql.yaml",
+    "model.agent_critics": "configs/algorithms/teams/ippo.yaml",
     "model.policies.first": "configs/tasks/teams/collaborative_reasoning.yaml",
 }
 """Configurations for options in running text that the quick start rejects, by prefix of the option."""
