@@ -36,7 +36,7 @@ class LoRA(Settings):
         rank: rank of the product.
         alpha: weight of the product.
         target_modules: names of the linear layers with an adapter; None adapts all but the output head, layers that
-            share their weights, which cannot have one, and those that texts do not reach, such as of an image encoder.
+            share their weights, which cannot have one, and those that texts do not reach, as in image encoders.
 
     Raises:
         ConfigurationError: a value is out of range, or the names are one text.

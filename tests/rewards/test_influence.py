@@ -18,7 +18,7 @@ TWO = score_table([[0.2, 0.9], [0.8, 0.6], [1.0, 0.5]], ["a", "b"])
 ZERO = {"a": 0.0, "b": 0.0, "c": 0.0}
 
 
-def close(found: list[dict[str, float]], expected: list[dict[str, float]]) -> None:
+def assert_close(found: list[dict[str, float]], expected: list[dict[str, float]]) -> None:
     assert [list(turn) for turn in found] == [list(turn) for turn in expected]
     for turn, wanted in zip(found, expected, strict=True):
         assert turn == pytest.approx(wanted, abs=1e-6)
@@ -37,58 +37,58 @@ def close(found: list[dict[str, float]], expected: list[dict[str, float]]) -> No
 )
 def test_the_rewards_of_two_persons_and_three_turns(reward: Any, horizon: Any, expected: list[Any]) -> None:
     found = influence_rewards(TWO, 0.3, reward, horizon)
-    close(found, [{"a": first, "b": second} for first, second in expected])
+    assert_close(found, [{"a": first, "b": second} for first, second in expected])
 
 
 def test_the_rewards_of_three_persons() -> None:
     table = score_table([[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]], ["a", "b", "c"])
-    close(influence_rewards(table, 0.3)[:1], [{"a": 0.923077, "b": 0.153846, "c": 0.153846}])
+    assert_close(influence_rewards(table, 0.3)[:1], [{"a": 0.923077, "b": 0.153846, "c": 0.153846}])
 
 
 def test_a_discussion_that_ended_early_has_no_later_turns() -> None:
     # (0.2 + 0.3 * 0.7) / 1.3 and (0.9 + 0.3 * 0.7) / 1.3
-    close(influence_rewards(TWO[:2], 0.3), [{"a": 0.315385, "b": 0.853846}, {"a": 0.8, "b": 0.6}])
+    assert_close(influence_rewards(TWO[:2], 0.3), [{"a": 0.315385, "b": 0.853846}, {"a": 0.8, "b": 0.6}])
 
 
 @pytest.mark.parametrize("reward", ["team", "own"])
 @pytest.mark.parametrize("horizon", ["discounted_sum", "last"])
 def test_a_single_turn_pays_what_it_is_worth(reward: Any, horizon: Any) -> None:
-    close(influence_rewards([{"a": 0.4}], 0.9, reward, horizon), [{"a": 0.4}])
+    assert_close(influence_rewards([{"a": 0.4}], 0.9, reward, horizon), [{"a": 0.4}])
     together = {"a": 0.4, "b": 0.8}
     expected = {"a": 0.6, "b": 0.6} if (reward, horizon) == ("team", "last") else together
-    close(influence_rewards([together], 0.9, reward, horizon), [expected])
+    assert_close(influence_rewards([together], 0.9, reward, horizon), [expected])
 
 
 def test_without_discount_all_turns_weigh_alike_and_with_0_only_the_own_counts() -> None:
-    close(influence_rewards(TWO, 0.0), TWO)
-    close(influence_rewards(TWO, 0), TWO)  # a whole number
+    assert_close(influence_rewards(TWO, 0.0), TWO)
+    assert_close(influence_rewards(TWO, 0), TWO)  # a whole number
     # (0.2 + 0.7 + 0.75) / 3, (0.9 + 0.7 + 0.75) / 3; (0.8 + 0.75) / 2, (0.6 + 0.75) / 2
-    close(influence_rewards(TWO, 1.0)[:2], [{"a": 0.55, "b": 2.35 / 3}, {"a": 0.775, "b": 0.675}])
+    assert_close(influence_rewards(TWO, 1.0)[:2], [{"a": 0.55, "b": 2.35 / 3}, {"a": 0.775, "b": 0.675}])
 
 
 def test_a_score_of_nothing_is_a_score() -> None:
     # (1 + 0.5 * 0) / 1.5 and, with one of two wrong before all are, (1 + 0.5 * 0) / 1.5, (0 + 0.5 * 0) / 1.5
-    close(influence_rewards([{"a": 1.0}, {"a": 0.0}], 0.5, "own"), [{"a": 2 / 3}, {"a": 0.0}])
-    close(influence_rewards([{"a": 1.0}, {"a": 0.0}], 0.5, "own", "last"), [{"a": 0.0}, {"a": 0.0}])
+    assert_close(influence_rewards([{"a": 1.0}, {"a": 0.0}], 0.5, "own"), [{"a": 2 / 3}, {"a": 0.0}])
+    assert_close(influence_rewards([{"a": 1.0}, {"a": 0.0}], 0.5, "own", "last"), [{"a": 0.0}, {"a": 0.0}])
     fallen = [{"a": 1.0, "b": 0.0}, {"a": 0.0, "b": 0.0}]
-    close(influence_rewards(fallen, 0.5), [{"a": 2 / 3, "b": 0.0}, {"a": 0.0, "b": 0.0}])
+    assert_close(influence_rewards(fallen, 0.5), [{"a": 2 / 3, "b": 0.0}, {"a": 0.0, "b": 0.0}])
 
 
 def test_one_person_alone_shares_with_itself() -> None:
     alone = [{"a": turn["a"]} for turn in TWO]
-    close(influence_rewards(alone, 0.3, "team"), influence_rewards(alone, 0.3, "own"))
+    assert_close(influence_rewards(alone, 0.3, "team"), influence_rewards(alone, 0.3, "own"))
     assert incentives(alone, 1, 1, 1, 1) == ([{"a": 0.0}] * 3, 0)
 
 
 def test_who_is_absent_from_a_turn_is_left_out_of_both_sums() -> None:
     table = [{"a": 0.2, "b": 0.9}, {"b": 0.6}, {"a": 1.0}]
     # team: (0.2 + 0.3 * 0.6 + 0.09 * 1) / 1.39; own of a: (0.2 + 0.09 * 1) / 1.09, of b: (0.9 + 0.3 * 0.6) / 1.3
-    close(influence_rewards(table, 0.3)[:1], [{"a": 0.47 / 1.39, "b": 1.17 / 1.39}])
-    close(influence_rewards(table, 0.3, "own")[:1], [{"a": 0.29 / 1.09, "b": 1.08 / 1.3}])
-    close(influence_rewards(table, 0.3, "own", "last"), [{"a": 1.0, "b": 0.6}, {"b": 0.6}, {"a": 1.0}])
+    assert_close(influence_rewards(table, 0.3)[:1], [{"a": 0.47 / 1.39, "b": 1.17 / 1.39}])
+    assert_close(influence_rewards(table, 0.3, "own")[:1], [{"a": 0.29 / 1.09, "b": 1.08 / 1.3}])
+    assert_close(influence_rewards(table, 0.3, "own", "last"), [{"a": 1.0, "b": 0.6}, {"b": 0.6}, {"a": 1.0}])
     # A turn without answers has no mean.
-    close(influence_rewards([{"a": 0.2}, {}, {"b": 1.0}], 0.5)[:1], [{"a": 0.45 / 1.25}])
-    close(influence_rewards([{"a": 0.2}, {}], 0.5, "team", "last")[:1], [{"a": 0.2}])
+    assert_close(influence_rewards([{"a": 0.2}, {}, {"b": 1.0}], 0.5)[:1], [{"a": 0.45 / 1.25}])
+    assert_close(influence_rewards([{"a": 0.2}, {}], 0.5, "team", "last")[:1], [{"a": 0.2}])
 
 
 # Incentives. Each amount is a power of ten, so that the digits of the reward name them.

@@ -183,7 +183,7 @@ class TextArenaEnvironment(Environment):
 
 
 def _ending(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Return TextArena's ``step`` of a state, which by itself searches forever for a player once all are out."""
+    """Return TextArena's ``step`` of a state, which alone never returns once all players are out."""
 
     def ended(state: Any, rotate_player: bool = True) -> Any:
         if not state.done and len(set(state.elimination_order)) == state.num_players:
