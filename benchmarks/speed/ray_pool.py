@@ -2,13 +2,11 @@
 
     python benchmarks/speed/ray_pool.py [--workers 1 2 4] [--size s] [--rounds 5] [--json FILE]
     python benchmarks/speed/ray_pool.py --sync [--receivers 1 2] [--divisor 16] [--bucket 1048576 8388608 67108864]
-    python benchmarks/speed/ray_pool.py --reference [--workers 1 2] [--size s] [--rounds 5]
 
 The first form samples the same requests in process and in the pool in turns, changes every weight and times ``load``;
 the figures are medians over rounds, memory is the resident set of each worker. The second form sends the 579 tensors of
 Qwen2.5-14B, narrower, to receivers in threads of this process, and compares all checksums; memory copies and checksums
-are timed separately. The third form computes the reference's log-probabilities of the same sequences in process and in
-a reference pool, in turns.
+are timed separately.
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,12 +25,9 @@ from rollout import SIZES, build_model
 from transformers import PreTrainedModel
 
 from mrlm_pl.concurrency.event_loop import EventLoopThread
-from mrlm_pl.engines import InProcessEngine, RayPool, RayReference, SampleRequest, Sampling
+from mrlm_pl.engines import InProcessEngine, RayPool, SampleRequest, Sampling
 from mrlm_pl.engines.transfer.broadcast import WeightReceiver, WeightSender
 from mrlm_pl.engines.transfer.manifest import WeightSnapshot, checksum
-from mrlm_pl.learner.batch import PolicyBatch
-from mrlm_pl.policy import Policy
-from mrlm_pl.policy.tiny import build_tokenizer
 
 
 @torch.no_grad()
@@ -131,51 +125,6 @@ def sync_figures(receivers: int, bucket: int, arguments: argparse.Namespace) -> 
     }
 
 
-def reference_figures(workers: int, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return medians of a reference pool and of a learner that holds the reference."""
-    vocabulary, width = SIZES[arguments.size]["vocabulary"], 48 + arguments.new_tokens
-    with tempfile.TemporaryDirectory() as folder:
-        build_model("qwen2", SIZES[arguments.size]).save_pretrained(folder)
-        build_tokenizer().save_pretrained(folder)
-        policy = Policy(folder, max_forward_tokens=2048)
-        policy.load(reference=True)
-        generator = torch.Generator().manual_seed(0)
-        prompts = torch.randint(1, vocabulary, (arguments.prompts, 48), generator=generator)
-        count = arguments.prompts * arguments.samples
-        answers = torch.randint(1, vocabulary, (count, arguments.new_tokens), generator=generator)
-        ids = torch.cat([prompts.repeat_interleave(arguments.samples, 0), answers], 1)
-        lengths, groups = torch.full((count,), width), torch.arange(count) // arguments.samples
-        mask = (torch.arange(width) >= 48).expand(count, width)
-        zeros = torch.zeros(count, width)
-        rows = PolicyBatch(ids, lengths, mask, zeros, groups, groups, lengths, torch.ones(count), zeros)
-        reference = RayReference(workers)
-        seconds: dict[str, list[float]] = {"here": [], "pool": []}
-        try:
-            started = time.perf_counter()
-            reference.logprobs(policy, rows)
-            start = time.perf_counter() - started
-            for _ in range(arguments.rounds):
-                started = time.perf_counter()
-                here = policy.reference_logprobs(**rows.inputs())
-                between = time.perf_counter()
-                there = reference.logprobs(policy, rows)
-                seconds["here"].append(between - started)
-                seconds["pool"].append(time.perf_counter() - between)
-            memory = [resident_mib("VmRSS", item["pid"]) for item in reference.describe()]
-        finally:
-            reference.close()
-    return {
-        "workers": workers,
-        "rows": count,
-        "tokens": count * width,
-        "first_call_seconds": round(start, 1),
-        "seconds_here": round(statistics.median(seconds["here"]), 3),
-        "seconds_pool": round(statistics.median(seconds["pool"]), 3),
-        "equal": bool(torch.equal(here, there)),
-        "worker_mib": [round(item) for item in memory],
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4])
@@ -185,7 +134,6 @@ def main() -> None:
     parser.add_argument("--new_tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--sync", action="store_true")
-    parser.add_argument("--reference", action="store_true")
     parser.add_argument("--receivers", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--divisor", type=int, default=16)
     parser.add_argument("--bucket", type=int, nargs="+", default=[2**20, 2**23, 2**26])
@@ -198,9 +146,8 @@ def main() -> None:
             results.append(sync_figures(receivers, bucket, arguments))
             print(json.dumps(results[-1]), flush=True)
     else:
-        figures = reference_figures if arguments.reference else pool_figures
         for workers in arguments.workers:
-            results.append(figures(workers, arguments))
+            results.append(pool_figures(workers, arguments))
             print(json.dumps(results[-1]), flush=True)
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(results, indent=1))

@@ -87,7 +87,7 @@ class MADPO(Algorithm):
         batches = {name: rows for name, (rows, _) in collated.items()}
         for name, rows in batches.items():
             rows.temperature = torch.full_like(rows.temperature, sampling.of(name).temperature or 1.0)
-            reference = self.reference.logprobs(self.policy(name), rows, self.trainer)
+            reference = self.policy(name).reference_logprobs(**rows.inputs()).cpu()
             rows.reference_sums = sequence_logp(reference, rows.action_mask)
         return batches
 

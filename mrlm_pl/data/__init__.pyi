@@ -3,5 +3,4 @@ from .files.demonstrations import TrajectoryDataModule as TrajectoryDataModule
 from .files.joint_preferences import JointPreferenceDataModule as JointPreferenceDataModule
 from .files.joint_preferences import joint_pairs as joint_pairs
 from .files.preferences import PreferenceDataModule as PreferenceDataModule
-from .files.preferences import preference_pairs as preference_pairs
 from .rollout.module import RolloutDataModule as RolloutDataModule

@@ -8,9 +8,7 @@ from .local.continuous import ContinuousEngine as ContinuousEngine
 from .local.engine import InProcessEngine as InProcessEngine
 from .local.generation import EngineStats as EngineStats
 from .ray.pool import RayPool as RayPool
-from .ray.reference import RayReference as RayReference
 from .ray.settings import PoolDeadlines as PoolDeadlines
 from .ray.settings import PoolResources as PoolResources
 from .ray.settings import WeightTransfer as WeightTransfer
-from .reference import Reference as Reference
 from .routing import RoutingEngine as RoutingEngine

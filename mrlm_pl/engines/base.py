@@ -274,23 +274,6 @@ class Engine(ChecksArguments, ABC):
             version: version of the weights, reported in samples.
         """
 
-    def join_pool(self, place: int, places: int) -> Sequence[str]:
-        """Return the resources that this pool worker claims exclusively; called once, before the first :meth:`load`.
-
-        Args:
-            place: number of the worker, from 0.
-            places: number of workers.
-
-        Raises:
-            ConfigurationError: the engine cannot serve in a pool of this size.
-        """
-        return ()
-
-    @property
-    def calls_at_once(self) -> int:
-        """Concurrent calls of :meth:`sample` that a pool makes; others wait."""
-        return 1
-
     def meet_learner(self, place: LearnerPlace) -> None:
         """Receive the learner's devices and precision, before the first :meth:`load`."""
 

@@ -48,15 +48,6 @@ class RoutingEngine(EngineWrapper):
         """True if all engines take pieces."""
         return all(engine.takes_pieces for engine in self._engines())
 
-    @property
-    def calls_at_once(self) -> int:
-        """The smallest number among the engines."""
-        return min(engine.calls_at_once for engine in self._engines())
-
-    def join_pool(self, place: int, places: int) -> Sequence[str]:
-        """Return the claims of all engines; see :meth:`Engine.join_pool`."""
-        return [claim for engine in self._engines() for claim in engine.join_pool(place, places)]
-
     def meet_learner(self, place: LearnerPlace) -> None:
         """Pass the learner's place to all engines; see :meth:`Engine.meet_learner`."""
         for engine in self._engines():

@@ -207,7 +207,7 @@ class Algorithm(ChecksArguments, LightningModule, RolloutLearner):
             policy = self.policy(name)
             if policy.int8 == "reference":
                 self.reference.check_int8(name)
-            holds_reference = self.reference.here and policy.trained
+            holds_reference = self.reference.used and policy.trained
             policy.load(
                 reference=holds_reference, moving=holds_reference and self.reference.moves, name=name, bases=bases
             )

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from mrlm_pl.advantages.task_normalization import TaskNormalization
-from mrlm_pl.engines import Reference
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode, Turn
 from mrlm_pl.errors import ConfigurationError, source_line
@@ -121,7 +120,6 @@ class PolicyGradient(Algorithm):
             ``rollout/ENVIRONMENT/advantage_std``, before it, with the policy's name if there are several.
         reference_sync: schedule by which the reference policy follows the policy; see
             :class:`~mrlm_pl.learner.policies.reference.ReferenceSync`.
-        reference: pool that holds the reference policy, such as ``RayReference``; None holds it in this process.
         distillation: teachers that score the sampled tokens; see
             :class:`~mrlm_pl.learner.policies.distillation.Distillation`.
 
@@ -172,7 +170,6 @@ class PolicyGradient(Algorithm):
         overlong_buffer: NonNegativeInt = 0,
         task_normalization: TaskNormalization | None = None,
         reference_sync: ReferenceSync = ReferenceSync(),  # noqa: B008 (frozen)
-        reference: Reference | None = None,
         distillation: Distillation | None = None,
     ) -> None:
         super().__init__(policies, seats, optimization)
@@ -200,7 +197,7 @@ class PolicyGradient(Algorithm):
             )
         self.kl = KLPenalty(kl, list(self.policies))
         sync = as_settings(ReferenceSync, reference_sync, "reference_sync")
-        self.reference = ReferencePolicy(kl.coefficient > 0, reference, sync)
+        self.reference = ReferencePolicy(kl.coefficient > 0, sync)
         self.max_length = max_length
         self.entropy = EntropyBonus(as_settings(Entropy, entropy, "entropy"), list(self.policies))
         self.stop_at_kl, self.top_entropy = stop_at_kl, top_entropy
@@ -426,7 +423,7 @@ class PolicyGradient(Algorithm):
         policy = self.policy(name)
         rows.temperature = torch.full_like(rows.temperature, sampling.of(name).temperature or 1.0)
         if self.reference.used and rows.ref_logp is None:
-            rows.ref_logp = self.reference.logprobs(policy, rows, self.trainer)
+            rows.ref_logp = policy.reference_logprobs(**rows.inputs()).cpu()
         if rows.proximal_logp is None and not own_pass and self.recomputes(sampling):
             rows.proximal_logp = policy(**rows.inputs()).cpu()
 

@@ -101,7 +101,6 @@ QUANTITIES = {
     "weights": "weights of the reward components",
     "recompute_old_logp": "whose log-probabilities the old policy's are",
     "reduction": "how token losses become one number",
-    "reference": "what computes the reference's log-probabilities",
     "reference_free": "a preference loss without reference",
     "reward": "whose reward counts: the team's or the agent's own",
     "score_tokens": "tokens at which a verifier is trained",

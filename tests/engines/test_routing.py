@@ -111,10 +111,7 @@ def test_an_engine_over_engines_leaves_out_no_hook(kind: type) -> None:
 class Telling(Noting):
     """Says something of its own to every question."""
 
-    holds_weights, takes_pieces, calls_at_once = False, True, 7
-
-    def join_pool(self, place: int, places: int) -> Sequence[str]:
-        return [f"{self.name}/{place}"]
+    holds_weights, takes_pieces = False, True
 
     def window(self, policy: str) -> int | None:
         return 5
@@ -134,18 +131,15 @@ def answers(engine: Engine) -> tuple[Any, ...]:
     return (
         engine.holds_weights,
         engine.takes_pieces,
-        engine.calls_at_once,
         engine.window("p"),
         engine.reports_logprobs("p"),
-        engine.join_pool(1, 2),
     )
 
 
 def test_what_an_engine_says_is_heard_through_its_wrappers() -> None:
     inner, other = Telling("inner"), Telling("other")
-    expected = (False, True, 7, 5, False, ["inner/1"])
+    expected = (False, True, 5, False)
     assert answers(inner) == answers(ContinuousEngine(inner)) == answers(RoutingEngine(inner, {})) == expected
     both = RoutingEngine(ContinuousEngine(inner), {"p": other})
     assert (both.precision("p"), both.precision("q")) == ("other", "inner")
-    assert both.join_pool(0, 2) == ["inner/0", "other/0"]
     assert inner.notes.count(("met", "place")) == 3

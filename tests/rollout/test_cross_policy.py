@@ -481,7 +481,6 @@ def test_stale_turns_are_apart_from_the_lag(model_folder: Path, echo: Any, quiet
     episodes = fitted(trainer, *make(model_folder, echo(turns=2), **options))
     ages = [e.iteration - t.version for e, _, t in turns_of(episodes) if t.policy != "main"]
     assert max(ages) >= 3, "iteration 3 is begun with the snapshot of version 0"
-    assert all(seen["async/over_age_tokens"] == 0 for seen in metrics.steps)
     assert all(e.iteration - t.version <= 1 for e, _, t in turns_of(episodes) if t.policy == "main")
     stale = sum(seen["rollout/stale_turns"] for seen in metrics.steps) / len(metrics.steps)
     assert stale == pytest.approx(len(ages) / len(turns_of(episodes)))

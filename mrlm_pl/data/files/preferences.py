@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
@@ -12,7 +11,6 @@ from torch import Tensor
 from mrlm_pl.algorithms import DPO, ORPO, PairwiseRewardModel, SimPO
 from mrlm_pl.data.files.chat_rows import Demonstration, answer_row, messages_of, scored_row, tools_of
 from mrlm_pl.data.files.references import ReferencedDataModule
-from mrlm_pl.environment.tools import requested_calls
 from mrlm_pl.episode import Episode, Message, Trajectory
 from mrlm_pl.errors import DataError
 from mrlm_pl.grouping import common_prefix
@@ -117,39 +115,6 @@ class PreferenceDataModule(ReferencedDataModule):
 
     def batches(self, examples: Sequence[RowPair]) -> dict[str, tuple[PolicyBatch, Tensor]]:
         return collate_pairs(examples)
-
-
-def preference_pairs(episodes: Sequence[Episode], reward_gap: float = 0.0) -> list[dict[str, Any]]:
-    """Return rows ``{prompt, chosen, rejected}`` of messages: the best against the worst episode of each group.
-
-    See :func:`played_pairs` for the groups that are left out. Rows lack ``tools`` that a chat template described.
-
-    Args:
-        episodes: episodes of any number of groups.
-        reward_gap: difference of the rewards that a pair must exceed.
-
-    Raises:
-        DataError: a reply has calls that its text lacks.
-    """
-    names = ("prompt", "chosen", "rejected")
-    return [
-        {
-            name: [_as_text(message).to_chat() for message in messages]
-            for name, messages in zip(names, pair.parts(), strict=True)
-        }
-        for pair in played_pairs(episodes, reward_gap)
-    ]
-
-
-def _as_text(message: Message) -> Message:
-    """Return a message with its calls in the text alone."""
-    text = replace(message, tool_calls=())
-    if len(requested_calls(text)) < len(requested_calls(message)):
-        raise DataError(
-            f"the calls of the reply {message.content!r:.80} are not in its text as <tool_call>: a special token of "
-            "the chat template may begin them; give the episodes to PreferenceDataModule as they are"
-        )
-    return text
 
 
 def played_pairs(episodes: Sequence[Episode], reward_gap: float = 0.0) -> list[AnswerPair]:

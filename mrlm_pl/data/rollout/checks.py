@@ -130,18 +130,9 @@ def check_sampling(learner: RolloutLearner, sampling: Sampling) -> None:
 def check_lag(
     learner: RolloutLearner, mode: Literal["sync", "async"], max_lag: int, options: AsyncOptions, sampling: Sampling
 ) -> None:
-    """Validate the options of playing while the learner updates; warn of one without an effect.
-
-    Raises:
-        ConfigurationError: the algorithm does not reweight stale data.
-    """
+    """Warn of options of playing while the learner updates that have no effect, and of uncorrected stale samples."""
     name = type(learner).__name__
     correction = getattr(getattr(learner, "old_policy", None), "correction", None)
-    if options.over_age == "reweight" and (correction is None or correction.kind == "none"):
-        raise ConfigurationError(
-            f"data.async_options.over_age is reweight, but {name} weighs nothing; give it a "
-            "correction (`model.correction: {kind: truncated}`), or choose drop"
-        )
     if mode == "sync" and (max_lag > 1 or options != _DEFAULTS):
         logger.warning(
             "data.max_lag and data.async_options have no effect in data.mode sync, where what samples is what learns; "

@@ -37,9 +37,7 @@ from mrlm_pl.engines.http.replicas import (
     Replicas,
     Terms,
     UnreachableError,
-    claim_of,
     naming,
-    share_of,
 )
 from mrlm_pl.engines.http.text_dialect import dialect_of
 from mrlm_pl.engines.routing import check_servers
@@ -89,8 +87,7 @@ class OpenAICompatible(Engine):
         model: the server's name of the model. None: the policy's name if the server has a model of that name, else its
             only model; for ``transformers``, the tokenizer's folder.
         tokenizer: folder or hub id of the served model; required for ``transformers``, and for it alone.
-        weights_folder: folder of the weights of trained policies, at the same path for the servers. Each worker of a
-            pool has its own folder in it, on its own machine.
+        weights_folder: folder of the weights of trained policies, at the same path for the servers.
         api_key_env: name of the environment variable with the servers' key.
         terms: deadlines, retries and the number of concurrent requests.
 
@@ -133,22 +130,6 @@ class OpenAICompatible(Engine):
     def precision(self, policy: str) -> str | None:
         """Return ``unknown``: servers do not report it; see :meth:`Engine.precision`."""
         return "unknown"
-
-    def join_pool(self, place: int, places: int) -> Sequence[str]:
-        """Keep the servers of this place and a folder for their weights; return a claim on each server.
-
-        Raises:
-            ConfigurationError: the servers cannot be divided equally among the workers.
-        """
-        urls = share_of([replica.url for replica in self._replicas.all], place, places)
-        self._replicas.all = [replica for replica in self._replicas.all if replica.url in urls]
-        self._folder = None if self._folder is None else self._folder / f"worker-{place}"
-        return [claim_of(replica.url) for replica in self._replicas.all]
-
-    @property
-    def calls_at_once(self) -> int:
-        """The most concurrent requests: servers batch them by themselves."""
-        return self._replicas.terms.concurrency
 
     async def sample(self, requests: Sequence[SampleRequest]) -> list[Sample]:
         """Return one :class:`~mrlm_pl.engines.base.Sample` per request, in order, from concurrent requests.

@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import random
-import socket
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +16,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from mrlm_pl.errors import ConfigurationError, EngineError, MRLMError, RemoteError
-from mrlm_pl.settings import NonNegativeInt, PositiveFloat, PositiveInt, Settings, is_loopback
+from mrlm_pl.settings import NonNegativeInt, PositiveFloat, PositiveInt, Settings
 
 logger = logging.getLogger(__name__)
 
@@ -300,45 +299,3 @@ def _message(text: str) -> str:
             reply = reply[min(message_keys, key=_MESSAGE_KEYS.index)]
         text = str(reply)
     return text[:SHOWN_CHARACTERS]
-
-
-def share_of(urls: Sequence[str], place: int, places: int) -> list[str]:
-    """Return the servers of a worker: an equal part of ``urls``, or the only one, which is on the worker's machine.
-
-    Args:
-        urls: URLs of all workers' servers.
-        place: index of the worker, from 0.
-        places: number of workers.
-
-    Raises:
-        ConfigurationError: the servers cannot be divided equally.
-
-    >>> share_of(["http://a:1", "http://b:1", "http://a:2", "http://b:2"], 1, 2)
-    ['http://b:1', 'http://b:2']
-    >>> share_of(["http://127.0.0.1:8000"], 1, 2)
-    ['http://127.0.0.1:8000']
-    """
-    if len(urls) % places == 0:
-        return list(urls[place::places])
-    if len(urls) == 1 and is_of_own_machine(urls[0]):
-        return list(urls)
-    remedy = f"give {places} urls or a multiple, or one http://127.0.0.1:PORT: that of each worker's own machine"
-    if len(urls) == 1:
-        raise ConfigurationError(f"{places} workers would hand their weights to one server, {urls[0]}; {remedy}")
-    raise ConfigurationError(f"{len(urls)} servers cannot be shared out among {places} workers; {remedy}")
-
-
-def is_of_own_machine(url: str) -> bool:
-    """Return whether the URL names a server of the calling machine.
-
-    >>> [is_of_own_machine(f"http://{host}:1") for host in ("localhost", "127.0.1.1", "[::1]", "10.0.0.1", "a")]
-    [True, True, True, False, False]
-    """
-    return is_loopback(urlsplit(url).hostname or "")
-
-
-def claim_of(url: str) -> str:
-    """Return the claim on a server by a worker of this machine; claims on the same server are equal."""
-    if not is_of_own_machine(url):
-        return f"the server {url}"
-    return f"the server at port {urlsplit(url).port} of {socket.gethostname()}"

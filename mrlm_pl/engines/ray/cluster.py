@@ -18,6 +18,9 @@ from mrlm_pl.errors import EngineError, first_line
 
 logger = logging.getLogger(__name__)
 
+_CALLS = 10_000
+"""Concurrent calls of a worker, which holds back those that it cannot answer yet."""
+
 Strategy = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 
 
@@ -98,7 +101,7 @@ class RayCluster:
         self._gpus, self._gpus_each = self._connection.gpus.take(workers, each, room), each
         return self._gpus
 
-    def actor(self, cls: type, bundle: int, arguments: Sequence[Any], calls: int, resources: dict[str, float]) -> Any:
+    def actor(self, cls: type, bundle: int, arguments: Sequence[Any], resources: dict[str, float]) -> Any:
         """Return a new actor of the class in a reserved bundle, without waiting for it.
 
         Raises:
@@ -115,7 +118,7 @@ class RayCluster:
             num_gpus=resources.get("GPU", 0),
             max_restarts=0,
             max_task_retries=0,
-            max_concurrency=calls,
+            max_concurrency=_CALLS,
             scheduling_strategy=placed,
         )
         return remote.remote(*arguments)

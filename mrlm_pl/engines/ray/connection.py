@@ -91,8 +91,11 @@ class RayConnection:
         self.started_here = address is None and not self._joined
         if self._joined:
             self._look_around()
-            if address not in (None, "auto"):
-                self._compare(str(address))
+            if address not in (None, "auto", self.address):
+                raise ConfigurationError(
+                    f"Ray at {address} is asked for, but this process has joined Ray at {self.address} already; leave "
+                    "the address out to use that, or call `ray.shutdown()` before the run"
+                )
             return
         self._life = in_daemon(self._live)
         atexit.register(self.close)
@@ -139,25 +142,6 @@ class RayConnection:
             "start it with `ray start --head`; if it wants a token, set RAY_AUTH_MODE=token for the run as well; or "
             "leave the address out to start Ray on this machine"
         )
-
-    def _compare(self, requested: str) -> None:
-        """Validate that the joined Ray is the requested one; warn if that is uncertain.
-
-        A head can have several names and addresses, but has one port.
-
-        Raises:
-            ConfigurationError: the ports differ.
-        """
-        (host, port), (joined_host, joined_port) = (text.rpartition(":")[::2] for text in (requested, self.address))
-        fault = f"Ray at {requested} is asked for, but this process has joined Ray at {self.address} already"
-        if port != joined_port:
-            raise ConfigurationError(
-                f"{fault}; leave the address out to use that, or call `ray.shutdown()` before the run"
-            )
-        with contextlib.suppress(OSError, UnicodeError):
-            host, joined_host = socket.gethostbyname(host), socket.gethostbyname(joined_host)
-        if host != joined_host and not (host.startswith("127.") and joined_host == self.host):
-            logger.warning("%s, which is used; is it the same?", fault)
 
     def _live(self) -> None:
         """Start Ray, wait, end it; runs in its own thread."""

@@ -96,33 +96,3 @@ class GpuLedger:
             self._taken[gpu] = self._taken.get(gpu, 0.0) + portion
             if self._taken[gpu] < _ROUNDING:
                 del self._taken[gpu]
-
-
-class GpuTeller:
-    """Reports the GPUs of a bundle, from within it."""
-
-    async def gpus(self) -> list[str]:
-        """Return their ids."""
-        import ray
-
-        return [str(gpu) for gpu in ray.get_runtime_context().get_accelerator_ids()["GPU"]]
-
-
-def wrong_reservation(reserved: Sequence[str], used: Sequence[str]) -> str | None:
-    """Return why the GPUs that Ray keeps free are not the learner's, with the remedy; None if they are.
-
-    Ids of different kinds, numbers and UUIDs, cannot be compared and count as right.
-
-    Args:
-        reserved: ids of the GPUs that Ray keeps free.
-        used: ids of the learner's GPUs.
-    """
-    kinds = {gpu.isdigit() for gpu in (*reserved, *used)}
-    if used and (len(kinds) > 1 or set(reserved) <= set(used)):
-        return None
-    computes = f"GPU {','.join(used)}" if used else "CPUs"
-    remedy = f"start the run with CUDA_VISIBLE_DEVICES={','.join(reserved)}" if used else "leave it out"
-    return (
-        f"resources.learner_gpus keeps GPU {','.join(reserved)} of the learner's machine free, but the learner "
-        f"computes on {computes}, which a worker may be given; {remedy}"
-    )

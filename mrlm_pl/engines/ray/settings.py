@@ -20,8 +20,8 @@ class PoolResources(Settings):
         cpus: CPUs of each worker, and its number of threads; fractions are allowed.
         gpus: GPUs of each worker; with 0.5, two workers share one, with 0 they compute on CPUs.
         learner_cpus: CPUs on the learner's machine that Ray keeps free.
-        learner_gpus: GPUs that Ray keeps free for each process of the learner, which must be those that it computes on.
-            A Ray that is started here never uses the learner's GPUs.
+        learner_gpus: GPUs that Ray keeps free for each process of the learner; a worker that is given one on which it
+            computes all the same is refused. A Ray that is started here never uses the learner's GPUs.
         share_learner_gpus: let workers use a fraction of the learner's GPU.
         strategy: place the workers on few machines (``PACK``) or on many (``SPREAD``), if possible; with ``STRICT_`` it
             is required.

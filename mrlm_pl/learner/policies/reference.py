@@ -9,8 +9,6 @@ from typing import Any, Literal
 from torch import Tensor
 
 from mrlm_pl.advantages import NO_MOMENTS, masked_moments
-from mrlm_pl.engines.base import LearnerPlace
-from mrlm_pl.engines.reference import Reference
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.batch import PolicyBatch, not_none
@@ -186,40 +184,26 @@ class ReferenceSync(Settings):
 
 
 class ReferencePolicy:
-    """The reference weights of the policies, in this process or elsewhere.
+    """The reference weights of the policies.
 
     Args:
         used: whether the loss or the reward needs reference log-probabilities.
-        remote: pool that computes the log-probabilities; None computes them in this process.
         sync: schedule by which the reference moves.
 
     Attributes:
-        here: True if this process holds the weights and computes the log-probabilities.
         moves: True if the reference moves during training.
 
     Raises:
-        ConfigurationError: there is a pool, but nothing needs the log-probabilities; or the reference moves, but
-            nothing needs it, or it is in a pool.
+        ConfigurationError: the reference moves, but nothing needs it.
     """
 
-    def __init__(
-        self, used: bool = False, remote: Reference | None = None, sync: ReferenceSync = ReferenceSync()
-    ) -> None:
-        self.sync, self.moves = sync, sync.every is not None
-        options = {"model.reference": remote and type(remote).__name__, "reference_sync.every": sync.every}
-        for option, value in options.items():
-            if value is not None and not used:
-                raise ConfigurationError(
-                    f"{option} is {value}, but without a kl.coefficient there is no reference policy; set one above 0, "
-                    f"or leave {option} out"
-                )
-        if self.moves and remote is not None:
+    def __init__(self, used: bool = False, sync: ReferenceSync = ReferenceSync()) -> None:
+        self.used, self.sync, self.moves = used, sync, sync.every is not None
+        if self.moves and not used:
             raise ConfigurationError(
-                f"reference_sync.every is {sync.every}, but {type(remote).__name__} holds the initial weights; leave "
-                "model.reference out, so that the learner holds the reference"
+                f"reference_sync.every is {sync.every}, but without a kl.coefficient there is no reference policy; set "
+                "one above 0, or leave reference_sync.every out"
             )
-        self.used, self.remote = used, remote
-        self.here = used and remote is None
 
     def check_int8(self, name: str) -> None:
         """Validate that a policy whose reference is to be held in int8 has one that does not move.
@@ -232,19 +216,6 @@ class ReferencePolicy:
             if self.moves:
                 why = f"its reference moves every {self.sync.every} steps, by less than the steps of int8"
             raise ConfigurationError(f"policy {name!r}: int8 is 'reference', but {why}; leave `int8` out")
-
-    def logprobs(self, policy: Policy, rows: PolicyBatch, trainer: Any) -> Tensor:
-        """Return the log-probabilities [B, T] of a policy's trajectories under its reference, on the host.
-
-        Args:
-            policy: current policy, with its reference if this process holds it.
-            rows: rows of the policy, on the host.
-            trainer: trainer of the run.
-        """
-        if self.remote is None:
-            return policy.reference_logprobs(**rows.inputs()).cpu()
-        self.remote.meet_learner(LearnerPlace.of_trainer(trainer))
-        return self.remote.logprobs(policy, rows)
 
     def follow(self, policies: Iterable[Policy], step: int) -> None:
         """Move the references of these policies if a move is due after an optimizer step; every rank must call this.

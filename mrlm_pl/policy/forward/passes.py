@@ -64,12 +64,7 @@ def forward_passes(
     prefix_groups: Tensor | None = None,
     max_tokens: int | None = None,
 ) -> list[ForwardPass]:
-    """Return the passes of `token_logprobs` for these rows without gradient, for `pass_logprobs` in any process.
-
-    Args:
-        model: model with the architecture that runs the passes; its weights are not read. The other arguments and the
-            errors are those of `token_logprobs`.
-    """
+    """Return the passes of `token_logprobs` for these rows; its arguments and errors are those of that function."""
     check_arguments(token_ids, lengths, action_mask, prefix_groups, max_tokens)
     temperatures = flat_temperature(temperature, *token_ids.shape)
     if not action_mask.any():
@@ -78,11 +73,6 @@ def forward_passes(
     if temperatures is None:
         return chunks
     return [replace(chunk, temperature=temperatures[chunk.destinations]) for chunk in chunks]
-
-
-def pass_logprobs(model: nn.Module, planned: ForwardPass) -> Tensor:
-    """Return the log-probability [n] of each action token of one of the `forward_passes`, on the model's device."""
-    return pass_values(model, planned, Wanted(True, False, None), None)[0]
 
 
 class Wanted(NamedTuple):

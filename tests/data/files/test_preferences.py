@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,9 @@ from typing import Any
 import pytest
 
 from mrlm_pl.algorithms import DPO, SFT, PairwiseRewardModel
-from mrlm_pl.data import JointPreferenceDataModule, PreferenceDataModule, preference_pairs
-from mrlm_pl.data.files.preferences import pair_of, pair_rows
-from mrlm_pl.episode import Episode, Message, Task, ToolCall, Trajectory, Turn
+from mrlm_pl.data import JointPreferenceDataModule, PreferenceDataModule
+from mrlm_pl.data.files.preferences import AnswerPair, pair_of, pair_rows, played_pairs
+from mrlm_pl.episode import Episode, Message, Task, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.policy import ChatFormat, Policy
 from mrlm_pl.policy.forward.packing import RowPlan
@@ -147,6 +148,11 @@ def episode(number: int, group: str, reward: float, answer: str, error: str | No
     return Episode(str(number), Task("t", "train", 0), group, 0, 0, {"a": (row,)}, "end", error=error)
 
 
+def conversations(pairs: Sequence[AnswerPair]) -> list[list[str]]:
+    """Return the first message of each pair's prompt, chosen and rejected answer."""
+    return [[messages[0].content for messages in pair.parts()] for pair in pairs]
+
+
 def test_the_best_and_the_worst_of_a_group_are_a_pair() -> None:
     episodes = [
         episode(0, "g", 0.5, "middle"),
@@ -158,40 +164,8 @@ def test_the_best_and_the_worst_of_a_group_are_a_pair() -> None:
         episode(6, "k", 0.3, "near"),
         episode(7, "k", 0.1, "far"),
     ]
-    pairs = preference_pairs(episodes, reward_gap=0.25)
-    assert pairs == [
-        {
-            "prompt": [message("user", "Task g")],
-            "chosen": [message("assistant", "best")],
-            "rejected": [message("assistant", "worst")],
-        }
-    ]
-    assert len(preference_pairs(episodes)) == 2
-
-
-def test_pairs_of_episodes_with_calls_are_rows_that_the_module_reads(tmp_path: Path) -> None:
-    text = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
-    calling = Message("assistant", text, (ToolCall("id of a client", "add", {}),))
-    episodes = []
-    for number, reward in enumerate((1.0, 0.0)):
-        played = episode(number, "g", reward, "")
-        said = (Message("user", "2+2?"), calling, Message("tool", str(reward)), calling)
-        row = replace(played.rows()[0], messages=said)
-        episodes.append(replace(played, trajectories={"a": (row,)}))
-    pairs = preference_pairs(episodes)
-    assert pairs[0]["prompt"] == [message("user", "2+2?"), message("assistant", text)]
-    assert len(module(tmp_path / "pairs.jsonl", pairs)._examples["train"]) == 1
-
-
-def test_calls_that_the_text_lacks_make_no_pair() -> None:
-    """A template begins calls by a special token, which is not a text."""
-    said = (Message("user", "Task g"), Message("assistant", '{"name": "add"}', (ToolCall("call00000", "add", {}),)))
-    played = episode(0, "g", 1.0, "")
-    calling = replace(played, trajectories={"a": (replace(played.rows()[0], messages=said),)})
-    with pytest.raises(
-        DataError, match=r"calls of the reply .*add.* give the episodes to PreferenceDataModule as they"
-    ):
-        preference_pairs([calling, episode(1, "g", 0.0, "5")])
+    assert conversations(played_pairs(episodes, reward_gap=0.25)) == [["Task g", "best", "worst"]]
+    assert len(played_pairs(episodes)) == 2
 
 
 def test_agents_that_share_a_policy_make_a_pair_each_by_their_own_returns(tmp_path: Path) -> None:
@@ -203,9 +177,7 @@ def test_agents_that_share_a_policy_make_a_pair_each_by_their_own_returns(tmp_pa
         return replace(episode(number, "g", 0.0, ""), trajectories={agent: (row,) for agent, row in rows.items()})
 
     episodes = [team(0, {"a": 1.0, "b": 0.0}), team(1, {"a": 0.0, "b": 0.0}), team(2, {"a": 0.5, "b": 3.0})]
-    made = preference_pairs(episodes)
-    said = [[pair[part][0]["content"] for part in ("prompt", "chosen", "rejected")] for pair in made]
-    assert said == [["Task a", "0", "1"], ["Task b", "2", "0"]]
+    assert conversations(played_pairs(episodes)) == [["Task a", "0", "1"], ["Task b", "2", "0"]]
     file = tmp_path / "same.jsonl"
     file.write_text("".join(json.dumps(item.to_dict()) + "\n" for item in episodes[:2]))
     with pytest.raises(DataError, match=r"differ by more than 2 in an agent's return; collect"):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import csv
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -198,17 +196,6 @@ def test_each_policy_of_a_team_takes_a_server(folder: Path, url: str, tmp_path: 
         assert fit(tmp_path / "run", "tasks/games/coordination.yaml", **options, **validation) == 0
     for policy in policies:
         assert largest_ratios(tmp_path / "run", f"{policy}/") == pytest.approx([1.0] * 6, abs=1e-3)
-
-
-def test_a_ray_worker_updates_the_server_beside_it(folder: Path, url: str, tmp_path: Path) -> None:
-    pytest.importorskip("ray", reason="ray is not installed")
-    policy = {"model.policies.main.model": folder, "model.policies.main.learning_rate": 1e-3}
-    pool = {"data.engine.address": "local", "data.engine.workers": 1, "data.engine.engine.url": url}
-    engine = {**pool, "data.engine.engine.weights_folder": tmp_path / "weights"}
-    arguments = words(tmp_path / "run", "scaling/ray_served_pool.yaml", **policy, **engine)
-    # a separate process, since a process can use only one Ray
-    subprocess.run([sys.executable, "-m", "mrlm_pl.cli.main", *arguments], check=True, timeout=600)
-    assert largest_ratios(tmp_path / "run") == pytest.approx([1.0] * 6, abs=1e-3)
 
 
 def test_the_head_that_vllm_keeps_on_a_cpu_is_noticed(

@@ -175,21 +175,8 @@ def test_the_head_is_asked_once_for_many_calls(monkeypatch: pytest.MonkeyPatch) 
         connection.check(0.0)
 
 
-@pytest.mark.parametrize(
-    ("asked", "told"),
-    [
-        (None, ""),
-        ("auto", ""),
-        ("10.1.2.3:6379", ""),
-        ("localhost:6379", ""),
-        ("10.1.2.3:6380", "refused"),
-        ("10.1.2.4:6379", "warned"),
-        ("a..b:6379", "warned"),
-    ],
-)
-def test_another_ray_than_the_process_has_joined_is_told(
-    asked: str | None, told: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.parametrize("asked", [None, "auto", "10.1.2.3:6379", "10.1.2.3:6380"])
+def test_another_ray_than_the_process_has_joined_is_refused(asked: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     context = SimpleNamespace(gcs_address="10.1.2.3:6379")
     joined = SimpleNamespace(
         is_initialized=lambda: True,
@@ -200,10 +187,8 @@ def test_another_ray_than_the_process_has_joined_is_told(
     monkeypatch.setitem(sys.modules, "ray", joined)
     for name in _SETTINGS:
         monkeypatch.setenv(name, "0")
-    message = f"Ray at {asked} is asked for, but this process has joined Ray at 10.1.2.3:6379 already"
-    if told == "refused":
-        with pytest.raises(ConfigurationError, match=message):
+    if asked == "10.1.2.3:6380":
+        with pytest.raises(ConfigurationError, match=f"Ray at {asked} is asked for, .* joined Ray at 10.1.2.3:6379"):
             RayConnection(asked, 5.0)
     else:
         assert RayConnection(asked, 5.0).address == "10.1.2.3:6379"
-        assert (message in caplog.text) == (told == "warned")

@@ -6,7 +6,7 @@ import pytest
 
 from mrlm_pl.engines import PoolResources, WeightTransfer
 from mrlm_pl.engines.base import LearnerPlace
-from mrlm_pl.engines.ray.gpus import GpuLedger, room_for_workers, visible_gpus, wrong_reservation
+from mrlm_pl.engines.ray.gpus import GpuLedger, room_for_workers, visible_gpus
 from mrlm_pl.errors import ConfigurationError
 
 
@@ -59,19 +59,6 @@ def test_thirds_add_up_to_a_whole() -> None:
     assert GpuLedger().take(3, 1 / 3, room) == [("1",)] * 3
     shares = [room_for_workers(["0"], LearnerPlace((), number, 3)) for number in range(3)]
     assert [GpuLedger().take(1, 1 / 3, share) for share in shares] == [[("0",)]] * 3
-
-
-def test_a_reservation_for_the_learner_must_be_where_it_computes() -> None:
-    assert wrong_reservation(["3"], ["3"]) is None
-    found = wrong_reservation(["2"], ["3"])
-    assert found is not None
-    assert "keeps GPU 2" in found
-    assert "computes on GPU 3" in found
-    assert "CUDA_VISIBLE_DEVICES=2" in found
-    # Ray gives the ranks theirs in any order.
-    assert wrong_reservation(["1"], ["0", "1"]) is None
-    assert wrong_reservation(["GPU-ab"], ["3"]) is None, "what cannot be compared is not refused"
-    assert "leave it out" in str(wrong_reservation(["0"], []))
 
 
 def test_weights_go_from_gpu_to_gpu_only_where_each_side_has_its_own() -> None:

@@ -7,18 +7,34 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch import Trainer
+from mrlm_environments import MathEnvironment
 from transformers import PreTrainedModel
 
-from mrlm_pl.engines import Engine, InProcessEngine, PoolDeadlines, PoolResources, RayPool, Sample, WeightTransfer
+from mrlm_pl.algorithms import GRPO
+from mrlm_pl.data import RolloutDataModule
+from mrlm_pl.engines import (
+    Engine,
+    InProcessEngine,
+    OpenAICompatible,
+    PoolDeadlines,
+    PoolResources,
+    RayPool,
+    Sample,
+    WeightTransfer,
+)
 from mrlm_pl.engines.base import LearnerPlace
-from mrlm_pl.engines.ray import group as worker_group
-from mrlm_pl.engines.ray.pool import Spreading
+from mrlm_pl.engines.ray import pool as ray_pool
+from mrlm_pl.engines.ray.spreading import Spreading
 from mrlm_pl.engines.transfer.broadcast import WeightSender
 from mrlm_pl.errors import ConfigurationError, EngineError
+from mrlm_pl.policy import Policy
 from mrlm_pl.policy.lora import LoRA, add_adapter
 from tests.engines.conftest import build, request, run
 from tests.support.models.pool_parts import CALLS, FakeActor, FakeCluster, sent_tensors, stand_in
@@ -33,7 +49,7 @@ def make_pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakePool]:
 
     def make(workers: int = 2, **options: Any) -> tuple[RayPool, FakeCluster]:
         cluster = stand_in(monkeypatch)
-        options.setdefault("transfer", WeightTransfer(bucket_bytes=4096))
+        options.setdefault("transfer", WeightTransfer(bucket_bytes=4096, transport="gloo"))
         options.setdefault("deadlines", PoolDeadlines(start=60, sample=60, transfer=60, silence=1))
         pools.append(RayPool(workers, **options))
         return pools[-1], cluster
@@ -273,7 +289,7 @@ class SlowLoadEngine(InProcessEngine):
 def test_calls_that_come_while_a_worker_switches_are_held_back(make_pool: MakePool) -> None:
     engine = SlowLoadEngine
     engine.may.set()
-    pool, _ = make_pool(1, engine=engine, calls=4, deadlines=PoolDeadlines(60, 60, 60, 1))
+    pool, _ = make_pool(1, engine=engine, deadlines=PoolDeadlines(60, 60, 60, 1))
     model, ask = build("llama"), request([1, 2, 3], 4, max_tokens=5)
     pool.load("p", model, 1)
     changed(model, 1)
@@ -388,7 +404,7 @@ def test_a_pool_that_cannot_start_begins_anew_when_it_is_asked_again(
             super().__init__(*arguments)
             ports.append(self.invite(1).port)
 
-    monkeypatch.setattr(worker_group, "WeightSender", Recording)
+    monkeypatch.setattr(ray_pool, "WeightSender", Recording)
     pool, cluster = make_pool(2)
     model = build("llama")
     cluster.prepare = lambda actor: actor.kill()
@@ -493,8 +509,8 @@ def test_released_sessions_are_released_where_they_are(make_pool: MakePool) -> N
 def test_what_is_reserved(make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
     resources = PoolResources(cpus=2, gpus=0.5, learner_cpus=1, learner_gpus=1, strategy="SPREAD")
     pool, cluster = make_pool(2, resources=resources)
-    cluster.started_here, cluster.learner_gpus = False, ["3"]
-    monkeypatch.setattr(worker_group, "visible_gpus", lambda: ("3",))
+    cluster.started_here = False
+    monkeypatch.setattr(ray_pool, "visible_gpus", lambda: ("3",))
     pool.meet_learner(LearnerPlace((0,)))
     pool.load("p", build("llama"), 1)
     worker = {"CPU": 2, "GPU": 0.5}
@@ -506,7 +522,6 @@ def test_what_is_reserved(make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) 
 def test_numbers_out_of_range() -> None:
     for make, match in (
         (lambda: RayPool(0), "workers is 0"),
-        (lambda: RayPool(calls=0), "calls is 0"),
         (lambda: RayPool(replacements=-1), "replacements is -1"),
         (lambda: PoolResources(gpus=-1), "PoolResources: gpus is -1"),
         (lambda: PoolResources(gpus=1.5), "resources.gpus is 1.5; above 1 it must be whole"),
@@ -515,3 +530,128 @@ def test_numbers_out_of_range() -> None:
     ):
         with pytest.raises(ConfigurationError, match=match):
             make()
+
+
+# GPUs.
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
+    """A machine of four."""
+    ids = ("0", "1", "2", "3")
+    monkeypatch.setattr(ray_pool, "visible_gpus", lambda: ids)
+    return ids
+
+
+def given(cluster: FakeCluster) -> list[list[str]]:
+    return [actor.gpus for actor in cluster.actors]
+
+
+class NotedCluster(FakeCluster):
+    """Remembers the visible GPUs of its workers, as under Ray."""
+
+    def actor(self, cls: type, bundle: int, arguments: Any, resources: Any) -> FakeActor:
+        actor = super().actor(cls, bundle, arguments, resources)
+        actor.gpus = str(arguments[0]).split(",") if arguments and arguments[0] else []  # type: ignore[attr-defined]
+        return actor
+
+
+@pytest.mark.parametrize(
+    ("place", "resources", "expected"),
+    [
+        (LearnerPlace((0,)), PoolResources(gpus=1), [["1"], ["2"]]),
+        (LearnerPlace((1,)), PoolResources(gpus=0.5), [["0"], ["0"]]),
+        (LearnerPlace((0, 1), 1, 2), PoolResources(gpus=0.5), [["3"], ["3"]]),
+        (LearnerPlace((0, 1, 2, 3), 2, 4), PoolResources(gpus=0.25, share_learner_gpus=True), [["2"], ["2"]]),
+        (LearnerPlace((0,)), PoolResources(), [[], []]),
+    ],
+)
+def test_workers_of_an_own_ray_keep_off_the_learners_gpus(
+    place: LearnerPlace,
+    resources: PoolResources,
+    expected: list[list[str]],
+    make_pool: MakePool,
+    gpus: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pool, _ = make_pool(2, resources=resources)
+    cluster = NotedCluster()
+    monkeypatch.setattr(ray_pool, "RayCluster", lambda *arguments: cluster)
+    pool.meet_learner(place)
+    pool.load("p", build("llama"), 1)
+    assert given(cluster) == expected
+    assert all("GPU" not in bundle or not bundle["GPU"] for bundle in cluster.reserved[0])
+
+
+def test_without_a_gpu_left_the_remedy_is_told_at_once(make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, cluster = make_pool(1, resources=PoolResources(gpus=0.5))
+    monkeypatch.setattr(ray_pool, "visible_gpus", lambda: ("0",))
+    pool.meet_learner(LearnerPlace((0,)))
+    with pytest.raises(ConfigurationError, match="share_learner_gpus: true"):
+        pool.load("p", build("llama"), 1)
+    assert cluster.closed
+    assert not cluster.actors
+
+
+def test_a_cluster_that_gives_a_worker_the_learners_gpu_is_refused(
+    make_pool: MakePool, gpus: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = ray_pool.socket.gethostname()
+    for device, share, machine, refused in (
+        (1, False, host, True),
+        (1, True, host, False),
+        (0, False, host, False),
+        (1, False, "another", False),
+    ):
+        pool, cluster = make_pool(1, resources=PoolResources(gpus=0.5, share_learner_gpus=share))
+        cluster.started_here = False
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")  # Ray sets it for a worker's process
+        monkeypatch.setattr(ray_pool, "socket", SimpleNamespace(gethostname=lambda machine=machine: machine))
+        pool.meet_learner(LearnerPlace((device,)))
+        if not refused:
+            pool.load("p", build("llama"), 1)
+        else:
+            with pytest.raises(ConfigurationError, match=r"worker 0 of the pool on here was given GPU 1"):
+                pool.load("p", build("llama"), 1)
+
+
+def test_ranks_of_one_machine_divide_its_gpus(make_pool: MakePool, gpus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, _ = make_pool(2, resources=PoolResources(gpus=1))
+    pool.meet_learner(LearnerPlace((0, 2), 0, 2))
+    with pytest.raises(ConfigurationError, match="2 workers want 1 GPUs"):
+        pool.load("p", build("llama"), 1)
+    pool, _ = make_pool(1, resources=PoolResources(gpus=1))
+    cluster = NotedCluster()
+    monkeypatch.setattr(ray_pool, "RayCluster", lambda *arguments: cluster)
+    pool.meet_learner(LearnerPlace((0, 2), 1, 2))
+    pool.load("p", build("llama"), 1)
+    assert given(cluster) == [["3"]]
+
+
+class Silent(InProcessEngine):
+    """An engine of text."""
+
+    def reports_logprobs(self, policy: str) -> bool:
+        return False
+
+
+def test_workers_without_log_probabilities_are_refused_before_anything_is_sampled(make_pool: MakePool) -> None:
+    pool, cluster = make_pool(1, engine=Silent)
+    data = RolloutDataModule(MathEnvironment(), engine=pool, groups=1, group_size=2, iterations=1, save_episodes=False)
+    options = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
+    trainer = Trainer(max_epochs=1, limit_val_batches=0, enable_model_summary=False, **options)
+    learns = GRPO({"main": Policy("builtin:tiny")})
+    with pytest.raises(ConfigurationError, match=r"'main' is trained, .*no token ids and log-probabilities"):
+        trainer.fit(learns, datamodule=data)
+    assert "switch" in cluster.actors[0].calls
+    assert "sample" not in cluster.actors[0].calls
+    assert not pool.reports_logprobs("main")
+
+
+def test_servers_are_no_engine_of_a_worker(make_pool: MakePool) -> None:
+    """Several workers would write their weights to one folder, and hand them to the same servers."""
+    engine = partial(OpenAICompatible, url=["http://a:1", "http://b:1"])
+    pool, cluster = make_pool(2, engine=engine)
+    with pytest.raises(ConfigurationError, match=r"samples from http://a:1, http://b:1, .*leave the pool out"):
+        pool.load("p", build("llama"), 1)
+    assert cluster.closed

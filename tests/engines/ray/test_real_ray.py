@@ -19,7 +19,6 @@ from mrlm_pl.engines import (
     PoolDeadlines,
     PoolResources,
     RayPool,
-    RayReference,
     SampleRequest,
     WeightTransfer,
 )
@@ -27,8 +26,6 @@ from mrlm_pl.engines.base import LearnerPlace
 from mrlm_pl.episode import Turn
 from mrlm_pl.episode_files import read_episodes
 from mrlm_pl.errors import ConfigurationError, EngineError
-from mrlm_pl.learner.batch import PolicyBatch
-from mrlm_pl.policy import Policy
 from tests.engines.conftest import build, request, run
 from tests.support.runs.short_runs import ShortRuns
 
@@ -112,83 +109,39 @@ def test_workers_answer_like_the_learner_also_after_one_was_killed() -> None:
     eventually(lambda: not any(alive(pid) for pid in below), 20)
 
 
-def rows(count: int = 16) -> PolicyBatch:
-    """Return rows of random tokens; the first four of each are given."""
-    generator = torch.Generator().manual_seed(count)
-    ids = torch.randint(5, 40, (count, 24), generator=generator)
-    lengths = torch.randint(8, 25, (count,), generator=generator)
-    places = torch.arange(24)
-    mask = (places >= 4) & (places < lengths[:, None])
-    groups = torch.arange(count)
-    zeros = torch.zeros(count, 24)
-    return PolicyBatch(ids, lengths, mask, zeros, groups, groups, lengths, torch.ones(count), zeros)
-
-
-@pytest.mark.slow
-def test_a_reference_pool_and_a_rollout_pool_share_one_ray(model_folder: Path) -> None:
-    pytest.importorskip("ray")
-    policy = Policy(str(model_folder), max_forward_tokens=64)
-    policy.load(reference=True)
-    wanted = policy.reference_logprobs(**rows().inputs())
-    pool, reference = RayPool(1), RayReference(2)
-    try:
-        pool.load("p", policy.network, 1)
-        found = reference.logprobs(policy, rows())
-        assert found == pytest.approx(wanted, abs=1e-6)  # workers may have another number of threads
-        below = descendants(os.getpid())
-        assert sum("gcs_server" in line for line in below.values()) == 1
-        counts = [sum(line.startswith(f"ray::{name}") for line in below.values()) for name in ("PoolW", "ReferenceW")]
-        assert counts == [1, 2]
-        pool.close()
-        os.kill(reference.describe()[1]["pid"], signal.SIGKILL)
-        assert torch.equal(reference.logprobs(policy, rows()), found), "the other pool's end is not its own"
-        assert reference.replaced == 1
-    finally:
-        pool.close()
-        reference.close()
-    eventually(lambda: not any(alive(pid) for pid in below), 20)
-    again = RayReference(1)  # the process can have another one afterwards
-    try:
-        assert again.logprobs(policy, rows()) == pytest.approx(wanted, abs=1e-6)
-    finally:
-        again.close()
-
-
 OVER_CPU = WeightTransfer(transport="gloo")  # the GPUs are not there
 
 
 @pytest.mark.slow
 def test_ray_places_workers_on_gpus_that_the_learner_does_not_use(
-    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Use four GPUs that exist for Ray alone, under a Ray that the test starts."""
     ray = pytest.importorskip("ray")
     monkeypatch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
-    policy = Policy(str(model_folder))
-    policy.load(reference=True)
+    model = build("qwen2")
     ray.init(address="local", num_cpus=8, num_gpus=4, include_dashboard=False, log_to_driver=False)
     try:
         taken: set[str] = set()
         refused = []
         for device in range(4):
-            reference = RayReference(2, resources=PoolResources(gpus=1, learner_gpus=1), transfer=OVER_CPU)
-            reference.meet_learner(LearnerPlace((device,)))
+            pool = RayPool(2, resources=PoolResources(gpus=1, learner_gpus=1), transfer=OVER_CPU)
+            pool.meet_learner(LearnerPlace((device,)))
             try:
-                reference.logprobs(policy, rows())
+                pool.load("p", model, 1)
             except ConfigurationError as error:
                 refused.append(str(error))
                 continue
             else:
-                gpus = [gpu for worker in reference.describe() for gpu in worker["gpus"]]
+                gpus = [gpu for worker in pool.describe() for gpu in worker["gpus"]]
                 taken |= set(gpus)
                 assert len(set(gpus)) == 2
                 assert str(device) not in gpus
             finally:
-                reference.close()
+                pool.close()
         assert taken, "one of the four is what Ray keeps free"
-        assert len(refused) == 3
-        assert all("with CUDA_VISIBLE_DEVICES=" in text for text in refused)
+        assert all("was given GPU" in text for text in refused)
         assert ray.is_initialized(), "who has started it ends it"
     finally:
         ray.shutdown()
@@ -196,28 +149,32 @@ def test_ray_places_workers_on_gpus_that_the_learner_does_not_use(
 
 @pytest.mark.slow
 def test_an_own_ray_gives_its_workers_the_gpus_that_are_left(
-    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Pools of one process share a Ray, which outlives the end of one of them."""
     pytest.importorskip("ray")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6")
-    policy = Policy(str(model_folder))
-    policy.load()
-    learner = LearnerPlace((1,))
-    pool = RayPool(2, resources=PoolResources(gpus=0.5))
-    reference = RayReference(1, resources=PoolResources(gpus=1), transfer=OVER_CPU)
-    shared = RayReference(1, resources=PoolResources(gpus=0.5, share_learner_gpus=True))
+    halves = RayPool(2, resources=PoolResources(gpus=0.5))
+    whole = RayPool(1, resources=PoolResources(gpus=1), transfer=OVER_CPU)
+    shared = RayPool(1, resources=PoolResources(gpus=0.5, share_learner_gpus=True))
+    pools = (halves, whole, shared)
     try:
-        for one in (pool, reference, shared):
-            one.meet_learner(learner)
-        pool.load("p", policy.network, 1)
-        reference.logprobs(policy, rows())
-        shared.logprobs(policy, rows())
-        assert [worker["gpus"] for worker in pool.describe()] == [["4"], ["4"]]
-        assert [worker["gpus"] for worker in reference.describe()] == [["6"]]
+        for pool in pools:
+            pool.meet_learner(LearnerPlace((1,)))
+            pool.load("p", build("qwen2"), 1)
+        assert [worker["gpus"] for worker in halves.describe()] == [["4"], ["4"]]
+        assert [worker["gpus"] for worker in whole.describe()] == [["6"]]
         assert [worker["gpus"] for worker in shared.describe()] == [["5"]], "only who says so shares the learner's"
+        below = descendants(os.getpid())
+        assert sum("gcs_server" in line for line in below.values()) == 1
+        halves.close()
+        os.kill(whole.describe()[0]["pid"], signal.SIGKILL)
+        run(whole, request([3, 9], 1))
+        assert whole.replaced == 1
     finally:
-        for one in (pool, reference, shared):
-            one.close()
+        for pool in pools:
+            pool.close()
+    eventually(lambda: not any(alive(pid) for pid in below), 20)
 
 
 # Runs of the command line.
@@ -320,28 +277,9 @@ def test_two_ranks_have_a_pool_each(fit: Any, tmp_path: Path) -> None:
     assert weights(tmp_path / "pool") == weights(tmp_path / "plain")
 
 
-REFERENCE = ("--model.kl.coefficient", "0.1", "--model.reference", "RayReference", "--model.reference.workers", "2")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("devices", ["1", "2"])
-def test_a_run_with_a_reference_pool_has_the_weights_of_one_without(devices: str, fit: Any, tmp_path: Path) -> None:
-    strategy = ("--trainer.strategy", "ddp") if devices == "2" else ()
-    # Without a bound on a pass, each worker would get an even share of the rows, and sums in another order.
-    bound = ("--model.policies.main.max_forward_tokens", "1000")
-    options = ("--trainer.devices", devices, *strategy, "--data.engine", IN_PROCESS, *bound)
-    finished(fit("plain", *options, *REFERENCE[:2]))
-    process = fit("pool", *options, *REFERENCE)
-    running(process, tmp_path / "pool", 2 * int(devices))  # each rank writes its own, before it asks its reference
-    killed = next(pid for pid, line in descendants(process.pid).items() if line.startswith("ray::ReferenceWorker"))
-    os.kill(killed, signal.SIGKILL)
-    finished(process)
-    assert weights(tmp_path / "pool") == weights(tmp_path / "plain")
-
-
 @pytest.mark.slow
 def test_an_asynchronous_run_samples_in_the_pool(fit: Any, tmp_path: Path) -> None:
-    output = finished(fit("run", "--data.mode", "async", "--data.max_lag", "2", *REFERENCE, iterations=8))
+    output = finished(fit("run", "--data.mode", "async", "--data.max_lag", "2", iterations=8))
     assert "is replaced" not in output
     sampled = turns(tmp_path / "run")
     assert {turn.engine for turn in sampled} == {"ray_pool/0", "ray_pool/1"}

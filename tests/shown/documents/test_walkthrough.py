@@ -118,7 +118,6 @@ UNTRIED = {
     "smollm2": HUB,
     "writing_tldr": HUB,
     "served_rollouts": "needs vLLM",
-    "ray_served_pool": "needs vLLM",
     "coordination_served": "needs a server of policies; tests/engines/http starts one",
     "remote_math": "needs a server of environments; tests/serving starts one",
     "openenv": "needs a server of OpenEnv; tests/serving/test_openenv.py starts one",

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 
 from mrlm_pl.concurrency.event_loop import EventLoopThread
-from mrlm_pl.engines.ray import group as worker_group
+from mrlm_pl.engines.ray import pool as ray_pool
 from mrlm_pl.engines.ray.cluster import WorkerLostError, answer_of
-from mrlm_pl.engines.ray.gpus import GpuLedger, GpuTeller
+from mrlm_pl.engines.ray.gpus import GpuLedger
 from mrlm_pl.errors import EngineError
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
     """Return the cluster of all new pools."""
     cluster = FakeCluster()
-    monkeypatch.setattr(worker_group, "RayCluster", lambda *arguments: cluster)
+    monkeypatch.setattr(ray_pool, "RayCluster", lambda *arguments: cluster)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # workers set it for their process, here this one
     return cluster
 
@@ -29,13 +29,13 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
 def sent_tensors(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """Return a list that collects the names of all tensors sent."""
     sent: list[list[str]] = []
-    send = worker_group.WeightSender.send
+    send = ray_pool.WeightSender.send
 
     def recording(self: Any, invitation: Any, manifest: Any, *rest: Any) -> Any:
         sent.append([item.name for item in manifest.tensors])
         return send(self, invitation, manifest, *rest)
 
-    monkeypatch.setattr(worker_group.WeightSender, "send", recording)
+    monkeypatch.setattr(ray_pool.WeightSender, "send", recording)
     return sent
 
 
@@ -87,16 +87,6 @@ class FakeActor:
                 future.set_exception(DeadError())
 
 
-class _Told:
-    """A stand-in for the query of a bundle's GPUs."""
-
-    def __init__(self, ids: list[str]) -> None:
-        self._ids = ids
-
-    async def gpus(self) -> list[str]:
-        return self._ids
-
-
 class FakeCluster:
     """The parts of :class:`~mrlm_pl.engines.ray.cluster.RayCluster` that a pool uses."""
 
@@ -106,7 +96,6 @@ class FakeCluster:
     def __init__(self, started_here: bool = True) -> None:
         self.started_here = started_here
         self.ledger = GpuLedger()
-        self.learner_gpus: list[str] = []  # reported as reserved
         self.actors: list[FakeActor] = []
         self.reserved: tuple[Any, ...] = ()
         self.gone = self.closed = False
@@ -118,9 +107,7 @@ class FakeCluster:
     def take_gpus(self, workers: int, each: float, room: Mapping[str, float]) -> list[tuple[str, ...]]:
         return self.ledger.take(workers, each, room)
 
-    def actor(self, cls: type, bundle: int, arguments: Sequence[Any], calls: int, resources: Any) -> FakeActor:
-        if cls is GpuTeller:
-            return FakeActor(_Told(self.learner_gpus), bundle)
+    def actor(self, cls: type, bundle: int, arguments: Sequence[Any], resources: Any) -> FakeActor:
         actor = FakeActor(cls(*arguments), bundle)
         self.prepare(actor)
         self.actors.append(actor)

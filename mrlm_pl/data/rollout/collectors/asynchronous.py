@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from mrlm_pl.concurrency.calls import wait_awake
 from mrlm_pl.concurrency.event_loop import EventLoopThread
@@ -42,8 +42,6 @@ class AsyncOptions(Settings):
             lets begin.
         piece: number of tokens of a turn that are sampled before other turns may join and new weights may be used.
         rows: maximum number of turns that are sampled together.
-        over_age: treatment of groups in a checkpoint that are older than ``max_lag`` allows now: ``drop`` plays them
-            again, ``reweight`` learns from them, which requires a ``correction`` in the algorithm. Both are counted.
         patience: seconds without a step of an episode or a sampled piece after which the run ends; the error says what
             each episode waits for.
 
@@ -54,7 +52,6 @@ class AsyncOptions(Settings):
     episodes: PositiveInt | None = None
     piece: PositiveInt = 32
     rows: PositiveInt = 256
-    over_age: Literal["drop", "reweight"] = "drop"
     patience: PositiveFloat = 600.0
 
 
@@ -89,9 +86,9 @@ class Lags:
         before = min(self._versions) - 1
         return iteration - max((begun for begun, at in self._versions.items() if at <= version), default=before)
 
-    def over_age(self, iteration: int, episodes: Sequence[Episode]) -> float:
-        """Return the number of tokens in these episodes whose lag exceeds the bound."""
-        return float(sum(n for lag, n in self._counts(iteration, episodes).items() if lag > self.bound))
+    def exceeded(self, iteration: int, episodes: Sequence[Episode]) -> bool:
+        """Return whether the lag of a token in these episodes exceeds the bound."""
+        return any(lag > self.bound for lag in self._counts(iteration, episodes))
 
     def metrics(self, iteration: int, episodes: Sequence[Episode]) -> dict[str, tuple[float, float]]:
         """Return (sum, count) of the mean lag, of each lag's share of tokens, and of turns with several versions."""
@@ -162,7 +159,7 @@ class AsyncCollector(Collector):
         self._slots: Any = asyncio.Semaphore(options.episodes) if options.episodes else contextlib.nullcontext()
         self._continuous: ContinuousEngine | None = None
         self._admitted: dict[tuple[int, int], _Group] = {}
-        self._dropped = self._reweighted = 0
+        self._dropped = 0
         self._started = self._since = time.monotonic()
         self._busy = self._tokens = 0.0
 
@@ -199,10 +196,8 @@ class AsyncCollector(Collector):
             "async/learner_idle": (now - began, now - self._since),
         }
         collected.sums = {
-            "async/over_age_tokens": self.lags.over_age(iteration, collected.training),
             "async/groups_in_flight": float(sum(group.collected is None for group in self._admitted.values())),
             "async/dropped_groups": float(self._dropped),
-            "async/reweighted_groups": float(self._reweighted),
         }
         # An iteration that was played during earlier updates is complete immediately: its own rate means nothing.
         collected.seconds = now - self._started
@@ -213,7 +208,7 @@ class AsyncCollector(Collector):
             collected.metrics["async/engine_idle"] = (max(0.0, seconds - (busy - self._busy)), seconds)
             self._busy = busy
         self._since = now
-        self._dropped = self._reweighted = 0
+        self._dropped = 0
         return collected
 
     def _make_players(self) -> None:
@@ -245,7 +240,7 @@ class AsyncCollector(Collector):
     def load(self, state: dict[str, Any]) -> None:
         """Restore the value of :meth:`state`; unfinished groups start again.
 
-        All groups start again, with a warning, if they were played with other options.
+        So do, with a warning, groups that are older than ``max_lag`` allows now, and all of a run with other options.
         """
         self.lags.load(state["published"])
         now = self._made_with()
@@ -255,20 +250,18 @@ class AsyncCollector(Collector):
             dropped = counted(self._dropped, "group")
             logger.warning("playing %s of the checkpoint again: %s changed", dropped, ", ".join(changed))
             return
-        drop, old = self.options.over_age == "drop", 0
+        self._dropped = 0
         for iteration, group, *plain in state["complete"]:
             collected = Collected.from_plain(*plain)
-            too_old = self.lags.over_age(iteration, collected.training) > 0
-            old += too_old
-            if not (too_old and drop):
+            if self.lags.exceeded(iteration, collected.training):
+                self._dropped += 1
+            else:
                 self._admitted[iteration, group] = _Group(collected=collected)
-        self._dropped, self._reweighted = (old, 0) if drop else (0, old)
-        if old:
+        if self._dropped:
             logger.warning(
-                "data.max_lag %d is less than the lag of %s of the checkpoint, %s",
+                "data.max_lag %d is less than the lag of %s of the checkpoint, played again",
                 self.max_lag,
-                counted(old, "group"),
-                "played again" if drop else "used for training all the same",
+                counted(self._dropped, "group"),
             )
 
     def _made_with(self) -> dict[str, str]:

@@ -28,7 +28,6 @@ from mrlm_pl.environment import Observations, Step
 from mrlm_pl.episode import Episode, Message, Task
 from mrlm_pl.episode_files import read_episodes
 from mrlm_pl.errors import ConfigurationError, NonFiniteError, RolloutError
-from mrlm_pl.losses import Correction
 from mrlm_pl.policy import LoRA, Policy
 from mrlm_pl.rollout.tree_player import Branching
 from tests.conftest import EchoEnvironment
@@ -89,7 +88,6 @@ def test_the_lag_never_exceeds_its_bound_and_reaches_it(model_folder: Path, quie
         shares = [last[f"async/lag_{lag}"] for lag in range(bound + 1)]
         assert sum(shares) == pytest.approx(1.0)
         assert last["async/lag"] == pytest.approx(sum(lag * share for lag, share in enumerate(shares)), abs=1e-6)
-        assert last["async/over_age_tokens"] == 0
         assert 0 <= last["async/learner_idle"] <= 1
         for path in folder.iterdir():
             path.unlink()
@@ -212,38 +210,21 @@ def test_complete_groups_are_in_the_checkpoint_and_learnt_from_after_a_resume(
     assert trainer.global_step == 5
 
 
-@pytest.mark.parametrize("rule", ["drop", "reweight"])
-@pytest.mark.long_after(1)
-def test_groups_of_a_checkpoint_that_are_too_old_now(
-    rule: str, model_folder: Path, quiet_trainer: Any, tmp_path: Path
+def test_groups_of_a_checkpoint_that_are_too_old_now_are_played_again(
+    model_folder: Path, quiet_trainer: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     keep = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
     algorithm, data = make(model_folder, Slow(0.0), mode="async", max_lag=3, iterations=6)
     quiet_trainer(callbacks=[WaitForAll(), keep], enable_checkpointing=True).fit(algorithm, data)
 
-    algorithm, data = make(
-        model_folder,
-        Slow(0.0),
-        {"correction": Correction("truncated")},
-        mode="async",
-        max_lag=1,
-        iterations=6,
-        async_options=AsyncOptions(over_age=rule),
-    )
+    algorithm, data = make(model_folder, Slow(0.0), mode="async", max_lag=1, iterations=6)
     metrics = Watch()
     trainer = quiet_trainer(callbacks=[metrics])
     trainer.fit(algorithm, data, ckpt_path=tmp_path / "step=2.ckpt")
     # Complete are iterations 2, 3 and 4 (begun with the weights of 0, 0 and 1): lags 2, 3 and 3, four groups each.
-    assert metrics.steps[0]["async/dropped_groups"] == (12 if rule == "drop" else 0)
-    assert metrics.steps[0]["async/reweighted_groups"] == (12 if rule == "reweight" else 0)
-    over = [seen["async/over_age_tokens"] for seen in metrics.steps]
-    assert (max(over) == 0) == (rule == "drop")
-
-
-def test_learning_from_what_is_too_old_takes_a_correction(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:
-    algorithm, data = make(model_folder, echo(), mode="async", async_options=AsyncOptions(over_age="reweight"))
-    with pytest.raises(ConfigurationError, match="give it a correction"):
-        quiet_trainer().fit(algorithm, data)
+    assert [seen["async/dropped_groups"] for seen in metrics.steps] == [12, 0, 0, 0]
+    assert all(seen["async/lag"] <= 1 for seen in metrics.steps)
+    assert "data.max_lag 1 is less than the lag of 12 groups of the checkpoint, played again" in caplog.text
 
 
 def test_a_learner_that_waits_in_vain_says_for_what(model_folder: Path, quiet_trainer: Any) -> None:
@@ -301,7 +282,7 @@ def test_an_engine_that_reads_the_weights_in_place_is_refused(model_folder: Path
 def test_values_out_of_range_are_refused(option: dict[str, Any], echo: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"RolloutDataModule: (max_lag|mode) is"):
         RolloutDataModule(echo(), **option)
-    for field, value in (("piece", 0), ("rows", 0), ("episodes", 0), ("patience", 0.0), ("over_age", "keep")):
+    for field, value in (("piece", 0), ("rows", 0), ("episodes", 0), ("patience", 0.0)):
         with pytest.raises(ConfigurationError, match=field):
             AsyncOptions(**{field: value})
 
@@ -426,7 +407,7 @@ def test_adapters_and_two_policies_learn_meanwhile(model_folder: Path, quiet_tra
     trainer = quiet_trainer(callbacks=[metrics])
     trainer.fit(algorithm, data)
     assert {row.policy for episode in episodes_of(trainer) for row in episode.rows()} == {"first", "second"}
-    assert metrics.steps[-1]["async/over_age_tokens"] == 0
+    assert 0 <= metrics.steps[-1]["async/lag"] <= 1
 
 
 def test_environments_that_block_take_the_threads_there_are(model_folder: Path, quiet_trainer: Any) -> None:
@@ -533,7 +514,7 @@ def test_what_decides_the_episodes_of_a_group_is_compared_with_the_checkpoint(
         learner = SimpleNamespace(**{"seat": str, **own, **changed})
         environments = {"echo": SimpleNamespace(agents=("agent",))}
         made.players = SimpleNamespace(environments=environments, learner=learner)  # type: ignore[assignment]
-        made.lags = SimpleNamespace(load=lambda _: None, state=list, over_age=lambda *_: 0.0)  # type: ignore[assignment]
+        made.lags = SimpleNamespace(load=lambda _: None, state=list, exceeded=lambda *_: False)  # type: ignore[assignment]
         return made
 
     before, after = collector(), collector(**change)
