@@ -63,7 +63,8 @@ def options(cls: type) -> str:
     tables = [table("option", cls), *(table(title, part) for title, part in PARTS.get(cls, {}).items())]
     gradient = issubclass(cls, PolicyGradient)
     link = "[Shared options](options.md)" if gradient else "Also `policies` and `optimization`"
-    return "\n".join([*filter(None, tables), f"{link} · [shared metrics](../runs/metrics.md)\n"])
+    links = f"{link} · [shared metrics](../runs/metrics.md) · [your model and data](README.md#your-model-and-data)\n"
+    return "\n".join([*filter(None, tables), links])
 
 
 def table(title: str, cls: type) -> str:
