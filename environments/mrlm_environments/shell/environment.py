@@ -54,10 +54,10 @@ _HOW = 'Call a tool, for example <tool_call>{"name": "bash_action", "arguments":
 class ShellEnvironment(CellHolder, SingleAgentEnvironment):
     """A question about a system, or a change to make to it, with ``bash`` as the tool.
 
-    The reward is 1.0 if the answer, or the system at the end, is right, else 0, and ``-incomplete_penalty`` if the agent
-    does not end within ``max_turns`` replies. Tools are ``bash_action(script)``,
-    ``answer_action(answer)`` and ``finish_action()``. The system has the programs of this machine, read-only, in a
-    private file system that is writable elsewhere and lasts for the episode; it has no network.
+    The reward is 1.0 if the answer, or the system at the end, is right, else 0. It is ``-incomplete_penalty`` if the
+    agent does not end within ``max_turns`` replies. Tools are ``bash_action(script)``, ``answer_action(answer)`` and
+    ``finish_action()``. The system has the programs of this machine, read-only, in a private file system that is
+    writable elsewhere and lasts for the episode; it has no network.
 
     Answers are compared with the output of the reference solution on a copy of the system that is made before the agent
     acts. So set-ups may be random, and the agent cannot change the expected answer.

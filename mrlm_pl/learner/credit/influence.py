@@ -22,10 +22,10 @@ def with_influence(
 ) -> tuple[Episode, Sums]:
     """Return the episode with new rewards of its turns, and sums for the log.
 
-    The rewards are ``R(t, a)``, incentives, and other components of a turn but ``consensus``. A turn's future is in its own reward, so a
-    truncated episode counts as terminated. A turn without a score (a tool call, say) keeps its reward and is not in the
-    score table. All turns keep theirs in an episode that was truncated before any answer was scored, such as one whose
-    question fills the context window.
+    The rewards are ``R(t, a)``, incentives, and the other components of a turn except ``consensus``. A turn's future is
+    in its own reward, so a truncated episode counts as terminated. A turn without a score (a tool call, say) keeps its
+    reward and is not in the score table. All turns keep theirs in an episode that was truncated before any answer was
+    scored, such as one whose question fills the context window.
 
     Args:
         episode: episode that did not fail.
