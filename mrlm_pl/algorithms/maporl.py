@@ -34,7 +34,8 @@ class MAPoRL(PolicyGradient):
     """Multi-agent post-co-training (MAPoRL, arXiv 2502.18439): PPO on answers with a reward for their influence.
 
     ``S(t, a)`` in [0, 1] is the component ``score`` of agent a's reward in turn t. Other components, such as a penalty,
-    are its own and not shared. With ``reward: team`` and ``mean_j`` over the agents::
+    are its own and not shared; the component ``consensus``, for turns that are not played, is left out. With
+    ``reward: team`` and ``mean_j`` over the agents::
 
         R(t, a) = [S(t, a) + sum_{t' > t} gamma^(t' - t) mean_j S(t', j)] / sum_{t' >= t} gamma^(t' - t)
         r(t, a) = R(t, a) + incentives(t, a) + other components of turn t

@@ -119,6 +119,16 @@ def test_a_discussion_that_ended_early_pays_what_there_was() -> None:
     assert not rewarded.truncated, "no value of what would have come after is added"
 
 
+def test_a_consensus_is_not_paid_for_turns_that_are_not_played() -> None:
+    # Scores of 1 earn R = 1 in every turn, however many turns are played.
+    components = {"score": 1.0, "consensus": 2.0}
+    agreed = discussion({"ann": (1.0,), "bob": (1.0,)}).with_turns(
+        lambda turn: dataclasses.replace(turn, reward=3.0, components=components)
+    )
+    assert rewards(influence()(agreed)[0]) == {"ann": [1.0], "bob": [1.0]}
+    assert rewards(influence()(discussion({"ann": (1.0,) * 3, "bob": (1.0,) * 3}))[0])["ann"] == [1.0] * 3
+
+
 def acted(agent: str, *decisions: tuple[int, float | None]) -> tuple[Trajectory, ...]:
     """A row of an agent that decides at these steps of the environment, with one token each; some are scored."""
     turns = []

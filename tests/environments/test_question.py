@@ -96,6 +96,20 @@ def test_the_components_are_the_weighted_values_of_the_functions() -> None:
     assert played(question([lambda reply, row: 3]), "x").components == {"agent": {"reward": 3.0}}
 
 
+def test_a_function_of_weight_0_is_a_metric_and_no_component() -> None:
+    def apart(replies: Mapping[str, str], row: Any) -> Any:
+        return {"first": {"style": 1.0, "facts": 3.0}, "second": {"style": 0.5}}
+
+    def shared(replies: Mapping[str, str], row: Any) -> float:
+        return 2.0
+
+    step = played(question([Reward(apart, 0.0), Reward(shared, 0.0, name="votes"), shared], agents=TWO), "a", "b")
+    assert step.components == {"first": {"shared": 2.0}, "second": {"shared": 2.0}}
+    assert step.metrics == {"style": 0.75, "facts": 3.0, "votes": 2.0}
+    with pytest.raises(EnvironmentContractError, match="the component 'style' twice"):
+        played(question([apart, Reward(apart, 0.0, name="again")], agents=TWO), "a", "b")
+
+
 def test_a_single_reward_is_no_list_of_them() -> None:
     single: Any
     for single in (len, "./my_rewards.py:exact", ["./my_rewards.py:exact"]):

@@ -197,7 +197,7 @@ class HarnessEnvironment(QuestionEnvironment):
             done=True,
             stop_reason="ended",
             success=None if self.success_at is None else mean >= self.success_at,
-            metrics={name: float(session.counts[name]) for name in COUNTS},
+            metrics={**step.metrics, **{name: float(session.counts[name]) for name in COUNTS}},
         )
 
 

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from statistics import fmean
 from string import Formatter
 from typing import Any, SupportsFloat
 
@@ -20,6 +21,7 @@ from mrlm_pl.concurrency.event_loop import shared_loop
 from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource
 from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.errors import ConfigurationError, DataError, EnvironmentContractError, NonFiniteError
+from mrlm_pl.grouping import grouped
 from mrlm_pl.settings import Settings, as_settings
 
 
@@ -32,7 +34,7 @@ class Reward(Settings):
     Args:
         call: a function of the replies and the row, in a configuration its import path, ``./my_file.py:my_function`` or
             its name in a plugin.
-        weight: factor of all values that it returns.
+        weight: factor of all values that it returns; those of weight 0 are metrics instead, means over the agents.
         name: name of its component; empty is the function's name.
     """
 
@@ -200,10 +202,11 @@ class QuestionEnvironment(Environment):
     def _judge(self, values: Sequence[Any]) -> Step:
         """Return the end of the episode from the values of the reward functions."""
         components: dict[str, dict[str, float]] = {agent: {} for agent in self.agents}
+        measured: dict[str, dict[str, float]] = {agent: {} for agent in self.agents}
         for (name, reward), value in zip(self.rewards.items(), values, strict=True):
             for agent, part in self._parts(name, value).items():
                 for component, number in part.items():
-                    if component in components[agent]:
+                    if component in components[agent] or component in measured[agent]:
                         raise EnvironmentContractError(
                             f"{self.name}: the reward functions return the component {component!r} twice; rename one"
                         )
@@ -212,11 +215,16 @@ class QuestionEnvironment(Environment):
                             f"{self.name}: the reward {name!r} is {number!r} for the row {self._row!r:.200}; rewards "
                             "must be finite; correct the function"
                         )
-                    components[agent][component] = reward.weight * number
+                    if reward.weight:
+                        components[agent][component] = reward.weight * number
+                    else:
+                        measured[agent][component] = number
         rewards = {agent: math.fsum(parts.values()) for agent, parts in components.items()}
         mean = math.fsum(rewards.values()) / len(rewards)
         success = None if self.success_at is None else mean >= self.success_at
-        return Step(components=components, done=True, stop_reason="answered", success=success)
+        values_by_name = grouped(item for parts in measured.values() for item in parts.items())
+        metrics = {name: fmean(numbers) for name, numbers in values_by_name.items()}
+        return Step(components=components, done=True, stop_reason="answered", success=success, metrics=metrics)
 
     def _parts(self, name: str, value: Any) -> dict[str, dict[str, float]]:
         """Return the components of each agent from a reward function's value."""

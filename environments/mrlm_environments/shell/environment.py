@@ -19,7 +19,7 @@ from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.environment.tools import ToolCall, answer_calls, requested_calls, tool_schema, written_call
 from mrlm_pl.errors import ConfigurationError, SandboxError
 from mrlm_pl.sandbox import MACHINE_PATH, Cell, Execution, Sandbox, running
-from mrlm_pl.settings import PositiveInt
+from mrlm_pl.settings import PositiveInt, UnitInterval
 
 logger = logging.getLogger(__name__)
 
@@ -54,9 +54,10 @@ _HOW = 'Call a tool, for example <tool_call>{"name": "bash_action", "arguments":
 class ShellEnvironment(CellHolder, SingleAgentEnvironment):
     """A question about a system, or a change to make to it, with ``bash`` as the tool.
 
-    The reward is 1.0 if the answer, or the system at the end, is right, else 0. Tools are ``bash_action(script)``,
-    ``answer_action(answer)`` and ``finish_action()``. The system has the programs of this machine, read-only, in a
-    private file system that is writable elsewhere and lasts for the episode; it has no network.
+    The reward is 1.0 if the answer, or the system at the end, is right, else 0. It is ``-incomplete_penalty`` if the
+    agent does not end within ``max_turns`` replies. Tools are ``bash_action(script)``, ``answer_action(answer)`` and
+    ``finish_action()``. The system has the programs of this machine, read-only, in a private file system that is
+    writable elsewhere and lasts for the episode; it has no network.
 
     Answers are compared with the output of the reference solution on a copy of the system that is made before the agent
     acts. So set-ups may be random, and the agent cannot change the expected answer.
@@ -65,6 +66,7 @@ class ShellEnvironment(CellHolder, SingleAgentEnvironment):
         data: rows in AgentBench's format that replace the generated tasks: a file or a hub name, or a mapping from
             splits to these.
         max_turns: replies that the agent may give.
+        incomplete_penalty: subtracted from the reward where the agent does not end; AgentRL's is 0.2.
         sandbox: sandbox that runs the scripts; ``wall_seconds`` is for each script, and a reply begins no further
             script when its scripts have taken this long together. Namespaces are needed.
         system_prompt: system message before the task.
@@ -77,13 +79,14 @@ class ShellEnvironment(CellHolder, SingleAgentEnvironment):
     """
 
     name = "shell"
-    client_settings = ("max_turns", "system_prompt")
+    client_settings = ("max_turns", "incomplete_penalty", "system_prompt")
     secrets = ("match", "reference")
 
     def __init__(
         self,
         data: str | dict[str, str] | None = None,
         max_turns: PositiveInt = 8,
+        incomplete_penalty: UnitInterval = 0.0,
         sandbox: Sandbox = Sandbox(minimum="namespaces"),  # noqa: B008 (frozen)
         system_prompt: str = "",
         scripts: str | None = None,
@@ -93,7 +96,8 @@ class ShellEnvironment(CellHolder, SingleAgentEnvironment):
             raise ConfigurationError(
                 f"shell: sandbox.minimum is {sandbox.minimum!r}; the shell's system needs 'namespaces'"
             )
-        self.max_turns, self.sandbox, self.system_prompt = max_turns, sandbox, system_prompt
+        self.max_turns, self.incomplete_penalty = max_turns, incomplete_penalty
+        self.sandbox, self.system_prompt = sandbox, system_prompt
         self._task_data = partial(task_data, scripts=scripts)
         self._tasks = DataTasks(self.name, data, bad_rows, ROW_FORM)
 
@@ -134,8 +138,8 @@ class ShellEnvironment(CellHolder, SingleAgentEnvironment):
         return {self.agents[0]: replies}
 
     def bounds(self, task: Task) -> tuple[float, float]:
-        """Return the rewards of a wrong and of a right answer; see :meth:`Environment.bounds`."""
-        return 0.0, SOLVED
+        """Return the rewards without an end and of a right answer; see :meth:`Environment.bounds`."""
+        return -self.incomplete_penalty, SOLVED
 
     def begin(self, task: Task) -> Sequence[Message]:
         """Return the question; see :meth:`SingleAgentEnvironment.begin`.
@@ -160,7 +164,8 @@ class ShellEnvironment(CellHolder, SingleAgentEnvironment):
             answers.append(answer)
         if self._turns == self.max_turns:
             self.close()
-            return Outcome({"solved": 0.0}, stop_reason="max_turns", truncated=True, success=False)
+            parts = {"solved": 0.0, "incomplete": -self.incomplete_penalty}
+            return Outcome(parts, stop_reason="max_turns", truncated=True, success=False)
         return Outcome({"solved": 0.0}, observation=answers or [Message("user", _HOW)])
 
     def _call_tool(self, call: ToolCall) -> str:

@@ -16,7 +16,7 @@ from mrlm_environments.sql.worker import SqliteDatabase
 from mrlm_pl.environment import Message, Outcome, SingleAgentEnvironment, Task, TaskSource, ToolSchema
 from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.environment.tools import ToolCall, ToolError, answer_calls, requested_calls, tool_schema, written_call
-from mrlm_pl.settings import PositiveInt, between, some_of, whole_range
+from mrlm_pl.settings import PositiveInt, UnitInterval, between, some_of, whole_range
 
 EXECUTE = tool_schema("execute_sql", "Execute one MySQL statement.", {"query": {"type": "string"}})
 COMMIT = tool_schema(
@@ -39,7 +39,7 @@ class SqlEnvironment(SingleAgentEnvironment):
 
     Committing ends the episode. The reward is 1.0 if the committed answers equal the labels as multisets (numbers by
     value, to 0.01), or, for an INSERT, UPDATE or DELETE, if the tables are in the expected state, whatever the answers;
-    else, and without a commit within ``max_turns`` replies, it is 0.
+    else it is 0, and without a commit within ``max_turns`` replies ``-incomplete_penalty``.
 
     Args:
         data: rows in DBBench's format that replace the generated tasks: a file or a hub name, or a mapping from splits
@@ -47,6 +47,7 @@ class SqlEnvironment(SingleAgentEnvironment):
         kinds: kinds of generated tasks; None is all of them.
         rows: minimum and maximum number of rows of a generated table, from 1 to 8.
         max_turns: replies that the agent may give.
+        incomplete_penalty: subtracted from the reward where nothing is committed; AgentRL's is 0.2.
         output_characters: number of characters after which a tool's answer is truncated.
         statement_seconds: deadline of a statement, which is then stopped.
         database_url: server that replaces SQLite, as SQLAlchemy's URL (``mysql+pymysql://user:password@host``); each
@@ -60,7 +61,7 @@ class SqlEnvironment(SingleAgentEnvironment):
     """
 
     name = "sql"
-    client_settings = ("kinds", "rows", "max_turns", "instruction")
+    client_settings = ("kinds", "rows", "max_turns", "incomplete_penalty", "instruction")
     secrets = ("answers", "statements", "state")
 
     def __init__(
@@ -69,6 +70,7 @@ class SqlEnvironment(SingleAgentEnvironment):
         kinds: list[Kind] | None = None,
         rows: tuple[int, int] = (3, 6),
         max_turns: PositiveInt = 15,
+        incomplete_penalty: UnitInterval = 0.0,
         output_characters: PositiveInt = 800,
         statement_seconds: Annotated[float, between(0.001, 600)] = 3.0,
         database_url: str | None = None,
@@ -76,7 +78,8 @@ class SqlEnvironment(SingleAgentEnvironment):
         bad_rows: BadRows = "skip",
     ) -> None:
         self.kinds, self.rows = some_of(KINDS, "sql: ", kinds=kinds), whole_range(1, 8, "sql: ", rows=rows)
-        self.max_turns, self.output_characters, self.statement_seconds = max_turns, output_characters, statement_seconds
+        self.max_turns, self.incomplete_penalty = max_turns, incomplete_penalty
+        self.output_characters, self.statement_seconds = output_characters, statement_seconds
         self.database_url, self.instruction = database_url, instruction
         self._tasks = DataTasks(self.name, data, bad_rows, ROW_FORM)
         self._database: SqliteDatabase | ServerDatabase | None = None
@@ -104,8 +107,8 @@ class SqlEnvironment(SingleAgentEnvironment):
         return {self.agents[0]: replies}
 
     def bounds(self, task: Task) -> tuple[float, float]:
-        """Return the rewards of a wrong and of a right answer; see :meth:`Environment.bounds`."""
-        return 0.0, 1.0
+        """Return the rewards without a commit and of a right one; see :meth:`Environment.bounds`."""
+        return -self.incomplete_penalty, 1.0
 
     def begin(self, task: Task) -> Sequence[Message]:
         """Return the question, with a fresh database behind it; see :meth:`SingleAgentEnvironment.begin`."""
@@ -171,10 +174,11 @@ class SqlEnvironment(SingleAgentEnvironment):
 
     def _end(self, right: bool, stop_reason: str, metrics: Mapping[str, float] | None = None) -> Outcome:
         self.close()
+        incomplete = stop_reason == "max_turns"
         return Outcome(
-            {"correct": float(right)},
+            {"correct": float(right)} | ({"incomplete": -self.incomplete_penalty} if incomplete else {}),
             stop_reason=stop_reason,
-            truncated=stop_reason == "max_turns",
+            truncated=incomplete,
             success=right,
             metrics=metrics or {},
         )

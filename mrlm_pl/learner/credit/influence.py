@@ -11,6 +11,8 @@ from mrlm_pl.rewards import INCENTIVES, Horizon, RewardShare, incentive_signs, i
 
 SCORE = "score"
 """Reward component that is the score of an answer."""
+CONSENSUS = "consensus"
+"""Reward component for turns that an early consensus leaves unplayed; ``R`` is a mean over the played ones."""
 Sums = dict[str, tuple[float, float]]
 """(sum, count) of each mean that is logged, by name."""
 
@@ -20,10 +22,10 @@ def with_influence(
 ) -> tuple[Episode, Sums]:
     """Return the episode with new rewards of its turns, and sums for the log.
 
-    The rewards are ``R(t, a)``, incentives, and other components of a turn. A turn's future is in its own reward, so a
-    truncated episode counts as terminated. A turn without a score (a tool call, say) keeps its reward and is not in the
-    score table. All turns keep theirs in an episode that was truncated before any answer was scored, such as one whose
-    question fills the context window.
+    The rewards are ``R(t, a)``, incentives, and the other components of a turn except ``consensus``. A turn's future is
+    in its own reward, so a truncated episode counts as terminated. A turn without a score (a tool call, say) keeps its
+    reward and is not in the score table. All turns keep theirs in an episode that was truncated before any answer was
+    scored, such as one whose question fills the context window.
 
     Args:
         episode: episode that did not fail.
@@ -51,7 +53,7 @@ def with_influence(
         components = {
             "influence": rewards[index][person],
             "incentives": bonuses[index][person],
-            "unshared": turn.reward - turn.components[SCORE],
+            "unshared": turn.reward - turn.components[SCORE] - turn.components.get(CONSENSUS, 0.0),
         }
         return dataclasses.replace(turn, reward=sum(components.values()), components=components)
 

@@ -13,7 +13,7 @@ import aiohttp
 import lazy_loader
 import mrlm_environments
 import pytest
-from mrlm_environments import HarnessEnvironment
+from mrlm_environments import HarnessEnvironment, Reward
 
 from mrlm_pl.cli.commands.serve import hosted_environments
 from mrlm_pl.environment.check import check_environment
@@ -55,7 +55,10 @@ def test_the_output_of_an_unchanged_script_is_scored() -> None:
     environment = HarnessEnvironment(
         {"train": rows},
         command,
-        rewards=[lambda output, row: {"length": len(output.strip()), "asked": row["q"] == "1+1?"}],
+        rewards=[
+            lambda output, row: {"length": len(output.strip()), "asked": row["q"] == "1+1?"},
+            Reward(lambda output, row: output.strip() == "abc", weight=0.0, name="exact"),
+        ],
         agents=["planner", "solver"],
         success_at=4,
     )
@@ -63,6 +66,7 @@ def test_the_output_of_an_unchanged_script_is_scored() -> None:
     assert (first.error, second.error) == (None, None)
     assert first.rewards() == {"planner": 4.0, "solver": 4.0}
     assert second.components() == {"length": 3.0, "asked": 0.0}
+    assert second.metrics["exact"] == 1.0
     assert (first.success, second.success) == (True, False)
     (planner,), (solver,) = first.trajectories["planner"], first.trajectories["solver"]
     assert [message.content for message in planner.messages] == ["1+1?", "ab"]

@@ -310,6 +310,12 @@ def test_calls_that_are_wrong_are_answered(reply: str, told: str) -> None:
     assert told in seen(step)[0]
 
 
+def test_an_episode_that_the_agent_does_not_end_costs_the_penalty() -> None:
+    last = play([SPAM], max_turns=1, incomplete_penalty=0.2)[-1]
+    assert last.components["agent"] == {"solved": 0.0, "incomplete": -0.2}
+    assert play([answer("wrong")], incomplete_penalty=0.2)[-1].rewards["agent"] == 0.0
+
+
 def test_turns_end() -> None:
     steps = play([SPAM] * 20)
     assert len(steps) == 8

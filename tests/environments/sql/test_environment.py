@@ -113,6 +113,13 @@ def test_without_a_commit_a_right_state_earns_nothing() -> None:
     assert last.rewards["agent"] == 0.0
 
 
+def test_an_episode_without_a_commit_costs_the_penalty() -> None:
+    last = played(posed(), "hm", max_turns=1, incomplete_penalty=0.2)[-1]
+    assert last.components["agent"] == {"correct": 0.0, "incomplete": -0.2}
+    assert played(posed(), commit("wrong"), incomplete_penalty=0.2)[-1].components["agent"] == {"correct": 0.0}
+    assert SqlEnvironment(incomplete_penalty=0.2).bounds(posed()) == (-0.2, 1.0)
+
+
 def test_fifteen_rounds_are_the_default() -> None:
     steps = played(posed(), *["hm"] * 15)
     assert [step.done for step in steps] == [False] * 14 + [True]

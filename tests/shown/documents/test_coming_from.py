@@ -18,6 +18,7 @@ from mrlm_pl.data.files.preferences import PreferenceDataModule
 from mrlm_pl.data.rollout.collectors.asynchronous import AsyncOptions
 from mrlm_pl.learner.policies.reference import KL, ReferenceSync
 from mrlm_pl.losses import Entropy
+from mrlm_pl.rollout.cross_policy import CrossPolicy
 from tests.support.documents import ROOT
 
 PAGES = sorted((ROOT / "docs" / "coming_from").glob("*.md"))
@@ -27,6 +28,7 @@ NESTED = {
     "data": PreferenceDataModule,
     "data.validation_sampling": mrlm_pl.Sampling,
     "data.async_options": AsyncOptions,
+    "data.cross_policy": CrossPolicy,
     "checkpoint": mrlm_pl.LastCheckpoint,
 }
 """Settings whose names `training_options` leaves out."""

@@ -30,6 +30,7 @@ NOT_MEASURED = {
     "algorithms/tree_grpo.md": ".93 1.10",  # fractions of a gradient, by arithmetic
     "scaling/async.md": ".05 .02",  # settings of the benchmark
     "coming_from/comlrl.md": ".95 .01",  # defaults
+    "coming_from/marti.md": ".01",  # a default
     "coming_from/openrlhf.md": ".01 .95 .999",  # defaults
     "coming_from/verl.md": ".95 .01",  # defaults
     "training/cross_policy.md": ".25",  # the default
