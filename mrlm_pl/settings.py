@@ -154,8 +154,8 @@ class _Kind:
         self.choices = choices if listed else []
         containers = [each for each in members if get_origin(each) in (list, tuple, Sequence, dict, Mapping)]
         inside = {each for hint in containers for each in get_args(hint)[get_origin(hint) in (dict, Mapping) :]} - {...}
-        inner = _Kind(inside.pop()) if len(containers) == len(inside) == 1 else None
-        self.inner = inner if inner and (inner.numbers or inner.choices or inner.inner) else None
+        inner: _Kind | None = _Kind(inside.pop()) if len(containers) == len(inside) == 1 else None
+        self.inner: _Kind | None = inner if inner and (inner.numbers or inner.choices or inner.inner) else None
 
     @property
     def numbers(self) -> list[type]:

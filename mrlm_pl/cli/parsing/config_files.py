@@ -75,8 +75,8 @@ def check_files(arguments: Sequence[str]) -> None:
     """
     for path in _named_files(arguments):
         if path.suffix in _SUFFIXES and not path.exists():  # other values may be the configuration itself
-            files = [*Path("configs").rglob("*"), *path.parent.glob("*")]
-            by_name = {file.name: file for file in files if file.suffix in _SUFFIXES}
+            candidates = [*Path("configs").rglob("*"), *path.parent.glob("*")]
+            by_name = {file.name: file for file in candidates if file.suffix in _SUFFIXES}
             near = nearest(path.name, list(by_name))
             fault = f"config: File does not exist: {str(path)!r}, looked for in {path.parent.resolve()}"
             raise ConfigurationError(f"{fault}; {meant(by_name[near] if near else None)}")
