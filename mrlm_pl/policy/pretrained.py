@@ -204,7 +204,7 @@ def read_weights(model: str, source: str, revision: str, config: Any, needs_head
         network.config.tie_word_embeddings = False  # the files have both, whatever their config.json says
     with torch.device("meta"):
         fresh = type(network)(network.config)
-    for name, weight in fresh.named_parameters():  # the reader trains what the family freezes, such as a router's bias
+    for name, weight in fresh.named_parameters():  # the reader unfreezes them, such as a router's bias
         if not weight.requires_grad:
             network.get_parameter(name).requires_grad_(False)
     return network

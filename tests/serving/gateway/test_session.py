@@ -1,4 +1,4 @@
-"""What an episode keeps of its conversations."""
+"""The conversations of an episode."""
 
 from __future__ import annotations
 
