@@ -108,10 +108,12 @@ def check_arguments(function: F) -> F:
     """Return a function whose calls name the nearest argument for an unknown one, and take no float as int.
 
     Of arguments that are annotated as numbers it takes a scalar of NumPy or torch as the number of Python that it
-    holds, which alone a checkpoint may hold. It rejects other values than a whole number for an ``int``, those out of a
-    :class:`Range` in the annotation, values that a ``Literal`` does not list, unless they are functions and the
-    annotation has those too, and None for a number, text or choice that must have a value: all would fail where the
-    argument is used. Keywords of any name are taken as they are; they belong to the functions that this one calls.
+    holds, which alone a checkpoint may hold. It rejects other values than a whole number for an ``int``, a number for a
+    ``float``, and True or False for a ``bool``; those out of a :class:`Range` in the annotation; values that a
+    ``Literal`` does not list, unless they are functions and the annotation has those too; and None for a number, text
+    or choice that must have a value: all would fail, or mean something else, where the argument is used. So it does
+    with the values in lists, tuples and dictionaries. Keywords of any name are taken as they are; they belong to the
+    functions that this one calls.
     """
     parameters = inspect.signature(function).parameters
     open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
@@ -129,40 +131,72 @@ def check_arguments(function: F) -> F:
         named = dict(zip(positional, arguments, strict=False)) | options
         # The annotations of a data class are names of its module, and of those of its bases.
         kinds = _kinds(owner if dataclasses.is_dataclass(owner) else function)
-        for name, (members, choices, ranges) in kinds.items():
-            if name not in named:
-                continue
-            if any(member in (int, float, bool) for member in members):
-                named[name] = plain(named[name])
-            value = named[name]
-            if members in ([int], [int, NoneType]) and not isinstance(value, int | None):
-                raise ConfigurationError(f"{owner.__name__}: {name} is {value!r}; it must be a whole number")
-            needed = choices or members in ([int], [float], [bool], [str])
-            if value is None and needed and NoneType not in members and name not in optional:
-                raise ConfigurationError(f"{owner.__name__}: {name} is None; give a value")
-            if choices and not (Callable in members and callable(value)):
-                one_of(choices, f"{owner.__name__}: ", **{name: value})
-            if isinstance(value, int | float) or all(member in (int, float, NoneType) for member in members):
-                for each in ranges:
-                    each.check(f"{owner.__name__}: ", **{name: value})
+        for name in filter(kinds.__contains__, named):
+            named[name] = kinds[name].checked(named[name], f"{owner.__name__}: ", name, name in optional)
         first = [named[name] for name in positional[: len(arguments)]]
         return function(*first, *arguments[len(positional) :], **{name: named[name] for name in options})
 
     return checked  # type: ignore[return-value]
 
 
+_NUMBERS = {bool: "true or false", int: "a whole number", float: "a number"}
+
+
+class _Kind:
+    """The values that an annotation allows: types, listed choices, ranges, and the kind of the values inside."""
+
+    def __init__(self, hint: Any) -> None:
+        members = _members(hint)
+        self.ranges = [each for each in members if isinstance(each, Range)]
+        self.types = [get_origin(each) or each for each in members if not isinstance(each, Range)]
+        listed = all(each in (Literal, Callable, NoneType) for each in self.types)
+        choices = [value for each in members if get_origin(each) is Literal for value in get_args(each)]
+        self.choices = choices if listed else []
+        containers = [each for each in members if get_origin(each) in (list, tuple, Sequence, dict, Mapping)]
+        inside = {each for hint in containers for each in get_args(hint)[get_origin(hint) in (dict, Mapping) :]} - {...}
+        inner: _Kind | None = _Kind(inside.pop()) if len(containers) == len(inside) == 1 else None
+        self.inner: _Kind | None = inner if inner and (inner.numbers or inner.choices or inner.inner) else None
+
+    @property
+    def numbers(self) -> list[type]:
+        """The types of numbers, if all values but None are numbers."""
+        types = [each for each in self.types if each is not NoneType]
+        return types if all(each in [*_NUMBERS] for each in types) else []
+
+    def checked(self, value: Any, owner: str, name: str, optional: bool = False) -> Any:
+        """Return an allowed value, with Python's numbers for scalars of other libraries.
+
+        Raises:
+            ConfigurationError: the value is not of the kind.
+        """
+        if any(each in self.types for each in _NUMBERS):
+            value = plain(value)
+        if value is None:
+            if not optional and NoneType not in self.types and (self.choices or self.numbers or self.types == [str]):
+                raise ConfigurationError(f"{owner}{name} is None; give a value")
+            return value
+        accepted = tuple(self.numbers) + (int,) * (float in self.numbers)
+        if accepted and not (bool in accepted if isinstance(value, bool) else isinstance(value, accepted)):
+            words = [" or ".join(_NUMBERS[each] for each in self.numbers), *(each.text for each in self.ranges)]
+            raise ConfigurationError(f"{owner}{name} is {value!r}; it must be {', '.join(words)}")
+        if self.choices and not (Callable in self.types and callable(value)):
+            one_of(self.choices, owner, **{name: value})
+        if isinstance(value, int | float):
+            for each in self.ranges:
+                each.check(owner, **{name: value})
+        if self.inner and type(value) in (list, tuple):
+            value = type(value)(self.inner.checked(item, owner, f"{name}[{place}]") for place, item in enumerate(value))
+        elif self.inner and type(value) is dict:
+            value = {key: self.inner.checked(item, owner, f"{name}[{key!r}]") for key, item in value.items()}
+        return value
+
+
 @functools.cache  # at the first call: an annotation may name what its module defines later
-def _kinds(function: Callable[..., Any]) -> dict[str, tuple[list[Any], list[Any], list[Range]]]:
-    """Return for each argument the types in its annotation, all values if it lists them, and its ranges, by name."""
-    kinds = {}
-    for owner in reversed(getattr(function, "__mro__", [function])):
-        for name, annotation in getattr(owner, "__annotations__", {}).items():
-            members = _members(_hint(owner, annotation))
-            types = [get_origin(each) or each for each in members if not isinstance(each, Range)]
-            listed = all(each in (Literal, Callable, NoneType) for each in types)
-            choices = [value for each in members if get_origin(each) is Literal for value in get_args(each)]
-            kinds[name] = types, choices if listed else [], [each for each in members if isinstance(each, Range)]
-    return kinds
+def _kinds(function: Callable[..., Any]) -> dict[str, _Kind]:
+    """Return the kind of each argument by name."""
+    owners = reversed(getattr(function, "__mro__", [function]))
+    hints = [(owner, *item) for owner in owners for item in getattr(owner, "__annotations__", {}).items()]
+    return {name: _Kind(_hint(owner, annotation)) for owner, name, annotation in hints}
 
 
 def _hint(owner: Any, annotation: Any, missing: frozenset[Any] = frozenset()) -> Any:
@@ -192,7 +226,7 @@ def check_ranges(cls: type, owner: str, **options: Any) -> None:
         ConfigurationError: a value lies outside.
     """
     for name, value in options.items():
-        for each in _kinds(cls)[name][2]:
+        for each in _kinds(cls)[name].ranges:
             each.check(owner, **{name: value})
 
 
@@ -207,10 +241,10 @@ def ranges_of(cls: type) -> dict[str, str]:
     for base in reversed(cls.__mro__):
         kinds = _kinds(base if dataclasses.is_dataclass(base) else base.__init__)  # type: ignore[misc]
         found = {name: text for name, text in found.items() if name.partition(".")[0] not in kinds}
-        for name, (members, _, ranges) in kinds.items():
-            for each in ranges:
+        for name, kind in kinds.items():
+            for each in kind.ranges:
                 found[name] = each.text
-            settings = [each for each in members if isinstance(each, type) and dataclasses.is_dataclass(each)]
+            settings = [each for each in kind.types if isinstance(each, type) and dataclasses.is_dataclass(each)]
             found |= {f"{name}.{inner}": text for each in settings for inner, text in ranges_of(each).items()}
     return found
 

@@ -110,6 +110,8 @@ def test_a_misspelt_setting_is_named_with_the_nearest() -> None:
         (GRPO, {"seats": ["main"]}, "seats is ['main']; name the policy of each agent, as in {'agent': 'main'}"),
         (Sampling, {"max_tokens": "8"}, "Sampling: max_tokens is '8'; it must be a whole number"),
         (collect, {"model": "builtin:tiny", "output": "e.jsonl", "seed": None}, "collect: seed is None; give a value"),
+        (collect, {"model": "builtin:tiny", "output": "e", "num_episodes": -3}, "num_episodes is -3; it must be 1 or"),
+        (evaluate, {"model": "builtin:tiny", "environment": "math", "num_episodes": -3}, "num_episodes is -3; it must"),
         (evaluate, {"model": "builtin:tiny", "environment": 3}, "environment is 3; give a short name, a class or an"),
         (evaluate, {"model": "builtin:tiny", "environment": "math", "max_turns": 0}, "max_turns is 0; it must be 1"),
         (Sampling, {"max_tokens": 8.0}, "Sampling: max_tokens is 8.0; it must be a whole number"),
@@ -436,3 +438,38 @@ def test_constructors_of_a_plugin_keep_the_frames_that_save_hyperparameters_foll
 
     hyperparameters = Other({"main": "builtin:tiny"}, bias=6).hparams
     assert (hyperparameters["gain"], hyperparameters["bias"]) == (7, 6)
+
+
+@pytest.mark.parametrize(
+    ("options", "fault"),
+    [
+        ({"flag": "false"}, "flag is 'false'; it must be true or false"),
+        ({"flag": 1}, "flag is 1; it must be true or false"),
+        ({"count": True}, "count is True; it must be a whole number, 1 or above"),
+        ({"rate": "0.5"}, "rate is '0.5'; it must be a number"),
+        ({"pair": (1, 0)}, "pair[1] is 0; it must be 1 or above"),
+        ({"parts": [0.5, 1.5]}, "parts[1] is 1.5; it must be from 0 to 1"),
+        ({"weights": {"a": "1"}}, "weights['a'] is '1'; it must be a number"),
+        ({"nested": [[1], [2.5]]}, "nested[1][0] is 2.5; it must be a whole number"),
+        ({"sides": ["up", "dwn"]}, "sides[1] is 'dwn'; did you mean 'down'? Choose from up, down"),
+    ],
+)
+def test_truth_values_and_the_values_in_containers_are_checked(options: Any, fault: str) -> None:
+    @dataclass(frozen=True)
+    class Mine(Settings):
+        flag: bool = False
+        count: PositiveInt = 1
+        rate: float | None = None
+        pair: tuple[PositiveInt, PositiveInt] = (1, 1)
+        parts: list[UnitInterval] | None = None
+        weights: dict[str, float] | None = None
+        nested: list[list[int]] | None = None
+        sides: Sequence[Direction] = ()
+        labeled: tuple[int, str] = (1, "")
+
+    good: Any = {"flag": numpy.bool_(True), "parts": (0, 1), "weights": {"a": numpy.float32(2)}, "labeled": (2, "b")}
+    made = Mine(**good)
+    assert (made.flag, made.parts, made.weights, made.labeled) == (True, (0, 1), {"a": 2.0}, (2, "b"))
+    assert [type(made.flag), type((made.weights or {})["a"])] == [bool, float]
+    with pytest.raises(ConfigurationError, match=re.escape(f"Mine: {fault}")):
+        Mine(**options)

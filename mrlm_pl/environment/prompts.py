@@ -22,6 +22,7 @@ class Prompt(Sequence[Message]):
         tools: tools that the agent may call in this decision.
         max_tokens: maximum number of tokens of the reply, if below the sampling's.
         stop: texts after which the reply ends; the token that completes one is its last.
+        logprobs: whether the reply names its sampled tokens.
 
     Attributes:
         refusals: reasons why there is no reply, from a player that leaves the episode because the prompt exceeds the
@@ -32,6 +33,7 @@ class Prompt(Sequence[Message]):
     tools: tuple[ToolSchema, ...] = ()
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
+    logprobs: bool = False
     refusals: list[str] = field(default_factory=list, init=False, compare=False, repr=False)
 
     def __len__(self) -> int:
@@ -49,11 +51,15 @@ class Reply(Message):
         finish_reason: ``stop`` or ``length``.
         prompt_tokens: number of tokens of the conversation before it.
         tokens: number of sampled tokens.
+        reasoning_tokens: number of them before the text that follows the reasoning.
+        sampled: the text and the log-probability of each, if the prompt asks for them.
     """
 
     finish_reason: str = "stop"
     prompt_tokens: int = 0
     tokens: int = 0
+    reasoning_tokens: int = 0
+    sampled: tuple[tuple[str, float], ...] = ()
 
     @property
     def message(self) -> Message:

@@ -19,6 +19,7 @@ from mrlm_pl.evaluation.report import EvaluationReport, Measured
 from mrlm_pl.grouping import grouped
 from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.seeding import derive_seed, keyed_random
+from mrlm_pl.settings import at_least
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -79,9 +80,10 @@ def check_samples(num_episodes: int, samples_per_task: int) -> None:
     Raises:
         ConfigurationError: a number is below 1, or ``num_episodes`` is not a multiple of ``samples_per_task``.
     """
-    if samples_per_task < 1 or num_episodes < 1 or num_episodes % samples_per_task:
+    at_least(1).check(num_episodes=num_episodes, samples_per_task=samples_per_task)
+    if num_episodes % samples_per_task:
         raise ConfigurationError(
-            f"num_episodes {num_episodes} must be a multiple of samples_per_task {samples_per_task}, both at least 1"
+            f"num_episodes {num_episodes} must be a multiple of samples_per_task {samples_per_task}"
         )
 
 

@@ -15,7 +15,7 @@ from mrlm_pl.errors import ConfigurationError, NonFiniteError, counted
 from mrlm_pl.learner.batch import not_none
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.sharding import total_norm
-from mrlm_pl.settings import NonNegativeInt, Settings, plain
+from mrlm_pl.settings import FractionBelowOne, NonNegativeInt, Settings
 
 logger = logging.getLogger(__name__)
 
@@ -37,11 +37,11 @@ class Optimization(Settings):
 
     schedule: LearningRateSchedule = "constant"
     warmup_steps: NonNegativeInt = 0
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[FractionBelowOne, FractionBelowOne] = (0.9, 0.999)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "betas", tuple(map(plain, self.betas)))
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+        object.__setattr__(self, "betas", tuple(self.betas))
+        if len(self.betas) != 2:
             raise ConfigurationError(f"optimization.betas is {self.betas}; give two numbers of at least 0 and below 1")
 
     def configured(self, groups: Sequence[dict[str, Any]], scaled: bool, steps: Callable[[], int]) -> Any:

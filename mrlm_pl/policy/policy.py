@@ -201,7 +201,7 @@ class Policy(nn.Module):
         bases = {} if bases is None else bases
         if self.model is None:
             self.model = self.initial_model("weights") if self.lora is None else self._add_adapters(bases, name)
-            if not self.trained:  # else the family decides: it may freeze a weight, such as a router's bias
+            if not self.trained:
                 self.model.requires_grad_(False)
             self.model.train()  # transformers loads models in evaluation mode, without dropout
             if self.gradient_checkpointing:

@@ -202,6 +202,11 @@ def read_weights(model: str, source: str, revision: str, config: Any, needs_head
     head = network.get_output_embeddings()
     if head is not None and head.weight is not network.get_input_embeddings().weight:
         network.config.tie_word_embeddings = False  # the files have both, whatever their config.json says
+    with torch.device("meta"):
+        fresh = type(network)(network.config)
+    for name, weight in fresh.named_parameters():  # the reader unfreezes them, such as a router's bias
+        if not weight.requires_grad:
+            network.get_parameter(name).requires_grad_(False)
     return network
 
 

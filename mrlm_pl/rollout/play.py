@@ -241,8 +241,14 @@ class Play:
             sample = sample if count is None else _truncate(sample, count)
         action = conversation.act(sample.token_ids, sample.logprobs)
         if isinstance(prompt, Prompt):
+            texts = [conversation.chat.tokenizer.decode(id) for id in sample.token_ids if prompt.logprobs]
             action = Reply(
-                **vars(action), finish_reason=sample.finish_reason, prompt_tokens=start, tokens=len(sample.token_ids)
+                **vars(action),
+                finish_reason=sample.finish_reason,
+                prompt_tokens=start,
+                tokens=len(sample.token_ids),
+                reasoning_tokens=conversation.chat.reasoning_tokens(sample.token_ids, action.content),
+                sampled=tuple(zip(texts, sample.logprobs, strict=False)),
             )
         self.actions[agent], self.sessions[agent] = action, decision.session
         turn = Turn(

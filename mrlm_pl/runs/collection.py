@@ -22,7 +22,7 @@ from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.rollout.player import EpisodePlayer
 from mrlm_pl.runs.console import EpisodeProgress
 from mrlm_pl.runs.seated_model import Model, SeatedModel, generation_precision, sampling_from
-from mrlm_pl.settings import PositiveInt, as_settings, check_arguments, plain
+from mrlm_pl.settings import PositiveInt, as_settings, check_arguments
 
 CHUNK = 64
 """Number of episodes of one temperature that are played together, and written together with those of the others."""
@@ -40,11 +40,11 @@ def collect(
     environment: str | type[Environment] | Environment | None = None,
     *,
     output: str | Path,
-    num_episodes: int = 100,
+    num_episodes: PositiveInt = 100,
     filter_reward: float | None = None,
     split: str = "train",
     seed: int = 0,
-    samples_per_task: int = 1,
+    samples_per_task: PositiveInt = 1,
     sampling: Sampling | None = None,
     temperatures: Sequence[float] = (),
     max_turns: int | None = None,
@@ -279,12 +279,11 @@ def _task_temperatures(temperatures: Sequence[float], num_episodes: int, samples
     Raises:
         ConfigurationError: one is named twice, or the episodes cannot be divided evenly.
     """
-    requested = [*map(plain, temperatures)]
-    distinct: list[float | None] = list(dict.fromkeys(requested)) or [None]
-    if len(distinct) < len(requested):
-        raise ConfigurationError(f"temperatures: {requested} names one twice; raise --samples-per-task instead")
+    distinct: list[float | None] = list(dict.fromkeys(temperatures)) or [None]
+    if len(temperatures) > len(distinct):
+        raise ConfigurationError(f"temperatures: {[*temperatures]} names one twice; raise --samples-per-task instead")
     samples_each = samples_per_task * len(distinct)
-    if requested and num_episodes % samples_each:
+    if len(temperatures) and num_episodes % samples_each:
         factors = f"samples_per_task {samples_per_task} at each of {len(distinct)} temperatures"
         raise ConfigurationError(f"num_episodes {num_episodes} must be a multiple of {samples_each}: {factors}")
     return distinct

@@ -63,6 +63,7 @@ from mrlm_pl.runs.state import Training
 from mrlm_pl.settings import check_instance, check_known
 from mrlm_pl.trainer.fsdp import FSDP
 from mrlm_pl.trainer.precision import faster, product_seconds, set_precision
+from mrlm_pl.trainer.refusals import check_numbers
 from mrlm_pl.trainer.termination import EndTogether
 
 
@@ -230,6 +231,7 @@ class Trainer(pl.Trainer):
         check_known(options, inspect.signature(pl.Trainer.__init__).parameters, type(self))
         options.update(self._changed_options(options, barebones))
         super().__init__(precision=None if precision == "auto" else precision, **options)
+        check_numbers(self)
         self._measures_precision = precision == "auto"
         processes = self.num_devices * self.num_nodes
         if self._measures_precision and processes > 1:

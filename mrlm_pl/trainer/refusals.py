@@ -31,6 +31,18 @@ _REFUSED: dict[type[Callback], str] = {
 }
 
 
+def check_numbers(trainer: Trainer) -> None:
+    """Validate numbers that Lightning takes as they are.
+
+    Raises:
+        ConfigurationError: a value is out of range.
+    """
+    for name, least in (("gradient_clip_val", 0), ("accumulate_grad_batches", 1)):  # a negative norm reverses gradients
+        value = getattr(trainer, name)
+        if value is not None and not value >= least:
+            raise ConfigurationError(f"trainer.{name} is {value!r}; it must be {least} or above")
+
+
 def refuse_unsupported(trainer: Trainer, module: LightningModule) -> None:
     """Validate that the trainer's settings have their documented effect in a fit.
 
@@ -38,10 +50,7 @@ def refuse_unsupported(trainer: Trainer, module: LightningModule) -> None:
         ConfigurationError: a setting or callback has no effect, or another one than Lightning documents, or a value is
             out of range.
     """
-    for name, least in (("gradient_clip_val", 0), ("accumulate_grad_batches", 1)):  # a negative norm reverses gradients
-        value = getattr(trainer, name)
-        if value is not None and not value >= least:
-            raise ConfigurationError(f"trainer.{name} is {value!r}; it must be {least} or above")
+    check_numbers(trainer)
     if overfit := trainer.overfit_batches:  # type: ignore[attr-defined]
         raise ConfigurationError(
             f"trainer.overfit_batches is {overfit}, but each epoch continues with other batches; to "

@@ -389,3 +389,9 @@ def test_a_busy_machine_is_named_with_the_remedy(
     console.warn_of_busy_machine()
     assert ("the load average is 7.0 on 2 cores" in caplog.text) == warned
     assert ("GOMP_SPINCOUNT=1000" in caplog.text) == warned
+
+
+@pytest.mark.parametrize(("name", "value"), [("gradient_clip_val", -1), ("accumulate_grad_batches", 0)])
+def test_numbers_out_of_range_are_refused_with_the_trainer(name: str, value: Any) -> None:
+    with pytest.raises(ConfigurationError, match=rf"trainer\.{name} is {value}; it must be [01] or above"):
+        mrlm_pl.Trainer(**{name: value})

@@ -15,7 +15,7 @@ from mrlm_environments.data_tasks import opening
 from mrlm_environments.libraries import asked_for, library
 from mrlm_pl.environment import Message, Outcome, SeededTasks, SingleAgentEnvironment, Task, TaskSource
 from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, did_you_mean
-from mrlm_pl.settings import POSITIVE, UnitInterval
+from mrlm_pl.settings import PositiveFloat, UnitInterval
 
 INDICES = 1 << 31
 POOL = 10_000
@@ -62,13 +62,12 @@ class ReasoningGymEnvironment(SingleAgentEnvironment):
     def __init__(
         self,
         generators: dict[str, dict[str, Any] | None],
-        weights: dict[str, float] | None = None,
+        weights: dict[str, PositiveFloat] | None = None,
         tag: str = "answer",
         system_prompt: str = "default",
         success_at: UnitInterval = 1.0,
         evaluate_replies: bool = False,
     ) -> None:
-        POSITIVE.check("reasoning_gym: weights.", **(weights or {}))
         if not generators or not set(weights or ()) <= set(generators):
             raise ConfigurationError(
                 f"reasoning_gym: generators names {sorted(generators)} and weights {sorted(weights or ())}; name at "

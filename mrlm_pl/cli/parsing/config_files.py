@@ -70,14 +70,16 @@ def check_files(arguments: Sequence[str]) -> None:
     """Validate that the configuration files among the arguments exist and are mappings in YAML.
 
     Raises:
-        ConfigurationError: a missing file, with the nearest in its folder; a folder; wrong syntax, an empty file, no
-            mapping, other ``init_args`` than a mapping, or a duplicate key, with file and line.
+        ConfigurationError: a missing file, with the nearest in its folder or in ``configs``; a folder; wrong syntax, an
+            empty file, no mapping, other ``init_args`` than a mapping, or a duplicate key, with file and line.
     """
     for path in _named_files(arguments):
         if path.suffix in _SUFFIXES and not path.exists():  # other values may be the configuration itself
-            near = nearest(path.name, [file.name for suffix in _SUFFIXES for file in path.parent.glob(f"*{suffix}")])
+            candidates = [*Path("configs").rglob("*"), *path.parent.glob("*")]
+            by_name = {file.name: file for file in candidates if file.suffix in _SUFFIXES}
+            near = nearest(path.name, list(by_name))
             fault = f"config: File does not exist: {str(path)!r}, looked for in {path.parent.resolve()}"
-            raise ConfigurationError(f"{fault}; {meant(path.parent / near if near else None)}")
+            raise ConfigurationError(f"{fault}; {meant(by_name[near] if near else None)}")
         if path.is_dir():
             files = sorted(str(file) for file in path.iterdir() if file.suffix in _SUFFIXES)
             hint = f"name a file, such as {files[0]!r}" if files else "name a .yaml file"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from itertools import starmap
 from typing import Literal
 
 from lightning.pytorch import Trainer
@@ -13,7 +14,7 @@ from mrlm_pl.data.rollout.collectors.asynchronous import AsyncOptions
 from mrlm_pl.data.rollout.collectors.groups import GroupPlan
 from mrlm_pl.data.rollout.tasks import TaskSettings
 from mrlm_pl.engines import Engine, Sampling
-from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.errors import ConfigurationError, counted
 from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.contract import RolloutLearner
 
@@ -86,11 +87,11 @@ def check_updates(
     in_update, rest = divmod(groups, updates)
     if rest or (in_update % accumulation and (accumulation % in_update or not learner.divides_groups)):
         multiple = f" or a multiple of {in_update}" if learner.divides_groups and not rest else ""
+        factors = (ranks, "rank"), (minibatches, "mini-batch", "mini-batches"), (accumulation, "accumulation step")
         steps = "" if rest else f"; or make trainer.accumulate_grad_batches a divisor of {in_update}{multiple}"
         raise ConfigurationError(
-            f"data.groups is {groups}, which {ranks} ranks x {minibatches} minibatches x "
-            f"{accumulation} accumulation steps cannot share evenly; make it a multiple of {updates * accumulation}"
-            f"{steps}"
+            f"data.groups is {groups}, which {' x '.join(starmap(counted, factors))} cannot share evenly; make it a "
+            f"multiple of {updates * accumulation}{steps}"
         )
 
 

@@ -18,7 +18,7 @@ from functools import cached_property
 from typing import Any
 
 from mrlm_pl.environment.tools import tool_instructions, tool_message
-from mrlm_pl.episode import REASONING, Message
+from mrlm_pl.episode import REASONING, Message, final_text, reasoning_text
 from mrlm_pl.errors import PolicyError
 from mrlm_pl.policy.chat.channels import CALL, CHANNEL, channel_fields, without_channels
 from mrlm_pl.policy.chat.limits import EndlessTemplateError, check_template, deadline
@@ -251,6 +251,15 @@ class ChatFormat:
 
         least = bisect_left(range(len(token_ids) + 1), True, key=complete)
         return least if least <= len(token_ids) else None
+
+    def reasoning_tokens(self, token_ids: Sequence[int], reply: str) -> int:
+        """Return how many of a reply's tokens come before the text after its reasoning; 0 without reasoning."""
+        if not reasoning_text(reply):
+            return 0
+        if not (text := final_text(reply)):
+            return len(token_ids)
+        lost = bisect_left(range(len(token_ids)), True, key=lambda start: text not in self.decode(token_ids[start:]))
+        return max(lost - 1, 0)  # calls in channels are not in the reply as they were sampled
 
     @cached_property
     def closing_ids(self) -> tuple[int, ...]:

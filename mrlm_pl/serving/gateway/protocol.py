@@ -45,7 +45,7 @@ _KEPT_ELSEWHERE = {"previous_response_id", "conversation", "prompt", "thread"}
 """Parameters that name messages which the server keeps: without an effect they would lose them."""
 
 _SERVED: Mapping[str, set[str]] = {
-    "chat": {"model", "messages", "tools", "max_tokens", "max_completion_tokens", "stop", "n", "stream"},
+    "chat": {"model", "messages", "tools", "max_tokens", "max_completion_tokens", "stop", "n", "stream", "logprobs"},
     "responses": {"model", "input", "instructions", "tools", "max_output_tokens", "stream"},
     "messages": {"model", "messages", "tools", "max_tokens", "stop_sequences", "stream"},
 }
@@ -115,13 +115,12 @@ def read_call(form: Literal["chat", "responses", "messages"], body: Any, ignore:
         free = name in _SERVED[form] or name in _NO_EFFECT or name in ignore or value is None
         free = free or (name == "include" and "logprobs" not in str(value))
         if not free and (name not in _DEFAULTS or value != _DEFAULTS[name]):
-            raise ProtocolError(
-                400,
-                "unsupported_parameter",
-                f"the parameter {name!r} ({json.dumps(value)[:60]}) cannot be served: the run's own sampling decides, "
-                f"since it is what training assumes; leave it out, or list it in the environment's `ignore`",
-                name,
-            )
+            reason = "the run's own sampling decides, since it is what training assumes"
+            if "logprobs" in f"{name} {value}":
+                reason = "only sampled tokens have log-probabilities, for `logprobs: true` at /v1/chat/completions"
+            fault = f"the parameter {name!r} ({json.dumps(value)[:60]}) cannot be served: {reason}"
+            remedy = "leave it out, or list it in the environment's `ignore`"
+            raise ProtocolError(400, "unsupported_parameter", f"{fault}; {remedy}", name)
     limits = ("max_tokens", "max_completion_tokens", "max_output_tokens")
     limit = min((_whole(name, body[name]) for name in limits if body.get(name) is not None), default=None)
     ends = "stop_sequences" if form == "messages" else "stop"
@@ -134,11 +133,13 @@ def read_call(form: Literal["chat", "responses", "messages"], body: Any, ignore:
     if count > MOST_REPLIES:
         raise _fault("n", f"is {count}; it must be at most {MOST_REPLIES}")
     stream, options = body.get("stream"), body.get("stream_options") or {}
-    if not isinstance(stream, bool | None):
-        raise _fault("stream", f"is {stream!r:.60}; give true or false")
+    logprobs = body.get("logprobs") if form == "chat" else None
+    for name, value in (("stream", stream), ("logprobs", logprobs)):
+        if not isinstance(value, bool | None):
+            raise _fault(name, f"is {value!r:.60}; give true or false")
     return Call(
         str(body.get("model", "")),
-        Prompt(messages, _tools(body.get("tools")), limit, tuple(stops)),
+        Prompt(messages, _tools(body.get("tools")), limit, tuple(stops), bool(logprobs)),
         count,
         bool(stream),
         isinstance(options, Mapping) and bool(options.get("include_usage")),
@@ -180,7 +181,12 @@ def served_form(reply: Reply, prompt: Prompt, number: int) -> Served:
 def chat_body(call: Call, served: Sequence[Served], id: str) -> dict[str, Any]:
     """Return the reply to a request without a stream."""
     choices = [
-        {"index": index, "message": _chat_message(reply), "finish_reason": reply[-1], "logprobs": None}
+        {
+            "index": index,
+            "message": _chat_message(reply),
+            "finish_reason": reply[-1],
+            "logprobs": _logprobs(call, index),
+        }
         for index, reply in enumerate(served)
     ]
     return _envelope(call, id, "chat.completion") | {"choices": choices, "usage": _usage(call)}
@@ -197,7 +203,9 @@ def chat_events(call: Call, served: Sequence[Served], id: str) -> Iterator[str]:
         text, calls = {"content": begin.pop("content")}, begin.pop("tool_calls", ())
         deltas = [begin, text, *({"tool_calls": [item | {"index": number}]} for number, item in enumerate(calls)), {}]
         for delta in deltas:
-            choice = {"index": index, "delta": delta, "finish_reason": None if delta else reply[-1], "logprobs": None}
+            logprobs = _logprobs(call, index) if delta is text else None
+            choice = {"index": index, "delta": delta, "finish_reason": None if delta else reply[-1]}
+            choice["logprobs"] = logprobs
             yield event_text(head | {"choices": [choice]})
     if call.usage:
         yield event_text(head | {"choices": [], "usage": _usage(call)})
@@ -240,7 +248,7 @@ def responses_body(call: Call, served: Sequence[Served], id: str) -> dict[str, A
             "input_tokens": usage["prompt_tokens"],
             "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
             "output_tokens": usage["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": usage["completion_tokens_details"],
             "total_tokens": usage["total_tokens"],
         },
     }
@@ -298,9 +306,29 @@ def _envelope(call: Call, id: str, kind: str) -> dict[str, Any]:
     return {"id": f"chatcmpl-{id}", "object": kind, "created": int(time.time()), "model": call.model}
 
 
-def _usage(call: Call) -> dict[str, int]:
+def _usage(call: Call) -> dict[str, Any]:
     prompt, tokens = call.replies[0].prompt_tokens, sum(reply.tokens for reply in call.replies)
-    return {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
+    details = {"reasoning_tokens": sum(reply.reasoning_tokens for reply in call.replies)}
+    counts = {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
+    return counts | {"completion_tokens_details": details}
+
+
+def _logprobs(call: Call, index: int) -> dict[str, Any] | None:
+    """Return the log-probabilities of all sampled tokens, also those of reasoning, calls and the end."""
+    if not call.prompt.logprobs:
+        return None
+    return {
+        "content": [
+            {
+                "token": text,
+                "logprob": logprob,
+                "bytes": None if "\ufffd" in text else [*text.encode()],  # part of a character
+                "top_logprobs": [],
+            }
+            for text, logprob in call.replies[index].sampled
+        ],
+        "refusal": None,
+    }
 
 
 def _chat_messages(messages: Any) -> tuple[Message, ...]:
@@ -340,8 +368,11 @@ def _response_messages(body: Mapping[str, Any]) -> tuple[Message, ...]:
         path = f"input[{number}]"
         kind = item.get("type", "message") if isinstance(item, Mapping) else None
         if kind == "reasoning":  # of the reply whose text or call is next
-            reasoning = _text(item.get("content"), path)
+            reasoning = "\n".join(filter(None, (reasoning, _text(item.get("content"), path))))
             continue
+        if reasoning and kind != "function_call" and not (kind == "message" and item.get("role") == "assistant"):
+            messages.append(Message("assistant", with_reasoning(reasoning, "")))
+            reasoning = ""
         if kind == "function_call":
             call = _tool_call(item.get("call_id"), item, path)
             begun = messages and messages[-1].role == "assistant" and not reasoning  # the parts of one reply
@@ -355,6 +386,8 @@ def _response_messages(body: Mapping[str, Any]) -> tuple[Message, ...]:
         else:
             raise _fault(f"{path}.type", f"is {kind!r}; send messages, reasoning, function calls and their outputs")
         reasoning = ""
+    if reasoning:
+        messages.append(Message("assistant", with_reasoning(reasoning, "")))
     return tuple(messages)
 
 

@@ -7,11 +7,12 @@ import json
 import secrets
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mrlm_pl.concurrency.calls import wait_awake
 from mrlm_pl.concurrency.event_loop import END_SECONDS, mark_read, shared_fault
+from mrlm_pl.environment.contract import ToolSchema
 from mrlm_pl.environment.prompts import Prompt, Reply
 from mrlm_pl.environment.tools import requested_calls, with_written_calls
 from mrlm_pl.episode import Message, ToolCall, reasoning_text
@@ -45,6 +46,32 @@ class Limits:
     lease_seconds: float = 60.0
 
 
+@dataclass
+class _Past:
+    """A place in an agent's conversations, as a tree of their messages.
+
+    Args:
+        next: messages that came next, the newest last, and the places after them.
+        replied: tools of the prompts whose reply is the message before.
+    """
+
+    next: list[tuple[Message, _Past]] = field(default_factory=list)
+    replied: list[tuple[ToolSchema, ...]] = field(default_factory=list)
+
+    def after(self, message: Message) -> _Past | None:
+        """Return the place after a message, None if it never came next."""
+        return next((place for told, place in self.next if told == message), None)
+
+    def add(self, messages: Sequence[Message], tools: tuple[ToolSchema, ...]) -> None:
+        """Add a conversation that ends with a reply."""
+        place = self
+        for message in messages:
+            after = place.after(message) or _Past()
+            place.next = [item for item in place.next if item[1] is not after] + [(message, after)]
+            place = after
+        place.replied.append(tools)
+
+
 class Session:
     """An episode of a program. All methods but the constructor run on the gateway's event loop.
 
@@ -76,7 +103,7 @@ class Session:
         self.rewarded, self.refusal = False, ""
         self.acted: set[str] = set()
         self._queues: dict[str, deque[tuple[Call, asyncio.Future[list[Served]]]]] = {agent: deque() for agent in agents}
-        self._past: dict[str, list[Prompt]] = {agent: [] for agent in agents}
+        self._past = {agent: _Past() for agent in agents}
         self._sampled: defaultdict[str, dict[str, Message]] = defaultdict(dict)
         self._calls: dict[str, ToolCall] = {}
         self._arrived = asyncio.Event()
@@ -133,7 +160,7 @@ class Session:
             call.replies.append(reply)
             self.acted.add(agent)
             self._tokens += reply.tokens
-            self._past[agent].append(replace(call.prompt, messages=(*call.prompt.messages, reply.message)))
+            self._past[agent].add((*call.prompt.messages, reply.message), call.prompt.tools)
             if len(call.replies) == call.count:
                 self._queues[agent].popleft()
                 replies = [self._serve(agent, reply, call.prompt) for reply in call.replies]
@@ -192,22 +219,21 @@ class Session:
 
     def _restore(self, agent: str, prompt: Prompt) -> Prompt:
         """Return a prompt in which replies and calls that were served are as they were sampled; count its kind."""
-        past, messages = self._past[agent], tuple[Message, ...]()
-        continued = [told.messages for told in past]
-        for number, message in enumerate(prompt.messages):
-            restored = self._as_sampled(agent, message, [told[number] for told in continued if len(told) > number])
-            continued = [told for told in continued if told[number : number + 1] == (restored,)]
-            messages += (restored,)
-        extended = [told.tools == prompt.tools for told in past if messages[: len(told)] == told.messages]
+        past: _Past | None = self._past[agent]
+        messages, extended, begun = list[Message](), list[bool](), bool(self._past[agent].next)
+        for message in prompt.messages:
+            messages.append(self._as_sampled(agent, message, [told for told, _ in past.next] if past else ()))
+            past = past.after(messages[-1]) if past else None
+            extended += [tools == prompt.tools for tools in past.replied] if past else []
         if not any(extended):
             if extended:
                 self.counts["changed_tools"] += 1
-            elif any(messages == told[:-1] for told in past):
+            elif past and any(reply.replied for _, reply in past.next):
                 self.counts["retries"] += 1
-            elif past:
+            elif begun:
                 replied = any(message.role == "assistant" for message in messages)
                 self.counts["edited_histories" if replied else "new_conversations"] += 1
-        return replace(prompt, messages=messages)
+        return replace(prompt, messages=tuple(messages))
 
     def _as_sampled(self, agent: str, message: Message, told: Sequence[Message]) -> Message:
         """Return a message as it was sampled, of replies that were served alike the one that continues a trajectory.

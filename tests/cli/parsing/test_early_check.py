@@ -34,6 +34,8 @@ TYPOS = {
     "--data.environment.dificulty": "'difficulty'",
     "--data.environment=code --data.environment.sandbx": "'sandbox'",
     "--config=configs/quikstart.yaml": "did you mean 'configs/quickstart.yaml'?",
+    "--config=quickstart.yaml": "did you mean 'configs/quickstart.yaml'?",
+    "--config=configs/grpo_mth.yaml": "did you mean 'configs/",
     "--model.clip.loww": "'low'",
     "--model.lr": "give it as `--model.policies.main.learning_rate VALUE`",
     "--model.kl.coeficient": "'coefficient'",

@@ -97,7 +97,7 @@ def test_the_system_prompt_is_one_of_the_library_or_a_text(given: str, shown: st
         ({"generators": {"chain_sum": {"seed": 3}}}, "its settings are min_terms"),
         ({"generators": {}}, "name at least one generator"),
         ({"generators": {"gcd": {}}, "weights": {"lcm": 1}}, "weights of these only"),
-        ({"generators": {"gcd": {}}, "weights": {"gcd": 0}}, "weights.gcd is 0"),
+        ({"generators": {"gcd": {}}, "weights": {"gcd": 0}}, "weights['gcd'] is 0"),
         ({"generators": {"gcd": {}}, "success_at": 2}, "success_at is 2"),
         ({"generators": {"gcd": {}, "countdown": {}}}, "the scorers of countdown run replies as Python"),
     ],

@@ -23,6 +23,7 @@ from mrlm_pl.errors import ConfigurationError, MRLMError, RemoteError
 from mrlm_pl.policy.chat import Conversation
 from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.rollout.replay import RecordPlayer, differences
+from mrlm_pl.serving.gateway.protocol import read_call
 from mrlm_pl.serving.transport.codec import to_json
 from tests.support.servers.harness_programs import CHAT, TOKENIZER, asked, harness, native, played, player_of, script
 
@@ -223,7 +224,7 @@ def test_the_settings_of_a_call() -> None:
             create, messages = client.chat.completions.create, [{"role": "user", "content": "Q"}]
             mute = {"messages": [{"role": "user"}]}
             other = [{"stream": "yes"}, {"stop": 0}, {"tools": {}}, {"max_completion_tokens": "9"}]
-            for bad in ({"temperature": 0.2}, {"logprobs": True}, {"n": 99}, {"n": 0}, {"seed": 1}, mute, *other):
+            for bad in ({"temperature": 0.2}, {"top_logprobs": 2}, {"n": 99}, {"n": 0}, {"seed": 1}, mute, *other):
                 try:
                     await create(**{"model": "agent", "messages": messages, **bad})  # type: ignore[call-overload]
                 except openai.BadRequestError as error:
@@ -233,7 +234,8 @@ def test_the_settings_of_a_call() -> None:
 
     (episode,) = played(harness(program, ignore=["top_p"]), [{"agent": ["a"]}])
     assert episode.error is None
-    first = ["temperature", "logprobs", "n", "n", "seed", "messages[0].content"]
+    assert "only sampled tokens have log-probabilities" in errors[1]["message"]
+    first = ["temperature", "top_logprobs", "n", "n", "seed", "messages[0].content"]
     assert [error["param"] for error in errors] == [*first, "stream", "stop", "tools", "max_completion_tokens"]
     assert "`ignore`" in errors[0]["message"]
     assert (errors[3]["message"], errors[5]["message"]) == (
@@ -260,6 +262,48 @@ def test_what_another_server_keeps_is_refused_although_it_is_to_be_ignored() -> 
     (episode,) = played(harness(program, ignore=names), [{"agent": ["a"]}])
     assert (episode.error, episode.metrics["calls"], [param for param, _ in found]) == (None, 1, names)
     assert all("no conversation or prompt is kept here; send all messages" in message for _, message in found)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_log_probabilities_of_the_sampled_tokens_and_their_count_in_the_reasoning(stream: bool) -> None:
+    """The speaker gives each character and the end -0.25."""
+    found: list[Any] = []
+
+    async def program(row: Any, endpoint: Any) -> float:
+        async with openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.key, max_retries=0) as client:
+            options: Any = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+            messages: Any = [{"role": "user", "content": "Q"}]
+            made: Any = await client.chat.completions.create(model="x", messages=messages, logprobs=True, **options)
+            answers = [chunk async for chunk in made] if stream else [made]
+            found.extend(choice.logprobs for answer in answers for choice in answer.choices if choice.logprobs)
+            found.append(answers[-1].usage)
+        return 1.0
+
+    (episode,) = played(harness(program), [{"agent": ["<think>7</think>8"]}])
+    assert episode.error is None
+    logprobs, usage = found
+    assert [item.token for item in logprobs.content] == [*"<think>7</think>8", "<|end|>"]
+    assert {(item.logprob, *item.top_logprobs) for item in logprobs.content} == {(-0.25,)}
+    assert logprobs.content[-2].bytes == [ord("8")]
+    assert (usage.completion_tokens, usage.completion_tokens_details.reasoning_tokens) == (18, 16)
+
+
+@pytest.mark.parametrize(
+    ("follows", "said"),
+    [
+        ([], ["user", "<think>\nHm.\n</think>\n\n"]),
+        ([{"role": "user", "content": "R"}], ["user", "<think>\nHm.\n</think>\n\n", "user"]),
+        ([{"role": "assistant", "content": "4"}], ["user", "<think>\nHm.\n</think>\n\n4"]),
+        (
+            [{"type": "reasoning", "content": [{"type": "reasoning_text", "text": "So."}]}],
+            ["user", "<think>\nHm.\nSo.\n</think>\n\n"],
+        ),
+    ],
+)
+def test_reasoning_items_are_kept_whatever_follows(follows: list[Any], said: list[str]) -> None:
+    thought = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "Hm."}]}
+    call = read_call("responses", {"model": "x", "input": [{"role": "user", "content": "Q"}, thought, *follows]}, ())
+    assert [item.content if item.role == "assistant" else item.role for item in call.prompt.messages] == said
 
 
 def test_log_probabilities_are_refused_in_each_form_of_asking() -> None:
