@@ -18,7 +18,9 @@ from mrlm_pl.episode_files import read_episodes
 from tests.support.documents import CONFIGS, ROOT, blocks, commands
 
 PAGES = ("README.md", "docs/reference/commands.md")
-MADE = {("make", "quickstart"): ["mrlm", "fit", "--config", "configs/quickstart.yaml"]}
+MADE: Mapping[tuple[str, ...], list[str]] = {
+    ("make", "quickstart"): ["mrlm", "fit", "--config", "configs/quickstart.yaml"]
+}
 """Targets of make, with the command that they run."""
 COMMANDS = [
     MADE.get((*words,), words)
