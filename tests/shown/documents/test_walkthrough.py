@@ -1,4 +1,4 @@
-"""The README's commands run in order in an empty folder, at a small size."""
+"""The commands of the README and of the page of commands run in order in an empty folder, at a small size."""
 
 from __future__ import annotations
 
@@ -17,7 +17,18 @@ from mrlm_pl.cli.main import main
 from mrlm_pl.episode_files import read_episodes
 from tests.support.documents import CONFIGS, ROOT, blocks, commands
 
-COMMANDS = [words for place, text in blocks("bash") if place.startswith("README") for words in commands(text)]
+PAGES = ("README.md", "docs/reference/commands.md")
+MADE: Mapping[tuple[str, ...], list[str]] = {
+    ("make", "quickstart"): ["mrlm", "fit", "--config", "configs/quickstart.yaml"]
+}
+"""Targets of make, with the command that they run."""
+COMMANDS = [
+    MADE.get((*words,), words)
+    for page in PAGES
+    for place, text in blocks("bash")
+    if place.startswith(f"{page}:")
+    for words in commands(text)
+]
 ELSEWHERE = {"init": "tests/cli/commands/test_init.py", "push": "tests/runs/test_publication.py"}
 """Commands that need a free package name or the hub, with their own tests."""
 SHOWN = [words[1:] for words in COMMANDS if words[0] == "mrlm" and words[1] not in ELSEWHERE]
@@ -64,7 +75,7 @@ def servers() -> Iterator[list[subprocess.Popen[str]]]:
 
 
 @pytest.mark.long
-def test_the_commands_of_the_readme_in_order(
+def test_the_commands_of_the_front_pages_in_order(
     reader: None, servers: list[subprocess.Popen[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     address = ""
