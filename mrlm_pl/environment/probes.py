@@ -1,20 +1,15 @@
-"""Probes of an environment: worthless replies, forged results, searches for a hidden answer, and parts that fail."""
+"""Probes of an environment: worthless replies, forged results, and searches for a hidden answer."""
 
 from __future__ import annotations
 
 import ast
-import operator
 import re
 import unicodedata
-from collections.abc import Mapping
-from dataclasses import is_dataclass
-from pathlib import PurePath
-from random import Random
 from typing import Any
 
-from mrlm_pl.environment.contract import Environment, ToolSchema
+from mrlm_pl.environment.contract import ToolSchema
 from mrlm_pl.environment.tools import written_call
-from mrlm_pl.environment.trial import SPAM, Replies, call_with_deadline, close
+from mrlm_pl.environment.trial import SPAM, Replies
 from mrlm_pl.episode import Task
 from mrlm_pl.seeding import keyed_random
 
@@ -56,8 +51,6 @@ _READING = {
     "query": "SELECT * FROM sqlite_master",
 }
 """Arguments of tools by name, with which an agent would look for an answer. They hold no mark themselves."""
-
-_DATA = (str, bytes, int, float, complex, set, frozenset, PurePath, Random, type(None), type)
 
 
 def worthless_replies(task: Task) -> dict[str, Replies]:
@@ -120,55 +113,3 @@ def replace_bodies(reply: str, body: str) -> str:
         return f"```python\n{ast.unparse(tree)}\n```"
 
     return re.sub(r"```python\n(.*?)```", replaced, reply, flags=re.DOTALL)
-
-
-class _FailingPart:
-    """Stands for a part: it has its class and its data, and every call fails and is noted."""
-
-    def __init__(self, whole: Any, uses: list[str]) -> None:
-        self.__dict__.update(whole=whole, uses=uses)
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> Any:
-        return type(self.__dict__["whole"])
-
-    def __getattr__(self, name: str) -> Any:
-        return with_failing_parts(getattr(self.__dict__["whole"], name), self.__dict__["uses"])
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        self.__dict__["uses"].append("call")
-        raise ConnectionError("a part of the environment does not answer")
-
-
-def breakable_attributes(environment: Environment, task: Task) -> list[str]:
-    """Return the attributes that hold more than data during an episode: sandboxes, judges, tools, functions."""
-    copied = environment.copy()
-    call_with_deadline(copied.reset, task)
-    base_attributes = ("_order", "_inside")  # of the base class
-    names = [
-        name
-        for name, value in vars(copied).items()
-        if name not in base_attributes and with_failing_parts(value, []) is not value
-    ]
-    close(copied)
-    return names
-
-
-def with_failing_parts(value: Any, uses: list[str]) -> Any:
-    """Return a value with stand-ins for all that is more than data; their calls fail and are noted in ``uses``."""
-    if isinstance(value, Mapping):
-        replaced = {key: with_failing_parts(item, uses) for key, item in value.items()}
-        return replaced if any(replaced[key] is not value[key] for key in replaced) else value
-    if type(value) in (list, tuple):
-        items = [with_failing_parts(item, uses) for item in value]
-        return value if all(map(operator.is_, items, value)) else type(value)(items)
-    return value if isinstance(value, _DATA) or _is_record(value) else _FailingPart(value, uses)
-
-
-def _is_record(value: Any) -> bool:
-    """Return whether a value is a data class without methods, whose fields are data."""
-    return (
-        is_dataclass(value)
-        and not any(callable(item) for name, item in vars(type(value)).items() if not name.startswith("_"))
-        and all(with_failing_parts(item, []) is item for item in vars(value).values())
-    )

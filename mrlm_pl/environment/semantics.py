@@ -21,7 +21,7 @@ from typing import TypeAlias
 from mrlm_pl.environment import probes
 from mrlm_pl.environment.contract import Environment
 from mrlm_pl.environment.tasks import SPLITS, TaskSource
-from mrlm_pl.environment.trial import SPAM, Play, Replies, close, first_observations, play, play_copy
+from mrlm_pl.environment.trial import SPAM, Play, Replies, first_observations, play_copy
 from mrlm_pl.episode import Task
 from mrlm_pl.errors import EnvironmentContractError
 from mrlm_pl.grouping import grouped, mapped
@@ -68,7 +68,7 @@ class SemanticChecks:
 
     def checks(self) -> dict[str, Callable[[], Finding]]:
         """Return all checks by their ids, which reports keep."""
-        methods = (self.oracle, self.floor, self.injection, self.canary, self.leakage, self.replay, self.failure)
+        methods = (self.oracle, self.floor, self.injection, self.canary, self.leakage, self.replay)
         return {check.__name__: check for check in methods}
 
     def oracle(self) -> Finding:
@@ -256,46 +256,6 @@ class SemanticChecks:
                     f"{task.key} differs in another process; sort sets, and draw from the task's seed"
                 )
         return Finding(f"{len(plays)} episodes equal, here and in another process", measures=measures)
-
-    def failure(self) -> Finding:
-        """Check that an episode whose sandbox, judge or tool fails raises, instead of earning a reward."""
-        reached: set[str] = set()
-        for task in self.tasks[:2]:
-            gold = self._gold(task)
-            attempts = self._searching_replies() if gold is None else [gold, *self._searching_replies()]
-            for replies in attempts:
-                for attribute in probes.breakable_attributes(self.environment, task):
-                    if self._rewarded_despite_failure(task, replies, attribute, reached):
-                        raise EnvironmentContractError(
-                            f"on {task.key} `{attribute}` failed and the episode was rewarded; let the error through, "
-                            "so that the episode is counted as failed"
-                        )
-        if not reached:
-            return Finding("the environment uses no part that could fail", applies=False)
-        return Finding(f"failures of {', '.join(sorted(reached))} fail the episode", measures={"parts": len(reached)})
-
-    def _rewarded_despite_failure(self, task: Task, replies: Replies, attribute: str, reached: set[str]) -> bool:
-        """Return whether an episode ends with rewards although a part of the environment failed."""
-        environment = self.environment.copy()
-        uses: list[str] = []
-        original = stand_in = None
-
-        def break_part(environment_copy: Environment) -> None:
-            nonlocal original, stand_in
-            original = environment_copy.__dict__[attribute]
-            stand_in = environment_copy.__dict__[attribute] = probes.with_failing_parts(original, uses)
-
-        try:
-            play(environment, task, replies, max_turns=self.max_turns, must_end=False, after_reset=break_part)
-            survived = bool(uses)
-        except Exception:  # the failure, or the error that the environment makes of it
-            survived = False
-        if uses:
-            reached.add(attribute)
-        if environment.__dict__.get(attribute) is stand_in:
-            environment.__dict__[attribute] = original
-        close(environment)
-        return survived
 
     def _identified_tasks(self, source: TaskSource, start: int, stop: int) -> list[tuple[Task, str]]:
         """Return tasks that have an identity, with it."""

@@ -63,7 +63,6 @@ def play(
     *,
     max_turns: int,
     must_end: bool = True,
-    after_reset: Callable[[Environment], None] = lambda environment: None,
 ) -> Play:
     """Play one episode on an environment, which stays open.
 
@@ -73,7 +72,6 @@ def play(
         replies: replies of the agents.
         max_turns: limit of the episode's length.
         must_end: whether a longer episode is an error; else it is truncated.
-        after_reset: called after ``reset``.
 
     Raises:
         EnvironmentContractError: the environment breaks the contract, or the episode does not end.
@@ -81,7 +79,6 @@ def play(
     order = TurnOrder(environment.name, environment.agents)
     observations: Observations = call_with_deadline(environment.reset, task)
     order.record_reset(observations)
-    after_reset(environment)
     observed, steps = [observations], list[Step]()
     replies_used = dict.fromkeys(environment.agents, 0)
     while not (steps and steps[-1].done):

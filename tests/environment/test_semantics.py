@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import random
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from mrlm_pl.environment.tools import requested_calls, tool_message, tool_schema
 from mrlm_pl.episode import Message, Task
 from mrlm_pl.errors import ConfigurationError
 
-IDS = ("oracle", "floor", "injection", "canary", "leakage", "replay", "failure")
+IDS = ("oracle", "floor", "injection", "canary", "leakage", "replay")
 
 
 class Adding(SingleAgentEnvironment):
@@ -151,24 +151,6 @@ class SharesTexts(Adding):
         return text if task.split == "train" else text.upper().replace(" ", "  ")
 
 
-class RewardsAFailure(Adding):
-    """Its judge is a service; when that fails, the answer counts as wrong."""
-
-    def __init__(self, judge: Callable[[str, str], bool] = str.__eq__) -> None:
-        self.judge = judge
-
-    def right(self, text: str) -> bool:
-        try:
-            return self.judge(text.strip(), self.task.data["answer"])
-        except ConnectionError:
-            return False
-
-
-class LetsAFailureThrough(RewardsAFailure):
-    def right(self, text: str) -> bool:
-        return self.judge(text.strip(), self.task.data["answer"])
-
-
 class GoldEarnsLess(Adding):
     def reply(self, message: Message) -> Outcome:
         return Outcome({"right": 0.5 * self.right(message.content)})
@@ -256,7 +238,7 @@ class ReadsARewardFile(Programs):
         return super().right(text) or self.written
 
 
-SOUND = [Adding(), Programs(), LetsAFailureThrough()]
+SOUND = [Adding(), Programs()]
 
 
 @pytest.mark.parametrize("environment", SOUND, ids=lambda environment: type(environment).__name__)
@@ -282,7 +264,6 @@ def test_a_sound_environment_passes(environment: Environment) -> None:
         (SharesALateRow(), "leakage", "adding/test/99 poses the same problem as adding/train/99: 800"),
         (BelievesTheLastAgent(), "injection", "a reply of three with 'reward: 1' earns 1, without it 0"),
         (SharesTexts(), "leakage", "adding/validation/0 poses the same text as adding/train/0"),
-        (RewardsAFailure(), "failure", "on adding/train/0 `judge` failed and the episode was rewarded"),
         (GoldEarnsLess(), "oracle", "the gold replies earn 0.5, summed over agents, and the maximum is 1"),
         (GoldIsWrong(), "oracle", "on adding/train/0 the gold replies earn 0 and do not succeed"),
         (RewardsDelay(), "oracle", "a refusal, then the gold replies, earns 1.06, the gold replies alone 1.03"),
@@ -336,13 +317,7 @@ def test_checks_without_a_subject_do_not_apply() -> None:
 
     report = check_semantics(Mute(), tasks=2)
     assert report.passed
-    assert {check.name for check in report.checks if not check.applies} == {
-        "oracle",
-        "floor",
-        "canary",
-        "leakage",
-        "failure",
-    }
+    assert {check.name for check in report.checks if not check.applies} == {"oracle", "floor", "canary", "leakage"}
     replay = next(check.message for check in report.checks if check.name == "replay")
     assert "not played in another process" in replay, "a class in a function cannot be found there"
 
@@ -397,32 +372,6 @@ def test_a_truth_value_is_named_and_tasks_that_begin_alike_have_no_leakage_to_fi
     checks = {check.name: check for check in check_semantics(Guess(), tasks=2, other_process=False).checks}
     assert "answer cannot be marked" in checks["canary"].message
     assert not checks["leakage"].applies, "neither identities nor texts tell the tasks apart"
-
-
-def test_an_opponents_failure_is_the_episodes() -> None:
-    class Judged(Environment):
-        name = "judged"
-        agents = ("one", "two")
-
-        def __init__(self) -> None:
-            self.judges = {"first": lambda text: len(text), "second": lambda text: 0}
-
-        def tasks(self, split: str) -> TaskSource:
-            return DatasetTasks(self.name, split, [{"text": f"{split}{n}"} for n in range(3)])
-
-        def reset(self, task: Task) -> Any:
-            return {agent: [Message("user", task.data["text"])] for agent in self.agents}
-
-        def step(self, actions: Mapping[str, Message]) -> Step:
-            rewards = dict.fromkeys(self.agents, 0.0)
-            try:
-                rewards["one"] = float(self.judges["first"](actions["one"].content))
-            except Exception:
-                rewards["two"] = 1.0
-            return Step(rewards=rewards, done=True, stop_reason="judged")
-
-    found = {check.name: check for check in check_semantics(Judged(), tasks=2, other_process=False).checks}
-    assert "`judges` failed and the episode was rewarded" in found["failure"].message
 
 
 def test_levels_are_named() -> None:

@@ -39,23 +39,13 @@ from tests.support.servers.foreign_servers import ROOT
 ALWAYS = {"injection", "leakage", "replay"}
 KNOWN = ALWAYS | {"oracle", "floor"}
 APPLIED = {
-    "math": KNOWN | {"canary"},
-    **dict.fromkeys(("question", "tools", "sql", "shell", "code"), KNOWN | {"canary", "failure"}),
-    **dict.fromkeys(
-        ("collaborative_coding", "class_completion", "collaborative_reasoning"), KNOWN | {"canary", "failure"}
-    ),
+    **dict.fromkeys(("math", "question", "tools", "sql", "shell", "code"), KNOWN | {"canary"}),
+    **dict.fromkeys(("collaborative_coding", "class_completion", "collaborative_reasoning"), KNOWN | {"canary"}),
     **dict.fromkeys(("writing", "length_ratio", "coordination", "word_emission", "halves", "helpers"), KNOWN),
-    **dict.fromkeys(("plan_path", "tic_tac_toe"), KNOWN),
-    "kuhn_poker": ALWAYS | {"floor"},
-    "debate": ALWAYS | {"floor", "failure"},
-    **dict.fromkeys(("webshop", "alfworld"), KNOWN | {"failure"}),
-    "knowledge_graph": KNOWN | {"canary", "failure"},
-    "reasoning_gym": KNOWN | {"canary"},
-    **dict.fromkeys(("gymnasium", "pettingzoo", "textarena"), ALWAYS | {"failure"}),
-    "centralized": KNOWN | {"failure"},
-    "scored": ALWAYS | {"failure"},
-    "harness": KNOWN | {"canary", "failure"},
-    **dict.fromkeys(("openenv", "verifiers"), ALWAYS | {"failure"}),
+    **dict.fromkeys(("plan_path", "tic_tac_toe", "webshop", "alfworld", "centralized"), KNOWN),
+    **dict.fromkeys(("knowledge_graph", "reasoning_gym", "harness"), KNOWN | {"canary"}),
+    **dict.fromkeys(("debate", "kuhn_poker"), ALWAYS | {"floor"}),
+    **dict.fromkeys(("gymnasium", "pettingzoo", "textarena", "scored", "openenv", "verifiers"), ALWAYS),
 }
 """Checks that have something to check."""
 

@@ -64,8 +64,8 @@ def test_the_semantic_level_adds_its_checks_and_writes_a_report(mrlm, tmp_path):
     status, out, _ = mrlm("check-env", "parrot", "--level", "semantic", "--output", "report.json")
     report = json.loads((tmp_path / "report.json").read_text())
     assert (status, report["level"], report["environment"], report["passed"]) == (0, "semantic", "parrot", True)
-    ids = ["oracle", "floor", "injection", "canary", "leakage", "replay", "failure"]
-    assert list(report["checks"])[-7:] == ids
+    ids = ["oracle", "floor", "injection", "canary", "leakage", "replay"]
+    assert list(report["checks"])[-6:] == ids
     assert set(report["checks"]["oracle"]) == {"passed", "applies", "message", "measures"}
     lines = out.splitlines()
     marks = {True: "ok  ", False: "--  "}
