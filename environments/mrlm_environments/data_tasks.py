@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 from mrlm_pl.environment import DatasetTasks, Message, SeededTasks, Step, TaskSource
-from mrlm_pl.environment.rows import BadRows, Rows, read_split
+from mrlm_pl.environment.rows import Rows, read_split
 from mrlm_pl.environment.tasks import Shared
 
 logger = logging.getLogger(__name__)
@@ -22,14 +22,11 @@ class DataTasks(Shared):
     Args:
         environment: the environment's name.
         data: rows, a file or a hub name, or a mapping from splits to these; None generates the tasks.
-        bad_rows: whether rows that cannot be used are skipped, with a warning that names them, or stop the run.
         form: the form of a row, for messages; by default its required fields.
     """
 
-    def __init__(
-        self, environment: str, data: Rows | Mapping[str, Rows] | None, bad_rows: BadRows, form: str = ""
-    ) -> None:
-        self.environment, self.data, self.bad_rows, self.form = environment, data, bad_rows, form
+    def __init__(self, environment: str, data: Rows | Mapping[str, Rows] | None, form: str = "") -> None:
+        self.environment, self.data, self.form = environment, data, form
         self._sources: dict[str, TaskSource] = {}
         self._read: dict[Any, dict[str, list[tuple[int, Any]]]] = {}
 
@@ -53,15 +50,15 @@ class DataTasks(Shared):
             key: field of generated data that is equal for equal problems.
 
         Raises:
-            DataError: the data cannot be read, or a row cannot be used and ``bad_rows`` is ``stop``, or no row can.
-            ConfigurationError: the split or ``bad_rows`` is unknown, or the split is empty.
+            DataError: the data cannot be read, or no row of it can be used.
+            ConfigurationError: the split is unknown or empty.
         """
         if self.data is None:
             assert generate is not None, "it has data"
             return SeededTasks(self.environment, split, generate, lambda data: str(data[key]))
         if split not in self._sources:
             named = identity or (lambda row: str(row[fields[0]]))
-            rows = read_split(self.data, split, fields, named, task_data, self.bad_rows, self.form, self._read)
+            rows = read_split(self.data, split, fields, named, task_data, self.form, self._read)
             labeled = {number: data for number, data in rows if data is not None}
             if len(labeled) < len(rows):
                 logger.warning("%s: %d rows of %r have no label", split, len(rows) - len(labeled), self.data)

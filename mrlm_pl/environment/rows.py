@@ -11,12 +11,11 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Literal, TypeAlias, TypeVar, get_args
+from typing import IO, Any, TypeAlias, TypeVar
 
 from mrlm_pl.compressed_files import unpacked
 from mrlm_pl.environment.tasks import SPLITS, split_of
 from mrlm_pl.errors import ConfigurationError, DataError, nearest_path
-from mrlm_pl.settings import one_of
 
 logger = logging.getLogger(__name__)
 _warn_once = functools.cache(logger.warning)
@@ -24,9 +23,6 @@ _warn_once = functools.cache(logger.warning)
 T = TypeVar("T")
 Rows: TypeAlias = str | Sequence[Mapping[str, Any]]
 """A file, a hub name, or the rows themselves."""
-
-BadRows = Literal["skip", "stop"]
-"""Unusable rows: skip them with a warning that names them, or stop the run."""
 
 NAMED_ROWS = 10
 """Skipped rows that a warning names."""
@@ -107,7 +103,6 @@ def read_split(
     fields: Sequence[str],
     identity: Callable[[Mapping[str, Any]], str],
     make: Callable[[Mapping[str, Any]], T],
-    bad_rows: BadRows = "stop",
     form: str = "",
     read: dict[Any, dict[str, list[tuple[int, T]]]] | None = None,
 ) -> list[tuple[int, T]]:
@@ -116,7 +111,7 @@ def read_split(
     Rows, one local file, or a hub data set with a single split, is divided by the hash of each row's identity: 8 in 10
     ``train``, 1 each ``validation`` and ``test``. A mapping names a source for each split, and other hub data sets have
     splits of their own; where these give no ``validation``, it is the tenth of ``train`` that the hash assigns to it,
-    which is logged.
+    which is logged. Rows that lack a field or that ``make`` rejects are skipped, with a warning that names them.
 
     Args:
         data: rows, a local file or a hub name, or a mapping from splits to these.
@@ -126,19 +121,15 @@ def read_split(
         make: converts a row; raises a :class:`DataError` or one of :data:`REFUSALS` if it cannot be used. It is called
             for the rows of other splits that the source holds as well, so that a row which it rejects is named
             whatever split is asked for.
-        bad_rows: ``skip`` leaves out rows that lack a field or that ``make`` rejects, with a warning that names them;
-            ``stop`` raises at the first one.
         form: the form of a row, for messages; by default the ``fields``.
         read: files and hub data that were read for other splits, which are not read again; this call's are added.
 
     Raises:
-        DataError: see :func:`read_rows`; ``make`` rejects a row, or every row. The message begins with the row's place.
-        ConfigurationError: the split or ``bad_rows`` is unknown, the mapping names no source for the split, or no row
-            belongs to it.
+        DataError: the data cannot be read, or no row of it can be used; the message names the first row.
+        ConfigurationError: the split is unknown, the mapping names no source for it, or no row belongs to it.
     """
     if split not in SPLITS:
         raise ConfigurationError(f"there is no split {split!r}; use {', '.join(SPLITS)}")
-    one_of(get_args(BadRows), bad_rows=bad_rows)
     source, source_split, assigned_splits = _split_source(data, split)
     form = form or (f"{{{', '.join(fields)}}}" if fields else "")
     read = read if isinstance(source, str) and read is not None else {}
@@ -154,10 +145,7 @@ def read_split(
                 entry = number, make(row)
                 converted[split_of(identity(row))].append(entry)
             except (DataError, *REFUSALS) as error:
-                fault = DataError(f"{name}, row {number}: {_refusal_reason(error, row, form)}")
-                if bad_rows == "stop":
-                    raise fault from error
-                faults.append(fault)
+                faults.append(DataError(f"{name}, row {number}: {_refusal_reason(error, row, form)}"))
         count = len(faults) + sum(map(len, converted.values()))
         if faults and len(faults) == count:
             raise faults[0]

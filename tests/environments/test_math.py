@@ -197,9 +197,9 @@ def test_a_file_in_gsm8ks_format_is_divided_by_content(tmp_path: Path) -> None:
 
 
 def test_faults_of_a_file_are_named(tmp_path: Path) -> None:
-    rows = [{"question": "Q?", "answer": "#### 1"}, {"question": "R?"}]
-    with pytest.raises(DataError, match=r"2.*answer"):
-        list(MathEnvironment(data=write(tmp_path / "d.jsonl", rows), bad_rows="stop").tasks("train"))
+    rows = [{"question": "R?"}]
+    with pytest.raises(DataError, match=r"1.*answer"):
+        list(MathEnvironment(data=write(tmp_path / "d.jsonl", rows)).tasks("train"))
     with pytest.raises(DataError, match=r"d\.jsonl"):
         MathEnvironment(data=str(tmp_path / "d.json")).tasks("train")
 

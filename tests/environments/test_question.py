@@ -493,7 +493,7 @@ def test_mistakes_are_named(options: dict[str, Any], message: str) -> None:
 def test_rows_that_cannot_be_used_are_named(caplog: pytest.LogCaptureFixture) -> None:
     bad = [*ROWS, {"answer": "1"}, {"question": "q", "answer": float("nan")}, {"question": "q", "answer": object()}]
     bad += [{"question": None, "answer": "1"}, {"question": [], "answer": "1"}]
-    environment = QuestionEnvironment(bad, [exact], prompt="{question}", bad_rows="skip")
+    environment = QuestionEnvironment(bad, [exact], prompt="{question}")
     assert [task.data for task in environment.tasks("train")] == [
         task.data for task in question([exact], prompt="{question}").tasks("train")
     ]
@@ -503,7 +503,7 @@ def test_rows_that_cannot_be_used_are_named(caplog: pytest.LogCaptureFixture) ->
     ):  # fmt: skip
         assert f"the given rows, {fault}" in caplog.text
     with pytest.raises(DataError, match="the given rows, row 1: no field 'prompt'"):
-        QuestionEnvironment(ROWS, [exact], bad_rows="stop").tasks("train")
+        QuestionEnvironment(ROWS, [exact]).tasks("train")
 
 
 OWN = """

@@ -355,10 +355,10 @@ def test_a_file_of_tasks(tmp_path: Path) -> None:
     ],
 )
 def test_faults_of_a_file_are_named(tmp_path: Path, field: str, value: Any) -> None:
-    rows = [{"question": "Q?", "answer": "1"}, {"question": "R?", "answer": "1", field: value}]
+    rows = [{"question": "R?", "answer": "1", field: value}]
     data = rows_file(tmp_path / "d.jsonl", rows)
-    with pytest.raises(DataError, match=rf"d\.jsonl.*row 2.*{field}"):
-        ToolEnvironment(data={"train": data}, bad_rows="stop").tasks("train")
+    with pytest.raises(DataError, match=rf"d\.jsonl.*row 1.*{field}"):
+        ToolEnvironment(data={"train": data}).tasks("train")
 
 
 class Echo(Tool):

@@ -72,7 +72,7 @@ class OpenEnvEnvironment(Environment):
         self.max_turns, self.message_seconds, self.message_mb = max_turns, message_seconds, message_mb
         # Without a file no token is sent: MRLM_TOKEN is not meant for servers of others.
         self._headers = {"Authorization": f"Bearer {read_token(token_file)}"} if token_file else {}
-        self._tasks = DataTasks(self.name, data, "stop")
+        self._tasks = DataTasks(self.name, data)
         self._link: _Link | None = None
         self._disconnect: Callable[[], object] = lambda: None
 

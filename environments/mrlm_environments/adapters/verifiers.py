@@ -48,7 +48,7 @@ class VerifiersEnvironment(Environment):
     def __init__(self, taskset: str, config: dict[str, Any] | None = None, limit: PositiveInt = 10_000) -> None:
         self._host = _Host(taskset, config or {}, limit)
         self.agents = self._host.agents
-        self._tasks = DataTasks(self.name, self._host.rows, "stop")
+        self._tasks = DataTasks(self.name, self._host.rows)
         self._session: Session | None = None
 
     def tasks(self, split: str) -> TaskSource:

@@ -13,7 +13,6 @@ from mrlm_environments.class_completion.rows import FIELDS, ROW_FORM, class_task
 from mrlm_environments.code.syntax import BROKEN
 from mrlm_environments.data_tasks import DataTasks, ending, opening
 from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource
-from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.sandbox import STRENGTH, Sandbox, grade
 from mrlm_pl.settings import PositiveInt, whole_range
 
@@ -37,8 +36,6 @@ class ClassCompletionEnvironment(Environment):
         methods: lowest and highest number of methods of generated classes, from 1 to 8.
         sandbox: sandbox that runs the programs.
         system_prompt: system message before the task.
-        bad_rows: ``skip`` leaves out rows of the data that cannot be used, with a warning that names them; ``stop``
-            raises at the first one.
 
     Raises:
         ConfigurationError: a value is out of its range.
@@ -54,18 +51,17 @@ class ClassCompletionEnvironment(Environment):
         methods: tuple[int, int] = (2, 4),
         sandbox: Sandbox = Sandbox(),  # noqa: B008 (frozen)
         system_prompt: str = "",
-        bad_rows: BadRows = "skip",
     ) -> None:
         self.methods = whole_range(1, MAX_METHODS, "class_completion: ", methods=methods)
         self.agents = tuple(f"agent_{number}" for number in range(num_agents))
         self.sandbox, self.system_prompt = sandbox, system_prompt
-        self._tasks = DataTasks(self.name, data, bad_rows, ROW_FORM)
+        self._tasks = DataTasks(self.name, data, ROW_FORM)
 
     def tasks(self, split: str) -> TaskSource:
         """Return generated classes without end, or the rows of the data; see :meth:`Environment.tasks`.
 
         Raises:
-            DataError: no row is a class with tests, or one is not and ``bad_rows`` is ``stop``.
+            DataError: no row is a class with tests.
             ConfigurationError: the split is unknown or empty, or the machine does not offer ``sandbox.minimum``.
         """
         _ = self.sandbox.isolation  # a machine that cannot run programs so says it at the start

@@ -9,7 +9,6 @@ from mrlm_environments.code.generated import KINDS, MAX_DIFFICULTY, CodeKind, ge
 from mrlm_environments.code.rows import ROW_FORM, identity, program_of, task_data, tests_of
 from mrlm_environments.data_tasks import DataTasks, opening
 from mrlm_pl.environment import Message, Outcome, SingleAgentEnvironment, Task, TaskSource
-from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.environment.tools import clip
 from mrlm_pl.sandbox import STRENGTH, Grade, Sandbox, grade
 from mrlm_pl.settings import PositiveInt, some_of, whole_range
@@ -41,8 +40,6 @@ class CodeEnvironment(SingleAgentEnvironment):
         sandbox: sandbox that runs the programs.
         instruction: text after the task, on its own line.
         system_prompt: system message before the task.
-        bad_rows: ``skip`` leaves out rows of the data that cannot be used, with a warning that names them; ``stop``
-            raises at the first one.
 
     Raises:
         ConfigurationError: a value is out of its range.
@@ -60,19 +57,18 @@ class CodeEnvironment(SingleAgentEnvironment):
         sandbox: Sandbox = Sandbox(),  # noqa: B008 (frozen)
         instruction: str = "",
         system_prompt: str = "",
-        bad_rows: BadRows = "skip",
     ) -> None:
         self.difficulty = whole_range(1, MAX_DIFFICULTY, "code: ", difficulty=difficulty)
         self.kinds = some_of(KINDS, "code: ", kinds=kinds)
         self.max_attempts, self.sandbox = max_attempts, sandbox
         self.instruction, self.system_prompt = instruction, system_prompt
-        self._tasks = DataTasks(self.name, data, bad_rows, ROW_FORM)
+        self._tasks = DataTasks(self.name, data, ROW_FORM)
 
     def tasks(self, split: str) -> TaskSource:
         """Return generated tasks without end, or the rows of the data; see :meth:`Environment.tasks`.
 
         Raises:
-            DataError: a row is none of the known formats and ``bad_rows`` is ``stop``, or every row is.
+            DataError: every row is none of the known formats.
             ConfigurationError: the split is unknown or empty, or the machine does not offer ``sandbox.minimum``.
         """
         _ = self.sandbox.isolation  # a machine that cannot run programs so says it at the start

@@ -16,7 +16,6 @@ from mrlm_environments.collaborative_coding.gold import split_solution
 from mrlm_environments.collaborative_coding.revealed import hold_out
 from mrlm_environments.data_tasks import DataTasks, opening
 from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource
-from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.environment.tools import clip
 from mrlm_pl.errors import DataError
 from mrlm_pl.sandbox import STRENGTH, Grade, Sandbox, grade
@@ -66,8 +65,6 @@ class CollaborativeCodingEnvironment(Environment):
         revealed_tests: assertions that ``level_feedback`` may show; they are held out of the graded ones.
         sandbox: sandbox that runs the programs.
         system_prompt: system message before the task.
-        bad_rows: ``skip`` leaves out rows of the data that cannot be used, with a warning that names them; ``stop``
-            raises at the first one.
 
     Raises:
         ConfigurationError: a value is out of its range.
@@ -87,20 +84,18 @@ class CollaborativeCodingEnvironment(Environment):
         revealed_tests: NonNegativeInt = 2,
         sandbox: Sandbox = Sandbox(),  # noqa: B008 (frozen)
         system_prompt: str = "",
-        bad_rows: BadRows = "skip",
     ) -> None:
         self.difficulty = whole_range(1, MAX_DIFFICULTY, "collaborative_coding: ", difficulty=difficulty)
         self.kinds = some_of(KINDS, "collaborative_coding: ", kinds=kinds)
         self.turns, self.feedback, self.revealed_tests = turns, feedback, revealed_tests
         self.sandbox, self.system_prompt = sandbox, system_prompt
-        self._tasks = DataTasks(self.name, data, bad_rows, ROW_FORM)
+        self._tasks = DataTasks(self.name, data, ROW_FORM)
 
     def tasks(self, split: str) -> TaskSource:
         """Return generated tasks without end, or the rows of the data; see :meth:`Environment.tasks`.
 
         Raises:
-            DataError: a row is none of the known formats or asks for a function of the helper's name, and
-                ``bad_rows`` is ``stop``, or every row is such.
+            DataError: every row is none of the known formats or asks for a function of the helper's name.
             ConfigurationError: the split is unknown or empty, or the machine does not offer ``sandbox.minimum``.
         """
         _ = self.sandbox.isolation  # a machine that cannot run programs so says it at the start

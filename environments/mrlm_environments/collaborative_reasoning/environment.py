@@ -23,7 +23,6 @@ from mrlm_environments.collaborative_reasoning.tasks import MATH_FIELDS, generat
 from mrlm_environments.data_tasks import DataTasks
 from mrlm_environments.math.problems import MAX_DIFFICULTY
 from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource
-from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.episode import person_of
 from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, NonFiniteError
 from mrlm_pl.reward_models.scorer import VERIFIER_SCORE, TextScorer, as_probability, exchange
@@ -64,8 +63,6 @@ class CollaborativeReasoningEnvironment(Environment):
             on, which acts once in a conversation that holds the earlier turns.
         masks: settings of the masks: which answers are masked, and at which penalty.
         instruction: text after the question, on its own line.
-        bad_rows: ``skip`` leaves out rows of the data that cannot be used, with a warning that names them; ``stop``
-            raises at the first one.
 
     Raises:
         ConfigurationError: a value is out of its range.
@@ -91,7 +88,6 @@ class CollaborativeReasoningEnvironment(Environment):
         policies_by: Literal["agent", "turn"] = "agent",
         masks: AnswerMasks = AnswerMasks(),  # noqa: B008 (frozen)
         instruction: str = "",
-        bad_rows: BadRows = "skip",
     ) -> None:
         if role == SUMMARIZER and max_turns == 1:
             raise ConfigurationError(f"{self.name}: no turn follows the {SUMMARIZER} when max_turns is 1; raise it")
@@ -103,7 +99,7 @@ class CollaborativeReasoningEnvironment(Environment):
         self.show_scores, self.consensus_stop, self.policies_by = show_scores, consensus_stop, policies_by
         self.masks, self.instruction, self.format = masks, instruction, format
         self.difficulty = whole_range(1, MAX_DIFFICULTY, f"{self.name}: ", difficulty=difficulty)
-        self._tasks = DataTasks(self.name, data, bad_rows)
+        self._tasks = DataTasks(self.name, data)
         self.scorer = scorer
         self._solvers = tuple(f"solver_{number}" for number in range(1, solvers + 1))
         everybody = (*self._solvers, *([role] if role else []))

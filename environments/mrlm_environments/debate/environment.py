@@ -11,7 +11,6 @@ from mrlm_environments.data_tasks import DataTasks
 from mrlm_environments.debate.judge import OPPONENT, SIDES, TIE, Argument, Debate, Judge, Side, Verdict
 from mrlm_environments.debate.judge_by_rules import RuleJudge
 from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource
-from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.errors import DataError, counted
 from mrlm_pl.seeding import derive_seed
 from mrlm_pl.settings import FractionBelowOne, PositiveInt
@@ -52,8 +51,6 @@ class DebateEnvironment(Environment):
         data: rows with ``topic`` that replace the embedded topics: a file or a hub name, or a mapping from splits to
             these; see :func:`mrlm_pl.environment.rows.read_split`.
         max_characters: number of characters of an argument that opponent and judge read; the rest is left out.
-        bad_rows: ``skip`` leaves out rows of the data that cannot be used, with a warning that names them; ``stop``
-            raises at the first one.
 
     Raises:
         ConfigurationError: a value is out of its range.
@@ -73,12 +70,11 @@ class DebateEnvironment(Environment):
         swap_opening: bool = True,
         data: str | dict[str, str] | None = None,
         max_characters: PositiveInt = 4000,
-        bad_rows: BadRows = "skip",
     ) -> None:
         self.judge = judge if judge is not None else RuleJudge()
         self.reward, self.max_turns, self.tie_margin = reward, max_turns, tie_margin
         self.swap_opening, self.max_characters = swap_opening, max_characters
-        self._tasks = DataTasks(self.name, data, bad_rows)
+        self._tasks = DataTasks(self.name, data)
 
     def tasks(self, split: str) -> TaskSource:
         """Return embedded topics without end, or the rows of the data; see :meth:`Environment.tasks`.

@@ -13,7 +13,6 @@ from mrlm_environments.question.environment import QuestionEnvironment, Reward
 from mrlm_pl.concurrency.event_loop import END_SECONDS
 from mrlm_pl.environment import Message, Observations, Step, Task
 from mrlm_pl.environment.prompts import Prompt
-from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.errors import ConfigurationError, ProgramError
 from mrlm_pl.grouping import summed
 from mrlm_pl.serving.gateway.programs import run_command, run_function
@@ -51,7 +50,6 @@ class HarnessEnvironment(QuestionEnvironment):
         success_at: mean over the agents, posted rewards included, from which an episode is a success.
         host: address of the endpoint.
         port: port of the endpoint; 0 takes a free one.
-        bad_rows: see :class:`QuestionEnvironment`.
 
     Raises:
         ConfigurationError: a command and a function are given, or a number is out of range; see
@@ -78,14 +76,11 @@ class HarnessEnvironment(QuestionEnvironment):
         success_at: float | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
-        bad_rows: BadRows = "skip",
     ) -> None:
         self._returns = function is not None and rewards is None
         if self._returns:
             rewards = [Reward(_returned, name="reward")]  # no lambda: host processes get a pickle
-        super().__init__(
-            data, rewards or [], prompt="", agents=agents, gold=gold, success_at=success_at, bad_rows=bad_rows
-        )
+        super().__init__(data, rewards or [], prompt="", agents=agents, gold=gold, success_at=success_at)
         if isinstance(command, str) or isinstance(ignore, str) or (command is not None and function is not None):
             raise ConfigurationError(
                 f"harness: command is {command!r}, function is {function!r}, ignore is {ignore!r}; give a list of "

@@ -17,7 +17,6 @@ from mrlm_environments.knowledge_graph.reconstruction import reconstructed
 from mrlm_environments.knowledge_graph.sparql import SparqlGraph, query_endpoint, query_file
 from mrlm_environments.knowledge_graph.world import world
 from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource, ToolSchema
-from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.environment.tools import MalformedCall, ToolError, answer_calls, clip, requested_calls, written_call
 from mrlm_pl.episode import ToolCall
 from mrlm_pl.errors import ConfigurationError, DataError
@@ -67,8 +66,6 @@ class KnowledgeGraphEnvironment(Environment):
         max_turns: replies of all agents together; a team needs at least 3.
         output_characters: number of characters after which an observation is truncated.
         instruction: system message before the question.
-        bad_rows: ``skip`` leaves out rows of the data that cannot be used, with a warning that names them; ``stop``
-            raises at the first one.
 
     Raises:
         ConfigurationError: a value is out of its range, or the graph or the ontology cannot be read.
@@ -94,7 +91,6 @@ class KnowledgeGraphEnvironment(Environment):
         max_turns: PositiveInt = 15,
         output_characters: PositiveInt = 4000,
         instruction: str = INSTRUCTION,
-        bad_rows: BadRows = "skip",
     ) -> None:
         self.agents = TEAM if team else (AGENT,)
         if max_turns < len(self.agents):
@@ -107,7 +103,7 @@ class KnowledgeGraphEnvironment(Environment):
         self.hops = whole_range(1, 3, "knowledge_graph: ", hops=hops)
         self.entities, self.reward, self.incomplete_penalty = entities, reward, incomplete_penalty
         self.max_turns, self.output_characters, self.instruction = max_turns, output_characters, instruction
-        self._tasks = DataTasks(self.name, data, bad_rows, ROW_FORM)
+        self._tasks = DataTasks(self.name, data, ROW_FORM)
         self._ontology = None if ontology is None else Ontology(ontology)
         self._graph: SparqlGraph | None = None
         if graph != RECONSTRUCTED:

@@ -11,7 +11,6 @@ from mrlm_environments.data_tasks import DataTasks, opening
 from mrlm_environments.math.problems import KINDS, MAX_DIFFICULTY, Kind, generate_problem
 from mrlm_pl.answers.numbers import extract_answer, number_value, shows_steps
 from mrlm_pl.environment import Message, Outcome, SingleAgentEnvironment, Task, TaskSource
-from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.errors import DataError
 from mrlm_pl.settings import NonNegativeFloat, PositiveInt, some_of, whole_range
 
@@ -35,8 +34,6 @@ class MathEnvironment(SingleAgentEnvironment):
         max_attempts: replies that the agent may give; after a wrong one it learns only that it was wrong.
         instruction: text after the question, on its own line.
         system_prompt: system message before the question.
-        bad_rows: ``skip`` leaves out rows of the data that cannot be used, with a warning that names them; ``stop``
-            raises at the first one.
 
     Raises:
         ConfigurationError: a value is out of its range.
@@ -55,13 +52,12 @@ class MathEnvironment(SingleAgentEnvironment):
         max_attempts: PositiveInt = 1,
         instruction: str = "",
         system_prompt: str = "",
-        bad_rows: BadRows = "skip",
     ) -> None:
         self.difficulty = whole_range(1, MAX_DIFFICULTY, "math: ", difficulty=difficulty)
         self.kinds = some_of(KINDS, "math: ", kinds=kinds)
         self.steps_bonus, self.max_attempts = steps_bonus, max_attempts
         self.instruction, self.system_prompt = instruction, system_prompt
-        self._tasks = DataTasks(self.name, data, bad_rows)
+        self._tasks = DataTasks(self.name, data)
 
     def tasks(self, split: str) -> TaskSource:
         """Return generated problems without end, or the rows of the data; see :meth:`Environment.tasks`.

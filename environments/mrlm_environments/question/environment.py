@@ -19,7 +19,6 @@ from mrlm_environments.data_tasks import DataTasks, opening
 from mrlm_pl.concurrency.calls import call_function, together
 from mrlm_pl.concurrency.event_loop import shared_loop
 from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource
-from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.errors import ConfigurationError, DataError, EnvironmentContractError, NonFiniteError
 from mrlm_pl.grouping import grouped
 from mrlm_pl.settings import Settings, as_settings
@@ -67,8 +66,6 @@ class QuestionEnvironment(Environment):
         system_prompts: system messages of agents whose system message differs.
         gold: reply that earns the most, with fields of the row in braces, for ``check-env``; empty is unknown.
         success_at: the episode succeeds if the agents' mean reward is at least this; None: success is not known.
-        bad_rows: ``skip`` leaves out rows of the data that cannot be used, with a warning that names them; ``stop``
-            raises at the first one.
 
     Raises:
         ConfigurationError: ``agents`` is a text or empty, there is no reward, two rewards have one name, a function
@@ -91,7 +88,6 @@ class QuestionEnvironment(Environment):
         system_prompts: dict[str, str] | None = None,
         gold: str = "",
         success_at: float | None = None,
-        bad_rows: BadRows = "skip",
     ) -> None:
         if isinstance(agents, str):
             raise ConfigurationError(f"{self.name}: agents is {agents!r}; give a list, as in [{agents}]")
@@ -104,7 +100,7 @@ class QuestionEnvironment(Environment):
         self.prompts = self._of_agents("prompt", prompt, prompts)
         self.system_prompts = self._of_agents("system_prompt", system_prompt, system_prompts)
         self._asked = _fields(self.name, self.prompts.values())
-        self._tasks = DataTasks(self.name, os.fspath(data) if isinstance(data, os.PathLike) else data, bad_rows)
+        self._tasks = DataTasks(self.name, os.fspath(data) if isinstance(data, os.PathLike) else data)
         calls = [call for reward in self.rewards.values() for call in (reward.call, type(reward.call).__call__)]
         if type(self) is QuestionEnvironment and any(map(inspect.iscoroutinefunction, calls)):
             self.__class__ = _Awaited  # a plain `step` runs in a thread, an async one on the event loop

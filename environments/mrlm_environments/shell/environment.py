@@ -15,7 +15,6 @@ from mrlm_environments.data_tasks import DataTasks, opening
 from mrlm_environments.shell.tasks import COMPARISONS, ROW_FORM, generate_data, matches, task_data
 from mrlm_environments.toolbox.programs import SOURCE, CellHolder, told
 from mrlm_pl.environment import Message, Outcome, SingleAgentEnvironment, Task, TaskSource, ToolSchema
-from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.environment.tools import ToolCall, answer_calls, requested_calls, tool_schema, written_call
 from mrlm_pl.errors import ConfigurationError, SandboxError
 from mrlm_pl.sandbox import MACHINE_PATH, Cell, Execution, Sandbox, running
@@ -71,8 +70,6 @@ class ShellEnvironment(CellHolder, SingleAgentEnvironment):
             script when its scripts have taken this long together. Namespaces are needed.
         system_prompt: system message before the task.
         scripts: folder that holds the files of scripts that rows name, such as ``init/words.sh``.
-        bad_rows: ``skip`` leaves out rows of the data that cannot be used, with a warning that names them; ``stop``
-            raises at the first one.
 
     Raises:
         ConfigurationError: a value is out of its range.
@@ -90,7 +87,6 @@ class ShellEnvironment(CellHolder, SingleAgentEnvironment):
         sandbox: Sandbox = Sandbox(minimum="namespaces"),  # noqa: B008 (frozen)
         system_prompt: str = "",
         scripts: str | None = None,
-        bad_rows: BadRows = "skip",
     ) -> None:
         if sandbox.minimum != "namespaces":
             raise ConfigurationError(
@@ -99,7 +95,7 @@ class ShellEnvironment(CellHolder, SingleAgentEnvironment):
         self.max_turns, self.incomplete_penalty = max_turns, incomplete_penalty
         self.sandbox, self.system_prompt = sandbox, system_prompt
         self._task_data = partial(task_data, scripts=scripts)
-        self._tasks = DataTasks(self.name, data, bad_rows, ROW_FORM)
+        self._tasks = DataTasks(self.name, data, ROW_FORM)
 
     def tools(self, agent: str) -> Sequence[ToolSchema]:
         """Return the three tools."""

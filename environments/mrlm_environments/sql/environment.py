@@ -14,7 +14,6 @@ from mrlm_environments.sql.server import ServerDatabase
 from mrlm_environments.sql.tasks import KINDS, ROW_FORM, Kind, dbbench_task, generated_task
 from mrlm_environments.sql.worker import SqliteDatabase
 from mrlm_pl.environment import Message, Outcome, SingleAgentEnvironment, Task, TaskSource, ToolSchema
-from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.environment.tools import ToolCall, ToolError, answer_calls, requested_calls, tool_schema, written_call
 from mrlm_pl.settings import PositiveInt, UnitInterval, between, some_of, whole_range
 
@@ -53,8 +52,6 @@ class SqlEnvironment(SingleAgentEnvironment):
         database_url: server that replaces SQLite, as SQLAlchemy's URL (``mysql+pymysql://user:password@host``); each
             episode has its own database on it. Needs the extra ``sql``.
         instruction: system message before the question.
-        bad_rows: ``skip`` leaves out rows of the data that cannot be used, with a warning that names them; ``stop``
-            raises at the first one.
 
     Raises:
         ConfigurationError: a value is out of its range.
@@ -75,13 +72,12 @@ class SqlEnvironment(SingleAgentEnvironment):
         statement_seconds: Annotated[float, between(0.001, 600)] = 3.0,
         database_url: str | None = None,
         instruction: str = INSTRUCTION,
-        bad_rows: BadRows = "skip",
     ) -> None:
         self.kinds, self.rows = some_of(KINDS, "sql: ", kinds=kinds), whole_range(1, 8, "sql: ", rows=rows)
         self.max_turns, self.incomplete_penalty = max_turns, incomplete_penalty
         self.output_characters, self.statement_seconds = output_characters, statement_seconds
         self.database_url, self.instruction = database_url, instruction
-        self._tasks = DataTasks(self.name, data, bad_rows, ROW_FORM)
+        self._tasks = DataTasks(self.name, data, ROW_FORM)
         self._database: SqliteDatabase | ServerDatabase | None = None
 
     def tasks(self, split: str) -> TaskSource:

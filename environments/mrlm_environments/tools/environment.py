@@ -20,7 +20,6 @@ from mrlm_environments.toolbox.search import WebSearch
 from mrlm_environments.tools.problems import KINDS, REQUIRED_TOOLS, Kind, data_problem, generate_problem
 from mrlm_pl.answers.numbers import equal_answers, number_value
 from mrlm_pl.environment import Message, Outcome, SingleAgentEnvironment, Task, TaskSource, ToolSchema
-from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.environment.tools import Tool, ToolCall, ToolError, ToolSet, answer_calls, requested_calls, stated_answer
 from mrlm_pl.errors import ConfigurationError, did_you_mean
 from mrlm_pl.settings import PositiveInt, between, check_instance, some_of
@@ -64,8 +63,6 @@ class ToolEnvironment(SingleAgentEnvironment):
         shaping: total reward for the required tools on the way, from 0 to 0.3.
         max_output: characters of a tool's answer that the agent sees.
         system_prompt: system message before the question.
-        bad_rows: ``skip`` leaves out rows of the data that cannot be used, with a warning that names them; ``stop``
-            raises at the first one.
 
     Raises:
         ConfigurationError: a value is out of its range, a tool has no name or two have the same one, or the tools can
@@ -85,14 +82,13 @@ class ToolEnvironment(SingleAgentEnvironment):
         shaping: Annotated[float, between(0, TOOLS)] = 0.1,
         max_output: PositiveInt = 2000,
         system_prompt: str = "",
-        bad_rows: BadRows = "skip",
     ) -> None:
         self.toolbox = tuple(_built(item) for item in (tools if tools is not None else DEFAULT_TOOLS))
         _check_names([item.schema.name for item in self.toolbox if isinstance(item, Tool)])
         self.kinds = _solvable_kinds(self.toolbox, kinds, data is not None)
         self.max_turns, self.shaping, self.max_output = max_turns, shaping, max_output
         self.system_prompt = system_prompt
-        self._tasks = DataTasks(self.name, data, bad_rows)
+        self._tasks = DataTasks(self.name, data)
 
     def tools(self, agent: str) -> Sequence[ToolSchema]:
         """Return the schemas of all tools; a server is asked for its own.

@@ -24,7 +24,6 @@ from mrlm_pl.environment import (
     TaskSource,
     ToolSchema,
 )
-from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.environment.tools import ToolCall, ToolError, answer_calls, requested_calls, tool_schema, written_call
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.settings import PositiveInt, UnitInterval, between
@@ -65,8 +64,6 @@ class WebShopEnvironment(Environment):
         instruction: system message before the first page.
         noun_model: spaCy's model that finds the nouns of titles in WebShop's files, such as ``en_core_web_lg``; None
             takes all words but function words.
-        bad_rows: ``skip`` leaves out products of the file that cannot be read, with a warning that names them; ``stop``
-            raises at the first one.
 
     Raises:
         ConfigurationError: a value is out of its range, or the extra ``webshop`` is not installed.
@@ -88,12 +85,11 @@ class WebShopEnvironment(Environment):
         list_actions: bool = True,
         instruction: str = INSTRUCTION,
         noun_model: str | None = None,
-        bad_rows: BadRows = "skip",
     ) -> None:
         self.agents = (SEARCHER, BUYER) if team else (AGENT,)
         self.max_turns, self.incomplete_penalty = max_turns, incomplete_penalty
         self.page_size, self.list_actions, self.instruction = page_size, list_actions, instruction
-        self.catalog = _catalog(data, products, noun_model, bad_rows)
+        self.catalog = _catalog(data, products, noun_model)
 
     def tasks(self, split: str) -> TaskSource:
         """Return generated goals without end, or those of the file; see :meth:`Environment.tasks`.
@@ -187,14 +183,14 @@ class WebShopEnvironment(Environment):
         return ending(earning, components, reason, success, metrics)
 
 
-def _catalog(data: Mapping[str, str] | None, size: int | None, noun_model: str | None, bad_rows: BadRows) -> Catalog:
+def _catalog(data: Mapping[str, str] | None, size: int | None, noun_model: str | None) -> Catalog:
     """Return the generated catalog, or that of the files with its goals."""
     if data is not None:
         if set(data) != set(FILES):
             raise ConfigurationError(
                 f"webshop: data names {', '.join(data) or 'nothing'}; give the paths of {', '.join(FILES)}"
             )
-        return read_shop(*(data[name] for name in FILES), size, noun_model, bad_rows)
+        return read_shop(*(data[name] for name in FILES), size, noun_model)
     if noun_model is not None:
         raise ConfigurationError("webshop: noun_model is for WebShop's files; give `data` or leave it out")
     between(30, MAX_PRODUCTS).check("webshop: ", products=size)

@@ -14,7 +14,6 @@ import msgspec
 
 from mrlm_environments.webshop.catalog import Catalog, Product
 from mrlm_environments.webshop.generated import WORDS, goal_data
-from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.seeding import keyed_random
 
@@ -55,9 +54,7 @@ class _Goal(msgspec.Struct):
 
 
 @functools.lru_cache(maxsize=2)
-def read_shop(
-    products: str, attributes: str, goals: str, size: int | None, noun_model: str | None, bad_rows: BadRows
-) -> Catalog:
+def read_shop(products: str, attributes: str, goals: str, size: int | None, noun_model: str | None) -> Catalog:
     """Return the catalog of WebShop's files with its goals, in the order of WebShop's shuffle.
 
     A price range is drawn from by the product's number, and a limit by the product and the number of its goal: they are
@@ -69,7 +66,6 @@ def read_shop(
         goals: path of ``items_human_ins.json``.
         size: only the first products of the file.
         noun_model: spaCy's model that finds the nouns of titles; None takes all words but function words.
-        bad_rows: whether products that cannot be read are skipped, with a warning that names them, or stop the run.
 
     Raises:
         DataError: a file is missing or of another form, or no goal belongs to the products.
@@ -86,8 +82,6 @@ def read_shop(
                 rows[row.asin] = _product(row, own.attributes if own else [])
         except (msgspec.MsgspecError, ValueError) as error:
             faults.append(f"{products}, product {number}: {error}")
-            if bad_rows == "stop":
-                raise DataError(faults[0]) from error
     if faults:
         more = len(faults) - NAMED_ROWS
         named = "\n".join([*faults[:NAMED_ROWS], *([f"and {more} more"] * (more > 0))])

@@ -14,7 +14,6 @@ import yaml
 from mrlm_environments.data_tasks import DataTasks, ending
 from mrlm_environments.writing.score import GATES, MAXIMUM, RULES, STRUCTURE, Score, score_parts
 from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource
-from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.environment.tools import clip
 from mrlm_pl.errors import DataError
 from mrlm_pl.settings import NonNegativeFloat, PositiveInt
@@ -50,8 +49,6 @@ class WritingEnvironment(Environment):
             fell short, without numbers; only the last pair is rewarded.
         faithfulness: weight of a fifth component, behind the last gate: the share of content words that both parts
             together and the text have in common.
-        bad_rows: ``skip`` leaves out rows of the data that cannot be used, with a warning that names them; ``stop``
-            raises at the first one.
 
     Raises:
         ConfigurationError: a value is out of its range.
@@ -69,11 +66,10 @@ class WritingEnvironment(Environment):
         data: str | dict[str, str] | None = None,
         turns: PositiveInt = 1,
         faithfulness: NonNegativeFloat = 0.0,
-        bad_rows: BadRows = "skip",
     ) -> None:
         self.family, self.turns, self.faithfulness = family, turns, faithfulness
         self.agents = AGENTS[family]
-        self._tasks = DataTasks(self.name, data, bad_rows)
+        self._tasks = DataTasks(self.name, data)
 
     def tasks(self, split: str) -> TaskSource:
         """Return made texts without end, or the rows of the data; see :meth:`Environment.tasks`.

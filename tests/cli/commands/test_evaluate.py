@@ -681,7 +681,7 @@ def test_names_that_are_no_functions_are_no_risk(mrlm, recorded):
     Path("judge_of_mine.py").write_text("def length(reply, row):\n    return len(reply)\n")
     for name in ("rows.jsonl", "math.jsonl"):
         Path(name).write_text("".join(f'{{"q": "question {number}"}}\n' for number in range(60)))
-        recorded(({}, {"environment": question(["judge_of_mine.length"], data=name, prompt="{q}", bad_rows="stop")}))
+        recorded(({}, {"environment": question(["judge_of_mine.length"], data=name, prompt="{q}")}))
         status, _, err = mrlm("eval", "--model", "run", "-n", "2", "--max-tokens", "2")
         assert status == 0, err
         Path("run/policies/main").unlink()

@@ -107,9 +107,9 @@ OWN = {"prompt": "P", "entry_point": "f", "pairs": [[[1], 2]]}
     ids=range(12),
 )
 def test_bad_rows_are_named(change: dict[str, Any], told: str, tmp_path: Path) -> None:
-    rows = write(tmp_path / "my.jsonl", [OWN, OWN, {**OWN, **change}])
-    with pytest.raises(DataError, match=r"my\.jsonl, row 3: .*a row is .*entry_point") as caught:
-        CodeEnvironment(data={"train": rows}, bad_rows="stop").tasks("train")
+    rows = write(tmp_path / "my.jsonl", [{**OWN, **change}])
+    with pytest.raises(DataError, match=r"my\.jsonl, row 1: .*a row is .*entry_point") as caught:
+        CodeEnvironment(data={"train": rows}).tasks("train")
     assert told in str(caught.value)
 
 
@@ -160,9 +160,8 @@ def test_code_that_an_own_task_gives(tmp_path: Path) -> None:
 
 
 def test_faults_of_a_file_are_named(tmp_path: Path) -> None:
-    rows = [{**OWN, "prompt": "R"}, {"prompt": "Q", "entry_point": "f"}]
-    path = write(tmp_path / "d.jsonl", rows)
-    with pytest.raises(DataError, match=r"d\.jsonl, row 2: the field 'test' is missing.*'entry_point', 'prompt'"):
-        CodeEnvironment(data={"train": path, "validation": path}, bad_rows="stop").tasks("train")
+    path = write(tmp_path / "d.jsonl", [{"prompt": "Q", "entry_point": "f"}])
+    with pytest.raises(DataError, match=r"d\.jsonl, row 1: the field 'test' is missing.*'entry_point', 'prompt'"):
+        CodeEnvironment(data={"train": path, "validation": path}).tasks("train")
     with pytest.raises(DataError, match=r"e\.jsonl"):
         CodeEnvironment(data=str(tmp_path / "e.jsonl")).tasks("train")
