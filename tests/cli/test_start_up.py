@@ -57,15 +57,6 @@ def test_a_fit_imports_the_classes_that_it_names_and_collects_no_garbage_among_i
     assert not [name for name in modules if name.startswith(others)]
 
 
-@pytest.mark.long
-def test_a_variable_names_a_class_without_its_path() -> None:
-    code = (
-        "import sys; from mrlm_pl.cli.main import main; "
-        "sys.exit(main(['fit', '--data', 'RolloutDataModule', '--data.environment', 'math', '--print_config']))"
-    )
-    assert "class_path: mrlm_pl.RLOO" in run(code, MRLM_FIT__MODEL="RLOO")
-
-
 @pytest.mark.parametrize("once", [False, True])
 @pytest.mark.long
 def test_transformers_reads_its_model_folders_once_and_finds_the_same(once: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import textwrap
 import traceback
@@ -34,9 +33,6 @@ from mrlm_pl.runs.console import outliving_readers, silence_noise
 from mrlm_pl.runs.plugins import import_exports, import_packages, imported, is_offered
 from mrlm_pl.runs.records.run import latest_configuration
 
-ENVIRONMENT_PREFIX = "MRLM"
-"""Begins the names of environment variables that hold options, as in ``MRLM_FIT__SEED_EVERYTHING``."""
-
 Seed = restricted_number_type("Seed", int, [(">=", 0), ("<=", 2**32 - 1)])
 """The range of numpy's seeds."""
 
@@ -58,13 +54,11 @@ class RunParser(ShortErrors, LightningArgumentParser):
     """Lightning's parser with short messages."""
 
     def format_help(self, *args: Any, **kwargs: Any) -> str:
-        """Return the help; that of a stage without Lightning's classes and with one environment variable for all."""
+        """Return the help; that of a stage without Lightning's classes."""
         text = super().format_help(*args, **kwargs)
         if not self.usage:  # that of a class
             return text
-        name = f"{self.env_prefix}_SEED_EVERYTHING".upper()
-        text = _CLASSES.sub(_nameable_classes, _LINKED.sub("", text))
-        return f"{text}\nEach option may be an environment variable too, as in {name}=3.\n"
+        return _CLASSES.sub(_nameable_classes, _LINKED.sub("", text))
 
 
 def _nameable_classes(classes: re.Match[str]) -> str:
@@ -111,7 +105,6 @@ class RunCommand(LightningCLI):
                 "usage": f"mrlm {stage} [options]",
                 "description": "Train, validate, test or predict with a configuration, in a run folder.",
                 "allow_abbrev": False,
-                "env_prefix": f"{ENVIRONMENT_PREFIX}_{stage}_",
             },
             parser_class=RunParser,
             subclass_mode_model=True,
@@ -146,7 +139,7 @@ class RunCommand(LightningCLI):
         if given and self.stage != "fit":
             raise ConfigurationError(f"{given.partition('=')[0]}: `mrlm {self.stage}` saves none; leave the option out")
         bases = {"model": Algorithm, "data": LightningDataModule, "trainer": Trainer, "checkpoint": LastCheckpoint}
-        self.config = parser.read(args, bases, env=True)  # type: ignore[attr-defined] # a RunParser
+        self.config = parser.read(args, bases)  # type: ignore[attr-defined] # a RunParser
 
     def before_instantiate_classes(self) -> None:
         """Check names that Lightning answers late or without the nearest one; everything is imported and parsed now."""
@@ -223,7 +216,7 @@ def check_options(stage: str, arguments: Sequence[str]) -> None:
     Raises:
         ConfigurationError: a mistake in the options or files, or a combination that the trainer rejects.
     """
-    _prepare(stage, arguments)
+    _prepare(arguments)
     _build(OptionCheck, stage, arguments)
 
 
@@ -238,12 +231,11 @@ def _build(command: type[RunCommand], stage: str, arguments: Sequence[str]) -> N
         raise
 
 
-def _prepare(stage: str, arguments: Sequence[str]) -> None:
-    """Import the packages of classes, and all classes for a help, which lists them, or variables, which name any."""
+def _prepare(arguments: Sequence[str]) -> None:
+    """Import the packages of classes, and all classes for a help, which lists them."""
     silence_noise()
     import_packages()
-    prefix = f"{ENVIRONMENT_PREFIX}_{stage.upper()}__"
-    if any("help" in word or word == "-h" for word in arguments) or any(name.startswith(prefix) for name in os.environ):
+    if any("help" in word or word == "-h" for word in arguments):
         import_exports()
 
 
@@ -254,7 +246,7 @@ def run_stage(stage: str, arguments: Sequence[str]) -> int:
         ConfigurationError: a mistake in the options or files, or a combination that the trainer rejects.
         SystemExit: Ctrl-C or SIGTERM has ended the stage.
     """
-    _prepare(stage, arguments)
+    _prepare(arguments)
     for option, values in grouped(option_values(arguments)).items():
         if option.startswith("--") and option != "--config" and not option.endswith("+") and len({*values}) > 1:
             rank_zero_only(tell)(f"warning: {option} is given {len(values)} times; the last one counts: {values[-1]}")

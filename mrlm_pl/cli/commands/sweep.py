@@ -21,6 +21,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from mrlm_pl.cli.commands.report import add_options, compare_metrics, write
 from mrlm_pl.cli.parsing.config_files import config_files, option_values, with_underscores
 from mrlm_pl.cli.parsing.early_check import check
@@ -194,7 +196,7 @@ def _values(item: str) -> tuple[str, list[str]]:
     """
     key, _, text = item.partition("=")
     values = _split(text)
-    if not key or values is None or not all(values):
+    if not key or not values or not all(values):
         raise ConfigurationError(f"grid: {item!r} must be KEY=VALUE,VALUE, as in data.groups=2,4")
     (option,) = with_underscores([f"--{key}"])
     if double := next((value for value in values if values.count(value) > 1), None):
@@ -208,22 +210,12 @@ def _split(text: str) -> list[str] | None:
     >>> _split('{qestion},"a, b",[1, 1],don\\'t'), _split("[1"), _split("1]")
     (['{qestion}', '"a, b"', '[1, 1]', "don't"], None, None)
     """
-    parts, open_brackets, quote = [""], list[str](), ""
-    for character in text:
-        if quote:
-            quote = "" if character == quote else quote
-        elif character in "\"'" and (not parts[-1].strip() or parts[-1].rstrip()[-1] in "[{,:"):
-            quote = character
-        elif character in "[{":
-            open_brackets.append("]" if character == "[" else "}")
-        elif character in "]}":
-            if not open_brackets or open_brackets.pop() != character:
-                return None
-        elif character == "," and not open_brackets:
-            parts.append("")
-            continue
-        parts[-1] += character
-    return None if quote or open_brackets else [part.strip() for part in parts]
+    listed = f"[{text}]"
+    try:
+        parts = yaml.compose(listed).value
+    except yaml.YAMLError:
+        return None
+    return [listed[part.start_mark.index : part.end_mark.index].strip() for part in parts]
 
 
 def train_members(members: Sequence[Member], jobs: int, logs: Path) -> Mapping[Member, str]:

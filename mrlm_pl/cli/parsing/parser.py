@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -78,13 +77,12 @@ _PARSED: ContextVar[tuple[Sequence[str], Mapping[str, Any], Mapping[str, type], 
 class ShortErrors:
     """Mixin of a ``jsonargparse`` parser: mistakes raise :class:`ConfigurationError` with a short message."""
 
-    def read(self, words: Sequence[str], bases: Mapping[str, type], env: bool | None = None) -> Any:
+    def read(self, words: Sequence[str], bases: Mapping[str, type]) -> Any:
         """Return the namespace of options and configuration files.
 
         Args:
             words: words of the command line; options of a group are given as ``--GROUP.NAME VALUE``.
             bases: class of each group: a base whose subclasses may be named, or that of ``trainer`` or ``checkpoint``.
-            env: whether environment variables may hold options; None keeps the library's setting.
 
         Raises:
             ConfigurationError: the options or a configuration file hold a mistake.
@@ -113,7 +111,7 @@ class ShortErrors:
         config_option = [f"--config={json.dumps(config, default=str)}"] if config else []
         token = _PARSED.set((words, config, bases, self.prog))
         try:
-            return self.parse_args([*config_option, *other_words], env=env)  # type: ignore[attr-defined]
+            return self.parse_args([*config_option, *other_words])  # type: ignore[attr-defined]
         finally:
             _PARSED.reset(token)
 
@@ -332,19 +330,17 @@ def explain(message: str, parser: Any) -> str:
 
 
 def _option_mistake(message: str, parser: Any, words: Sequence[str]) -> MistakeError | None:
-    """Return the mistake in the value of an option that belongs to no group, or of an environment variable."""
+    """Return the mistake in the value of an option that belongs to no group."""
     match = _OPTION_VALUE.match(message)
     key = match[1] if match else ""
-    variable = f"{parser.env_prefix}_{key.replace('.', '__')}".upper()
     for action in parser._actions:
         values = [value for option, value in option_values(words) if option in action.option_strings]
-        name, values = (key, values) if values else (variable, [os.environ[variable]] if variable in os.environ else [])
         if action.dest == key and values and hasattr(action, "_typehint"):
             try:
-                value = resolve(load_value(values[-1], get_loader("yaml")), action._typehint, name)
+                value = resolve(load_value(values[-1], get_loader("yaml")), action._typehint, key)
                 if action.nargs == "+" and isinstance(value, list):
-                    return MistakeError(name, f"{value} is one word; give its values as words, as in `--{name} A B`")
-                return find_mistake(value, action._typehint, name) or find_mistake(values[-1], action._typehint, name)
+                    return MistakeError(key, f"{value} is one word; give its values as words, as in `--{key} A B`")
+                return find_mistake(value, action._typehint, key) or find_mistake(values[-1], action._typehint, key)
             except MistakeError as mistake:
                 return mistake
     return None

@@ -156,14 +156,6 @@ def test_later_files_and_options_override(parsed):
     assert result["trainer"]["max_epochs"] == 9
 
 
-def test_environment_variable_sets_a_default_below_files(parsed, monkeypatch):
-    monkeypatch.setenv("MRLM_FIT__SEED_EVERYTHING", "11")
-    monkeypatch.setenv("MRLM_FIT__TRAINER__MAX_EPOCHS", "12")
-    result = parsed()
-    assert result["seed_everything"] == 11
-    assert result["trainer"]["max_epochs"] == 1
-
-
 def test_a_key_that_is_twice_on_the_command_line_is_refused(mrlm, config):
     fault = "error: configuration, line 1: the key 'gamma' is in line 1 already; remove one\n"
     for value in ("{gamma: 1, gamma: 2}", '{"gamma": 1, "gamma": 2}'):
@@ -183,24 +175,6 @@ def test_a_printed_configuration_is_read_again(mrlm, tmp_path, command):
     assert status == 0
     (tmp_path / "printed.yaml").write_text(printed)
     assert mrlm(command, "--config", str(tmp_path / "printed.yaml"), "--print_config")[:2] == (0, printed)
-
-
-@pytest.mark.parametrize(
-    ("variable", "value", "fault"),
-    [
-        (
-            "TRAINER__MAX_EPOCHS",
-            "two",
-            "MRLM_FIT__TRAINER__MAX_EPOCHS: expected an integer such as 2, but the value is 'two'",
-        ),
-        ("SEED_EVERYTHING", "two", "MRLM_FIT__SEED_EVERYTHING: expected an integer such as 2, but the value is 'two'"),
-        ("CONFIG", "absent.yaml", "config: File does not exist"),
-    ],
-)
-def test_a_mistake_in_an_environment_variable_is_named(mrlm, config, monkeypatch, variable, value, fault):
-    monkeypatch.setenv(f"MRLM_FIT__{variable}", value)
-    status, _, err = mrlm("fit", "--config", config)
-    assert (status, err.startswith(f"mrlm: error: {fault}")) == (2, True), err
 
 
 def test_an_existing_file_is_a_value(parsed):
