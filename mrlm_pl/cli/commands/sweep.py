@@ -212,10 +212,11 @@ def _split(text: str) -> list[str] | None:
     """
     listed = f"[{text}]"
     try:
-        parts = yaml.compose(listed).value
+        node = yaml.compose(listed)
     except yaml.YAMLError:
         return None
-    return [listed[part.start_mark.index : part.end_mark.index].strip() for part in parts]
+    assert isinstance(node, yaml.SequenceNode)
+    return [listed[part.start_mark.index : part.end_mark.index].strip() for part in node.value]
 
 
 def train_members(members: Sequence[Member], jobs: int, logs: Path) -> Mapping[Member, str]:
