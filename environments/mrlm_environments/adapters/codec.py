@@ -33,8 +33,7 @@ class TextCodec:
 
     The action is the last one in a reply, or in its last ``<action>`` tag: a number or a name for a discrete space, the
     last numbers, as many as needed, for vectors (``MultiDiscrete``, ``MultiBinary``, ``Box``), the whole text for
-    ``Text``. That of a ``Dict`` or ``Tuple`` has a line ``NAME: ACTION`` for each part; the names of a ``Tuple`` are 1,
-    2 and so on. Masks are those of ``Discrete``, and of ``MultiDiscrete`` one for each number of the vector.
+    ``Text``. Masks are those of ``Discrete``.
 
     Args:
         actions: names of the discrete actions, in their order; empty: their numbers.
@@ -66,9 +65,6 @@ class TextCodec:
         """
         from gymnasium import spaces
 
-        if (parts := _parts(space)) and not any(map(_parts, parts.values())):
-            asked = " ".join(f"{name}: {self.instructions(part)}" for name, part in parts.items())
-            return f"Reply with a line NAME: ACTION for each of {', '.join(parts)}. {asked}"
         if isinstance(space, spaces.Discrete):
             if self.actions and len(self.actions) != space.n:
                 raise ConfigurationError(f"TextCodec: actions has {len(self.actions)} names; give {space.n}")
@@ -103,13 +99,6 @@ class TextCodec:
 
         stated = reply[-READ:].rpartition("<action>")[2].partition("</action>")[0].strip()
         value: Any = stated
-        if parts := _parts(space):
-            split = (line.partition(":") for line in stated.split("\n"))
-            lines = {name.strip(): action for name, colon, action in split if colon}
-            if absent := [name for name in parts if name not in lines]:
-                raise IllegalActionError(f"Your reply has no line {absent[0]!r}. {self.instructions(space)}")
-            found = {name: self.action(lines[name], part) for name, part in parts.items()}
-            return found if isinstance(space, spaces.Dict) else tuple(found.values())
         if isinstance(space, spaces.Discrete):
             names = "|".join(sorted(map(re.escape, self.actions), key=len, reverse=True))
             spoken = (
@@ -127,32 +116,25 @@ class TextCodec:
                 cast = numbers.astype(space.dtype)
             exact = np.isfinite(cast).all() if cast.dtype.kind == "f" else np.array_equal(cast, numbers)
             value = cast.reshape(space.shape) if exact and numbers.size == size else None
-        valid = value is not None and space.contains(value)
-        if valid and mask is not None and isinstance(space, spaces.MultiDiscrete):
-            valid = all(places[place] for places, place in zip(mask, value - space.start, strict=True))
-        if not valid:
-            said = self.choices(space, mask) or self.instructions(space)
-            raise IllegalActionError(f"Your reply is no legal action. {said}")
+        if value is None or not space.contains(value):
+            raise IllegalActionError(f"Your reply is no legal action. {self.instructions(space)}")
         return value
 
     def choices(self, space: Any, mask: Any) -> str:
         """Return a line with the legal actions under a mask; empty without a mask.
 
         Raises:
-            ConfigurationError: the space is neither ``Discrete`` nor ``MultiDiscrete``, or its mask is of another form.
+            ConfigurationError: the space is not ``Discrete``.
         """
         from gymnasium import spaces
 
         if mask is None:
             return ""
-        if isinstance(space, spaces.Discrete):
-            return f"Legal actions: {', '.join(self.legal(space, mask).values())}"
-        if not isinstance(space, spaces.MultiDiscrete) or [*map(np.size, mask)] != space.nvec.tolist():
+        if not isinstance(space, spaces.Discrete):
             raise ConfigurationError(
                 f"TextCodec: the action_mask {mask!r:.80} of {space} has no text form; give your own codec"
             )
-        found = (np.flatnonzero(places) + first for first, places in zip(space.start, mask, strict=True))
-        return f"Legal actions: {', then '.join('one of ' + ', '.join(map(str, numbers)) for numbers in found)}"
+        return f"Legal actions: {', '.join(self.legal(space, mask).values())}"
 
     def _text(self, value: Any) -> str:
         if isinstance(value, str):
@@ -172,12 +154,3 @@ class TextCodec:
             return ("\n" * (array.ndim - 1)).join(self._text(part) for part in array)
         real = array.dtype.kind == "f"
         return " ".join(f"{number:.{self.digits}g}" if real else str(int(number)) for number in array.ravel())
-
-
-def _parts(space: Any) -> dict[str, Any]:
-    """Return the parts of a ``Dict`` or ``Tuple`` space by name; empty for other spaces."""
-    from gymnasium import spaces
-
-    if isinstance(space, spaces.Tuple):
-        return {str(number): part for number, part in enumerate(space.spaces, 1)}
-    return dict(space.spaces) if isinstance(space, spaces.Dict) else {}

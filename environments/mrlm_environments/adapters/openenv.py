@@ -8,7 +8,7 @@ import re
 import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -19,9 +19,10 @@ from mrlm_pl.environment import Environment, Message, Observations, Step, Task, 
 from mrlm_pl.errors import ConfigurationError, RemoteError
 from mrlm_pl.serving.transport.connection import submit
 from mrlm_pl.serving.transport.security import read_token
-from mrlm_pl.settings import POSITIVE, PositiveFloat, PositiveInt
+from mrlm_pl.settings import PositiveFloat, PositiveInt
 
-MEBIBYTE = 1 << 20
+MESSAGE_BYTES = 100 << 20
+"""Size of the largest message of a server."""
 _OF_THE_STEP = ("metadata", "done", "reward")
 _identity = partial(json.dumps, sort_keys=True)
 
@@ -43,7 +44,6 @@ class OpenEnvEnvironment(Environment):
         system_prompt: system message before the first observation; empty is none.
         max_turns: steps after which the episode is truncated; None leaves the end to the server.
         message_seconds: deadline of one answer, and of the wait for a session on a full server.
-        message_mb: size of the largest message, in MiB.
         token_file: file with a token that is sent as ``Authorization: Bearer``; None sends none.
 
     Raises:
@@ -61,7 +61,6 @@ class OpenEnvEnvironment(Environment):
         system_prompt: str = "",
         max_turns: PositiveInt | None = None,
         message_seconds: PositiveFloat = 60.0,
-        message_mb: Annotated[int, POSITIVE] = 100,
         token_file: str | None = None,
     ) -> None:
         scheme, _, place = url.partition("://")
@@ -69,7 +68,7 @@ class OpenEnvEnvironment(Environment):
             raise ConfigurationError(f"openenv: url is {url!r}; give http://HOST:PORT")
         self.url = f"{scheme.replace('ws', 'http')}://{place.rstrip('/')}"
         self.action, self.observation, self.system_prompt = action, observation, system_prompt
-        self.max_turns, self.message_seconds, self.message_mb = max_turns, message_seconds, message_mb
+        self.max_turns, self.message_seconds = max_turns, message_seconds
         # Without a file no token is sent: MRLM_TOKEN is not meant for servers of others.
         self._headers = {"Authorization": f"Bearer {read_token(token_file)}"} if token_file else {}
         self._tasks = DataTasks(self.name, data)
@@ -94,7 +93,7 @@ class OpenEnvEnvironment(Environment):
         waiting = Backoff(self.message_seconds)
         while True:
             self.close()
-            self._link = link = _Link(self.url, self._headers, self.message_seconds, self.message_mb)
+            self._link = link = _Link(self.url, self._headers, self.message_seconds)
             self._disconnect = weakref.finalize(self, lambda link: submit(link.close()), link)
             try:
                 result = await link.ask("reset", task.data)
@@ -167,8 +166,8 @@ class InvalidActionError(Exception):
 class _Link:
     """A connection, made with its first message, on the event loop that all connections of the process share."""
 
-    def __init__(self, url: str, headers: Mapping[str, str], seconds: float, megabytes: int) -> None:
-        self.url, self.headers, self.seconds, self.size = url, headers, seconds, megabytes * MEBIBYTE
+    def __init__(self, url: str, headers: Mapping[str, str], seconds: float) -> None:
+        self.url, self.headers, self.seconds = url, headers, seconds
         self._session: aiohttp.ClientSession | None = None
 
     async def ask(self, kind: str, data: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -193,7 +192,7 @@ class _Link:
     async def _answer(self, sent: Mapping[str, Any]) -> Any:
         if self._session is None:
             self._session = aiohttp.ClientSession(headers=self.headers)
-            self._socket = await self._session.ws_connect(f"{self.url}/ws", max_msg_size=self.size, heartbeat=20.0)
+            self._socket = await self._session.ws_connect(f"{self.url}/ws", max_msg_size=MESSAGE_BYTES, heartbeat=20.0)
             self._next = asyncio.ensure_future(self._socket.receive())
         await self._socket.send_json(sent)
         message = await self._next
