@@ -144,7 +144,7 @@ class Play:
         self.success: bool | None = None
         self.metrics: dict[str, float] = {}
         self.error: str | None = None
-        self.generate_seconds = self.environment_seconds = 0.0
+        self.generate_seconds = self.environment_seconds = self.queue_seconds = 0.0
         self.waits_for, self.waits_since = "", 0.0
 
     @property
@@ -320,7 +320,11 @@ class Play:
             retried_decisions=self.retried[0],
             retried_tokens=self.retried[1],
             row_restarts=sum(len(conversation.rows) - 1 for conversation in self.conversations.values()),
-            timings={"generate": self.generate_seconds, "environment": self.environment_seconds},
+            timings={
+                "generate": self.generate_seconds,
+                "environment": self.environment_seconds,
+                "queue": self.queue_seconds,
+            },
             origin=self.spec.origin,
         )
 

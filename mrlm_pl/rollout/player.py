@@ -325,6 +325,7 @@ class EpisodePlayer:
         self.set_waiting(plays, f"its environment's {phase}")
         for play, result in zip(plays, await self.call(calls), strict=True):
             play.environment_seconds += result.seconds
+            play.queue_seconds += result.queued
             try:
                 receive(play, result.value_or_raise(), self.seats)
             except _FATAL:

@@ -181,6 +181,21 @@ def test_the_decisions_and_tokens_of_attempts_that_failed_are_counted(echo: Any)
     assert CollectionSums.of([episode], seconds=2.0).metrics()["rollout/tokens_per_second"] == 5.0
 
 
+def test_the_waits_for_a_thread_are_measured_apart_from_the_environment(echo: Any) -> None:
+    class Blocking(echo):  # type: ignore[misc, valid-type]
+        def reply(self, message: Message) -> Outcome:
+            time.sleep(0.1)
+            return super().reply(message)
+
+    episodes, _ = play(Blocking(turns=1), specs=3, workers=1)
+    metrics = CollectionSums.of(episodes, seconds=1.0).metrics()
+    assert metrics["rollout/seconds/environment"] == pytest.approx(0.1, abs=0.05)
+    assert sorted(episode.timings["queue"] for episode in episodes) == pytest.approx([0.0, 0.1, 0.2], abs=0.06)
+    assert metrics["rollout/seconds/queue"] == pytest.approx(0.1, abs=0.06)  # (0 + 0.1 + 0.2) / 3
+    (episode,), _ = play(echo())
+    assert metrics.keys() >= {f"rollout/seconds/{phase}" for phase in episode.timings}
+
+
 def test_a_reward_that_is_not_a_number_stops_the_run(echo: Any) -> None:
     with pytest.raises(NonFiniteError, match=r"echo.*nan"):
         play(echo(reward=float("nan")))
