@@ -223,6 +223,9 @@ class Play:
         sampling, prompt = seat.sampling, self.observed[agent]
         if isinstance(prompt, Prompt) and prompt.max_tokens is not None:
             sampling = replace(sampling, max_tokens=min(sampling.max_tokens, prompt.max_tokens))
+        if sampling.max_context is not None:
+            room = sampling.max_context - self.length(agent)
+            sampling = replace(sampling, max_tokens=min(sampling.max_tokens, room))
         return SampleRequest(
             token_ids=tuple(self.conversations[agent].row.token_ids),
             policy=seat.policy if snapshot is None else slot_name(seat.policy, snapshot),

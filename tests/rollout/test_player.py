@@ -220,6 +220,19 @@ def test_a_shorter_window_of_the_engine_cuts_the_episode(echo: Any, monkeypatch:
     assert max(len(request.token_ids) for call in engine.calls for request in call) < 40
 
 
+def test_a_token_budget_cuts_the_last_turn_and_the_episode(echo: Any, caplog: pytest.LogCaptureFixture) -> None:
+    budget = {"agent": Seat("main", CHAT, Sampling(max_context=40), 2048)}
+    (episode,), engine = play(echo(turns=1000), seat=budget)
+    assert (episode.stop_reason, episode.truncated) == ("context_window", True)
+    requests = [request for call in engine.calls for request in call]
+    assert max(len(request.token_ids) + request.sampling.max_tokens for request in requests) == 40
+    assert not caplog.records
+    short = {"agent": Seat("main", CHAT, Sampling(policies={"main": {"max_context": 4}}).of("main"), 2048)}
+    play(echo(), seat=short)
+    assert "agent 'agent' on echo/train/0 has" in caplog.text
+    assert "tokens, sampling.max_context 4: such episodes end before it decides" in caplog.text
+
+
 def test_a_first_prompt_beyond_the_context_window_is_named_once(echo: Any, caplog: pytest.LogCaptureFixture) -> None:
     episodes, _ = play(echo(), specs=2, seat=seats("agent", window=4))
     assert [(episode.stop_reason, episode.trajectories) for episode in episodes] == [("context_window", {})] * 2

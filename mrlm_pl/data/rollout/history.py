@@ -128,8 +128,8 @@ class SignalCheck:
         if queue > max(_QUEUE_SECONDS, environment) and not self._queued:
             self._queued = True
             logger.warning(
-                "an episode waits %.1f s for a thread and %.1f s for its environment; raise data.workers (data.processes "
-                "if it is set), or write `async` methods that await what they wait for",
+                "an episode waits %.1f s for a thread and %.1f s for its environment; raise data.workers, or "
+                "data.processes if it is set, or write `async` methods",
                 queue,
                 environment,
             )

@@ -694,6 +694,17 @@ def test_the_rate_of_a_resumed_run_leaves_out_what_was_sampled_before(
     assert metrics.steps[1]["rollout/tokens_per_second"] > 0.0
 
 
+def test_a_token_budget_holds_for_turns_in_chunks(model_folder: Path, quiet_trainer: Any) -> None:
+    sampling = Sampling(max_tokens=12, max_context=24)
+    options = {"mode": "async", "async_options": AsyncOptions(piece=3), "sampling": sampling, "iterations": 2}
+    trainer = quiet_trainer()
+    trainer.fit(*make(model_folder, Slow(0.0, turns=6), **options))
+    episodes = list(read_episodes(Path(trainer.default_root_dir) / "episodes"))
+    stops = [row.turns[-1].stop for episode in episodes for row in episode.rows()]
+    assert max(stops) == 24
+    assert {episode.stop_reason for episode in episodes} == {"context_window"}
+
+
 def test_the_rate_is_that_of_the_last_iterations(
     model_folder: Path, quiet_trainer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
