@@ -330,7 +330,8 @@ class Episode:
         retried_decisions, retried_tokens: numbers of decisions and tokens sampled in the earlier, failed attempts.
         row_restarts: number of times that a chat template, or a program that makes the calls, rewrote history, so that
             a new trajectory began.
-        timings: seconds by phase (``generate``, ``environment``). No computation reads them.
+        timings: seconds by phase: ``generate``, ``environment``, and ``queue`` for a thread that calls the environment.
+            No computation reads them.
         origin: place where it branches from another episode; None for an ordinary one.
         excluded: reason for which the learner does not train on it: ``greedy`` (a baseline), ``replaced`` (another
             episode or task took its place) or ``left_out`` (too many failures in its group); None for others.

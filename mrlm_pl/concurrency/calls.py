@@ -12,7 +12,7 @@ from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial, wraps
 from typing import Any, TypeVar
 
@@ -41,11 +41,12 @@ class DeadlineError(TimeoutError):
 
 @dataclass(frozen=True)
 class CallResult:
-    """The value or the error of a call, and its seconds."""
+    """The value or the error of a call, its seconds, and the seconds before it in which it waited for a thread."""
 
     value: Any
     error: Exception | None
     seconds: float
+    queued: float = 0.0
 
     def value_or_raise(self) -> Any:
         """Return the value, or raise the error."""
@@ -63,6 +64,7 @@ class _Job:
     timeout: float
     loop: asyncio.AbstractEventLoop
     result: asyncio.Future[CallResult]
+    put: float
     started: float = 0.0
 
     def settle(self, result: CallResult) -> None:
@@ -113,13 +115,13 @@ class Workers:
         if inspect.iscoroutinefunction(function):
             return await _await_call(function, timeout)
         loop = asyncio.get_running_loop()
-        job = _Job(client, function, timeout, loop, loop.create_future())
+        job = _Job(client, function, timeout, loop, loop.create_future(), time.monotonic())
         self._put(job, must)
         if loop not in self._watching:
             self._watching[loop] = time.monotonic()
             loop.call_later(WATCH_SECONDS, self._abandon_late, loop)
         try:
-            return await job.result
+            return replace(await job.result, queued=job.started - job.put)
         except asyncio.CancelledError:
             self._withdraw(job)
             raise

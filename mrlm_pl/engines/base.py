@@ -45,13 +45,14 @@ class PolicySampling(Settings):
     """Sampling settings of one policy; None is the run's setting.
 
     Args:
-        temperature, top_p, top_k, max_tokens: see :class:`Sampling`.
+        temperature, top_p, top_k, max_tokens, max_context: see :class:`Sampling`.
     """
 
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     max_tokens: int | None = None
+    max_context: int | None = None
 
     def given(self) -> dict[str, Any]:
         """Return the settings that are not None."""
@@ -67,6 +68,9 @@ class Sampling(Settings):
         top_p: keep the smallest set of most probable tokens whose mass reaches ``top_p``; 1 keeps all.
         top_k: keep the ``top_k`` most probable tokens; 0 keeps all.
         max_tokens: maximum number of tokens in a turn.
+        max_context: maximum number of tokens in an agent's context: prompt, turns and observations. It shortens the
+            last turn; the episode is then truncated, with the stop reason ``context_window``. None is the model's
+            context window.
         policies: settings that replace these for individual policies, by name; see :meth:`of`.
 
     Raises:
@@ -77,6 +81,7 @@ class Sampling(Settings):
     top_p: FractionAboveZero = 1.0
     top_k: NonNegativeInt = 0
     max_tokens: PositiveInt = 128
+    max_context: PositiveInt | None = None
     policies: Mapping[str, PolicySampling] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
@@ -90,7 +95,7 @@ class Sampling(Settings):
         """Return the settings of one policy.
 
         >>> Sampling(top_k=5, policies={"solver": {"temperature": 0.7}}).of("solver")
-        Sampling(temperature=0.7, top_p=1.0, top_k=5, max_tokens=128, policies={})
+        Sampling(temperature=0.7, top_p=1.0, top_k=5, max_tokens=128, max_context=None, policies={})
         """
         if not self.policies:
             return self

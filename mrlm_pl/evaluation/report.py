@@ -172,7 +172,7 @@ def sampling_text(sampling: Sampling) -> str:
     def shown(settings: Mapping[str, float]) -> str:
         return ", ".join(f"{name} {value:g}" for name, value in settings.items())
 
-    for_all = {name: value for name, value in asdict(sampling).items() if name != "policies"}
+    for_all = {name: value for name, value in asdict(sampling).items() if name != "policies" and value is not None}
     return "; ".join(
         [shown(for_all), *(f"{name}: {shown(settings.given())}" for name, settings in sampling.policies.items())]
     )

@@ -144,7 +144,7 @@ class Play:
         self.success: bool | None = None
         self.metrics: dict[str, float] = {}
         self.error: str | None = None
-        self.generate_seconds = self.environment_seconds = 0.0
+        self.generate_seconds = self.environment_seconds = self.queue_seconds = 0.0
         self.waits_for, self.waits_since = "", 0.0
 
     @property
@@ -223,6 +223,9 @@ class Play:
         sampling, prompt = seat.sampling, self.observed[agent]
         if isinstance(prompt, Prompt) and prompt.max_tokens is not None:
             sampling = replace(sampling, max_tokens=min(sampling.max_tokens, prompt.max_tokens))
+        if sampling.max_context is not None:
+            room = sampling.max_context - self.length(agent)
+            sampling = replace(sampling, max_tokens=min(sampling.max_tokens, room))
         return SampleRequest(
             token_ids=tuple(self.conversations[agent].row.token_ids),
             policy=seat.policy if snapshot is None else slot_name(seat.policy, snapshot),
@@ -326,7 +329,11 @@ class Play:
             retried_decisions=self.retried[0],
             retried_tokens=self.retried[1],
             row_restarts=sum(len(conversation.rows) - 1 for conversation in self.conversations.values()),
-            timings={"generate": self.generate_seconds, "environment": self.environment_seconds},
+            timings={
+                "generate": self.generate_seconds,
+                "environment": self.environment_seconds,
+                "queue": self.queue_seconds,
+            },
             origin=self.spec.origin,
         )
 

@@ -272,7 +272,8 @@ class EpisodePlayer:
 
     def _window(self, seat: Seat) -> int:
         """Return the number of tokens that fit into an agent's context; a server may allow fewer than the model."""
-        return min(seat.context_window, self.engine.window(seat.policy) or seat.context_window)
+        bounds = (seat.context_window, self.engine.window(seat.policy), seat.sampling.max_context)
+        return min(bound for bound in bounds if bound)
 
     def _warn_of_prompt(self, play: Play, windows: Mapping[str, int]) -> None:
         """Warn of an agent's first prompt beyond the context window, once for each environment and agent."""
@@ -282,14 +283,17 @@ class EpisodePlayer:
             if length < window or agent in play.turns or (task.environment, agent) in self._warned:
                 continue
             self._warned.add((task.environment, agent))
+            ours = window == self.seats[agent].sampling.max_context
+            longer = "raise it" if ours else "use a model, or a server, with a longer window"
             logger.warning(
-                "the first prompt of agent %r on %s has %d tokens, the context window of its policy %d: such episodes "
-                "end before it decides; shorten the prompt and the tools' descriptions, or use a model, or a server, "
-                "with a longer window",
+                "the first prompt of agent %r on %s has %d tokens, %s %d: such episodes end before it decides; shorten "
+                "the prompt and the tools' descriptions, or %s",
                 agent,
                 task.key,
                 length,
+                "sampling.max_context" if ours else "the context window of its policy",
                 window,
+                longer,
             )
 
     async def _decide(self, plays: Sequence[Play]) -> list[Play]:
@@ -325,6 +329,7 @@ class EpisodePlayer:
         self.set_waiting(plays, f"its environment's {phase}")
         for play, result in zip(plays, await self.call(calls), strict=True):
             play.environment_seconds += result.seconds
+            play.queue_seconds += result.queued
             try:
                 receive(play, result.value_or_raise(), self.seats)
             except _FATAL:

@@ -219,6 +219,7 @@ class TreePlayer:
             ]
             for play, result in zip(due, await self.player.call(calls), strict=True):
                 play.environment_seconds += result.seconds
+                play.queue_seconds += result.queued
                 if result.error is not None:
                     what = f"{type(result.error).__name__} when {play.spec.task.key} was played again"
                     play.error = f"{what}, at turn {level}: {result.error}"

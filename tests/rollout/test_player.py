@@ -181,6 +181,21 @@ def test_the_decisions_and_tokens_of_attempts_that_failed_are_counted(echo: Any)
     assert CollectionSums.of([episode], seconds=2.0).metrics()["rollout/tokens_per_second"] == 5.0
 
 
+def test_the_waits_for_a_thread_are_measured_apart_from_the_environment(echo: Any) -> None:
+    class Blocking(echo):  # type: ignore[misc, valid-type]
+        def reply(self, message: Message) -> Outcome:
+            time.sleep(0.1)
+            return super().reply(message)
+
+    episodes, _ = play(Blocking(turns=1), specs=3, workers=1)
+    metrics = CollectionSums.of(episodes, seconds=1.0).metrics()
+    assert metrics["rollout/seconds/environment"] == pytest.approx(0.1, abs=0.05)
+    assert sorted(episode.timings["queue"] for episode in episodes) == pytest.approx([0.0, 0.1, 0.2], abs=0.06)
+    assert metrics["rollout/seconds/queue"] == pytest.approx(0.1, abs=0.06)  # (0 + 0.1 + 0.2) / 3
+    (episode,), _ = play(echo())
+    assert metrics.keys() >= {f"rollout/seconds/{phase}" for phase in episode.timings}
+
+
 def test_a_reward_that_is_not_a_number_stops_the_run(echo: Any) -> None:
     with pytest.raises(NonFiniteError, match=r"echo.*nan"):
         play(echo(reward=float("nan")))
@@ -203,6 +218,19 @@ def test_a_shorter_window_of_the_engine_cuts_the_episode(echo: Any, monkeypatch:
     (again,), _ = play(echo(turns=1000), seat=seats("agent", window=40))
     assert (episode.stop_reason, episode.trajectories) == ("context_window", again.trajectories)
     assert max(len(request.token_ids) for call in engine.calls for request in call) < 40
+
+
+def test_a_token_budget_cuts_the_last_turn_and_the_episode(echo: Any, caplog: pytest.LogCaptureFixture) -> None:
+    budget = {"agent": Seat("main", CHAT, Sampling(max_context=40), 2048)}
+    (episode,), engine = play(echo(turns=1000), seat=budget)
+    assert (episode.stop_reason, episode.truncated) == ("context_window", True)
+    requests = [request for call in engine.calls for request in call]
+    assert max(len(request.token_ids) + request.sampling.max_tokens for request in requests) == 40
+    assert not caplog.records
+    short = {"agent": Seat("main", CHAT, Sampling(policies={"main": {"max_context": 4}}).of("main"), 2048)}
+    play(echo(), seat=short)
+    assert "agent 'agent' on echo/train/0 has" in caplog.text
+    assert "tokens, sampling.max_context 4: such episodes end before it decides" in caplog.text
 
 
 def test_a_first_prompt_beyond_the_context_window_is_named_once(echo: Any, caplog: pytest.LogCaptureFixture) -> None:

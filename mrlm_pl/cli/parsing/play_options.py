@@ -87,8 +87,10 @@ def _playing_parser(command: str, text: str, *, episodes: int, split: str, sourc
         ("--top_p", float | None, "Probability mass to sample from"),
         ("--top_k", int | None, "Number of tokens to sample from; 0 is all"),
         ("--max_tokens", PositiveInt | None, "Maximum number of tokens in a turn"),
+        ("--max_context", PositiveInt | None, "Maximum number of tokens in an agent's context"),
     ):
-        meaning = f"{meaning}; default: that of {source}, else {getattr(Sampling(), name[2:])}."
+        default = getattr(Sampling(), name[2:])
+        meaning = f"{meaning}; default: that of {source}, else {'the window' if default is None else default}."
         add(name, type=kind, help=meaning)
     text = "Sampling settings of individual policies, which override the others: '{NAME: {temperature: 0.7}}'."
     add("--policy_sampling", type=dict[str, PolicySampling], default={}, help=text)

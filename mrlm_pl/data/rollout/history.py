@@ -68,6 +68,9 @@ _ITERATIONS = 3
 _DETERMINISTIC = 0.05
 """Entropy of a token in nats below which all episodes of a task are nearly the same."""
 
+_QUEUE_SECONDS = 1.0
+"""Mean wait of an episode for threads below which their number does not matter."""
+
 WINDOW = 2
 """Iterations at each end of a run whose means :class:`VerifierWatch` compares."""
 
@@ -80,6 +83,8 @@ Measured = Sequence[float]
 
 class SignalCheck:
     """Warns, with a likely cause, of consecutive iterations without a signal, or in which every turn is truncated.
+
+    It also warns when episodes wait longer for a thread than for their environments.
 
     Each warning is logged once. Turns of a single token are meant to end at their limit.
 
@@ -99,6 +104,7 @@ class SignalCheck:
         self._limits = ", ".join(dict.fromkeys(str(setting.max_tokens) for setting in settings))
         self._flat = self._truncated = 0
         self._varied = False  # an earlier iteration had a signal
+        self._queued = False
         self._returns: frozenset[AgentReturns] = frozenset()
 
     def add(self, metrics: Mapping[str, float], returns: frozenset[AgentReturns]) -> None:
@@ -118,6 +124,15 @@ class SignalCheck:
         self._varied = self._varied or not flat
         self._flat = self._flat + 1 if flat else 0
         self._truncated = self._truncated + 1 if truncated else 0
+        queue, environment = (metrics.get(f"rollout/seconds/{phase}", 0.0) for phase in ("queue", "environment"))
+        if queue > max(_QUEUE_SECONDS, environment) and not self._queued:
+            self._queued = True
+            logger.warning(
+                "an episode waits %.1f s for a thread and %.1f s for its environment; raise data.workers, or "
+                "data.processes if it is set, or write `async` methods",
+                queue,
+                environment,
+            )
         if self._flat == _ITERATIONS:
             finding = self.no_signal if self.compares else "the rewards of each agent are equal"
             cause = self._cause(metrics, truncated and not self._one_token)

@@ -124,6 +124,8 @@ class CollectionSums:
             f"rollout/agent/{agent}/components/": agent_components for agent, agent_components in by_agent.items()
         }
         components["rollout/"] = stop_reasons(played, weights)
+        phases = grouped(phase for episode in played for phase in episode.timings.items())
+        means |= {f"rollout/seconds/{phase}": (math.fsum(spent), len(spent)) for phase, spent in phases.items()}
         everything = [*episodes, *unused]
         sampled = turns if len(everything) == len(played) else distinct_turns(everything)
         counts = {

@@ -139,9 +139,11 @@ def test_run_with_one_policy_is_evaluated(evaluate, model_folder):
     assert run["transcripts"] == model["transcripts"]
 
 
-@pytest.mark.parametrize("validation", [None, {"temperature": 0.0, "top_p": 0.5, "top_k": 3, "max_tokens": 4}])
+@pytest.mark.parametrize(
+    "validation", [None, {"temperature": 0.0, "top_p": 0.5, "top_k": 3, "max_tokens": 4, "max_context": 50}]
+)
 def test_a_run_is_sampled_as_it_was_validated_unless_options_say_otherwise(evaluate, model_folder, validation):
-    training = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "max_tokens": 3}
+    training = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "max_tokens": 3, "max_context": None}
     Path("run/policies").mkdir(parents=True)
     Path("run/policies/main").symlink_to(model_folder)
     data = {"init_args": {"sampling": training, "validation_sampling": validation}}
@@ -161,19 +163,30 @@ def test_a_run_is_sampled_as_it_was_validated_unless_options_say_otherwise(evalu
     assert len(texts) == 1, "it is greedy"
     assert f"temperature 0, top_p {wanted['top_p']:g}, top_k {wanted['top_k']}, max_tokens 2" in printed
     sampling, texts, _ = report("--temperature", "5", "--top-k", "0", "--top-p", "1")
-    assert sampling == {"temperature": 5.0, "top_p": 1.0, "top_k": 0, "max_tokens": 2, "policies": {}}
+    assert sampling == {
+        "temperature": 5.0,
+        "top_p": 1.0,
+        "top_k": 0,
+        "max_tokens": 2,
+        "max_context": wanted["max_context"],
+        "policies": {},
+    }
     assert len(texts) > 1
 
 
 def test_what_neither_options_nor_the_run_say_is_as_by_default():
-    options = SimpleNamespace(temperature=0.5, top_p=None, top_k=None, max_tokens=None, policy_sampling={})
+    options = SimpleNamespace(
+        temperature=0.5, top_p=None, top_k=None, max_tokens=None, max_context=None, policy_sampling={}
+    )
     assert sampling_of(options, {"temperature": 0.0, "max_tokens": 77}) == Sampling(temperature=0.5, max_tokens=77)
     assert sampling_of(options, {}) == Sampling(temperature=0.5)
 
 
 def test_an_option_for_all_policies_replaces_their_own_and_one_for_a_policy_comes_on_top():
     run = {"max_tokens": 9, "policies": {"a": {"temperature": 0.1, "top_k": 3}, "b": {"temperature": 0.2}}}
-    options = SimpleNamespace(temperature=0.5, top_p=None, top_k=None, max_tokens=None, policy_sampling={})
+    options = SimpleNamespace(
+        temperature=0.5, top_p=None, top_k=None, max_tokens=None, max_context=None, policy_sampling={}
+    )
     assert sampling_of(options, run) == Sampling(0.5, max_tokens=9, policies={"a": {"top_k": 3}})
     options.policy_sampling = {"a": {"max_tokens": 4}}
     found = sampling_of(options, run)

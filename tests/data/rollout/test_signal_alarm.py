@@ -107,6 +107,20 @@ def test_an_algorithm_that_does_not_compare_needs_rewards_that_differ(caplog: py
     assert "the rewards of each agent are equal" in caplog.text
 
 
+def test_episodes_that_wait_longer_for_a_thread_than_for_their_environment_are_named_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    check = SignalCheck(Sampling(), compares=True)
+    with caplog.at_level(logging.WARNING):
+        for queue, environment in ((0.5, 0.1), (3.0, 3.5)):  # short; less than half of the time
+            check.add({"rollout/seconds/queue": queue, "rollout/seconds/environment": environment}, returns(0.0))
+        assert not logged_here(caplog)
+        for queue in (3.0, 4.0):
+            check.add({"rollout/seconds/queue": queue, "rollout/seconds/environment": 0.9}, returns(0.0))
+    assert len(logged_here(caplog)) == 1
+    assert "waits 3.0 s for a thread and 0.9 s for its environment; raise data.workers" in caplog.text
+
+
 def test_turns_that_are_all_truncated_are_named_although_rewards_differ(caplog: pytest.LogCaptureFixture) -> None:
     check = SignalCheck(Sampling(max_tokens=5), compares=True)
     with caplog.at_level(logging.WARNING):

@@ -8,7 +8,7 @@ import itertools
 import logging
 import math
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -160,7 +160,9 @@ class AsyncCollector(Collector):
         self._continuous: ContinuousEngine | None = None
         self._admitted: dict[tuple[int, int], _Group] = {}
         self._dropped = 0
-        self._started = self._since = time.monotonic()
+        self._since = time.monotonic()
+        # Groups are played during the last max_lag + 1 iterations, so the rate is that of this window.
+        self._window = deque([(self._since, 0.0)], maxlen=max_lag + 1)
         self._busy = self._tokens = 0.0
 
     # In the trainer's thread.
@@ -200,9 +202,11 @@ class AsyncCollector(Collector):
             "async/dropped_groups": float(self._dropped),
         }
         # An iteration that was played during earlier updates is complete immediately: its own rate means nothing.
-        collected.seconds = now - self._started
-        collected.earlier_tokens = self._tokens - restored
+        since, tokens_before = self._window[0]
+        collected.seconds = now - since
+        collected.earlier_tokens = self._tokens - tokens_before - restored
         self._tokens += token_count(collected.played) - restored
+        self._window.append((now, self._tokens))
         if self._continuous is not None:
             busy, seconds = self._continuous.busy_seconds, now - self._since
             collected.metrics["async/engine_idle"] = (max(0.0, seconds - (busy - self._busy)), seconds)

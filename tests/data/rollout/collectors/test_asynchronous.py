@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -672,6 +673,43 @@ def test_the_rate_of_a_resumed_run_leaves_out_what_was_sampled_before(
     quiet_trainer(callbacks=[metrics]).fit(algorithm, data, ckpt_path=tmp_path / "step=1.ckpt")
     assert metrics.steps[0]["rollout/tokens_per_second"] == 0.0, "the whole iteration was in the checkpoint"
     assert metrics.steps[1]["rollout/tokens_per_second"] > 0.0
+
+
+def test_a_token_budget_holds_for_turns_in_chunks(model_folder: Path, quiet_trainer: Any) -> None:
+    sampling = Sampling(max_tokens=12, max_context=24)
+    options = {"mode": "async", "async_options": AsyncOptions(piece=3), "sampling": sampling, "iterations": 2}
+    trainer = quiet_trainer()
+    trainer.fit(*make(model_folder, Slow(0.0, turns=6), **options))
+    episodes = list(read_episodes(Path(trainer.default_root_dir) / "episodes"))
+    stops = [row.turns[-1].stop for episode in episodes for row in episode.rows()]
+    assert max(stops) == 24
+    assert {episode.stop_reason for episode in episodes} == {"context_window"}
+
+
+def test_the_rate_is_that_of_the_last_iterations(
+    model_folder: Path, quiet_trainer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, updates = [0.0], iter([1.0, 1.0, 1.0, 10.0, 10.0, 10.0])
+
+    def monotonic() -> float:
+        now[0] += 1e-6
+        return now[0]
+
+    class Passes(Callback):
+        def on_train_batch_end(self, *arguments: Any) -> None:
+            now[0] += next(updates)
+
+    monkeypatch.setattr(async_collector, "time", SimpleNamespace(monotonic=monotonic))
+    algorithm, data = make(model_folder, Slow(0.0), mode="async", iterations=6)
+    metrics, trainer = Watch(), quiet_trainer(callbacks=[])
+    trainer.callbacks = [metrics, Passes(), *trainer.callbacks]
+    trainer.fit(algorithm, data)
+    tokens = Counter[int]()
+    for episode in read_episodes(Path(trainer.default_root_dir) / "episodes"):
+        tokens[episode.iteration] += sum(row.num_actions for row in episode.rows())
+    rates = [step["rollout/tokens_per_second"] for step in metrics.steps]
+    assert rates[2] == pytest.approx((tokens[1] + tokens[2]) / 2.0, rel=1e-3)
+    assert rates[5] == pytest.approx((tokens[4] + tokens[5]) / 20.0, rel=1e-3), "max_lag is 1: two iterations"
 
 
 @pytest.mark.parametrize(
