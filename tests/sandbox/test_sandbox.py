@@ -424,6 +424,16 @@ def test_a_server_that_starts_late_is_no_reason_for_a_weaker_level(monkeypatch: 
     server_process._close_all()  # the servers of this test
 
 
+def test_another_system_than_linux_is_named_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_process.sys, "platform", "darwin")
+    monkeypatch.setattr(server_process.platform, "system", lambda: "Darwin")
+    monkeypatch.setattr(server_process, "_servers", {})
+    with pytest.raises(
+        SandboxError, match=r"^the sandbox needs Linux, and this is Darwin; use a Linux container .*`mrlm serve`"
+    ):
+        server_process.strongest()
+
+
 def test_a_minimum_that_is_not_met_is_an_error_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(level: IsolationName) -> ServerProcess:
         if level == "namespaces":

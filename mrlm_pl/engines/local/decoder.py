@@ -420,7 +420,7 @@ class Decoder(Backend):
     weights: StepWeights
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
-        self.device, self.asynchronous = device, device.type != "cpu"
+        self.device, self.asynchronous = device, device.type == "cuda"
         self.attention_dtype = attention_dtype(dtype, device)
         self.rounded: Callable[[int], int] = bucket if kernels_by_shape(device, dtype) else int  # int changes nothing
 

@@ -310,7 +310,7 @@ def generate(
             sampler.keep(unfinished)
             tokens = tokens[on_device(unfinished, tokens.device)]
         stats.decode_tokens += len(tokens)
-        logits = rows.step(tokens)
+        logits = rows.step(on_device(tokens, backend.device))
     stats.requests += len(requests)
     stats.sampled_tokens += sum(len(out.token_ids) for out in batch.generated)
     by_request = dict(zip(order, batch.generated, strict=True))

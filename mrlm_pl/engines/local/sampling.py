@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.grouping import grouped
-from mrlm_pl.policy.forward.devices import on_device
+from mrlm_pl.policy.forward.devices import float64_device, on_device
 
 # The constants of SplitMix64; see `_splitmix`.
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -195,7 +195,7 @@ class Sampler:
         seeds: seed of each row.
         samplings: sampling settings of each row.
         count: maximum number of tokens of a row.
-        device: device of the logits.
+        device: device of the logits. Where it has no float64, tokens are drawn on the host.
         offsets: number of tokens drawn before, for each row; None: 0.
         asynchronous: see :func:`draw`.
     """
@@ -209,9 +209,9 @@ class Sampler:
         offsets: Sequence[int] | None = None,
         asynchronous: bool = False,
     ) -> None:
-        self._uniforms = on_device(torch.from_numpy(uniforms(seeds, count, offsets)).T.contiguous(), device)
+        self._device, self._asynchronous = float64_device(device), asynchronous
+        self._uniforms = on_device(torch.from_numpy(uniforms(seeds, count, offsets)).T.contiguous(), self._device)
         self._samplings = list(samplings)
-        self._device, self._asynchronous = device, asynchronous
         self._group()
 
     def _group(self) -> None:
@@ -226,7 +226,7 @@ class Sampler:
 
     def draw(self, logits: Tensor, n: int) -> tuple[Tensor, Tensor]:
         """Return token number ``n`` (from 0) of every row and its log-probability, each ``[B]``; see :func:`draw`."""
-        uniform = self._uniforms[n]
+        uniform, logits = self._uniforms[n], logits.to(self._device)
         if len(self._groups) == 1:
             return draw(logits, uniform, self._groups[0][0], self._asynchronous)
         tokens = torch.empty(len(logits), dtype=torch.long, device=logits.device)

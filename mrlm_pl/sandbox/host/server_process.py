@@ -8,6 +8,7 @@ import itertools
 import json
 import logging
 import os
+import platform
 import socket
 import subprocess
 import sys
@@ -53,13 +54,18 @@ class ServerProcess:
 
     Raises:
         LevelError: the machine does not offer the level, or a package cannot be loaded; the message says why.
-        SandboxError: the server does not start in time.
+        SandboxError: the server does not start in time, or the machine does not run Linux.
 
     Attributes:
         numbers: numbers of its next cells.
     """
 
     def __init__(self, level: IsolationName, packages: tuple[str, ...] = ()) -> None:
+        if sys.platform != "linux":
+            raise SandboxError(
+                f"the sandbox needs Linux, and this is {platform.system()}; use a Linux container or virtual machine, "
+                "or host the environment on a Linux machine (`mrlm serve`) and play on it as RemoteEnvironment"
+            )
         self.level = level
         package_folders = {package: _package_folder(package) for package in packages}
         self.folders = tuple(sorted(set(package_folders.values())))

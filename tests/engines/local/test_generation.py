@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from mrlm_pl.engines import SampleRequest
+from mrlm_pl.engines.local.decoder import Decoder
 from mrlm_pl.engines.local.generation import SessionCache
 from mrlm_pl.engines.local.llama import FusedDecoder
 from tests.engines.conftest import VOCABULARY, build, generated, request
@@ -78,3 +79,11 @@ def test_tokens_read_late_are_those_read_at_once(name: str) -> None:
         assert first is not None
         assert second is not None
         torch.testing.assert_close(torch.cat(first.parts, 3), torch.cat(second.parts, 3))
+
+
+def test_only_a_gpu_whose_copies_have_events_runs_behind_the_host() -> None:
+    class Plain(Decoder):
+        prefill = rotation = None  # type: ignore[assignment]
+
+    asynchronous = {name: Plain(torch.device(name), torch.float32).asynchronous for name in ("cpu", "cuda", "mps")}
+    assert asynchronous == {"cpu": False, "cuda": True, "mps": False}

@@ -167,3 +167,10 @@ def test_no_global_generator_is_touched() -> None:
     draw(torch.randn(3, 9, generator=torch.Generator()), torch.from_numpy(uniforms([1], 3)[0]), Sampling(top_p=0.9))
     assert torch.equal(before[0], torch.get_rng_state())
     assert (before[1] == np.random.get_state()[1]).all()
+
+
+def test_a_device_without_float64_draws_on_the_host() -> None:
+    host = Sampler([3, 4], [Sampling()] * 2, 5, torch.device("cpu"))
+    apple = Sampler([3, 4], [Sampling()] * 2, 5, torch.device("mps"))  # its float64 tensors raise an error
+    logits = torch.randn(2, 9, generator=torch.Generator().manual_seed(0))
+    assert [part.tolist() for part in apple.draw(logits, 2)] == [part.tolist() for part in host.draw(logits, 2)]
