@@ -366,7 +366,7 @@ def test_the_team_wins_together() -> None:
     [
         ({"max_turns": 0}, "max_turns is 0; it must be 1 or above"),
         ({"team": True, "max_turns": 1}, "max_turns is 1; it must be 2 or above"),
-        ({"kinds": ["fly"]}, r"kinds is \['fly'\]; choose from pick, look"),
+        ({"kinds": ["fly"]}, r"kinds\[0\] is 'fly'; choose from pick, look"),
         ({"steps": (5, 60)}, r"steps is \(5, 60\); give \[lowest, highest\] from 1 to 50"),
         ({"snap": "none"}, "snap is 'none'; choose from bleu, exact"),
         ({"data": "games", "rooms": ["kitchen"]}, "kinds, rooms and steps are for generated games"),

@@ -494,7 +494,7 @@ def test_scripts_in_python_are_run_as_such() -> None:
 
 
 def test_hostile_and_spamming_policies_earn_nothing() -> None:
-    environment = ShellEnvironment(max_turns=3, sandbox=QUICK)
+    environment = ShellEnvironment(max_turns=3)
     for index in range(2):
         task = environment.tasks("train")[index]
         for reply in (SPAM, FINISH, answer(""), answer("no"), answer("*"), *HOSTILE_REPLIES):
