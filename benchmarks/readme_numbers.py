@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import statistics
 from pathlib import Path
 
 from benchmarks.tables.markdown import table
@@ -25,7 +26,9 @@ def numbers() -> str:
     costs = "**{cpu_ratio:.2f}** of the CPU time, **{peak_ratio:.2f}** of the peak memory"
     gpu_step = on_gpu["rows"][-1]
     version, agree, both = read("conformance_peers")["versions"]["verl"], *agreeing("verl")
-    trained = read("pretrained")["rows"][0]
+    trained = read("pretrained")["rows"]
+    before, after = (statistics.fmean(row[moment]["accuracy"] for row in trained) for moment in ("before", "after"))
+    minutes = statistics.median(row["cpu_s"] for row in trained) / 60
     rows = {
         f"[GRPO step](benchmarks/results/gpu_grpo_step.json), {gpu_step['size'].upper()} model, bf16, one "
         f"{on_gpu['machine']['gpu']}, against TRL {on_gpu['versions']['trl']} without vLLM": (
@@ -36,9 +39,8 @@ def numbers() -> str:
         f"[MAGRPO step](benchmarks/results/team_step.json), two agents, {turn['turns']} turns, CPU, against CoMLRL "
         f"{team['versions']['comlrl']}": costs.format_map(turn),
         "[GRPO on SmolLM2-135M-Instruct](benchmarks/results/pretrained.json), "
-        f"{len(trained['rewards'])} iterations, {trained['cpu_s'] / 60:.0f} CPU minutes": (
-            f"accuracy on 500 held-out problems from {trained['before']['accuracy']:.2f} to "
-            f"**{trained['after']['accuracy']:.2f}**"
+        f"{len(trained[0]['rewards'])} iterations, {minutes:.0f} CPU minutes, {len(trained)} seeds": (
+            f"accuracy on 500 held-out problems from {before:.2f} to **{after:.2f}**"
         ),
         f"[Losses and advantages](benchmarks/results/conformance_peers.json) against the code of verl {version}": (
             f"**{agree} of {both}** equal within 1e-6"

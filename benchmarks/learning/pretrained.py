@@ -31,11 +31,11 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         model = options.model or packaged_model(Path(folder))
+        result = {**provenance(), "config": CONFIG, "weights": str(options.model or PACKAGES[0]), "rows": rows}
         for seed in options.seeds:
             rows.append(run(seed, CONFIG, "--model.policies.main.model", str(model)))
             print(json.dumps(rows[-1]), flush=True)
-    weights = str(options.model or PACKAGES[0])
-    ResultsFile(options.json).write({**provenance(), "config": CONFIG, "weights": weights, "rows": rows})
+            ResultsFile(options.json).write(result)  # half an hour of work each
 
 
 def packaged_model(folder: Path) -> Path:
