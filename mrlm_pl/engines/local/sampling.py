@@ -215,8 +215,8 @@ class Sampler:
         self._group()
 
     def _group(self) -> None:
-        members = grouped((sampling, b) for b, sampling in enumerate(self._samplings))
-        self._groups = [(sampling, on_device(rows, self._device)) for sampling, rows in members.items()]
+        members = grouped(((one.temperature, one.top_p, one.top_k), b) for b, one in enumerate(self._samplings))
+        self._groups = [(self._samplings[rows[0]], on_device(rows, self._device)) for rows in members.values()]
 
     def keep(self, rows: Sequence[int]) -> None:
         """Drop all rows but ``rows`` (indices into the current ones, at least one)."""
