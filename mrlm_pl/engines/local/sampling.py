@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.grouping import grouped
-from mrlm_pl.policy.forward.devices import float64_device, on_device
+from mrlm_pl.policy.forward.devices import on_device
 
 # The constants of SplitMix64; see `_splitmix`.
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -209,7 +209,8 @@ class Sampler:
         offsets: Sequence[int] | None = None,
         asynchronous: bool = False,
     ) -> None:
-        self._device, self._asynchronous = float64_device(device), asynchronous
+        self._device = torch.device("cpu") if device.type == "mps" else device
+        self._asynchronous = asynchronous
         self._uniforms = on_device(torch.from_numpy(uniforms(seeds, count, offsets)).T.contiguous(), self._device)
         self._samplings = list(samplings)
         self._group()
