@@ -184,11 +184,18 @@ class _Kind:
         if isinstance(value, int | float):
             for each in self.ranges:
                 each.check(owner, **{name: value})
-        if self.inner and type(value) in (list, tuple):
-            value = type(value)(self.inner.checked(item, owner, f"{name}[{place}]") for place, item in enumerate(value))
-        elif self.inner and type(value) is dict:
-            value = {key: self.inner.checked(item, owner, f"{name}[{key!r}]") for key, item in value.items()}
-        return value
+        return self._contained(value, owner, name) if self.inner else value
+
+    def _contained(self, value: Any, owner: str, name: str) -> Any:
+        """Return a container of allowed values: the same object, which others may add to, if nothing changes."""
+        assert self.inner is not None
+        if hasattr(value, "tolist") and type(value) not in self.types:
+            value = value.tolist()
+        items = value if type(value) is dict else dict(enumerate(value)) if type(value) in (list, tuple) else {}
+        found = {key: self.inner.checked(item, owner, f"{name}[{key!r}]") for key, item in items.items()}
+        if all(found[key] is items[key] for key in items):
+            return value
+        return found if items is value else type(value)(found.values())
 
 
 @functools.cache  # at the first call: an annotation may name what its module defines later

@@ -33,6 +33,7 @@ from mrlm_pl.policy import LoRA, Policy
 from mrlm_pl.rollout.cross_policy import CrossPolicy
 from mrlm_pl.runs import Trainer, collect, evaluate
 from mrlm_pl.settings import (
+    ChecksArguments,
     FractionBelowOne,
     NonNegativeInt,
     PositiveFloat,
@@ -473,3 +474,17 @@ def test_truth_values_and_the_values_in_containers_are_checked(options: Any, fau
     assert [type(made.flag), type((made.weights or {})["a"])] == [bool, float]
     with pytest.raises(ConfigurationError, match=re.escape(f"Mine: {fault}")):
         Mine(**options)
+
+
+def test_containers_without_a_change_stay_the_same_objects_and_arrays_are_sequences() -> None:
+    class Mine(ChecksArguments):
+        def __init__(self, seen: list[int], weights: dict[str, PositiveFloat]) -> None:
+            self.seen, self.weights = seen, weights
+
+    seen, weights = [1], {"a": 1.0}
+    made = Mine(seen, weights)
+    assert (made.seen is seen, made.weights is weights) == (True, True), "others may add to them"
+    for betas in (numpy.array([0.5, 0.75]), torch.tensor([0.5, 0.75])):
+        assert [(type(beta), beta) for beta in Optimization(betas=betas).betas] == [(float, 0.5), (float, 0.75)]  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=re.escape("betas[1] is 1.5; it must be at least 0 and below 1")):
+        Optimization(betas=numpy.array([0.5, 1.5]))  # type: ignore[arg-type]

@@ -66,6 +66,7 @@ class _Job:
     result: asyncio.Future[CallResult]
     put: float
     started: float = 0.0
+    queued: float = 0.0
 
     def settle(self, result: CallResult) -> None:
         """Set the result, on the loop, unless the call was cancelled meanwhile."""
@@ -121,7 +122,7 @@ class Workers:
             self._watching[loop] = time.monotonic()
             loop.call_later(WATCH_SECONDS, self._abandon_late, loop)
         try:
-            return replace(await job.result, queued=job.started - job.put)
+            return replace(await job.result, queued=job.queued)
         except asyncio.CancelledError:
             self._withdraw(job)
             raise
@@ -205,7 +206,8 @@ class Workers:
             if queue:
                 self._queues[client] = queue  # behind the other clients
             self.waiting -= 1
-            job.started = time.monotonic()
+            job.started = time.monotonic()  # a suspended process moves it
+            job.queued = job.started - job.put
             self._running.add(job)
             return job
 

@@ -244,7 +244,7 @@ class Play:
             sample = sample if count is None else _truncate(sample, count)
         action = conversation.act(sample.token_ids, sample.logprobs)
         if isinstance(prompt, Prompt):
-            texts = [conversation.chat.tokenizer.decode(id) for id in sample.token_ids if prompt.logprobs]
+            texts = conversation.chat.token_texts(sample.token_ids) if prompt.logprobs else []
             action = Reply(
                 **vars(action),
                 finish_reason=sample.finish_reason,

@@ -131,13 +131,15 @@ def test_a_call_is_not_late_because_the_process_was_suspended(monkeypatch: pytes
     async def test() -> None:
         monkeypatch.setattr(asyncio.get_running_loop(), "time", clock.monotonic)
         workers, gate = Workers(1), Gate()
-        calls = [asyncio.ensure_future(workers.run("a", call, 60)) for call in (gate, awaiting)]
+        calls = [asyncio.ensure_future(workers.timed("a", call, 60)) for call in (gate, awaiting)]
         await gate.entered()
         for _ in range(3):
             clock.ahead += 10_000.0
             await asyncio.sleep(0.2)
         gate.open.set()
-        assert await asyncio.gather(*calls) == ["through"] * 2
+        results = await asyncio.gather(*calls)
+        assert [result.value for result in results] == ["through"] * 2
+        assert max(result.queued for result in results) < 60, "they were not waiting for a thread"
         workers.close()
 
     asyncio.run(test())

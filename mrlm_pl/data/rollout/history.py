@@ -101,7 +101,9 @@ class SignalCheck:
         self._greedy = not any(setting.temperature for setting in settings)
         self._one_token = all(setting.max_tokens == 1 for setting in settings)
         self._warned: set[str] = set()
-        self._limits = ", ".join(dict.fromkeys(str(setting.max_tokens) for setting in settings))
+        contexts = [f" or max_context {setting.max_context}" if setting.max_context else "" for setting in settings]
+        limits = (f"{setting.max_tokens}{context}" for setting, context in zip(settings, contexts, strict=True))
+        self._limits = ", ".join(dict.fromkeys(limits))
         self._flat = self._truncated = 0
         self._varied = False  # an earlier iteration had a signal
         self._queued = False

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.grouping import grouped
-from mrlm_pl.policy.forward.devices import float64_device, on_device
+from mrlm_pl.policy.forward.devices import on_device
 
 # The constants of SplitMix64; see `_splitmix`.
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -209,14 +209,15 @@ class Sampler:
         offsets: Sequence[int] | None = None,
         asynchronous: bool = False,
     ) -> None:
-        self._device, self._asynchronous = float64_device(device), asynchronous
+        self._device = torch.device("cpu") if device.type == "mps" else device
+        self._asynchronous = asynchronous
         self._uniforms = on_device(torch.from_numpy(uniforms(seeds, count, offsets)).T.contiguous(), self._device)
         self._samplings = list(samplings)
         self._group()
 
     def _group(self) -> None:
-        members = grouped((sampling, b) for b, sampling in enumerate(self._samplings))
-        self._groups = [(sampling, on_device(rows, self._device)) for sampling, rows in members.items()]
+        members = grouped(((one.temperature, one.top_p, one.top_k), b) for b, one in enumerate(self._samplings))
+        self._groups = [(self._samplings[rows[0]], on_device(rows, self._device)) for rows in members.values()]
 
     def keep(self, rows: Sequence[int]) -> None:
         """Drop all rows but ``rows`` (indices into the current ones, at least one)."""

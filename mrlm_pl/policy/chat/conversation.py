@@ -14,7 +14,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from mrlm_pl.environment.tools import tool_instructions, tool_message
@@ -241,6 +241,13 @@ class ChatFormat:
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of ``token_ids`` without special tokens."""
         return self.tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+    def token_texts(self, token_ids: Sequence[int]) -> list[str]:
+        """Return the text of each token within ``token_ids``; special ones have theirs."""
+        decode = partial(self.tokenizer.decode, clean_up_tokenization_spaces=False)
+        before = self.tokenizer.encode("a", add_special_tokens=False)  # many decoders omit a space at the beginning
+        skip = len(decode(before))
+        return [decode([*before, token])[skip:] if place else decode([token]) for place, token in enumerate(token_ids)]
 
     def tokens_until(self, token_ids: Sequence[int], stops: Sequence[str]) -> int | None:
         """Return the number of tokens until one of the texts is complete, or None if none occurs."""

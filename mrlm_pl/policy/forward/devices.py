@@ -37,15 +37,6 @@ def on_device(numbers: Tensor | Sequence[int], device: torch.device | str) -> Te
     return host.to(device)
 
 
-def float64_device(device: torch.device) -> torch.device:
-    """Return the device that computes a device's numbers in float64: the CPU for MPS, which has no float64.
-
-    >>> [float64_device(torch.device(name)).type for name in ("cpu", "cuda", "mps")]
-    ['cpu', 'cuda', 'cpu']
-    """
-    return torch.device("cpu") if device.type == "mps" else device
-
-
 def usable_device(name: str) -> torch.device:
     """Return a device by its name; ``auto`` prefers an accelerator, and ``cuda`` is this rank's GPU.
 

@@ -33,7 +33,13 @@ FLAT = {"rollout/zero_variance_groups": 1.0, "rollout/truncated_turns": 0.0}
     ("sampling", "metrics", "reward", "cause"),
     [
         (Sampling(temperature=0.0), FLAT, 0.0, "temperature is 0"),
-        (Sampling(max_tokens=7), {**FLAT, "rollout/truncated_turns": 1.0}, 0.0, "max_tokens 7"),
+        (Sampling(max_tokens=7), {**FLAT, "rollout/truncated_turns": 1.0}, 0.0, "max_tokens 7, "),
+        (
+            Sampling(max_tokens=70, max_context=90),
+            {**FLAT, "rollout/truncated_turns": 1.0},
+            0.0,
+            "data.sampling.max_tokens 70 or max_context 90, before",
+        ),
         (Sampling(), {**FLAT, "rollout/success": 1.0}, 1.0, "harder tasks"),
         (Sampling(), {**FLAT, "rollout/success": 0.0}, 0.0, "no episode earns anything: the tasks are too hard"),
         (

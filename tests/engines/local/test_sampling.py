@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
 from mrlm_pl.engines import Sampling
+from mrlm_pl.engines.local import sampling as sampling_module
 from mrlm_pl.engines.local.sampling import Sampler, draw, draw_shares, uniforms
 
 VOCABULARIES = (7, 300, 5000)
@@ -160,6 +163,22 @@ def test_rows_with_different_settings_are_drawn_as_if_alone_also_after_rows_left
             token, logprob = alone.draw(logits[1, b : b + 1], 1)
             assert token.item() == second[b // 2]
             assert logprob.item() == pytest.approx(logprobs[b // 2].item(), abs=1e-6)
+
+
+def test_rows_with_other_limits_are_drawn_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def noted(logits: torch.Tensor, *options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        sizes.append(len(logits))
+        return draw(logits, *options)
+
+    monkeypatch.setattr(sampling_module, "draw", noted)
+    settings = [Sampling(max_tokens=5), Sampling(max_tokens=6, max_context=9), Sampling(top_k=2), Sampling()]
+    sampler = Sampler([1, 2, 3, 4], settings, 2, torch.device("cpu"))
+    sampler.draw(torch.zeros(4, 8), 0)
+    sampler.keep([0, 1, 3])
+    sampler.draw(torch.zeros(3, 8), 1)
+    assert sizes == [3, 1, 3]
 
 
 def test_no_global_generator_is_touched() -> None:

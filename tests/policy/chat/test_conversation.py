@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from mrlm_pl.episode import Message
@@ -148,3 +148,15 @@ def test_roles_that_are_no_special_tokens_and_tokens_within_tokens_begin_no_mess
     marks = [mark for mark in tokenizer.convert_ids_to_tokens(conversation.row.token_ids) if mark in known]
     own = ["<<user>>", "<user>", "reply", "\n\n"]
     assert marks == [*own, "<think>", "\n\n", "reply", "<<assistant>>", "<think>"], "other text stays"
+
+
+def test_the_texts_of_tokens_are_those_within_the_reply() -> None:
+    """A decoder like Llama 2's omits a space at the beginning, and transformers may remove one before a period."""
+    vocabulary = ["<unk>", "</s>", "a", "▁world", "▁.", "<0xC3>", "<0xA9>"]
+    tokens = Tokenizer(models.BPE({token: id for id, token in enumerate(vocabulary)}, [], unk_token="<unk>"))
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokens.decoder = decoders.Sequence(steps)
+    options = {"eos_token": "</s>", "clean_up_tokenization_spaces": True, "chat_template": "{{ messages }}"}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokens, **options)
+    texts = ChatFormat(tokenizer).token_texts([3, 3, 4, 2, 5, 6, 1])
+    assert texts == ["world", " world", " .", "a", "\ufffd", "\ufffd", "</s>"]
