@@ -82,8 +82,9 @@ CHAPTERS: dict[str, dict[str, Section]] = {
         "team_algorithms": Section(
             "Algorithms of teams and of turns",
             "Mean held-out reward of the tiny model in runs of a few CPU seconds. The runs differ in size: sections "
-            "below compare some at equal tokens. In `coordination` acting alone earns .4 for certain; DrMAS and "
-            "Shapley, which credit an agent's own reward, may settle there.",
+            "below compare some at equal tokens. In `coordination` acting alone earns .4 for certain; DrMAS, which "
+            "credits an agent's own reward, and Shapley, which credits its contribution to the team's return, may "
+            "settle there.",
             learning.team_algorithms,
             plot=True,
         ),

@@ -63,7 +63,7 @@ def options(cls: type) -> str:
     tables = [table("option", cls), *(table(title, part) for title, part in PARTS.get(cls, {}).items())]
     gradient = issubclass(cls, PolicyGradient)
     link = "[Shared options](options.md)" if gradient else "Also `policies` and `optimization`"
-    links = f"{link} · [shared metrics](../runs/metrics.md) · [your model and data](README.md#your-model-and-data)\n"
+    links = f"{link}, [metrics](../runs/metrics.md), [your model](README.md#your-model-and-data)\n"
     return "\n".join([*filter(None, tables), links])
 
 
