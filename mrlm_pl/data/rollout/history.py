@@ -68,8 +68,8 @@ _ITERATIONS = 3
 _DETERMINISTIC = 0.05
 """Entropy of a token in nats below which all episodes of a task are nearly the same."""
 
-_QUEUE_SECONDS = 1.0
-"""Mean wait of an episode for threads below which their number does not matter."""
+_WAIT_SECONDS = 0.5
+"""Mean wait of an episode for its environment below which more threads help little: a fast one waits for the cores."""
 
 WINDOW = 2
 """Iterations at each end of a run whose means :class:`VerifierWatch` compares."""
@@ -127,7 +127,7 @@ class SignalCheck:
         self._flat = self._flat + 1 if flat else 0
         self._truncated = self._truncated + 1 if truncated else 0
         queue, environment = (metrics.get(f"rollout/seconds/{phase}", 0.0) for phase in ("queue", "environment"))
-        if queue > max(_QUEUE_SECONDS, environment) and not self._queued:
+        if queue > environment > _WAIT_SECONDS and not self._queued:
             self._queued = True
             logger.warning(
                 "an episode waits %.1f s for a thread and %.1f s for its environment; raise data.workers, or "
