@@ -6,7 +6,7 @@ import inspect
 import json
 import signal
 import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
@@ -140,7 +140,10 @@ def call_with_deadline(method: Callable[..., Any], *arguments: Any) -> Any:
         timer = signal.setitimer(signal.ITIMER_REAL, CALL_SECONDS)
     try:
         value = method(*arguments)
-        return _run_coroutine(value) if inspect.iscoroutine(value) else value
+        if not inspect.iscoroutine(value):
+            return value
+        with closing(EventLoopThread()) as loop:
+            return result_of(loop.submit(value))
     except _DeadlinePassed as late:
         fault = f"{method.__qualname__} did not return within {CALL_SECONDS:g} s"
         raise DeadlineError(fault).with_traceback(late.__traceback__) from None
@@ -149,12 +152,6 @@ def call_with_deadline(method: Callable[..., Any], *arguments: Any) -> Any:
             signal.setitimer(signal.ITIMER_REAL, *timer)
         if alarm_set and signal.getsignal(signal.SIGALRM) is stop:  # else the environment has set its own
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
-
-
-def _run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Return the result of a coroutine, which runs on an event loop of its own."""
-    with closing(EventLoopThread()) as loop:
-        return result_of(loop.submit(coroutine))
 
 
 def close(environment: Environment) -> None:

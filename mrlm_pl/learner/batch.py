@@ -210,8 +210,6 @@ def episode_token_counts(action_mask: Tensor, episode_ids: Tensor) -> Tensor:
     >>> episode_token_counts(mask, torch.tensor([7, 9, 7])).tolist()
     [4, 1, 4]
     """
-    if episode_ids.shape != action_mask.shape[:1]:
-        raise ValueError(f"episode_ids has shape {tuple(episode_ids.shape)}; give one id per row, [B]")
     labels, index = torch.unique(episode_ids, return_inverse=True)
     lengths = action_mask.sum(-1)
     return lengths.new_zeros(labels.numel()).index_add(0, index, lengths)[index]

@@ -47,7 +47,7 @@ class EpisodePlayer:
 
     Args:
         environments: each environment by name; episodes play on copies.
-        seats: seat of each agent.
+        seats: seat of each agent of the environments.
         engine: engine that samples the decisions.
         max_turns: number of decisions in an episode after which it is truncated; by environment if they
             differ.
@@ -61,7 +61,7 @@ class EpisodePlayer:
         call: function that returns the results of environment calls; see :meth:`EnvironmentCaller.run`.
 
     Raises:
-        ConfigurationError: an agent of an environment has no seat.
+        ConfigurationError: an async environment is to be hosted in a process.
     """
 
     def __init__(
@@ -78,12 +78,6 @@ class EpisodePlayer:
         loop: EventLoopThread | None = None,
     ) -> None:
         for environment in environments.values():
-            for agent in environment.agents:
-                if agent not in seats:
-                    raise ConfigurationError(
-                        f"agent {agent!r} of environment {environment.name!r} has no seat; "
-                        f"bind it to a policy with `seats: {{{agent}: POLICY}}`"
-                    )
             if processes and inspect.iscoroutinefunction(environment.step):
                 raise ConfigurationError(
                     f"environment {environment.name!r} is async, and processes is {processes}; host processes are for "

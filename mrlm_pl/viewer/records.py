@@ -163,9 +163,7 @@ def whole_record(line: bytes, episode: str) -> dict[str, Any]:
     """
     data = msgspec.json.decode(line)
     records = data.get("paths", [data])
-    number = next((number for number, path in enumerate(records) if path.get("id") == episode), None)
-    if number is None:
-        raise ValueError(f"the record has no episode {episode!r}")
+    number = [path.get("id") for path in records].index(episode)
     parsed = _episodes(line)[number]
     record = {**records[number], "tree": "paths" in data, "reward": parsed.reward}
     for row, trajectory in zip(stored_rows(record), parsed.rows(), strict=True):

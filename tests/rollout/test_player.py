@@ -260,11 +260,6 @@ def test_an_environment_that_hangs_is_given_up() -> None:
     assert "TimeoutError in step of relay/train/0" in (episode.error or "")
 
 
-def test_an_agent_without_a_seat_is_named() -> None:
-    with pytest.raises(ConfigurationError, match=r"agent 'b'.*no seat"):
-        play(Relay(), seat=seats("a"))
-
-
 def test_sampling_settings_are_checked() -> None:
     with pytest.raises(ConfigurationError, match=r"top_p is 0"):
         Sampling(top_p=0)

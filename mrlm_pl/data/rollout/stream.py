@@ -89,13 +89,14 @@ class TrainingStream:
         left_out: number of micro-batches of the checkpoint's rollout that are not served.
     """
 
-    extended, batches_before, left_out = False, 0, 0
-
     def __init__(self, collection: RolloutCollection, passes: int, minibatches: int, iterations: int) -> None:
         self.collection, self.iterations = collection, iterations
         self.passes, self.minibatches = passes, minibatches
-        self.iteration = 0
-        self.position = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self.iteration = self.position = 0
+        self.extended, self.batches_before, self.left_out = False, 0, 0
         self._rows: dict[str, PolicyBatch] | None = None
         self._update: tuple[int, int] | None = None
         self._batches: list[Batch] = []
@@ -103,9 +104,7 @@ class TrainingStream:
 
     def restart(self) -> None:
         """Begin again for another algorithm, which would otherwise train on the rest of the previous one's rollout."""
-        self.iteration, self.position = 0, 0
-        self.extended, self.batches_before, self.left_out = False, 0, 0
-        self._rows, self._update, self._batches, self._metrics = None, None, [], {}
+        self._begin()
         self.collection.restart()
 
     @property

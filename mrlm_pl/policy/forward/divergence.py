@@ -58,9 +58,6 @@ def weighted_divergence(
         targets: [n] token ids.
         bias, teacher_bias: [V] biases of the heads.
 
-    Raises:
-        ValueError: the vocabularies differ.
-
     Source: arXiv 2306.13649.
 
     >>> hidden, one = torch.zeros(1, 1), torch.tensor([1.0])
@@ -69,8 +66,6 @@ def weighted_divergence(
     >>> round(loss.item(), 4)  # KL of (0.2, 0.8) from (0.5, 0.5)
     0.1927
     """
-    if weight.shape[0] != teacher_weight.shape[0]:
-        raise ValueError(f"the vocabularies differ: {weight.shape[0]} and {teacher_weight.shape[0]} tokens")
     heads = (hidden, weight, bias, teacher_hidden, teacher_weight, teacher_bias)
     compare = functools.partial(_divergence, beta=beta)
     if top_k is not None and top_k < weight.shape[0]:

@@ -64,8 +64,7 @@ def token_logprobs(
         options: see :class:`~mrlm_pl.policy.forward.passes.NoisyRowOptions`.
 
     Raises:
-        ValueError: shapes disagree, an action token has no token before it or lies in the padding, or the temperature
-            is not positive.
+        ValueError: shapes disagree, or an action token has no token before it or lies in the padding.
     """
     return token_outputs(model, token_ids, lengths, action_mask, **options).logp
 

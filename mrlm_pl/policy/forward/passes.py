@@ -28,7 +28,7 @@ class RowOptions(TypedDict, total=False):
     """Options of the computation of rows' log-probabilities.
 
     Attributes:
-        temperature: temperature of the sampler: a number, one per row [B], or one per token [B, T]; 1 by default.
+        temperature: [B] temperatures of the sampler, above 0; None: 1.
         prefix_groups: [B] group labels; rows with the same label compute common beginnings once. They change the work,
             never the values.
         max_tokens: maximum number of tokens in one forward pass; its rows, with shared tokens counted for each, have at
@@ -38,7 +38,7 @@ class RowOptions(TypedDict, total=False):
             passes, some of them idle.
     """
 
-    temperature: float | Tensor
+    temperature: Tensor | None
     prefix_groups: Tensor | None
     max_tokens: int | None
 
@@ -60,18 +60,18 @@ def forward_passes(
     lengths: Tensor,
     action_mask: Tensor,
     *,
-    temperature: float | Tensor = 1.0,
+    temperature: Tensor | None = None,
     prefix_groups: Tensor | None = None,
     max_tokens: int | None = None,
 ) -> list[ForwardPass]:
     """Return the passes of `token_logprobs` for these rows; its arguments and errors are those of that function."""
-    check_arguments(token_ids, lengths, action_mask, prefix_groups, max_tokens)
-    temperatures = flat_temperature(temperature, *token_ids.shape)
+    check_arguments(token_ids, lengths, action_mask, prefix_groups, temperature)
     if not action_mask.any():
         return []
     chunks = row_chunks(model, RowPlan(token_ids, action_mask, prefix_groups), max_tokens)
-    if temperatures is None:
+    if temperature is None:
         return chunks
+    temperatures = temperature.to("cpu", torch.float32).repeat_interleave(token_ids.shape[1])
     return [replace(chunk, temperature=temperatures[chunk.destinations]) for chunk in chunks]
 
 
@@ -245,22 +245,12 @@ def _model_logits(model: nn.Module, inputs: ForwardPass, wanted: Wanted, seed: i
     return wanted.stack(log_probs, entropy, hidden)
 
 
-def flat_temperature(temperature: float | Tensor, B: int, T: int) -> Tensor | None:
-    """Return temperatures [B * T] on the host; None for 1."""
-    if not isinstance(temperature, Tensor) and temperature == 1:
-        return None
-    temperatures = torch.as_tensor(temperature, dtype=torch.float32, device="cpu")
-    if not (temperatures > 0).all():
-        raise ValueError(f"temperature is {temperatures.min().item()}, but must be positive")
-    if temperatures.shape not in ((), (B,), (B, T)):
-        raise ValueError(f"temperature has shape {tuple(temperatures.shape)}; give a number, [{B}] or [{B}, {T}]")
-    if temperatures.dim() < 2:
-        temperatures = temperatures.expand(B)[:, None]
-    return temperatures.expand(B, T).reshape(-1)
-
-
 def check_arguments(
-    token_ids: Tensor, lengths: Tensor, action_mask: Tensor, prefix_groups: Tensor | None, max_tokens: int | None
+    token_ids: Tensor,
+    lengths: Tensor,
+    action_mask: Tensor,
+    prefix_groups: Tensor | None,
+    temperature: Tensor | None,
 ) -> None:
     """Raise ValueError for an inconsistent batch."""
     if token_ids.dim() != 2 or 0 in token_ids.shape:
@@ -268,11 +258,9 @@ def check_arguments(
     B, T = token_ids.shape
     if action_mask.shape != (B, T) or action_mask.dtype != torch.bool:
         raise ValueError(f"action_mask is {action_mask.dtype} {tuple(action_mask.shape)}, but must be bool [{B}, {T}]")
-    for name, value in (("lengths", lengths), ("prefix_groups", prefix_groups)):
+    for name, value in (("lengths", lengths), ("prefix_groups", prefix_groups), ("temperature", temperature)):
         if value is not None and value.shape != (B,):
             raise ValueError(f"{name} has shape {tuple(value.shape)}, but must be [{B}]: one value per row")
-    if max_tokens is not None and max_tokens < 1:
-        raise ValueError(f"max_tokens is {max_tokens}, but must be at least 1, or None for no limit")
     mask, ends = action_mask.cpu(), lengths.cpu()
     if mask[:, 0].any():
         rows = mask[:, 0].nonzero().flatten().tolist()

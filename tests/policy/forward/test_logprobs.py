@@ -145,9 +145,11 @@ def test_values_and_gradients_are_those_of_the_padded_forward_pass(family: str) 
 @pytest.mark.parametrize("max_tokens", [1, 30, 45])
 def test_chunks_change_neither_values_nor_gradients(family: str, max_tokens: int) -> None:
     model, batch = tiny_model(family), Batch()
-    whole = token_logprobs(model, *batch, temperature=0.7, prefix_groups=batch.groups)
+    temperature = torch.full((7,), 0.7)
+    whole = token_logprobs(model, *batch, temperature=temperature, prefix_groups=batch.groups)
     whole_gradients = gradients(model, (whole * batch.weights).sum())
-    got = token_logprobs(model, *batch, temperature=0.7, prefix_groups=batch.groups, max_tokens=max_tokens)
+    options: Any = {"temperature": temperature, "prefix_groups": batch.groups, "max_tokens": max_tokens}
+    got = token_logprobs(model, *batch, **options)
     torch.testing.assert_close(got, whole, rtol=0, atol=1e-5)
     assert_same_gradients(gradients(model, (got * batch.weights).sum()), whole_gradients)
 
@@ -179,10 +181,8 @@ def test_passes_of_one_backward_pass_are_bounded_together(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("family", ["qwen2", "gpt2", "gemma2"])
 def test_temperature_and_entropy(family: str) -> None:
     model, batch = tiny_model(family), Batch()
-    per_row = torch.linspace(0.5, 1.5, 7)
-    for temperature in (0.7, torch.tensor(0.7), per_row, per_row[:, None].expand(7, 20)):
-        column = temperature[:, :1, None] if isinstance(temperature, Tensor) and temperature.dim() == 2 else temperature
-        divisor = column[:, None, None] if isinstance(column, Tensor) and column.dim() == 1 else column
+    for temperature in (torch.full((7,), 0.7), torch.linspace(0.5, 1.5, 7)):
+        divisor = temperature[:, None, None]
         log_softmax = plain_log_softmax(model, batch, divisor)
         expected = -(log_softmax.exp() * log_softmax).sum(-1).masked_fill(~batch.action_mask, 0.0)
         log_probs, entropy, *_ = token_outputs(
@@ -569,10 +569,7 @@ def test_a_call_without_layout_during_the_packed_forward_pass_fails_loudly() -> 
     [
         ({"first": True}, r"action_mask\[:, 0\] is True in rows \[2\]"),
         ({"padding": True}, r"at or after lengths in rows \[0\]"),
-        ({"temperature": 0.0}, "temperature is 0.0"),
-        ({"temperature": torch.zeros(7)}, "temperature is 0.0"),
         ({"temperature": torch.ones(3)}, r"temperature has shape \(3,\)"),
-        ({"max_tokens": 0}, "max_tokens is 0"),
         ({"prefix_groups": torch.zeros(2)}, r"prefix_groups has shape \(2,\)"),
     ],
 )
