@@ -17,6 +17,7 @@ from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Episode, Task
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.policy import Policy
+from tests.support.models.device_without_float64 import WithoutFloat64
 from tests.support.runs.turn_episodes import advantages, episode
 
 REWARDS = ([("s", 0.0), ("t", 0.0), ("u", 1.0)], [("s", 0.0), ("t", 0.5)])
@@ -59,6 +60,15 @@ def test_a_turn_earns_the_gain_in_the_answers_log_probability(
     assert found[1] == pytest.approx([returns[1][0] - returns[0][0], returns[1][1] - returns[0][1]], abs=1e-5)
     gained = algorithm.metrics.take_rollout()["train/information_gain"]
     assert gained == pytest.approx((first + second + first) / weight / 3, abs=1e-5)
+
+
+def test_gains_need_no_float64_of_the_model_s_device(
+    policies: Any, episodes: list[Episode], quiet_trainer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = advantages(IGPO(policies), episodes, quiet_trainer())
+    forward = Policy.forward
+    monkeypatch.setattr(Policy, "forward", lambda *args, **inputs: forward(*args, **inputs).as_subclass(WithoutFloat64))
+    assert advantages(IGPO(policies), episodes, quiet_trainer()) == host
 
 
 def test_without_weight_it_is_grpo_by_turn(policies: Any, episodes: list[Episode], quiet_trainer: Any) -> None:

@@ -27,6 +27,8 @@ from mrlm_pl.episode_files import iteration_file, read_episodes, write_episodes
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.policy import Policy
 from mrlm_pl.runs import recredit
+from mrlm_pl.runs.records import gradients
+from tests.support.models.device_without_float64 import WithoutFloat64
 from tests.support.runs.logs import logged_here
 
 SIZES = {"groups": 2, "group_size": 4, "iterations": 2, "sampling": Sampling(max_tokens=6)}
@@ -319,6 +321,11 @@ def test_the_command_takes_the_runs_algorithm_or_another(
 
 def negated(returns: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
     return -group_centered_advantages(returns, groups)
+
+
+def test_the_cosine_of_gradients_needs_no_float64_of_their_device() -> None:
+    sums = torch.tensor([[3.0, 0.0], [3.0, 4.0]]).as_subclass(WithoutFloat64)  # of one weight, under both credits
+    assert gradients._cosine([[[sums], [sums]]]) == pytest.approx(0.6)
 
 
 def test_the_cosine_of_the_gradients_is_that_of_autograd(model_folder: Path, quiet_trainer: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -46,6 +46,16 @@ class _CellTool(CellHolder, Tool):
 
     def __init__(self, sandbox: Sandbox = Sandbox()) -> None:  # noqa: B008 (frozen)
         self.sandbox = sandbox
+
+    def tools(self) -> Sequence[Tool]:
+        """Return the tool itself.
+
+        Raises:
+            ConfigurationError: the machine does not offer ``sandbox.minimum``.
+            SandboxError: it offers no sandbox at all.
+        """
+        _ = self.sandbox.isolation  # a machine that cannot run programs so says it before the first episode
+        return super().tools()
 
     def open(self, task: Task) -> None:
         """Begin with a fresh cell; see :meth:`Tool.open`."""

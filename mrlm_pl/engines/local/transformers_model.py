@@ -25,7 +25,7 @@ from mrlm_pl.policy.pretrained import context_window
 from mrlm_pl.policy.sharding import all_tensors, whole
 
 # Argument of ``forward``, and attribute of its output, with the states of the past tokens.
-_CACHES = ("past_key_values", "cache_params", "state")
+_CACHES = ("past_key_values", "cache", "cache_params", "state")  # transformers 5.24 renamed the first of them
 
 
 class CacheUse(NamedTuple):

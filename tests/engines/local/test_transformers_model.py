@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import random
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -81,6 +83,19 @@ def test_the_check_of_a_cache_reads_no_generator_and_leaves_the_module_as_it_was
     assert random.getstate() == python_state
     assert all(module.training for module in model.modules())
     assert all(torch.equal(value, weights[key]) for key, value in model.state_dict().items())
+
+
+def test_a_cache_is_used_under_its_newer_name() -> None:
+    model = build("gpt2")
+    original = model.forward
+    name = next(name for name in ("past_key_values", "cache") if name in inspect.signature(original).parameters)
+
+    def forward(input_ids: Any, attention_mask: Any = None, cache: Any = None, use_cache: bool = False) -> Any:
+        output = original(input_ids=input_ids, use_cache=use_cache, **{name: cache})
+        return SimpleNamespace(logits=output.logits, cache=output.get(name))
+
+    model.forward = forward
+    assert cache_use(GenericModel(model, torch.float32)).use == CacheUse("batch_select_indices")
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,19 @@ def test_a_session_remembers_and_prints_its_last_value() -> None:
     tool.close()
 
 
+@pytest.mark.parametrize("tool", ["python_repl", "shell"])
+def test_a_machine_without_a_sandbox_is_an_error_before_the_first_episode(
+    tool: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(sandbox: Sandbox) -> None:
+        raise SandboxError("the sandbox needs Linux")
+
+    environment = ToolEnvironment(tools=["calculator", tool])
+    monkeypatch.setattr(Sandbox, "isolation", property(refuse))
+    with pytest.raises(SandboxError, match="needs Linux"):
+        environment.tasks("train")
+
+
 def test_errors_and_exits_of_a_session() -> None:
     tool = opened(PythonRepl(Sandbox(wall_seconds=30.0)))
     assert tool.call({"code": "print('before'); 1 / 0"}) == "before\nZeroDivisionError: division by zero"

@@ -36,7 +36,7 @@ def plain(given: dict[str, Tensor], beta: float, temperature: float) -> tuple[Te
 
 
 @pytest.mark.parametrize(
-    ("beta", "temperature", "chunk_size"), itertools.product([0.0, 0.3, 0.5, 1.0], [1.0, 1.7], [3, 100])
+    ("beta", "temperature", "chunk_size"), [*itertools.product([0.0, 0.3, 0.5, 1.0], [1.0, 1.7], [3, 100])]
 )
 def test_value_and_gradient_are_those_of_the_whole_logits(
     beta: float, temperature: float, chunk_size: int, monkeypatch: pytest.MonkeyPatch
@@ -71,7 +71,7 @@ def test_the_two_ends_are_torchs_divergences(beta: float) -> None:
     torch.testing.assert_close(weighted_divergence(**given, beta=beta)[1], want.detach())
 
 
-@pytest.mark.parametrize(("beta", "top_k"), itertools.product([0.0, 0.4, 1.0], [1, 4, 10, 11, 50]))
+@pytest.mark.parametrize(("beta", "top_k"), [*itertools.product([0.0, 0.4, 1.0], [1, 4, 10, 11, 50])])
 def test_the_k_most_probable_tokens_and_a_bucket(beta: float, top_k: int, monkeypatch: pytest.MonkeyPatch) -> None:
     in_chunks_of(3, monkeypatch)
     given, names = inputs(), ["hidden", "weight", "bias"]
