@@ -14,7 +14,6 @@ from mrlm_pl.grouping import grouped
 from mrlm_pl.learner.batch import collate_rows
 from mrlm_pl.learner.credit.returns import labels
 from mrlm_pl.policy import Policy
-from mrlm_pl.policy.forward.devices import float64_device
 
 ROWS = 16
 """Trajectories in a forward pass."""
@@ -97,8 +96,7 @@ def _cosine(policies: Iterable[Sequence[Sequence[Tensor]]]) -> float | None:
     products = torch.zeros(2, 2, dtype=torch.float64)
     for summands in policies:
         for sums in zip(*summands, strict=True):
-            total = torch.stack(sums).sum(0).reshape(2, -1)
-            sides = total.to(float64_device(total.device)).double()
-            products += (sides @ sides.T).cpu()
+            sides = torch.stack(sums).sum(0).reshape(2, -1).cpu().double()  # MPS has no float64
+            products += sides @ sides.T
     norm = float(products.diagonal().sqrt().prod())
     return float(products[0, 1]) / norm if norm else None
