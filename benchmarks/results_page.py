@@ -291,8 +291,7 @@ CHAPTERS: dict[str, dict[str, Section]] = {
         ),
         "start_up": Section(
             "Start-up",
-            "The quick start up to its first update, beside an earlier commit: "
-            "[scaling](../scaling/README.md#start-up).",
+            "The quick start up to its first update, beside an earlier commit.",
             costs.start_up,
         ),
         "records": Section(

@@ -2,7 +2,7 @@
 
 ``MainThread``
     Lightning's loops, all updates of the weights, and checkpoints. While it waits for episodes it samples:
-    :meth:`ComputeQueue.serve_during` runs the engine's computations in the thread that waits, so that torch computes in
+    ``ComputeQueue.serve_during`` runs the engine's computations in the thread that waits, so that torch computes in
     one thread at a time.
 ``mrlm-event-loop`` (:class:`~.event_loop.EventLoopThread`)
     Plays episodes: one coroutine per rollout (lockstep waves) or per episode (asynchronous mode). It never blocks: it
