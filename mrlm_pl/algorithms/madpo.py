@@ -94,7 +94,7 @@ class MADPO(Algorithm):
     def _trained_rows(self, episode: Episode) -> tuple[Trajectory, ...]:
         return tuple(row for row in episode.rows() if row.num_actions and self.policy(row.policy).trained)
 
-    def without_signal(self, group: Sequence[Episode]) -> bool:
+    def lacks_signal(self, group: Sequence[Episode]) -> bool:
         return not joint_pairs(group)
 
     def policy_loss(self, name: str, rows: PolicyBatch, batch: Batch) -> Tensor:

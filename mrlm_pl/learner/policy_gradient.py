@@ -434,7 +434,7 @@ class PolicyGradient(Algorithm):
 
     # Groups that carry no learning signal.
 
-    def without_signal(self, group: Sequence[Episode]) -> bool:
+    def lacks_signal(self, group: Sequence[Episode]) -> bool:
         if not (group and self.unit.compares and self.critic is None):  # their rewards may be the team's
             return equal_returns(group)
         trained, (returns, signal) = self.trained_policies, self.signal(group)

@@ -178,5 +178,5 @@ def test_equal_returns_are_no_signal_and_have_no_advantage(prepared: Prepared) -
         pytest.skip("it also learns from something else than differences in a group")
     equal = prepared.episodes[0].with_turns(lambda turn: replace(turn, reward=0.1, components={"score": 0.1}))
     group = [replace(equal, id=str(number)) for number in range(11)]  # a rounded mean of 0.1
-    assert algorithm.without_signal(group)
+    assert algorithm.lacks_signal(group)
     assert not any(table.advantages.any() for table in tables_of(algorithm, group).values())

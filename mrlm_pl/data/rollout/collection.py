@@ -120,15 +120,15 @@ class RolloutCollection:
         self.plan = replace(
             self.plan,
             smallest_group=learner.smallest_group,
-            without_signal=lambda group: learner.without_signal(self.tasks.with_reward_scale(group)),
+            lacks_signal=lambda group: learner.lacks_signal(self.tasks.with_reward_scale(group)),
             trees=learner.unit.branching is not None,
             further=learner.unit.further,
         )
-        compares = learner.smallest_group > 1 or not learner.without_signal(())  # or it needs no returns at all
+        compares = learner.smallest_group > 1 or not learner.lacks_signal(())  # or it needs no returns at all
         # Tensor-parallel ranks have the same episodes, which the first of them writes.
         copies = self.trainer.world_size // data_parallel_rank(self.trainer)[1]
         self._writes = self.saved is not None and self.trainer.global_rank % copies == 0
-        self._signal = SignalCheck(self.sampling, compares, learner.no_signal)
+        self._signal = SignalCheck(self.sampling, compares, learner.no_signal_reason)
         if self.max_lag:
             self.collector = AsyncCollector(self.players, self.plan, self.sampling, self.max_lag, self.options)
         else:
@@ -246,9 +246,7 @@ class RolloutCollection:
         unused = [*collected.replaced, *collected.greedy, *branches]
         several, plan = len(self.tasks.environments) > 1, self.plan
         earlier = collected.earlier_tokens
-        measured = CollectionSums.of(
-            episodes, seconds, plan.without_signal, unused, branches, several, earlier, judging
-        )
+        measured = CollectionSums.of(episodes, seconds, plan.lacks_signal, unused, branches, several, earlier, judging)
         measured.means |= collected.metrics
         measured.sums |= collected.sums
         if self.players.stale is not None:

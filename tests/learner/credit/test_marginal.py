@@ -177,18 +177,18 @@ def test_bonuses_of_turns_are_added(group: list[Episode]) -> None:
 
 def test_equal_contributions_are_silent(group: list[Episode]) -> None:
     algorithm = Shapley()
-    assert not algorithm.without_signal([*group, *play(Coalitions("shapley").due(group, 0))[0]])
-    assert algorithm.without_signal([group[0], *play(Coalitions("shapley").due(group[:1], 0))[0]])
+    assert not algorithm.lacks_signal([*group, *play(Coalitions("shapley").due(group, 0))[0]])
+    assert algorithm.lacks_signal([group[0], *play(Coalitions("shapley").due(group[:1], 0))[0]])
 
 
 def test_contributions_of_a_frozen_partner_are_no_signal(group: list[Episode]) -> None:
     policies = {"main": Policy("builtin:tiny"), "partner": Policy("builtin:tiny", trained=False)}
     for algorithm in (Shapley(policies), SHARP(policies, team_weight=0.0)):
         found = [*group, *play(algorithm.unit.further.due(group, 0))[0]]  # type: ignore[union-attr]
-        assert not algorithm.without_signal(found)
+        assert not algorithm.lacks_signal(found)
         for agent in "abc":
             found = beside_partner(found, agent)
-        assert algorithm.without_signal(found)
+        assert algorithm.lacks_signal(found)
 
 
 def paid(episode: Episode, reward: float) -> Episode:
@@ -208,8 +208,8 @@ def test_the_returns_of_the_team_are_a_signal(group: list[Episode], team: tuple[
     returns = dict(zip([episode.id for episode in group], team, strict=False))
     found = [paid(e, returns[e.id if e.origin is None else e.origin.episode]) for e in [*group[:2], *made]]
     assert Coalitions("marginal").returns(found).reward.tolist() == [0.0] * 6
-    assert SHARP().without_signal(found) is silent
-    assert not CCPO().without_signal(found), "compared with earlier rollouts"
+    assert SHARP().lacks_signal(found) is silent
+    assert not CCPO().lacks_signal(found), "compared with earlier rollouts"
 
 
 class Crowd(Terms):
@@ -338,7 +338,7 @@ def test_a_process_reward_that_does_not_occur_causes_a_warning(
 ) -> None:
     algorithm = SHARP({"main": Policy("builtin:tiny")}, process={"rewrad": 0.5})
     made, _ = play(algorithm.unit.further.due(group, 0))  # type: ignore[union-attr]
-    assert not algorithm.without_signal([*group, *made])
+    assert not algorithm.lacks_signal([*group, *made])
     for _ in range(2):
         prepared(algorithm, [*group, *made], quiet_trainer())
     assert caplog.text.count("model.process weighs rewrad, but the reward components of this rollout are reward;") == 1

@@ -50,7 +50,7 @@ class GroupPlan:
             ``drop`` leaves the whole group out; ``resample`` plays other episodes in their place, then shrinks.
         member_rounds: maximum number of rounds in which ``resample`` replaces episodes.
         smallest_group: smallest number of episodes that the algorithm can compare.
-        without_signal: function that returns whether a group carries no learning signal.
+        lacks_signal: function that returns whether a group carries no learning signal.
         trees: whether the episodes are the paths of a turn tree. Paths share decisions, so ``resample`` plays the whole
             tree again.
         further: further episodes of each group.
@@ -64,7 +64,7 @@ class GroupPlan:
     failed_members: FailedMembers = "shrink"
     member_rounds: int = 2
     smallest_group: int = 1
-    without_signal: Callable[[Sequence[Episode]], bool] = equal_returns
+    lacks_signal: Callable[[Sequence[Episode]], bool] = equal_returns
     trees: bool = False
     further: FurtherEpisodes | None = None
 
@@ -146,7 +146,7 @@ class UnfinishedGroup:
             members = [*collected.episodes]
             if plan.further is not None and not left_out:
                 members += yield from self._play_further(plan.further)
-            if attempt == plan.resample_rounds or not (left_out or plan.without_signal(members)):
+            if attempt == plan.resample_rounds or not (left_out or plan.lacks_signal(members)):
                 break
         collected.counts = {
             "resampled_groups": float(attempt),

@@ -51,7 +51,7 @@ def test_rounds_follow_the_ordinary_episodes_and_come_before_another_task() -> N
         signals.append(len(group))
         return len(signals) == 1
 
-    options = {"failed_members": "resample", "resample_rounds": 1, "without_signal": silent}
+    options = {"failed_members": "resample", "resample_rounds": 1, "lacks_signal": silent}
     group = UnfinishedGroup(plan(further=further, **options), 0, 0)
     group.take(played(group.due, "x"))
     group.take(played(group.due))
