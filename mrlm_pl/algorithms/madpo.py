@@ -72,7 +72,7 @@ class MADPO(Algorithm):
         **settings: Any,
     ) -> None:
         super().__init__(policies, seats, **settings)
-        self.refuse_dropout()
+        self.check_no_dropout()
         self.loss = preference_loss(loss, beta=beta, label_smoothing=label_smoothing, margin=margin)
         self.beta = beta
 

@@ -30,7 +30,7 @@ from mrlm_pl.rollout.play import CONTEXT_STOP, TURN_STOP, EpisodeSpec, Play, Sea
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
-MOST_OF_AN_ERROR = 2000
+MAX_ERROR_CHARACTERS = 2000
 """Characters of an environment's error that are recorded and logged; some quote whole outputs or pages."""
 
 _REMEDIES = {
@@ -204,7 +204,7 @@ class EpisodePlayer:
                 logger.warning(
                     "closing a %r environment: %s: %s; further errors of this kind are not logged",
                     *warning_key,
-                    clip(str(result.error), MOST_OF_AN_ERROR),
+                    clip(str(result.error), MAX_ERROR_CHARACTERS),
                 )
 
     def _close_one(self, environment: Environment) -> None:
@@ -332,4 +332,4 @@ class EpisodePlayer:
                 line = "" if isinstance(error, MRLMError) else source_line_of_error(error)
                 where = f" ({line})" if line else ""
                 at = f"{phase} of {play.spec.task.key} at turn {play.steps}{where}"
-                play.error = f"{type(error).__name__} in {at}: {clip(str(error), MOST_OF_AN_ERROR)}"
+                play.error = f"{type(error).__name__} in {at}: {clip(str(error), MAX_ERROR_CHARACTERS)}"

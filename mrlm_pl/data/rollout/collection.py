@@ -112,7 +112,7 @@ class RolloutCollection:
         self._writer = EpisodeWriter(saved or EpisodeRetention())
         self._verifiers = VerifierWatch()
         self.components: tuple[str, ...] = ()
-        self._unused = copy.deepcopy({name: part.state() for name, part in self._parts().items()})
+        self._initial_states = copy.deepcopy({name: part.state() for name, part in self._parts().items()})
 
     def begin(self, learner: RolloutLearner) -> None:
         """Attach to the algorithm of a fit, and start the clock."""
@@ -138,7 +138,7 @@ class RolloutCollection:
     def restart(self) -> None:
         """Reset the state of an algorithm's rollouts, before another algorithm uses the collection."""
         for name, part in self._parts().items():
-            part.load(copy.deepcopy(self._unused[name]))
+            part.load(copy.deepcopy(self._initial_states[name]))
 
     @property
     def groups(self) -> range:

@@ -92,7 +92,8 @@ class SignalCheck:
         sampling: sampling settings of the training episodes.
         compares: whether the algorithm compares the episodes of a task, so that equal returns in each group carry no
             signal; otherwise only equal returns, agent by agent, in all episodes of these iterations carry none.
-        no_signal_reason: explanation of groups without a signal; see :attr:`~mrlm_pl.learner.algorithm.Algorithm.no_signal_reason`.
+        no_signal_reason: explanation of groups without a signal; see
+            :attr:`~mrlm_pl.learner.algorithm.Algorithm.no_signal_reason`.
     """
 
     def __init__(self, sampling: Sampling, compares: bool, no_signal_reason: str = EQUAL_RETURNS) -> None:

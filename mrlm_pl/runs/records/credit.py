@@ -153,7 +153,7 @@ def _check_algorithm(algorithm: Algorithm) -> PolicyGradient:
     name, advice = type(algorithm).__name__, "choose an algorithm without it, such as GRPO or RLOO"
     if not isinstance(algorithm, PolicyGradient):
         raise ConfigurationError(f"model: {name} gives the turns of episodes no advantage; {advice}")
-    if (reason := algorithm.weights_in_credit) is not None:
+    if (reason := algorithm.credit_needs_weights_for) is not None:
         raise ConfigurationError(f"model: the credit of {name} needs weights for {reason}; {advice}")
     return algorithm
 
