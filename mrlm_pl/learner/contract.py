@@ -125,7 +125,7 @@ class RolloutLearner(Protocol):
         """Return a rollout's trajectories by learner, on the host, with advantages; called once, without gradient.
 
         Args:
-            episodes: one rollout, ordinary episodes before further ones; failed episodes are left out.
+            episodes: one rollout, ordinary episodes before branches; failed episodes are left out.
             sampling: distribution that the turns were sampled from.
             greedy: one greedy episode for each group, if :attr:`uses_greedy_baseline` is set; not trained on.
 

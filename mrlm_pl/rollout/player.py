@@ -251,15 +251,15 @@ class EpisodePlayer:
         windows = {agent: self._window(seat) for agent, seat in self.seats.items()}
         for play in plays:
             reason = "" if play.over else play.limit(self.max_turns, windows)
-            if reason == CONTEXT_STOP and not play.calling:
+            if reason == CONTEXT_STOP and not play.program_waits:
                 self._warn_of_prompt(play, windows)
-            if reason and play.calling:
+            if reason and play.program_waits:
                 play.error = (
                     f"ProgramError in step of {play.spec.task.key} at turn {play.steps}: {reason} before the program "
                     f"had ended, so that its reward is unknown; {_REMEDIES[reason]}"
                 )
                 if reason == CONTEXT_STOP:
-                    play.refuse(windows)
+                    play.refuse_long_prompts(windows)
             elif reason:
                 play.end_early(reason)
         return [play for play in plays if not play.over]

@@ -443,9 +443,9 @@ def test_tokens_are_a_unit_of_credit_without_a_critic_too() -> None:
         learner._check_credit()
 
 
-def test_further_episodes_are_those_of_the_unit() -> None:
+def test_branch_episodes_are_those_of_the_unit() -> None:
     unit = Coalitions("marginal")
-    assert OwnUnit({"main": Policy()}, unit=unit).unit.further is unit
+    assert OwnUnit({"main": Policy()}, unit=unit).unit.branch_rule is unit
 
 
 def test_decisions_without_a_rule_are_refused_before_the_first_rollout() -> None:

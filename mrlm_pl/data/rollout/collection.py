@@ -55,12 +55,12 @@ class CollectionObserver(ABC):
 class RolloutCollection:
     """Collects one rollout per iteration, and keeps the rest of a run's state: tasks, sums, groups in advance.
 
-    Logged once an iteration under ``rollout/``: ``reward``, ``success``, ``entropy`` (Monte-Carlo estimate in nats
-    per token: the mean of the sampler's ``-log mu``), ``response_tokens`` per turn, ``tokens_per_second`` of the
+    Logged once an iteration under ``rollout/``: ``reward``, ``success``, ``entropy`` (Monte-Carlo estimate in nats per
+    token: the mean of the sampler's ``-log mu``), ``response_tokens`` per turn, ``tokens_per_second`` of the
     collection, ``truncated_turns`` (share truncated at ``max_tokens``), ``failed_episodes``, ``zero_variance_groups``,
-    ``retries`` (episodes that were started again), ``row_restarts``, ``dropped_groups`` and ``resampled_members``
-    (see ``failed_members``), ``resampled_groups`` and ``reward_of_all_groups`` (see ``resample_rounds``), with an
-    algorithm that branches episodes ``branch_episodes`` and ``branch_tokens`` (further episodes and their generated
+    ``retries`` (episodes that were started again), ``row_restarts``, ``dropped_groups`` and ``resampled_members`` (see
+    ``failed_members``), ``resampled_groups`` and ``reward_of_all_groups`` (see ``resample_rounds``), with an algorithm
+    that branches episodes ``branch_episodes`` and ``branch_tokens`` (number of these episodes and of their generated
     tokens; they count in no mean), with ``cross_policy`` ``stale_turns`` (share that snapshots sampled; they do not
     count in ``entropy``) and ``stale_age`` (their mean age in optimizer steps), and the components and metrics of each
     environment as ``rollout/ENVIRONMENT/NAME``; with several environments, also ``reward``, ``success`` and ``groups``
@@ -122,7 +122,7 @@ class RolloutCollection:
             smallest_group=learner.smallest_group,
             lacks_signal=lambda group: learner.lacks_signal(self.tasks.with_reward_scale(group)),
             trees=learner.unit.branching is not None,
-            further=learner.unit.further,
+            branch_rule=learner.unit.branch_rule,
         )
         compares = learner.smallest_group > 1 or not learner.lacks_signal(())  # or it needs no returns at all
         # Tensor-parallel ranks have the same episodes, which the first of them writes.
@@ -179,8 +179,7 @@ class RolloutCollection:
                 rows = self._prepare(iteration, training, collected)
         finally:
             if self._writes:  # also what cannot be trained on
-                everything = collected.played
-                self._writer.write(iteration_file(folder, iteration, data_parallel_rank(trainer)), everything)
+                self._writer.write(iteration_file(folder, iteration, data_parallel_rank(trainer)), collected.played)
         metrics = self._record(iteration, collected, groups, seconds, judging)
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, CollectionObserver):
@@ -254,7 +253,7 @@ class RolloutCollection:
         logged = ["dropped_groups", *(["resampled_groups"] if plan.resample_rounds else [])]
         logged += ["resampled_members"] if plan.failed_members == "resample" else []
         measured.sums |= {f"rollout/{name}": collected.counts[name] for name in logged}
-        if plan.further is not None:
+        if plan.branch_rule is not None:
             measured.sums["rollout/branch_episodes"] = float(len(branches))
             measured.sums["rollout/branch_tokens"] = token_count(branches)
         if several:

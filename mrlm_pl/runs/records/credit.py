@@ -221,7 +221,7 @@ class _Crediting:
             episode
             for episode in included
             if groups[episode.group] >= self.learner.smallest_group
-            and (episode.origin is None or self.learner.unit.further is not None)
+            and (episode.origin is None or self.learner.unit.branch_rule is not None)
         ]
         greedy = [episode for episode in plain if episode.excluded == "greedy"]
         self._check(training, greedy)
@@ -242,10 +242,10 @@ class _Crediting:
         learner, missing = self.learner, ""
         if any(map(is_tree_path, training)) != (learner.unit.branching is not None):
             missing = "turn trees" if learner.unit.branching is not None else "separate episodes instead of turn trees"
-        elif learner.unit.further is not None and (
+        elif learner.unit.branch_rule is not None and (
             self.trained_by != self.name or all(episode.origin is None for episode in training)
         ):
-            missing = "the further episodes of each group that only its own runs play"
+            missing = "the branch episodes of each group that only its own runs play"
             missing += "" if self.trained_by else " (no config.yaml names the run's algorithm)"
         elif learner.uses_greedy_baseline and not greedy:
             missing = "a greedy episode of each task"
