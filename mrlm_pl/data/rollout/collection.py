@@ -179,7 +179,8 @@ class RolloutCollection:
                 rows = self._prepare(iteration, training, collected)
         finally:
             if self._writes:  # also what cannot be trained on
-                self._writer.write(iteration_file(folder, iteration, data_parallel_rank(trainer)), collected.played)
+                everything = collected.played
+                self._writer.write(iteration_file(folder, iteration, data_parallel_rank(trainer)), everything)
         metrics = self._record(iteration, collected, groups, seconds, judging)
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, CollectionObserver):
