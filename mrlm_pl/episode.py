@@ -39,10 +39,10 @@ Role = Literal["system", "user", "assistant", "tool"]
 ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
 
 
-def person_of(agent: str) -> str:
-    """Return the person behind an agent: environments with one agent per turn name them ``person@turn``.
+def base_agent(agent: str) -> str:
+    """Return an agent's name without its turn: environments with one agent per turn name them ``AGENT@TURN``.
 
-    >>> person_of("solver_1@2"), person_of("solver_1")
+    >>> base_agent("solver_1@2"), base_agent("solver_1")
     ('solver_1', 'solver_1')
     """
     return agent.partition("@")[0]
@@ -519,7 +519,7 @@ def question_to(episode: Episode, agent: str) -> str | None:
     """
     begins = min(turn.index for turn in episode.turns())
     first = [row for row in episode.rows() if row.turns and row.turns[0].index == begins]
-    shown = next((row for row in first if person_of(row.agent) == person_of(agent)), first[0])
+    shown = next((row for row in first if base_agent(row.agent) == base_agent(agent)), first[0])
     return next((message.content for message in shown.messages if message.role == "user"), None)
 
 

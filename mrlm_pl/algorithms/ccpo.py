@@ -76,7 +76,7 @@ class CCPO(PolicyGradient):
             self.metrics.rollout[f"train/contribution/{key}"] = self._history[key].mean
         return normalized
 
-    def without_signal(self, group: Sequence[Episode]) -> bool:
+    def lacks_signal(self, group: Sequence[Episode]) -> bool:
         return False  # equal contributions differ from the history
 
     def progress(self) -> dict[str, Any]:

@@ -60,7 +60,7 @@ class DPO(GivenAnswersAlgorithm):
         sft_weight: NonNegativeFloat = 0.0,
     ) -> None:
         super().__init__(policies, optimization)
-        self.refuse_dropout()
+        self.check_no_dropout()
         self.loss = preference_loss(loss, beta=beta, label_smoothing=label_smoothing, margin=margin)
         self.beta, self.reference_free, self.reads_reference_sums = beta, reference_free, not reference_free
         self.length_normalized, self.sft_weight = length_normalized, sft_weight

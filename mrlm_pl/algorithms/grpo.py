@@ -77,13 +77,12 @@ class GRPO(PolicyGradient):
         super().__init__(policies, seats, **settings)
         self.advantage = ADVANTAGES[advantage] if isinstance(advantage, str) else advantage
         check_takes(self.advantage, "rewards", "groups")
-        turns = TurnCredit(gamma, turn_baseline, normalize=advantage == "group_normalized")
         if credit == "turn":
             if advantage not in ("group_normalized", "group_centered"):
                 raise ConfigurationError(
                     f"advantage is {getattr(advantage, '__name__', advantage)!r} with credit 'turn', whose baseline "
                     "is that of turn_baseline; choose group_normalized or group_centered, or credit 'episode'"
                 )
-            self.unit = turns
-        elif turns != TurnCredit(normalize=turns.normalize):  # the others have their defaults
+            self.unit = TurnCredit(gamma, turn_baseline, normalize=advantage == "group_normalized")
+        elif (turn_baseline, gamma) != ("unbiased", 1.0):  # their defaults
             raise ConfigurationError("turn_baseline and gamma belong to credit 'turn'; set `credit: turn`")

@@ -53,7 +53,7 @@ class IGPO(PolicyGradient):
 
     smallest_group = 2
     default_loss = "ppo"
-    weights_in_credit = "the information gains"
+    credit_needs_weights_for = "the information gains"
 
     def __init__(
         self,

@@ -54,7 +54,7 @@ class KTO(GivenAnswersAlgorithm):
         undesirable_weight: NonNegativeFloat = 1.0,
     ) -> None:
         super().__init__(policies, optimization)
-        self.refuse_dropout()
+        self.check_no_dropout()
         not_all_zero("KTO: ", desirable_weight=desirable_weight, undesirable_weight=undesirable_weight)
         self.beta = beta
         self.weights = {"desirable_weight": desirable_weight, "undesirable_weight": undesirable_weight}

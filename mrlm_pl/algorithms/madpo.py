@@ -72,7 +72,7 @@ class MADPO(Algorithm):
         **settings: Any,
     ) -> None:
         super().__init__(policies, seats, **settings)
-        self.refuse_dropout()
+        self.check_no_dropout()
         self.loss = preference_loss(loss, beta=beta, label_smoothing=label_smoothing, margin=margin)
         self.beta = beta
 
@@ -94,7 +94,7 @@ class MADPO(Algorithm):
     def _trained_rows(self, episode: Episode) -> tuple[Trajectory, ...]:
         return tuple(row for row in episode.rows() if row.num_actions and self.policy(row.policy).trained)
 
-    def without_signal(self, group: Sequence[Episode]) -> bool:
+    def lacks_signal(self, group: Sequence[Episode]) -> bool:
         return not joint_pairs(group)
 
     def policy_loss(self, name: str, rows: PolicyBatch, batch: Batch) -> Tensor:

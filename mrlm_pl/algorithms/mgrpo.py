@@ -11,7 +11,7 @@ import torch
 
 from mrlm_pl.advantages import group_normalized_advantages
 from mrlm_pl.engines.base import Sampling
-from mrlm_pl.episode import Episode, person_of
+from mrlm_pl.episode import Episode, base_agent
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.grouping import grouped
 from mrlm_pl.learner.credit.returns import Batches, Returns, labels
@@ -77,9 +77,9 @@ class MGRPO(PolicyGradient):
         for episode, agent in zip(returns.episode, returns.agent, strict=True):
             planner = self._planner_of(episode)
             added.append(0.0 if agent == planner else episode.rewards().get(planner, 0.0))
-        people = zip(returns.group.tolist(), map(person_of, returns.agent), strict=True)
+        keys = zip(returns.group.tolist(), map(base_agent, returns.agent), strict=True)
         reward = returns.reward + torch.tensor(added, dtype=torch.float64)
-        return replace(returns, reward=reward, comparison=torch.tensor(labels(people)).long())
+        return replace(returns, reward=reward, comparison=torch.tensor(labels(keys)).long())
 
     def chosen(self, returns: Returns) -> list[int]:
         """Return the indices of the returns that are trained on; an index may occur several times."""
@@ -90,7 +90,7 @@ class MGRPO(PolicyGradient):
         for numbers in members.values():
             episode, agent = returns.episode[numbers[0]], returns.agent[numbers[0]]
             size = len(numbers) if agent == self._planner_of(episode) else self.calls_per_group
-            draw = Random(derive_seed("calls", episode.seed, person_of(agent)))
+            draw = Random(derive_seed("calls", episode.seed, base_agent(agent)))
             sampled += numbers * (size // len(numbers)) + draw.sample(numbers, size % len(numbers))
         return sorted(sampled)
 

@@ -51,7 +51,7 @@ class OnPolicyDistillation(PolicyGradient):
     """
 
     default_loss = "ppo"
-    no_signal = "no episode counts as solved, so that no sibling has an answer to teach"
+    no_signal_reason = "no episode counts as solved, so that no sibling has an answer to teach"
 
     def __init__(
         self,
@@ -89,6 +89,6 @@ class OnPolicyDistillation(PolicyGradient):
     def advantages(self, returns: Returns) -> Tensor:
         return torch.zeros_like(returns.reward)
 
-    def without_signal(self, group: Sequence[Episode]) -> bool:
+    def lacks_signal(self, group: Sequence[Episode]) -> bool:
         """Return whether the only teachers are successful siblings, and none succeeded."""
         return self.smallest_group > 1 and not any(episode.success for episode in group if not episode.failed)

@@ -41,7 +41,7 @@ class ORPO(GivenAnswersAlgorithm):
         odds_weight: PositiveFloat = 0.1,
     ) -> None:
         super().__init__(policies, optimization)
-        self.refuse_dropout()
+        self.check_no_dropout()
         self.odds_weight = odds_weight
 
     def compare(self, name: str, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:

@@ -78,5 +78,6 @@ class PPO(PolicyGradient):
     ) -> None:
         super().__init__(policies, seats, kl=kl, task_normalization=task_normalization, **settings)
         self.unit = TokenCredit(gamma, lam, discount_unit, "policy" if whiten_advantages else None)
-        values = value_learning_rate, value_clip, value_coefficient, normalize_values
-        self.critic = PolicyCritics(critics or {}, self.learners, *values)
+        self.critic = PolicyCritics(
+            critics or {}, self.learners, value_learning_rate, value_clip, value_coefficient, normalize_values
+        )

@@ -55,12 +55,12 @@ class REINFORCE(PolicyGradient):
         self._running: dict[str, float] = {}
 
     def with_baselines(self, returns: Returns) -> Returns:
-        policies = [self.seat(agent) for agent in returns.agent]
-        mine = {name: torch.tensor([policy == name for policy in policies], dtype=torch.bool) for name in self.policies}
-        own = {name: masked_moments(returns.reward, mask) for name, mask in mine.items()}
-        moments = sum_over_ranks(self.trainer, own)
+        seats = [self.seat(agent) for agent in returns.agent]
+        masks = {name: torch.tensor([seat == name for seat in seats], dtype=torch.bool) for name in self.policies}
+        moments_here = {name: masked_moments(returns.reward, mask) for name, mask in masks.items()}
+        moments = sum_over_ranks(self.trainer, moments_here)
         baselines = torch.zeros_like(returns.reward)
-        for name, mask in mine.items():
+        for name, mask in masks.items():
             if self.baseline == "mean" and moments[name].count == 1 and name not in self.warned:
                 self.warned.add(name)
                 logger.warning(
@@ -68,13 +68,13 @@ class REINFORCE(PolicyGradient):
                     "its advantage is 0; raise data.groups or data.group_size, or set model.baseline to running",
                     name,
                 )
-            level = self._level(name, moments[name].mean, moments[name].count > 0)
-            self.metrics.rollout[self.metrics.name("baseline", name)] = level
-            baselines[mask] = level
+            baseline = self._next_baseline(name, moments[name].mean, moments[name].count > 0)
+            self.metrics.rollout[self.metrics.name("baseline", name)] = baseline
+            baselines[mask] = baseline
         return replace(returns, baseline=baselines)
 
-    def _level(self, name: str, mean: float, observed: bool) -> float:
-        """Return the baseline of this rollout, which then enters the running average."""
+    def _next_baseline(self, name: str, mean: float, observed: bool) -> float:
+        """Return a policy's baseline of this rollout; with ``running``, its mean return then enters the average."""
         if self.baseline == "none" or not observed:
             return 0.0
         if self.baseline == "mean":

@@ -69,7 +69,7 @@ class SFT(Algorithm):
         reduction: Reduction = "token_mean",
     ) -> None:
         super().__init__(policies, None, optimization)
-        self.refuse_several_policies()
+        self.check_single_policy()
         if reduction == "constant_length":
             raise ConfigurationError("SFT has no longest response; use another reduction than 'constant_length'")
         self.objective, self.reduction = objective, reduction

@@ -42,7 +42,7 @@ class SimPO(GivenAnswersAlgorithm):
         margin: NonNegativeFloat = 1.0,
     ) -> None:
         super().__init__(policies, optimization)
-        self.refuse_dropout()
+        self.check_no_dropout()
         self.beta, self.margin = beta, margin
 
     def compare(self, name: str, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:

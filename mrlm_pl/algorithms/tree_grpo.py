@@ -56,4 +56,4 @@ class TreeGRPO(PolicyGradient):
         **settings: Any,
     ) -> None:
         super().__init__(policies, seats, **settings)
-        self.unit = LeafCredit(turn_baseline, normalize, further=Expansions(rounds, nodes))
+        self.unit = LeafCredit(turn_baseline, normalize, branch_rule=Expansions(rounds, nodes))

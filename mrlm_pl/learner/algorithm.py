@@ -26,7 +26,7 @@ from mrlm_pl.learner.optimization import Optimization, gradient_norm, weight_gro
 from mrlm_pl.learner.policies.reference import ReferencePolicy
 from mrlm_pl.learner.policies.seats import check_seats, seat_of, seats_of_run
 from mrlm_pl.policy import Policy
-from mrlm_pl.policy.forward.devices import LEAST_FREED
+from mrlm_pl.policy.forward.devices import MIN_FREED_WEIGHTS
 from mrlm_pl.policy.forward.logprobs import bounded_together
 from mrlm_pl.policy.pretrained import write_policy
 from mrlm_pl.policy.sharding import clip_norm, gathered, parallelize, shard
@@ -118,11 +118,11 @@ class Algorithm(ChecksArguments, LightningModule, RolloutLearner):
         """Return a micro-batch's part (0-dim) of the update's loss: the sum of the policies' :meth:`policy_loss`."""
         return torch.stack([loss.float() for loss in losses.values()]).sum()
 
-    def note_without_gradient(self, name: str, rows: PolicyBatch, batch: Batch) -> None:
-        """Add a policy's rows of a micro-batch whose loss has no gradient to the metrics of the update."""
+    def measure_without_gradient(self, name: str, rows: PolicyBatch, batch: Batch) -> None:
+        """Measure a policy's rows of a micro-batch whose loss has no gradient, for the metrics of the update."""
 
-    def evaluates_others(self, batch: Batch) -> bool:
-        """Return whether :meth:`note_without_gradient` makes a forward pass; the same on every rank."""
+    def evaluates_without_gradient(self, batch: Batch) -> bool:
+        """Return whether :meth:`measure_without_gradient` makes a forward pass; the same on every rank."""
         return not batch.on_policy
 
     def check_demonstrations(self, rows: Mapping[str, Sequence[Trajectory]]) -> None:
@@ -253,7 +253,7 @@ class Algorithm(ChecksArguments, LightningModule, RolloutLearner):
                     terms.append(self.idle_loss(name))
         if losses:
             terms.append(self.combined(losses, batch))
-        self._note_rows_without_gradient(batch)
+        self._measure_rows_without_gradient(batch)
         loss = torch.stack([term.float() for term in terms]).sum()
         self.metrics.add_sum("train/loss", loss)
         self.metrics.log(batch.metrics, on_rollout_bar)
@@ -261,12 +261,12 @@ class Algorithm(ChecksArguments, LightningModule, RolloutLearner):
         return loss * batch.micro_batches
 
     @torch.no_grad()
-    def _note_rows_without_gradient(self, batch: Batch) -> None:
+    def _measure_rows_without_gradient(self, batch: Batch) -> None:
         for name in self.learners:
             rows = batch.without_gradient.get(name)
             if rows is not None:
-                self.note_without_gradient(name, rows, batch)
-            elif name in batch.without_gradient and name in self.policies and self.evaluates_others(batch):
+                self.measure_without_gradient(name, rows, batch)
+            elif name in batch.without_gradient and name in self.policies and self.evaluates_without_gradient(batch):
                 self.policy(name).idle_loss()  # the ranks of a sharded model make every forward pass together
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -308,7 +308,7 @@ class Algorithm(ChecksArguments, LightningModule, RolloutLearner):
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         super().optimizer_step(*args, **kwargs)
         optimizer: Any = self.optimizers()
-        if sum(weight.numel() for group in optimizer.param_groups for weight in group["params"]) >= LEAST_FREED:
+        if sum(weight.numel() for group in optimizer.param_groups for weight in group["params"]) >= MIN_FREED_WEIGHTS:
             optimizer.zero_grad()  # now, and not in the next update: the rollouts before it need the memory
         if self.reference.moves:
             self.reference.follow(self.trained_policies.values(), self.global_step + 1)
@@ -420,7 +420,7 @@ class Algorithm(ChecksArguments, LightningModule, RolloutLearner):
         for name, policy in (self.trained_policies | critics).items():
             write_policy(policy.save_pretrained, name, Path(folder) / name, write, critic=name in critics)
 
-    def refuse_several_policies(self) -> None:
+    def check_single_policy(self) -> None:
         """Validate that there is one policy.
 
         Raises:
@@ -429,7 +429,7 @@ class Algorithm(ChecksArguments, LightningModule, RolloutLearner):
         if len(self.policies) != 1:
             raise ConfigurationError(f"{type(self).__name__} trains one policy; `policies` has {sorted(self.policies)}")
 
-    def refuse_dropout(self) -> None:
+    def check_no_dropout(self) -> None:
         """Validate that no trained policy has dropout.
 
         Raises:

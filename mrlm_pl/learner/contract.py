@@ -49,8 +49,8 @@ class RolloutLearner(Protocol):
     smallest_group: int = 1
     """Fewest episodes per task that the advantage is defined for."""
 
-    no_signal: str = EQUAL_RETURNS
-    """Explanation of groups that :meth:`without_signal` finds, for messages."""
+    no_signal_reason: str = EQUAL_RETURNS
+    """Explanation of groups that :meth:`lacks_signal` finds, for messages."""
 
     uses_greedy_baseline: bool = False
     """Play each task once more with the most probable tokens, for comparison."""
@@ -105,7 +105,7 @@ class RolloutLearner(Protocol):
     def seat(self, agent: str) -> str:
         """Return the name of the policy that decides for an agent."""
 
-    def without_signal(self, group: Sequence[Episode]) -> bool:
+    def lacks_signal(self, group: Sequence[Episode]) -> bool:
         """Return whether the episodes of a task have equal returns, agent by agent; failures do not count.
 
         Returns are those of the environment. What :meth:`turn_bonus` adds does not count: answers that are all right or
@@ -125,7 +125,7 @@ class RolloutLearner(Protocol):
         """Return a rollout's trajectories by learner, on the host, with advantages; called once, without gradient.
 
         Args:
-            episodes: one rollout, ordinary episodes before further ones; failed episodes are left out.
+            episodes: one rollout, ordinary episodes before branches; failed episodes are left out.
             sampling: distribution that the turns were sampled from.
             greedy: one greedy episode for each group, if :attr:`uses_greedy_baseline` is set; not trained on.
 

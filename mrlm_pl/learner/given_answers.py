@@ -30,7 +30,7 @@ class GivenAnswersAlgorithm(Algorithm):
         optimization: Optimization = Optimization(),  # noqa: B008 (frozen)
     ) -> None:
         super().__init__(policies, None, optimization)
-        self.refuse_several_policies()
+        self.check_single_policy()
 
     @abstractmethod
     def compare(self, name: str, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:

@@ -173,7 +173,7 @@ class PolicyGradient(Algorithm):
         distillation: Distillation | None = None,
     ) -> None:
         super().__init__(policies, seats, optimization)
-        self.refuse_dropout()
+        self.check_no_dropout()
         clip = as_settings(Clip, clip, "clip")
         changed = {"loss": loss is not None, "loss_settings": bool(loss_settings), "clip": clip != Clip()}
         if any(changed.values()) and not self.uses_loss:
@@ -276,7 +276,7 @@ class PolicyGradient(Algorithm):
         return corrected or (self.uses_importance_ratio and not self.recomputes(sampling))
 
     @property
-    def weights_in_credit(self) -> str | None:
+    def credit_needs_weights_for(self) -> str | None:
         """Part of the credit that models compute; None if advantages follow from the episodes alone."""
         parts = {
             "a critic": self.critic is not None,
@@ -290,9 +290,9 @@ class PolicyGradient(Algorithm):
 
     def prepare(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()) -> Batches:
         self.collection_over = False
-        # Nothing moves the policy between the rollout and its only update, and nothing reads pi_old before.
-        reads = self.reference.used, self.distiller, self._overrides("prepare", "policy_loss", "note_without_gradient")
-        own_pass = self.rollouts.updates == 1 and not any(reads)
+        # The only update on a rollout can take pi_old from its own forward pass, unless something reads pi_old earlier.
+        overrides = self._overrides("prepare", "policy_loss", "measure_without_gradient")
+        own_pass = self.rollouts.updates == 1 and not (self.reference.used or self.distiller or overrides)
         episodes = self.rewarded(episodes)
         trained = self.trained_rows(episodes, sampling, greedy)
         if self.uses_greedy_baseline:  # only now, because `trained_rows` counts the others
@@ -318,7 +318,7 @@ class PolicyGradient(Algorithm):
         return episodes
 
     def trained_rows(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()) -> Batches:
-        """Return the rows of :meth:`prepare` with advantages alone; see :attr:`weights_in_credit`."""
+        """Return the rows of :meth:`prepare` with advantages alone; see :attr:`credit_needs_weights_for`."""
         if self.uses_greedy_baseline:
             note_baselines(self.metrics, episodes, greedy, self.turn_bonus(sampling))
             episodes = with_greedy(episodes, greedy)
@@ -370,8 +370,9 @@ class PolicyGradient(Algorithm):
         if self.unit.has_rule and self._overrides("with_baselines") and not self._overrides("advantages"):
             self.unit.check_compared(compared, self.with_baselines)
         advantages = check_advantages(self.advantages(compared), len(compared.comparison), self.advantages)
-        unused = self.unit.has_rule and self._overrides("advantages")
-        return replace(compared, baseline=None) if unused else compared, advantages  # type: ignore[type-var]
+        if self.unit.has_rule and self._overrides("advantages"):  # which does not subtract the unit's baselines
+            compared = replace(compared, baseline=None)  # type: ignore[type-var]
+        return compared, advantages
 
     def with_baselines(self, returns: Any) -> Any:
         """Return the returns with their baselines, by default those of :attr:`advantage`; every rank calls this once.
@@ -434,7 +435,7 @@ class PolicyGradient(Algorithm):
 
     # Groups that carry no learning signal.
 
-    def without_signal(self, group: Sequence[Episode]) -> bool:
+    def lacks_signal(self, group: Sequence[Episode]) -> bool:
         if not (group and self.unit.compares and self.critic is None):  # their rewards may be the team's
             return equal_returns(group)
         trained, (returns, signal) = self.trained_policies, self.signal(group)
@@ -454,7 +455,7 @@ class PolicyGradient(Algorithm):
 
     def rows_with_gradient(self, rows: PolicyBatch) -> Tensor:
         with_gradient = rows.action_mask.any(-1)
-        if rows.teacher_prompts is None and not self._trains_equal(rows):
+        if rows.teacher_prompts is None and not self._trains_zero_advantages(rows):
             with_gradient &= (rows.advantages != 0).any(-1)
         return with_gradient.nonzero().flatten()
 
@@ -488,7 +489,7 @@ class PolicyGradient(Algorithm):
         """Return log-probabilities, entropies if they have a weight, values of a value head, and divergences."""
         teaching = None
         if self.distiller is not None:
-            alone = not self._trains_equal(rows) and not bool(rows.layout.advantages.any())
+            alone = not self._trains_zero_advantages(rows) and not bool(rows.layout.advantages.any())
             teaching = self.distiller.teaching(name, rows, batch.totals[name], alone)
         if teaching is None and not self.entropy.used and not self._trains_values(rows):
             return TokenOutputs(self.policies[name](**rows.inputs()), None, None)
@@ -519,13 +520,13 @@ class PolicyGradient(Algorithm):
         """Return whether the value loss is part of the token losses of a policy's rows."""
         return self.critic is not None and rows.values is not None
 
-    def _trains_equal(self, rows: PolicyBatch) -> bool:
+    def _trains_zero_advantages(self, rows: PolicyBatch) -> bool:
         """Return whether rows may have a gradient, other than the teachers', where their advantages are 0."""
         own = self.loss.own or self._overrides("token_losses", "policy_loss")
         return own or self.reference.used or self.entropy.used or self._trains_values(rows)
 
-    def note_without_gradient(self, name: str, rows: PolicyBatch, batch: Batch) -> None:
-        logp = self.policies[name](**rows.inputs()) if self.evaluates_others(batch) else rows.proximal_logp
+    def measure_without_gradient(self, name: str, rows: PolicyBatch, batch: Batch) -> None:
+        logp = self.policies[name](**rows.inputs()) if self.evaluates_without_gradient(batch) else rows.proximal_logp
         if self.old_policy.is_current:
             rows = replace(rows, proximal_logp=logp)
         _, metrics = self._corrected_losses(rows.old_logp, rows)  # an advantage of 0 is never clipped
@@ -535,7 +536,7 @@ class PolicyGradient(Algorithm):
         else:
             self.metrics.add_divergences(name, logp, rows)
 
-    def evaluates_others(self, batch: Batch) -> bool:
+    def evaluates_without_gradient(self, batch: Batch) -> bool:
         return self.old_policy.is_current or not batch.on_policy
 
     # Between updates.

@@ -22,7 +22,7 @@ from mrlm_pl.policy.forward.devices import drawn_on_host
 from mrlm_pl.policy.forward.divergence import Teaching
 from mrlm_pl.policy.forward.families import weights_beside_text
 from mrlm_pl.policy.forward.int8 import linear_layers, to_int8
-from mrlm_pl.policy.forward.passes import NoisyRowOptions, RowOptions
+from mrlm_pl.policy.forward.passes import RowOptions, SeededRowOptions
 from mrlm_pl.policy.lora import LoRA, add_adapter, is_adapter, merged_state, with_shared_weights
 from mrlm_pl.policy.pretrained import (
     BUILTIN_TINY,
@@ -400,7 +400,7 @@ class Policy(nn.Module):
         if self.value_head is not None:
             self.value_head.save(folder, write=write)
 
-    def _options(self, token_ids: Tensor, dropout_key: int | None, options: RowOptions) -> NoisyRowOptions:
+    def _options(self, token_ids: Tensor, dropout_key: int | None, options: RowOptions) -> SeededRowOptions:
         """Return the options of a forward pass over these rows, with this policy's bound and dropout."""
         seed = None
         if self.dropout and dropout_key is not None and torch.is_grad_enabled():

@@ -1,4 +1,4 @@
-"""Further episodes of a group, which branch from those that are finished."""
+"""Branch episodes: episodes of a group that branch from its finished ones."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from mrlm_pl.seeding import keyed_random
 from mrlm_pl.settings import PositiveInt, Settings, at_least
 
 
-class FurtherEpisodes(Settings):
-    """The further episodes of every group, round after round.
+class BranchRule(Settings):
+    """Rule that adds branch episodes to every group, round after round.
 
     A subclass is a frozen dataclass: its ``repr`` decides whether groups in a checkpoint are still those of the run.
     """
@@ -33,7 +33,7 @@ class FurtherEpisodes(Settings):
 
 
 @dataclass(frozen=True)
-class Alternatives(FurtherEpisodes):
+class Alternatives(BranchRule):
     """Fresh samples that replace individual messages of every episode.
 
     Args:
@@ -71,8 +71,8 @@ class Alternatives(FurtherEpisodes):
 
 
 @dataclass(frozen=True)
-class Expansions(FurtherEpisodes):
-    """Trees: every ordinary episode is a chain, whose states are continued to further leaves.
+class Expansions(BranchRule):
+    """Trees: every ordinary episode is a chain, whose states are continued to new leaves.
 
     A state is where a decision is due, the first one included. Each is drawn with equal probability, with replacement,
     among the distinct states of a tree.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from mrlm_pl.episode import Episode, Turn, person_of
+from mrlm_pl.episode import Episode, Turn, base_agent
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.seeding import keyed_random
 from mrlm_pl.settings import PositiveInt, Settings, UnitInterval
@@ -56,7 +56,7 @@ class CrossPolicy(Settings):
         >>> len({whole.drawn(7, "solver", step) for step in range(20)})
         1
         """
-        key = (agent, step, *branch) if self.unit == "turn" else (person_of(agent),)
+        key = (agent, step, *branch) if self.unit == "turn" else (base_agent(agent),)
         random = keyed_random("cross-policy", seed, *key)
         return random.randrange(self.snapshots) if random.random() < self.share else None
 

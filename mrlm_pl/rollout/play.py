@@ -179,30 +179,28 @@ class Play:
             return TURN_STOP
         return CONTEXT_STOP if any(self.length(agent) >= windows[agent] for agent in self.due) else ""
 
-    def refuse(self, windows: Mapping[str, int]) -> None:
-        """Tell the programs that wait for replies which of their prompts are beyond the context."""
+    def refuse_long_prompts(self, windows: Mapping[str, int]) -> None:
+        """Add a refusal to each prompt of a program that is beyond the context window."""
         for agent in self.due:
-            length = self.length(agent)
-            window = windows[agent]
-            prompt = self.observed[agent]
+            length, window, prompt = self.length(agent), windows[agent], self.observed[agent]
             if isinstance(prompt, Prompt) and length >= window:
                 prompt.refusals.append(
                     f"prompt is too long: {length} tokens, and this model's maximum context length is {window}"
                 )
 
     @property
-    def calling(self) -> bool:
+    def program_waits(self) -> bool:
         """True if a program waits for replies: ended now, it gives no reward."""
         return any(isinstance(prompt, Prompt) for prompt in self.observed.values())
 
     def begin(self, observations: Observations, seats: Mapping[str, Seat]) -> None:
-        """Hand out the observations of the environment's reset."""
+        """Give each agent its observations from the environment's reset."""
         self.order = TurnOrder(self.environment.name, self.environment.agents)
         self.order.record_reset(observations)
         self.observe(observations, seats)
 
     def observe(self, observations: Observations, seats: Mapping[str, Seat]) -> None:
-        """Hand out observations."""
+        """Add each agent's observations to its conversation."""
         self.observed = observations
         for agent, messages in observations.items():
             if agent not in self.conversations:
@@ -218,8 +216,8 @@ class Play:
 
         A snapshot may sample it; see :meth:`CrossPolicy.drawn`.
         """
-        seed, crossed = self.spec.seed, seat.cross_policy
-        snapshot = None if crossed is None else crossed.drawn(seed, agent, self.steps, *branch)
+        seed, division = self.spec.seed, seat.cross_policy
+        snapshot = None if division is None else division.drawn(seed, agent, self.steps, *branch)
         sampling, prompt = seat.sampling, self.observed[agent]
         if isinstance(prompt, Prompt) and prompt.max_tokens is not None:
             sampling = replace(sampling, max_tokens=min(sampling.max_tokens, prompt.max_tokens))
@@ -273,7 +271,7 @@ class Play:
         self.turns.setdefault(agent, []).append((conversation.row_index, turn))
 
     def take(self, step: Step, seats: Mapping[str, Seat]) -> None:
-        """Book a step's rewards on each agent's latest turn and hand out its observations."""
+        """Add a step's rewards to each agent's latest turn, and give each agent its observations."""
         self.order.record_step(step)
         rewards = _floats(step.rewards)
         for agent, reward in rewards.items():

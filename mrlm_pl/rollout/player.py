@@ -30,7 +30,7 @@ from mrlm_pl.rollout.play import CONTEXT_STOP, TURN_STOP, EpisodeSpec, Play, Sea
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
-MOST_OF_AN_ERROR = 2000
+MAX_ERROR_CHARACTERS = 2000
 """Characters of an environment's error that are recorded and logged; some quote whole outputs or pages."""
 
 _REMEDIES = {
@@ -204,7 +204,7 @@ class EpisodePlayer:
                 logger.warning(
                     "closing a %r environment: %s: %s; further errors of this kind are not logged",
                     *warning_key,
-                    clip(str(result.error), MOST_OF_AN_ERROR),
+                    clip(str(result.error), MAX_ERROR_CHARACTERS),
                 )
 
     def _close_one(self, environment: Environment) -> None:
@@ -251,15 +251,15 @@ class EpisodePlayer:
         windows = {agent: self._window(seat) for agent, seat in self.seats.items()}
         for play in plays:
             reason = "" if play.over else play.limit(self.max_turns, windows)
-            if reason == CONTEXT_STOP and not play.calling:
+            if reason == CONTEXT_STOP and not play.program_waits:
                 self._warn_of_prompt(play, windows)
-            if reason and play.calling:
+            if reason and play.program_waits:
                 play.error = (
                     f"ProgramError in step of {play.spec.task.key} at turn {play.steps}: {reason} before the program "
                     f"had ended, so that its reward is unknown; {_REMEDIES[reason]}"
                 )
                 if reason == CONTEXT_STOP:
-                    play.refuse(windows)
+                    play.refuse_long_prompts(windows)
             elif reason:
                 play.end_early(reason)
         return [play for play in plays if not play.over]
@@ -332,4 +332,4 @@ class EpisodePlayer:
                 line = "" if isinstance(error, MRLMError) else source_line_of_error(error)
                 where = f" ({line})" if line else ""
                 at = f"{phase} of {play.spec.task.key} at turn {play.steps}{where}"
-                play.error = f"{type(error).__name__} in {at}: {clip(str(error), MOST_OF_AN_ERROR)}"
+                play.error = f"{type(error).__name__} in {at}: {clip(str(error), MAX_ERROR_CHARACTERS)}"

@@ -260,19 +260,19 @@ class _EndingFitLoop(_FitLoop):
     def reset(self) -> None:
         progress: Any = self.epoch_loop.batch_progress
         loader: Any = self.trainer.train_dataloader
-        before, length = getattr(loader, "batches_before", 0), self.trainer.num_training_batches
-        left_out = 0 if progress.is_last_batch else getattr(loader, "left_out", 0)
-        if (before or left_out) and length == len(loader):  # other batches of a rollout are served than were counted
+        before, length = getattr(loader, "checkpoint_batches", 0), self.trainer.num_training_batches
+        dropped = 0 if progress.is_last_batch else getattr(loader, "dropped_batches", 0)
+        if (before or dropped) and length == len(loader):  # other batches of a rollout are served than were counted
             counted = progress.total.ready
             for counts in (progress.total, progress.current):
-                extra = counts.ready // before * (loader.batches - before) if before else left_out
+                extra = counts.ready // before * (loader.batches - before) if before else dropped
                 counts.ready, counts.started = counts.ready + extra, counts.started + extra
                 counts.processed, counts.completed = counts.processed + extra, counts.completed + extra
             for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
                 if isinstance(callback, ExactResume):
                     callback.validated += progress.total.ready - counted
-            loader.batches_before = loader.left_out = 0
-        if left_out or getattr(loader, "extended", False):  # the epoch may be over, or have more batches now
+            loader.checkpoint_batches = loader.dropped_batches = 0
+        if dropped or getattr(loader, "extended", False):  # the epoch may be over, or have more batches now
             progress.is_last_batch = progress.current.ready >= length
         super().reset()
 

@@ -92,8 +92,8 @@ def test_turns_are_compared_with_leaves_that_do_not_contain_them(policies: Any, 
 
 def test_leaves_with_equal_returns_have_no_signal(policies: Any) -> None:
     equal = [*leaves()[:1], branch(1, 0, "a", 1, {"a": [1.0, 3.0]})]
-    assert TreeGRPO(policies).without_signal(equal)
-    assert not TreeGRPO(policies).without_signal(leaves())
+    assert TreeGRPO(policies).lacks_signal(equal)
+    assert not TreeGRPO(policies).lacks_signal(leaves())
 
 
 def test_the_paper_adds_the_tree_and_the_task(policies: Any, quiet_trainer: Any) -> None:

@@ -78,14 +78,14 @@ def test_a_failed_episode_shrinks_its_group() -> None:
 def test_a_frozen_partners_returns_are_no_signal() -> None:
     algorithm = GRPO({"x": Policy(), "y": Policy(trained=False)})
     group = [episode(0, "g", {"x": 1.0, "y": 0.0}), episode(1, "g", {"x": 1.0, "y": 5.0})]
-    assert algorithm.without_signal(group)
-    assert not algorithm.without_signal([*group, episode(2, "g", {"x": 0.0, "y": 0.0})])
+    assert algorithm.lacks_signal(group)
+    assert not algorithm.lacks_signal([*group, episode(2, "g", {"x": 0.0, "y": 0.0})])
 
 
 @pytest.mark.parametrize(("algorithm", "settings"), [(IPPO, {"reward": "team"}), (MAPPO, {})])
 def test_a_frozen_partners_returns_are_a_teams_signal(algorithm: Any, settings: dict[str, Any]) -> None:
     group = [episode(number, "g", {"x": 1.0, "y": float(number)}) for number in range(2)]
-    assert not algorithm({"x": Policy(), "y": Policy(trained=False)}, **settings).without_signal(group)
+    assert not algorithm({"x": Policy(), "y": Policy(trained=False)}, **settings).lacks_signal(group)
 
 
 def test_only_action_tokens_have_a_gradient(model_folder: Path) -> None:

@@ -89,9 +89,9 @@ def test_an_answer_beyond_the_context_window_gives_no_gain(
 
 
 def test_groups_with_turns_to_compare_have_a_signal(policies: Any, episodes: list[Episode]) -> None:
-    assert not IGPO(policies).without_signal([episodes[0], replace(episodes[0], id="again")])
+    assert not IGPO(policies).lacks_signal([episodes[0], replace(episodes[0], id="again")])
     single = replace(episode(0, "g", {"a": [("s", 1.0)]}), task=episodes[0].task)
-    assert IGPO(policies).without_signal([single, replace(single, id="again")])
+    assert IGPO(policies).lacks_signal([single, replace(single, id="again")])
 
 
 def test_an_environment_without_references_is_refused(quiet_trainer: Any) -> None:

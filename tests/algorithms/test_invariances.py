@@ -62,7 +62,7 @@ def played(draw: random.Random, number: int, group: str) -> Episode:
 
 
 def rollout(algorithm: PolicyGradient) -> list[Episode]:
-    """Three groups of a kind that the algorithm compares: paths of trees, with further episodes, or separate ones."""
+    """Three groups of a kind that the algorithm compares: paths of trees, with branch episodes, or separate ones."""
     draw = random.Random(1)
     if algorithm.unit.branching is not None:
         joints = [(first, second) for first in range(2) for second in range(2)]
@@ -72,13 +72,13 @@ def rollout(algorithm: PolicyGradient) -> list[Episode]:
             for joint in joints
             for n in (0, 1)
         ]
-    if algorithm.unit.further is None or isinstance(algorithm.unit.further, Expansions):
+    if algorithm.unit.branch_rule is None or isinstance(algorithm.unit.branch_rule, Expansions):
         return [played(draw, number, group) for group in "ghi" for number in range(4)]
     task = Terms().tasks("train")[0]
     groups = [
         play([EpisodeSpec(f"{g}{n}", task, g, seed=7 * k + n) for n in (4, 5, 8)])[0] for k, g in enumerate("ghi")
     ]
-    return [e for group in groups for e in (*group, *play(algorithm.unit.further.due(group, 0))[0])]
+    return [e for group in groups for e in (*group, *play(algorithm.unit.branch_rule.due(group, 0))[0])]
 
 
 @dataclass
@@ -178,5 +178,5 @@ def test_equal_returns_are_no_signal_and_have_no_advantage(prepared: Prepared) -
         pytest.skip("it also learns from something else than differences in a group")
     equal = prepared.episodes[0].with_turns(lambda turn: replace(turn, reward=0.1, components={"score": 0.1}))
     group = [replace(equal, id=str(number)) for number in range(11)]  # a rounded mean of 0.1
-    assert algorithm.without_signal(group)
+    assert algorithm.lacks_signal(group)
     assert not any(table.advantages.any() for table in tables_of(algorithm, group).values())

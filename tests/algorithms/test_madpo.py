@@ -249,8 +249,8 @@ def test_the_best_and_the_worst_episode_of_a_rollouts_group_are_a_pair(model_fol
         logits = policy.model(input_ids=torch.tensor([[8, 9]])).logits[0, -1].detach()
         expected = (2 * logits).log_softmax(-1)[[13, 14, 18, 17]]
         torch.testing.assert_close(tables[name].reference_sums, expected, rtol=1e-4, atol=1e-4)
-    assert algorithm.without_signal(episodes[:2])
-    assert not algorithm.without_signal(episodes[-2:])
+    assert algorithm.lacks_signal(episodes[:2])
+    assert not algorithm.lacks_signal(episodes[-2:])
     totals = {name: batch_totals(rows.action_mask, rows.episode_tokens) for name, rows in tables.items()}
     assert {name: size.episodes for name, size in totals.items()} == {"left": 1.0, "right": 1.0}, "half of each pair"
     batch = Batch({name: rows.select(torch.tensor([2, 3])) for name, rows in tables.items()}, totals)

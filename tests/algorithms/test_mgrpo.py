@@ -86,7 +86,7 @@ def test_the_planner_can_be_named(policies: Any, quiet_trainer: Any) -> None:
     found = advantages(MGRPO(policies, planner="planner"), alone, quiet_trainer())
     assert [row[0] for row in found] == pytest.approx([0.5**0.5, 0.5**0.5, -(0.5**0.5), -(0.5**0.5)], abs=1e-5)
     with pytest.raises(ConfigurationError, match="planner is 'boss', but the agents of environment 't' are helper@1"):
-        MGRPO(policies, planner="boss").without_signal(alone)
+        MGRPO(policies, planner="boss").lacks_signal(alone)
 
 
 def test_wrong_options_are_named() -> None:
@@ -95,9 +95,9 @@ def test_wrong_options_are_named() -> None:
 
 
 def test_signals_of_calls_count(policies: Any) -> None:
-    assert MGRPO(policies).without_signal([played(0, 1.0, 0.5), played(1, 1.0, 0.5)])
-    assert not MGRPO(policies).without_signal([played(0, 1.0, 0.5, 0.0), played(1, 1.0, 0.5)])
-    assert GRPO(policies).without_signal([played(0, 1.0, 0.5, 0.0), played(1, 1.0, 0.5)])
+    assert MGRPO(policies).lacks_signal([played(0, 1.0, 0.5), played(1, 1.0, 0.5)])
+    assert not MGRPO(policies).lacks_signal([played(0, 1.0, 0.5, 0.0), played(1, 1.0, 0.5)])
+    assert GRPO(policies).lacks_signal([played(0, 1.0, 0.5, 0.0), played(1, 1.0, 0.5)])
 
 
 Outcome = tuple[int, ...]

@@ -420,7 +420,7 @@ def test_a_teacher_without_a_student_is_an_error(model_folder: Path, quiet_train
         {"student": Policy(str(model_folder))}, distillation=Distillation([Teacher(reprompt="sibling")])
     )
     wrong, right = (episode(siblings.policy("student"), 0, {"solver": ["7"]}, success) for success in (False, True))
-    assert [siblings.without_signal(group) for group in ([wrong, wrong], [wrong, right])] == [True, False]
+    assert [siblings.lacks_signal(group) for group in ([wrong, wrong], [wrong, right])] == [True, False]
     data = RolloutDataModule(echo(), groups=2, group_size=1, iterations=1, sampling=Sampling(max_tokens=4))
     with pytest.raises(ConfigurationError, match="compares at least 2 episodes of each task"):
         quiet_trainer().fit(siblings, data)

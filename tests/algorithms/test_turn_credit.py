@@ -142,19 +142,19 @@ def test_a_weight_of_no_component_causes_a_warning(policies: Any, quiet_trainer:
 
 def test_equal_returns_with_other_turns_have_a_signal(policies: Any) -> None:
     group = [episode(0, "g", {"a": [("s", 1.0), ("t", 0.0)]}), episode(1, "g", {"a": [("s", 0.0), ("t", 1.0)]})]
-    assert GRPO(policies).without_signal(group)
-    assert not GRPO(policies, credit="turn").without_signal(group)
-    assert GRPO(policies, credit="turn").without_signal([group[0], group[0]])
+    assert GRPO(policies).lacks_signal(group)
+    assert not GRPO(policies, credit="turn").lacks_signal(group)
+    assert GRPO(policies, credit="turn").lacks_signal([group[0], group[0]])
 
 
 def test_equal_returns_of_other_components_have_a_signal(policies: Any) -> None:
     parts: list[dict[str, float]] = [{"right": 1.0}, {"form": 1.0}]
     group = [episode(k, "g", {"a": [("s", part)]}) for k, part in enumerate(parts)]
-    assert GRPO(policies).without_signal(group)
+    assert GRPO(policies).lacks_signal(group)
     unequal = GDPO(policies, weights={"form": 0.5})
-    assert not unequal.without_signal(group)
-    assert unequal.without_signal([group[0], group[0]])
-    assert GDPO(policies).without_signal(group), "1 - 1 and -1 + 1, over the deviation"
+    assert not unequal.lacks_signal(group)
+    assert unequal.lacks_signal([group[0], group[0]])
+    assert GDPO(policies).lacks_signal(group), "1 - 1 and -1 + 1, over the deviation"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from mrlm_environments.math.environment import MathEnvironment
 from mrlm_pl.environment import Message, Observations, Step, Task
 from mrlm_pl.environment.check import check_environment
 from mrlm_pl.environment.tasks import split_of
-from mrlm_pl.episode import person_of
+from mrlm_pl.episode import base_agent
 from mrlm_pl.errors import ConfigurationError, DataError, EnvironmentContractError
 from mrlm_pl.reward_models.scorer import TextScore, TextScorer
 from tests.support.environments.data_sets import files_of, rows_of
@@ -37,7 +37,7 @@ def play(
     observed = [played.reset(task)]
     steps: list[Step] = []
     while not steps or not steps[-1].done:
-        actions = {agent: Message("assistant", next(texts[person_of(agent)])) for agent in observed[-1]}
+        actions = {agent: Message("assistant", next(texts[base_agent(agent)])) for agent in observed[-1]}
         steps.append(played.step(actions))
         observed.append(steps[-1].observations)
     return observed[:-1], steps
@@ -171,14 +171,14 @@ def test_a_leader_answers_last_and_its_answer_is_the_teams() -> None:
 def test_a_student_answers_once_beside_the_team(policies_by: str) -> None:
     said = {"solver_1": ("4", "4"), "solver_2": ("3", "3"), "student": ["5"]}
     observed, steps = play(environment(role="student", policies_by=policies_by), said)
-    assert [[person_of(agent) for agent in seen] for seen in observed] == [
+    assert [[base_agent(agent) for agent in seen] for seen in observed] == [
         ["solver_1", "solver_2", "student"],
         ["solver_1", "solver_2"],
     ]
-    first = {person_of(agent): seen[-1].content for agent, seen in observed[0].items()}
+    first = {base_agent(agent): seen[-1].content for agent, seen in observed[0].items()}
     assert first["student"] == "2+3?"
     assert "5" not in "".join(seen[-1].content for seen in observed[1].values()).replace("2+3?", "")
-    assert {person_of(agent): reward for agent, reward in steps[0].rewards.items()} == {
+    assert {base_agent(agent): reward for agent, reward in steps[0].rewards.items()} == {
         "solver_1": 0.0,
         "solver_2": 0.0,
         "student": 1.0,

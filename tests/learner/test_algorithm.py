@@ -171,7 +171,7 @@ def test_a_rollout_waits_for_the_numbers_of_each_model_alone(
 def test_large_gradients_are_freed_before_the_next_rollouts(
     least: int, freed: bool, model_folder: Path, echo: Any, quiet_trainer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(algorithm_module, "LEAST_FREED", least)
+    monkeypatch.setattr(algorithm_module, "MIN_FREED_WEIGHTS", least)
     found = []
 
     class Watched(Callback):

@@ -258,7 +258,7 @@ def test_turns_are_compared_by_their_returns_to_go(cls: Any, baseline: list[floa
 def test_equal_rewards_of_unequal_numbers_of_turns_are_a_signal() -> None:
     learner = CenteredTurns({"main": Policy()})
     group = [turn_episode(n, "g", {"a": [("s", 1.0)] * (n + 1)}) for n in range(2)]
-    assert not learner.without_signal(group), "the returns are 1, 2 and 1"
+    assert not learner.lacks_signal(group), "the returns are 1, 2 and 1"
 
 
 class OwnTurns(PolicyGradient):
@@ -403,9 +403,9 @@ def test_an_own_loss_trains_where_advantages_are_0(
 def test_returns_of_a_frozen_partner_are_no_signal(algorithm: Callable[..., Any]) -> None:
     learner = algorithm({"main": Policy(), "partner": Policy(trained=False)})
     group = [turn_episode(n, "g", {"a": [("s", 1.0)], "b": [("s", float(n))]}) for n in range(2)]
-    assert not learner.without_signal(group)
-    assert learner.without_signal(beside_partner(group, "b"))
-    assert not learner.without_signal(beside_partner(group, "a"))
+    assert not learner.lacks_signal(group)
+    assert learner.lacks_signal(beside_partner(group, "b"))
+    assert not learner.lacks_signal(beside_partner(group, "a"))
 
 
 def test_an_own_unit_of_credit_has_returns_a_signal_and_rows() -> None:
@@ -413,7 +413,7 @@ def test_an_own_unit_of_credit_has_returns_a_signal_and_rows() -> None:
     learner._check_credit()
     learner.trainer = Trainer(logger=False, accelerator="cpu")
     group = [turn_episode(n, "g", {"a": [("s", float(n)), ("s", 3.0 - n)]}) for n in range(2)]
-    assert not learner.without_signal(group), "the sums are equal, the first turns are not"
+    assert not learner.lacks_signal(group), "the sums are equal, the first turns are not"
     rows = learner.credit(group, Sampling(), ())["main"]
     assert [set(row[mask].tolist()) for row, mask in zip(rows.advantages, rows.action_mask, strict=True)] == [
         {-0.5},
@@ -426,7 +426,7 @@ def test_the_rule_of_a_unit_replaces_the_algorithms() -> None:
     learner = OwnUnit({"main": Policy()}, unit=Opposite())
     group = [turn_episode(n, "g", {"a": [("s", 2.0)]}) for n in range(2)]
     assert learner.advantages(learner.with_baselines(learner.returns(group, None, ()))).tolist() == [-2.0, -2.0]
-    assert not learner.without_signal(group), "equal returns have an advantage all the same"
+    assert not learner.lacks_signal(group), "equal returns have an advantage all the same"
 
 
 def test_tokens_are_a_unit_of_credit_without_a_critic_too() -> None:
@@ -443,9 +443,9 @@ def test_tokens_are_a_unit_of_credit_without_a_critic_too() -> None:
         learner._check_credit()
 
 
-def test_further_episodes_are_those_of_the_unit() -> None:
+def test_branch_episodes_are_those_of_the_unit() -> None:
     unit = Coalitions("marginal")
-    assert OwnUnit({"main": Policy()}, unit=unit).unit.further is unit
+    assert OwnUnit({"main": Policy()}, unit=unit).unit.branch_rule is unit
 
 
 def test_decisions_without_a_rule_are_refused_before_the_first_rollout() -> None:
@@ -474,6 +474,6 @@ def test_messages_with_a_team_reward_of_constant_sum_are_warned_of(caplog: pytes
 
 def test_own_returns_are_asked_for_episodes_alone() -> None:
     learner = StackedReturns({"main": Policy()})
-    assert learner.without_signal(()), "a run asks this before its first rollout"
+    assert learner.lacks_signal(()), "a run asks this before its first rollout"
     group = [turn_episode(n, "g", {"a": [("s", float(n))]}) for n in range(2)]
-    assert not learner.without_signal(group)
+    assert not learner.lacks_signal(group)

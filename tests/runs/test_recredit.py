@@ -224,7 +224,7 @@ def test_another_discount_of_a_turn_tree_is_that_of_its_steps(main: Any, quiet_t
         (lambda main: SFT(main), "SFT gives the turns of episodes no advantage"),
         (lambda main: COMA(main), "COMA compares with turn trees, which '.*' does not have"),
         (lambda main: ReMax(main), "ReMax compares with a greedy episode of each task"),
-        (lambda main: C3(main), r"C3 compares with the further episodes .* \(no config.yaml names"),
+        (lambda main: C3(main), r"C3 compares with the branch episodes .* \(no config.yaml names"),
         (lambda main: RLOO(), r"of \['first'\], and the policies are \['main'\]"),
     ],
 )

@@ -299,7 +299,7 @@ def test_turn_trees_of_two_policies_are_shared_out(strategy: str, algorithm: str
         ("shapley", 4 * (3 * 2 + 1)),  # without both agents all episodes of a group are equal
     ],
 )
-def test_further_episodes_are_shared_out(strategy: str, algorithm: str, branches: int, launch: Any) -> None:
+def test_branch_episodes_are_shared_out(strategy: str, algorithm: str, branches: int, launch: Any) -> None:
     options = {"algorithm": algorithm, "policies": ["left", "right"], "duet": True, "data": {"groups": 4}}
     one, two = launch("one", **options), launch("two", strategy=strategy, devices=2, **options)
     assert_same(gradients(two), gradients(one))

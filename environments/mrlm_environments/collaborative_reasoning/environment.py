@@ -23,7 +23,7 @@ from mrlm_environments.collaborative_reasoning.tasks import MATH_FIELDS, generat
 from mrlm_environments.data_tasks import DataTasks
 from mrlm_environments.math.problems import MAX_DIFFICULTY
 from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource
-from mrlm_pl.episode import person_of
+from mrlm_pl.episode import base_agent
 from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, NonFiniteError
 from mrlm_pl.reward_models.scorer import VERIFIER_SCORE, TextScorer, as_probability, exchange
 from mrlm_pl.settings import PositiveInt, whole_range
@@ -162,7 +162,7 @@ class CollaborativeReasoningEnvironment(Environment):
             EnvironmentContractError: the scorer gave something that is not a score.
         """
         # Halves of characters cannot be given to models.
-        replies = {person_of(agent): message.final_text for agent, message in actions.items()}
+        replies = {base_agent(agent): message.final_text for agent, message in actions.items()}
         texts = {person: text.encode("utf-8", "replace").decode() for person, text in replies.items()}
         for person, text in texts.items():
             self._said[person].append(Message("assistant", text))

@@ -55,12 +55,12 @@ class CollectionObserver(ABC):
 class RolloutCollection:
     """Collects one rollout per iteration, and keeps the rest of a run's state: tasks, sums, groups in advance.
 
-    Logged once an iteration under ``rollout/``: ``reward``, ``success``, ``entropy`` (Monte-Carlo estimate in nats
-    per token: the mean of the sampler's ``-log mu``), ``response_tokens`` per turn, ``tokens_per_second`` of the
+    Logged once an iteration under ``rollout/``: ``reward``, ``success``, ``entropy`` (Monte-Carlo estimate in nats per
+    token: the mean of the sampler's ``-log mu``), ``response_tokens`` per turn, ``tokens_per_second`` of the
     collection, ``truncated_turns`` (share truncated at ``max_tokens``), ``failed_episodes``, ``zero_variance_groups``,
-    ``retries`` (episodes that were started again), ``row_restarts``, ``dropped_groups`` and ``resampled_members``
-    (see ``failed_members``), ``resampled_groups`` and ``reward_of_all_groups`` (see ``resample_rounds``), with an
-    algorithm that branches episodes ``branch_episodes`` and ``branch_tokens`` (further episodes and their generated
+    ``retries`` (episodes that were started again), ``row_restarts``, ``dropped_groups`` and ``resampled_members`` (see
+    ``failed_members``), ``resampled_groups`` and ``reward_of_all_groups`` (see ``resample_rounds``), with an algorithm
+    that branches episodes ``branch_episodes`` and ``branch_tokens`` (number of these episodes and of their generated
     tokens; they count in no mean), with ``cross_policy`` ``stale_turns`` (share that snapshots sampled; they do not
     count in ``entropy``) and ``stale_age`` (their mean age in optimizer steps), and the components and metrics of each
     environment as ``rollout/ENVIRONMENT/NAME``; with several environments, also ``reward``, ``success`` and ``groups``
@@ -112,7 +112,7 @@ class RolloutCollection:
         self._writer = EpisodeWriter(saved or EpisodeRetention())
         self._verifiers = VerifierWatch()
         self.components: tuple[str, ...] = ()
-        self._unused = copy.deepcopy({name: part.state() for name, part in self._parts().items()})
+        self._initial_states = copy.deepcopy({name: part.state() for name, part in self._parts().items()})
 
     def begin(self, learner: RolloutLearner) -> None:
         """Attach to the algorithm of a fit, and start the clock."""
@@ -120,15 +120,15 @@ class RolloutCollection:
         self.plan = replace(
             self.plan,
             smallest_group=learner.smallest_group,
-            without_signal=lambda group: learner.without_signal(self.tasks.with_reward_scale(group)),
+            lacks_signal=lambda group: learner.lacks_signal(self.tasks.with_reward_scale(group)),
             trees=learner.unit.branching is not None,
-            further=learner.unit.further,
+            branch_rule=learner.unit.branch_rule,
         )
-        compares = learner.smallest_group > 1 or not learner.without_signal(())  # or it needs no returns at all
+        compares = learner.smallest_group > 1 or not learner.lacks_signal(())  # or it needs no returns at all
         # Tensor-parallel ranks have the same episodes, which the first of them writes.
         copies = self.trainer.world_size // data_parallel_rank(self.trainer)[1]
         self._writes = self.saved is not None and self.trainer.global_rank % copies == 0
-        self._signal = SignalCheck(self.sampling, compares, learner.no_signal)
+        self._signal = SignalCheck(self.sampling, compares, learner.no_signal_reason)
         if self.max_lag:
             self.collector = AsyncCollector(self.players, self.plan, self.sampling, self.max_lag, self.options)
         else:
@@ -138,7 +138,7 @@ class RolloutCollection:
     def restart(self) -> None:
         """Reset the state of an algorithm's rollouts, before another algorithm uses the collection."""
         for name, part in self._parts().items():
-            part.load(copy.deepcopy(self._unused[name]))
+            part.load(copy.deepcopy(self._initial_states[name]))
 
     @property
     def groups(self) -> range:
@@ -246,9 +246,7 @@ class RolloutCollection:
         unused = [*collected.replaced, *collected.greedy, *branches]
         several, plan = len(self.tasks.environments) > 1, self.plan
         earlier = collected.earlier_tokens
-        measured = CollectionSums.of(
-            episodes, seconds, plan.without_signal, unused, branches, several, earlier, judging
-        )
+        measured = CollectionSums.of(episodes, seconds, plan.lacks_signal, unused, branches, several, earlier, judging)
         measured.means |= collected.metrics
         measured.sums |= collected.sums
         if self.players.stale is not None:
@@ -256,7 +254,7 @@ class RolloutCollection:
         logged = ["dropped_groups", *(["resampled_groups"] if plan.resample_rounds else [])]
         logged += ["resampled_members"] if plan.failed_members == "resample" else []
         measured.sums |= {f"rollout/{name}": collected.counts[name] for name in logged}
-        if plan.further is not None:
+        if plan.branch_rule is not None:
             measured.sums["rollout/branch_episodes"] = float(len(branches))
             measured.sums["rollout/branch_tokens"] = token_count(branches)
         if several:

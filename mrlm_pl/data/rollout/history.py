@@ -92,11 +92,12 @@ class SignalCheck:
         sampling: sampling settings of the training episodes.
         compares: whether the algorithm compares the episodes of a task, so that equal returns in each group carry no
             signal; otherwise only equal returns, agent by agent, in all episodes of these iterations carry none.
-        no_signal: explanation of groups without a signal; see :attr:`~mrlm_pl.learner.algorithm.Algorithm.no_signal`.
+        no_signal_reason: explanation of groups without a signal; see
+            :attr:`~mrlm_pl.learner.algorithm.Algorithm.no_signal_reason`.
     """
 
-    def __init__(self, sampling: Sampling, compares: bool, no_signal: str = EQUAL_RETURNS) -> None:
-        self.compares, self.no_signal = compares, no_signal
+    def __init__(self, sampling: Sampling, compares: bool, no_signal_reason: str = EQUAL_RETURNS) -> None:
+        self.compares, self.no_signal_reason = compares, no_signal_reason
         settings = [sampling, *(sampling.of(name) for name in sampling.policies)]
         self._greedy = not any(setting.temperature for setting in settings)
         self._one_token = all(setting.max_tokens == 1 for setting in settings)
@@ -136,7 +137,7 @@ class SignalCheck:
                 environment,
             )
         if self._flat == _ITERATIONS:
-            finding = self.no_signal if self.compares else "the rewards of each agent are equal"
+            finding = self.no_signal_reason if self.compares else "the rewards of each agent are equal"
             cause = self._cause(metrics, truncated and not self._one_token)
             self._warn(f"{_ITERATIONS} iterations in a row have no learning signal: {finding}. Likely cause: {cause}")
         elif self._truncated == _ITERATIONS and not self._one_token:
@@ -166,9 +167,9 @@ class SignalCheck:
                 "every episode is truncated at data.max_turns; raise it, or check with `mrlm check-env` that the "
                 "environment ends its episodes"
             )
-        if self.no_signal != EQUAL_RETURNS and "rollout/success" not in metrics:
+        if self.no_signal_reason != EQUAL_RETURNS and "rollout/success" not in metrics:
             return "the environment does not say which episodes succeed; set its `success_at` where it has one"
-        if self.no_signal != EQUAL_RETURNS:
+        if self.no_signal_reason != EQUAL_RETURNS:
             return "the tasks are too hard for the model; use easier ones first"
         if metrics.get("rollout/success") == 1.0:
             return "every episode succeeds; use harder tasks"

@@ -82,7 +82,7 @@ class CollectionSums:
         cls,
         episodes: Sequence[Episode],
         seconds: float,
-        without_signal: Callable[[Sequence[Episode]], bool] = equal_returns,
+        lacks_signal: Callable[[Sequence[Episode]], bool] = equal_returns,
         unused: Sequence[Episode] = (),
         branches: Sequence[Episode] = (),
         by_task: bool = False,
@@ -94,7 +94,7 @@ class CollectionSums:
         Args:
             episodes: episodes that train.
             seconds: duration of the collection.
-            without_signal: function that returns whether a group carries no learning signal.
+            lacks_signal: function that returns whether a group carries no learning signal.
             unused: other episodes that were played in that time; they count in the throughput, and may have failed.
             branches: episodes among ``unused`` that complete the groups of the training ones.
             by_task: whether reward and success are also measured by environment.
@@ -114,7 +114,7 @@ class CollectionSums:
             if branch.group in groups:
                 groups[branch.group].append(branch)
         means = {
-            "rollout/zero_variance_groups": (float(sum(map(without_signal, groups.values()))), len(groups)),
+            "rollout/zero_variance_groups": (float(sum(map(lacks_signal, groups.values()))), len(groups)),
             **outcomes,
         }
         components = {f"rollout/{name}/": Components.of(pairs) for name, pairs in by_environment.items()}

@@ -183,8 +183,9 @@ class RolloutDataModule(ChecksArguments, LightningDataModule):
         plan = GroupPlan(self.tasks.stream, groups, sizes, self.seed, resample_rounds, failed_members, member_rounds)
         saved = EpisodeRetention() if save_episodes is True else save_episodes or None
         saved = None if saved is None else as_settings(EpisodeRetention, saved, "data.save_episodes")
-        parts = (self.tasks, self.players, plan, sampling)
-        self.collection = RolloutCollection(*parts, rounds, lag, self.async_options, saved)
+        self.collection = RolloutCollection(
+            self.tasks, self.players, plan, sampling, rounds, lag, self.async_options, saved
+        )
         self.stream = TrainingStream(self.collection, passes, minibatches, iterations)
 
     def algorithm(self) -> Algorithm:
@@ -203,15 +204,15 @@ class RolloutDataModule(ChecksArguments, LightningDataModule):
     def setup(self, stage: str) -> None:
         learner = self.players.learner = self.algorithm()
         trainer, stream = learner.trainer, self.stream
-        # Epochs that end within an update step early then.
-        early = self._batches(trainer) % trainer.accumulate_grad_batches
+        # An epoch that ends within an update steps the optimizer early: the number of updates on a rollout then varies.
+        steps_early = self._batches(trainer) % trainer.accumulate_grad_batches
         self.check(learner, trainer, stage)
         facts = RolloutFacts(
             # Each once, in order.
             agents=dict.fromkeys(agent for environment in self.environments.values() for agent in environment.agents),
             environments=list(self.environments),
             engine=self.players.configured_engine,
-            updates=None if early else stream.passes * stream.minibatches,
+            updates=None if steps_early else stream.passes * stream.minibatches,
         )
         learner.check_rollouts(facts)
         if stage == "fit":

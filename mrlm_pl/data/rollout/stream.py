@@ -44,13 +44,13 @@ class GroupPart:
     part: int = 0
     parts: int = 1
 
-    def divided(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def select(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the rows of this part out of all rows of its groups, both by policy.
 
         Each policy's rows are consecutive, so that few parts compute the same prefix.
 
         >>> rows = {"first": torch.tensor([3, 4, 5]), "second": torch.tensor([6, 7])}
-        >>> [[part.tolist() for part in GroupPart(torch.tensor([0]), n, 2).divided(rows).values()] for n in range(2)]
+        >>> [[part.tolist() for part in GroupPart(torch.tensor([0]), n, 2).select(rows).values()] for n in range(2)]
         [[[3, 4, 5], []], [[], [6, 7]]]
         """
         sizes = [len(policy_rows) for policy_rows in rows.values()]
@@ -85,8 +85,8 @@ class TrainingStream:
 
     Attributes:
         extended: whether the checkpoint was at the end of its first epoch and this run has more iterations.
-        batches_before: number of micro-batches of a rollout in the checkpoint; 0 without a checkpoint.
-        left_out: number of micro-batches of the checkpoint's rollout that are not served.
+        checkpoint_batches: number of micro-batches of a rollout in the checkpoint; 0 without a checkpoint.
+        dropped_batches: number of micro-batches of the checkpoint's rollout that are not served.
     """
 
     def __init__(self, collection: RolloutCollection, passes: int, minibatches: int, iterations: int) -> None:
@@ -96,7 +96,7 @@ class TrainingStream:
 
     def _begin(self) -> None:
         self.iteration = self.position = 0
-        self.extended, self.batches_before, self.left_out = False, 0, 0
+        self.extended, self.checkpoint_batches, self.dropped_batches = False, 0, 0
         self._rows: dict[str, PolicyBatch] | None = None
         self._update: tuple[int, int] | None = None
         self._batches: list[Batch] = []
@@ -137,8 +137,8 @@ class TrainingStream:
         else:
             update = (self.iteration, self.position // self.accumulation)
             if update != self._update:
-                over_ranks = functools.partial(all_reduce_sum, trainer)
-                self._batches = micro_batches(learner, self._rows, self.update_at(self.position), over_ranks)
+                sum_ranks = functools.partial(all_reduce_sum, trainer)
+                self._batches = micro_batches(learner, self._rows, self.update_at(self.position), sum_ranks)
                 self._update = update
             batch = self._batches[self.position % self.accumulation]
             batch.metrics = self._metrics
@@ -221,7 +221,7 @@ class TrainingStream:
             )
         if not self.position:
             names = ("data.passes", "data.minibatches", "trainer.accumulate_grad_batches")
-            self.batches_before = math.prod(state["shape"][name] for name in names)
+            self.checkpoint_batches = math.prod(state["shape"][name] for name in names)
             return
         for name, value in self._shape().items():
             if (saved := state["shape"].get(name, value)) != value:
@@ -240,7 +240,7 @@ class TrainingStream:
             trainer.world_size,
             self.iteration,
         )
-        self.left_out = self.batches - self.position
+        self.dropped_batches = self.batches - self.position
         self.iteration, self.position = self.iteration + 1, 0
 
 
@@ -248,7 +248,7 @@ def micro_batches(
     learner: RolloutLearner,
     rows: Mapping[str, PolicyBatch],
     parts: Sequence[GroupPart],
-    over_ranks: Callable[[Tensor], Tensor],
+    sum_ranks: Callable[[Tensor], Tensor],
 ) -> list[Batch]:
     """Return the micro-batches of an update, with each learner's rows and the size of the whole update.
 
@@ -256,15 +256,15 @@ def micro_batches(
         learner: algorithm that trains on the micro-batches.
         rows: rows of the rollout by policy, on the host.
         parts: rows of each micro-batch.
-        over_ranks: function that returns the sum of a tensor over all ranks; called once.
+        sum_ranks: function that returns the sum of a tensor over all ranks; called once.
     """
     update = torch.cat([part.groups for part in parts])
     # sorted, so that the parts of all ranks have the same policies
     orders = {name: torch.isin(rows[name].groups, update).nonzero().flatten() for name in sorted(rows)}
     if any(part.parts > 1 for part in parts):  # sorted once: an update may have hundreds of parts
         orders = {name: order[prefix_order(rows[name].token_ids[order])] for name, order in orders.items()}
-    divided = [
-        part.divided({name: order[torch.isin(rows[name].groups[order], part.groups)] for name, order in orders.items()})
+    rows_of_parts = [
+        part.select({name: order[torch.isin(rows[name].groups[order], part.groups)] for name, order in orders.items()})
         for part in parts
     ]
     names = list(learner.learners)
@@ -281,14 +281,14 @@ def micro_batches(
         size[:fields] = torch.tensor(dataclasses.astuple(local_totals), dtype=torch.float64)
         acting = policy_rows.action_mask.any(-1)
         trained = torch.zeros_like(acting).index_fill(0, learner.rows_with_gradient(policy_rows), True)
-        for number, part in enumerate(divided):
+        for number, part in enumerate(rows_of_parts):
             indices = part[name]
             if trained[indices].any():
                 training[number][name] = policy_rows.select(indices[trained[indices]])
-            if (inactive := ~trained[indices] & acting[indices]).any():
-                without_gradient[number][name] = policy_rows.select(indices[inactive])
+            if (untrained := ~trained[indices] & acting[indices]).any():
+                without_gradient[number][name] = policy_rows.select(indices[untrained])
                 size[fields + number] = 1.0
-    sizes_by_learner = dict(zip(names, over_ranks(sizes), strict=True))
+    sizes_by_learner = dict(zip(names, sum_ranks(sizes), strict=True))
     totals = {name: BatchTotals(*size[:fields].tolist()) for name, size in sizes_by_learner.items() if size[0] > 0}
     batches = []
     for number, (policies, others) in enumerate(zip(training, without_gradient, strict=True)):

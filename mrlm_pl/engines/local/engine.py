@@ -30,7 +30,7 @@ from mrlm_pl.engines.local.transformers_model import GenericModel
 from mrlm_pl.errors import ConfigurationError, EngineError, NonFiniteError
 from mrlm_pl.grouping import grouped, split_by_size
 from mrlm_pl.policy.compilation import compilation_seconds
-from mrlm_pl.policy.forward.devices import LEAST_FREED
+from mrlm_pl.policy.forward.devices import MIN_FREED_WEIGHTS
 from mrlm_pl.policy.pretrained import context_window
 from mrlm_pl.settings import NonNegativeInt, PositiveInt
 
@@ -263,7 +263,7 @@ class InProcessEngine(Engine):
                 try:
                     backends = [loaded.backend for loaded in self._loaded.values()]
                     held = [backend.weights for backend in backends if isinstance(backend, FusedDecoder)]
-                    for weights in held if sum(weights.copied for weights in held) >= LEAST_FREED else ():
+                    for weights in held if sum(weights.copied for weights in held) >= MIN_FREED_WEIGHTS else ():
                         weights.free()
                 finally:
                     self._work.running.release()

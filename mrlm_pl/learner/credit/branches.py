@@ -1,4 +1,4 @@
-"""Credit in groups with further episodes: individual messages against their alternatives, and leaves of trees."""
+"""Credit in groups with branch episodes: individual messages against their alternatives, and leaves of trees."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class AlternativeCredit(EpisodeCredit[DecisionReturns]):
     """Credit of messages that are compared with others in the same context.
 
     Args:
-        further: alternatives to the messages; with ``rest: play`` the recorded message is compared as well, with
+        branch_rule: alternatives to the messages; with ``rest: play`` the recorded message is compared as well, with
             ``replay`` it is not, since the rest of its episode answers it and not its alternatives.
         reward: whether the return is the team's mean or the agent's own.
     """
 
     of_decisions = True
 
-    further: Alternatives = field()  # type: ignore[misc]
+    branch_rule: Alternatives = field()  # type: ignore[misc]
     reward: RewardShare
 
     def warn(self, episodes: Sequence[Episode], warned: MutableSet[Any]) -> None:
@@ -66,7 +66,7 @@ class AlternativeCredit(EpisodeCredit[DecisionReturns]):
         for branch in played.values():
             if branch.origin is not None:
                 key = (branch.origin.episode, branch.origin.agents[0], branch.origin.step)
-                contexts.setdefault(key, [played[key[0]]] if self.further.rest == "play" else []).append(branch)
+                contexts.setdefault(key, [played[key[0]]] if self.branch_rule.rest == "play" else []).append(branch)
         decisions = []
         for (origin, agent, step), candidates in contexts.items():
             for episode in candidates:
@@ -103,7 +103,7 @@ class LeafCredit(EpisodeCredit[TurnReturns]):
         baseline: ``unbiased`` compares a turn with the leaves of the task that do not contain it; ``paper`` (arXiv
             2509.21240) adds the leaf's advantage in its tree and in the task.
         normalize: divide by standard deviations.
-        further: expansions that add leaves to the ordinary episodes.
+        branch_rule: expansions that add leaves to the ordinary episodes.
 
     Raises:
         ConfigurationError: an unknown name.
@@ -111,7 +111,7 @@ class LeafCredit(EpisodeCredit[TurnReturns]):
 
     baseline: TurnBaseline = "unbiased"
     normalize: bool = True
-    further: Expansions | None = field(default=None, kw_only=True)  # type: ignore[misc]
+    branch_rule: Expansions | None = field(default=None, kw_only=True)  # type: ignore[misc]
 
     def returns(self, episodes: Sequence[Episode], bonus: TurnBonus, greedy: Sequence[Episode]) -> TurnReturns:
         return turn_returns_of(episodes, bonus)

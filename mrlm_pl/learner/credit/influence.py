@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Mapping
 
-from mrlm_pl.episode import Episode, Trajectory, Turn, person_of
+from mrlm_pl.episode import Episode, Trajectory, Turn, base_agent
 from mrlm_pl.errors import DataError
 from mrlm_pl.rewards import INCENTIVES, Horizon, RewardShare, incentive_signs, incentives, influence_rewards
 
@@ -49,7 +49,7 @@ def with_influence(
     def rewarded(turn: Turn) -> Turn:
         if SCORE not in turn.components:
             return turn
-        index, person = numbers[turn.agent, turn.index] - 1, person_of(turn.agent)
+        index, person = numbers[turn.agent, turn.index] - 1, base_agent(turn.agent)
         components = {
             "influence": rewards[index][person],
             "incentives": bonuses[index][person],
@@ -83,7 +83,7 @@ def scores_of(episode: Episode) -> list[dict[str, float]]:
     numbers = turn_numbers(episode)
     table: list[dict[str, float]] = [{} for _ in range(max(numbers[turn.agent, turn.index] for turn in scored))]
     for turn in scored:
-        number, person = numbers[turn.agent, turn.index], person_of(turn.agent)
+        number, person = numbers[turn.agent, turn.index], base_agent(turn.agent)
         if person in table[number - 1]:
             raise DataError(
                 f"episode {episode.id!r}: {person!r} answered twice in turn {number}, the second time as "

@@ -17,7 +17,7 @@ from mrlm_pl.episode import Episode, Origin, by_group
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.credit.returns import EpisodeCredit, Returns, returns_of
 from mrlm_pl.rewards import TurnBonus
-from mrlm_pl.rollout.branches import FurtherEpisodes
+from mrlm_pl.rollout.branches import BranchRule
 from mrlm_pl.rollout.play import EVERY_STEP, Decision, EpisodeSpec
 from mrlm_pl.rollout.replay import Rest, script_of
 from mrlm_pl.seeding import derive_seed
@@ -49,7 +49,7 @@ Key = frozenset[tuple[str, int, tuple[int, ...]]]
 
 
 @dataclass(frozen=True)
-class Coalitions(FurtherEpisodes, EpisodeCredit[Returns]):
+class Coalitions(BranchRule, EpisodeCredit[Returns]):
     """Replays of every episode without some of its agents, and the values of the others from them.
 
     The value of a coalition is the team's return when its members decide as in the episode and the others are absent.
@@ -72,7 +72,7 @@ class Coalitions(FurtherEpisodes, EpisodeCredit[Returns]):
     rest: Rest = "replay"
 
     @property
-    def further(self) -> Coalitions:  # type: ignore[override]
+    def branch_rule(self) -> Coalitions:  # type: ignore[override]
         return self
 
     def due(self, group: Sequence[Episode], rounds: int) -> Sequence[EpisodeSpec]:

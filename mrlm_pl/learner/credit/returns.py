@@ -31,7 +31,7 @@ from mrlm_pl.learner.batch import PolicyBatch, ReturnAndBaseline, collate_rows
 from mrlm_pl.learner.credit.rules import R, name_and_place, same_numbers
 from mrlm_pl.learner.metrics import Metrics
 from mrlm_pl.rewards import TurnBonus
-from mrlm_pl.rollout.branches import FurtherEpisodes
+from mrlm_pl.rollout.branches import BranchRule
 from mrlm_pl.rollout.tree_player import Branching
 from mrlm_pl.settings import Settings
 
@@ -188,8 +188,8 @@ class EpisodeCredit(Settings, Generic[R]):
     branching: ClassVar[Branching | None] = None
     """Branching of the turn trees that it credits; None for separate episodes."""
 
-    further: ClassVar[FurtherEpisodes | None] = None
-    """Further episodes that complete each group; None adds no episodes. Not with turn trees."""
+    branch_rule: ClassVar[BranchRule | None] = None
+    """Rule that adds branch episodes to each group; None adds none. Not with turn trees."""
 
     compares: ClassVar[bool] = True
     """False if episodes with equal returns train too, as they are not compared with each other."""

@@ -414,7 +414,7 @@ def _difference(teacher: Policy, other: Policy) -> str | None:
 def _attempts(episodes: Sequence[Episode]) -> dict[int, Attempt]:
     """Return the attempt of each turn by the ``id`` of its record, which the rows of trajectories and of turns share.
 
-    Siblings are ordinary episodes only: further episodes repeat some of their turns.
+    Siblings are ordinary episodes only: branch episodes repeat some of their turns.
     """
     groups = by_group(episode for episode in episodes if not episode.failed and episode.origin is None)
     attempts: dict[int, Attempt] = {}

@@ -15,8 +15,8 @@ from mrlm_pl.policy.forward import products
 TOKENS = 64
 """Smallest step of a number of tokens in the learner; see :func:`padded_tokens`."""
 
-LEAST_FREED = 2**22
-"""Least numbers of all policies to free between generation and updates.
+MIN_FREED_WEIGHTS = 2**22
+"""Fewest weights, over all policies, whose memory is freed between generation and updates.
 
 Mapping their memory again takes 4 % of a step of 3 million weights, and less than is measurable from 6 million on.
 """

@@ -20,9 +20,9 @@ from mrlm_pl.policy.forward.divergence import Teaching
 from mrlm_pl.policy.forward.families import base_model, forward_path, log_path
 from mrlm_pl.policy.forward.packing import ForwardPass, RowPlan
 from mrlm_pl.policy.forward.passes import (
-    NoisyRowOptions,
+    PassRequest,
     RowOptions,
-    Wanted,
+    SeededRowOptions,
     forward_passes,
     model_device,
     pass_states,
@@ -47,7 +47,7 @@ class TokenOutputs(NamedTuple):
 
 
 def token_logprobs(
-    model: nn.Module, token_ids: Tensor, lengths: Tensor, action_mask: Tensor, **options: Unpack[NoisyRowOptions]
+    model: nn.Module, token_ids: Tensor, lengths: Tensor, action_mask: Tensor, **options: Unpack[SeededRowOptions]
 ) -> Tensor:
     """Return the log-probability of every action token given the tokens before it, [B, T] float32; exactly 0 elsewhere.
 
@@ -61,7 +61,7 @@ def token_logprobs(
             host, where the layout of the forward pass is decided.
         lengths: [B], number of real tokens of each row.
         action_mask: [B, T] bool, True where the policy sampled the token.
-        options: see :class:`~mrlm_pl.policy.forward.passes.NoisyRowOptions`.
+        options: see :class:`~mrlm_pl.policy.forward.passes.SeededRowOptions`.
 
     Raises:
         ValueError: shapes disagree, or an action token has no token before it or lies in the padding.
@@ -78,7 +78,7 @@ def token_outputs(
     with_entropy: bool = False,
     value_head: nn.Module | None = None,
     teaching: Teaching | None = None,
-    **options: Unpack[NoisyRowOptions],
+    **options: Unpack[SeededRowOptions],
 ) -> TokenOutputs:
     """Return `token_logprobs`, and entropies and values of the action tokens, from the same forward pass.
 
@@ -91,8 +91,8 @@ def token_outputs(
         value_head: module that maps hidden states [n, hidden size] to values [n]; None computes no values.
         teaching: divergences from teachers; None computes none.
     """
-    wanted = Wanted(True, with_entropy, value_head, teaching)
-    values = list(_evaluate(model, wanted, token_ids, lengths, action_mask, **options).unbind())
+    request = PassRequest(True, with_entropy, value_head, teaching)
+    values = list(_evaluate(model, request, token_ids, lengths, action_mask, **options).unbind())
     return TokenOutputs(
         values.pop(0),
         values.pop(0) if with_entropy else None,
@@ -121,16 +121,16 @@ def token_values(
     token_ids: Tensor,
     lengths: Tensor,
     action_mask: Tensor,
-    **options: Unpack[NoisyRowOptions],
+    **options: Unpack[SeededRowOptions],
 ) -> Tensor:
     """Return the values of `token_outputs` alone, [B, T] float32, without the language-model head if possible."""
-    return _evaluate(model, Wanted(False, False, value_head), token_ids, lengths, action_mask, **options)[0]
+    return _evaluate(model, PassRequest(False, False, value_head), token_ids, lengths, action_mask, **options)[0]
 
 
 def _evaluate(
-    model: nn.Module, wanted: Wanted, *rows: Tensor, noise_seed: int | None = None, **options: Unpack[RowOptions]
+    model: nn.Module, request: PassRequest, *rows: Tensor, noise_seed: int | None = None, **options: Unpack[RowOptions]
 ) -> Tensor:
-    """Return the requested values of every token, [1 to 3, B, T], of rows: their ids, lengths and action mask."""
+    """Return the requested values of every token, [1 to 7, B, T], of rows: their ids, lengths and action mask."""
     planned, max_tokens = forward_passes(model, *rows, **options), options.get("max_tokens")
     B, T = rows[0].shape
     log_path(type(base_model(model)).__name__, forward_path(model))
@@ -141,23 +141,23 @@ def _evaluate(
         # the ranks of a sharded model must recompute alike
         recompute = not hold(planned[0].input_ids.numel(), max_tokens)
 
-    def run(inputs: ForwardPass, wanted: Wanted, seed: int | None) -> Tensor:
-        compute = functools.partial(pass_values, model, inputs, wanted, seed)
+    def run(inputs: ForwardPass, request: PassRequest, seed: int | None) -> Tensor:
+        compute = functools.partial(pass_values, model, inputs, request, seed)
         if recompute:
             return checkpoint(compute, use_reentrant=False, preserve_rng_state=False)
         with rematerialized():
             return compute()
 
     seeds = [None if noise_seed is None else derive_seed("noise", noise_seed, n) for n in range(len(planned))]
-    results = [run(inputs, wanted, seed) for inputs, seed in zip(planned, seeds, strict=True)]
+    results = [run(inputs, request, seed) for inputs, seed in zip(planned, seeds, strict=True)]
     values = (
         torch.cat(results, 1)
         if planned
-        else torch.zeros(wanted.rows, 1, dtype=torch.float32, device=model_device(model))
+        else torch.zeros(request.num_outputs, 1, dtype=torch.float32, device=model_device(model))
     )
     for _ in range(passes - len(planned)):  # their values depend on all weights
         shortest = RowPlan(torch.zeros(1, 2, dtype=torch.int64), torch.tensor([[False, True]]), None)
-        values = values + 0.0 * run(row_chunks(model, shortest, None)[0], wanted._replace(teaching=None), None).sum()
+        values = values + 0.0 * run(row_chunks(model, shortest, None)[0], request._replace(teaching=None), None).sum()
     if not planned:
         return values[:, :, None].repeat(1, B, T)
     flat = values.new_zeros(values.shape[0], B * T)

@@ -43,8 +43,8 @@ class RowOptions(TypedDict, total=False):
     max_tokens: int | None
 
 
-class NoisyRowOptions(RowOptions, total=False):
-    """:class:`RowOptions` of a forward pass that may have noise.
+class SeededRowOptions(RowOptions, total=False):
+    """:class:`RowOptions` with the seed of a forward pass's noise.
 
     Attributes:
         noise_seed: seed of the dropout and other training noise, which also depend on the pass; the model then keeps
@@ -75,8 +75,8 @@ def forward_passes(
     return [replace(chunk, temperature=temperatures[chunk.destinations]) for chunk in chunks]
 
 
-class Wanted(NamedTuple):
-    """The requested numbers of a forward pass."""
+class PassRequest(NamedTuple):
+    """The quantities that a forward pass computes for each token."""
 
     log_probs: bool
     entropy: bool
@@ -84,7 +84,7 @@ class Wanted(NamedTuple):
     teaching: Teaching | None = None
 
     @property
-    def rows(self) -> int:
+    def num_outputs(self) -> int:
         """Number of requested quantities."""
         taught = 4 if self.teaching is not None else 0
         return int(self.log_probs) + int(self.entropy) + int(self.value_head is not None) + taught
@@ -98,10 +98,10 @@ class Wanted(NamedTuple):
         return torch.stack(rows)
 
 
-def pass_values(model: nn.Module, inputs: ForwardPass, wanted: Wanted, seed: int | None) -> Tensor:
+def pass_values(model: nn.Module, inputs: ForwardPass, request: PassRequest, seed: int | None) -> Tensor:
     """Return the requested values of n tokens, [1 to 7, n]; a seed lets the model have noise, which follows from it."""
     run = _model_logits if forward_path(model).name == "logits" else _chunked_logits
-    return run(model, inputs, wanted, seed)
+    return run(model, inputs, request, seed)
 
 
 def model_device(model: nn.Module) -> torch.device:
@@ -142,15 +142,15 @@ def pass_states(model: nn.Module, inputs: ForwardPass) -> Tensor:
     return _with_head(model, inputs.to(model_device(model)), lambda predicting: predicting, None)
 
 
-def _chunked_logits(model: nn.Module, inputs: ForwardPass, wanted: Wanted, seed: int | None) -> Tensor:
+def _chunked_logits(model: nn.Module, inputs: ForwardPass, request: PassRequest, seed: int | None) -> Tensor:
     """Return the requested values of n tokens, [1 to 7, n]; the output head is replaced by the chunked one."""
     head = base_model(model).get_output_embeddings()
     destinations, inputs = inputs.destinations, inputs.to(model_device(model))
 
     def forward(predicting: Tensor) -> Tensor:
-        if not wanted.log_probs:
-            return wanted.stack(None, None, lambda: predicting)
-        teaching = wanted.teaching
+        if not request.log_probs:
+            return request.stack(None, None, lambda: predicting)
+        teaching = request.teaching
         states, targets, temperature, count = predicting, inputs.targets, inputs.temperature, len(predicting)
         if padding := padded_tokens(count, states.device, head.weight.dtype) - count:
             states, targets = F.pad(states, (0, 0, 0, padding)), F.pad(targets, (0, padding))
@@ -158,10 +158,10 @@ def _chunked_logits(model: nn.Module, inputs: ForwardPass, wanted: Wanted, seed:
                 temperature = F.pad(temperature, (0, padding), value=1.0)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not (teaching and teaching.alone)):
             log_probs, entropy = chunked_log_probs(
-                states, head.weight, targets, bias=head.bias, temperature=temperature, with_entropy=wanted.entropy
+                states, head.weight, targets, bias=head.bias, temperature=temperature, with_entropy=request.entropy
             )
         log_probs, entropy = log_probs[:count], None if entropy is None else entropy[:count]
-        values = wanted.stack(log_probs, entropy, lambda: predicting)
+        values = request.stack(log_probs, entropy, lambda: predicting)
         if teaching is None:
             return values
         return torch.cat([values, teaching.divergences(predicting, head, inputs, destinations)])
@@ -211,7 +211,7 @@ def _replaced_forward(module: nn.Module, forward: Callable[[Tensor], Tensor]) ->
         del vars(module)["forward"]
 
 
-def _model_logits(model: nn.Module, inputs: ForwardPass, wanted: Wanted, seed: int | None) -> Tensor:
+def _model_logits(model: nn.Module, inputs: ForwardPass, request: PassRequest, seed: int | None) -> Tensor:
     """Return the requested values of n tokens, [1 to 3, n], from the model's own logits."""
     width = inputs.input_ids.shape[1]
     base = base_model(model)
@@ -234,15 +234,15 @@ def _model_logits(model: nn.Module, inputs: ForwardPass, wanted: Wanted, seed: i
         streams = states[-1].reshape(B, -1, columns, states[-1].shape[-1])
         return selected(streams[:, 0].flatten(0, 1), places)  # the other streams of ProphetNet predict later tokens
 
-    if not wanted.log_probs:
-        return wanted.stack(None, None, hidden)
+    if not request.log_probs:
+        return request.stack(None, None, hidden)
     log_probs, entropy = log_probs_from_logits(
         output.logits.flatten(0, 1).index_select(0, places),
         inputs.targets,
         temperature=inputs.temperature,
-        with_entropy=wanted.entropy,
+        with_entropy=request.entropy,
     )
-    return wanted.stack(log_probs, entropy, hidden)
+    return request.stack(log_probs, entropy, hidden)
 
 
 def check_arguments(

@@ -153,7 +153,7 @@ def _check_algorithm(algorithm: Algorithm) -> PolicyGradient:
     name, advice = type(algorithm).__name__, "choose an algorithm without it, such as GRPO or RLOO"
     if not isinstance(algorithm, PolicyGradient):
         raise ConfigurationError(f"model: {name} gives the turns of episodes no advantage; {advice}")
-    if (reason := algorithm.weights_in_credit) is not None:
+    if (reason := algorithm.credit_needs_weights_for) is not None:
         raise ConfigurationError(f"model: the credit of {name} needs weights for {reason}; {advice}")
     return algorithm
 
@@ -221,7 +221,7 @@ class _Crediting:
             episode
             for episode in included
             if groups[episode.group] >= self.learner.smallest_group
-            and (episode.origin is None or self.learner.unit.further is not None)
+            and (episode.origin is None or self.learner.unit.branch_rule is not None)
         ]
         greedy = [episode for episode in plain if episode.excluded == "greedy"]
         self._check(training, greedy)
@@ -242,10 +242,10 @@ class _Crediting:
         learner, missing = self.learner, ""
         if any(map(is_tree_path, training)) != (learner.unit.branching is not None):
             missing = "turn trees" if learner.unit.branching is not None else "separate episodes instead of turn trees"
-        elif learner.unit.further is not None and (
+        elif learner.unit.branch_rule is not None and (
             self.trained_by != self.name or all(episode.origin is None for episode in training)
         ):
-            missing = "the further episodes of each group that only its own runs play"
+            missing = "the branch episodes of each group that only its own runs play"
             missing += "" if self.trained_by else " (no config.yaml names the run's algorithm)"
         elif learner.uses_greedy_baseline and not greedy:
             missing = "a greedy episode of each task"

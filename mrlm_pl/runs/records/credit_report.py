@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from mrlm_pl.episode import Episode, TurnKey, person_of
+from mrlm_pl.episode import Episode, TurnKey, base_agent
 from mrlm_pl.grouping import grouped
 
 LARGEST = 20
@@ -97,7 +97,7 @@ class Comparison:
 
     def report(self, algorithm: str) -> RecreditReport:
         """Return the report."""
-        by_agent = grouped((person_of(decision[1].agent), decision) for decision in self._decisions.values())
+        by_agent = grouped((base_agent(decision[1].agent), decision) for decision in self._decisions.values())
         by_turn = {
             agent: grouped((change.turn, (group, change)) for group, change in decisions)
             for agent, decisions in sorted(by_agent.items())

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from mrlm_pl.episode import Episode, Trajectory, person_of
+from mrlm_pl.episode import Episode, Trajectory, base_agent
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.grouping import grouped
 from mrlm_pl.learner.batch import collate_rows
@@ -54,7 +54,7 @@ class Gradients:
                         table[before.start : before.stop] = torch.tensor(pair)
                     seen.add(key)
                 if table.any():
-                    rows.append(((row.policy, person_of(row.agent)), (old.group, row, table)))
+                    rows.append(((row.policy, base_agent(row.agent)), (old.group, row, table)))
         for (policy, agent), agent_rows in grouped(rows).items():
             if policy not in self.policies:
                 choices = f"the policies are {sorted(self.policies)}; give those of the run"

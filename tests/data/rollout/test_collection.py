@@ -40,7 +40,7 @@ def test_one_of_the_tensor_parallel_ranks_writes_their_episodes(
     collection = RolloutCollection(parts, parts, plan, Sampling(), None, 0, AsyncOptions(), EpisodeRetention())
     measures = TokenMeasures(0, {})
     learner: Any = SimpleNamespace(trainer=trainer, metrics=SimpleNamespace(tokens=measures))
-    learner.smallest_group, learner.unit, learner.no_signal = 2, EpisodeCredit(), ""
+    learner.smallest_group, learner.unit, learner.no_signal_reason = 2, EpisodeCredit(), ""
     collection.begin(learner)
     task = Task("echo", "train", 0, 0, {})
     failed = Episode("1-0-0", task, "1-0", 0, 1, trajectories={}, stop_reason="error", error="away")
@@ -62,12 +62,12 @@ def test_groups_that_play_on_keep_the_rules_of_their_algorithm_when_another_one_
     trainer = SimpleNamespace(world_size=1, global_rank=0, strategy=strategy)
     plans = []
     for smallest, unit in ((2, EpisodeCredit()), (3, TreeCredit())):
-        learner: Any = SimpleNamespace(trainer=trainer, smallest_group=smallest, unit=unit, no_signal="")
-        learner.without_signal = lambda group, smallest=smallest: smallest == 2
+        learner: Any = SimpleNamespace(trainer=trainer, smallest_group=smallest, unit=unit, no_signal_reason="")
+        learner.lacks_signal = lambda group, smallest=smallest: smallest == 2
         collection.begin(learner)
         assert collection.collector is not None
         plans.append(collection.collector.plan)
-    assert [(plan.smallest_group, plan.trees, plan.without_signal([])) for plan in plans] == [
+    assert [(plan.smallest_group, plan.trees, plan.lacks_signal([])) for plan in plans] == [
         (2, False, True),
         (3, True, False),
     ]

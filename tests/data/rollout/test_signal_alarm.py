@@ -72,7 +72,7 @@ def test_the_third_iteration_without_a_signal_warns_of_the_cause(
 def test_a_distillation_without_successes_is_not_explained_by_returns(
     success: Mapping[str, float], cause: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    check = SignalCheck(Sampling(), True, OnPolicyDistillation.no_signal)
+    check = SignalCheck(Sampling(), True, OnPolicyDistillation.no_signal_reason)
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             check.add({**FLAT, **success}, returns(0.5))

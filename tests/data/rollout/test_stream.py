@@ -84,7 +84,7 @@ def test_a_rollout_that_ends_within_an_update_leaves_nothing_to_the_next(monkeyp
     monkeypatch.setattr(stream, "data_parallel_rank", lambda trainer: (0, 1))
     monkeypatch.setattr(TrainingStream, "_last_ahead", lambda self: 2)
 
-    def made(learner: Any, rows: Any, parts: Any, over_ranks: Any) -> list[Batch]:
+    def made(learner: Any, rows: Any, parts: Any, sum_ranks: Any) -> list[Batch]:
         found = [Batch({}, {}) for _ in parts]
         for number, batch in enumerate(found):
             batch.origin = (rows["main"], number, parts[number].groups.tolist())  # type: ignore[attr-defined]

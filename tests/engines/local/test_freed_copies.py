@@ -39,7 +39,7 @@ def test_copies_are_freed_after_rollouts_and_the_next_sample_reads_them_again(
     policies: dict[str, PreTrainedModel] = MODELS[models]()
     engine = engine_of(policies, own_weights=own)
     copied = sum(weights_of(engine, policy).copied for policy in policies)
-    monkeypatch.setattr(engine_module, "LEAST_FREED", copied + more)
+    monkeypatch.setattr(engine_module, "MIN_FREED_WEIGHTS", copied + more)
     rows = [request([1, 2, 3], seed, max_tokens=6, policy=policy) for seed, policy in enumerate(policies)]
     held = [weakref.ref(weights_of(engine, policy).layers[0].down.weight) for policy in policies]
     played = engine.compute_during(lambda: other_thread.submit(run, engine, *rows))
@@ -51,7 +51,7 @@ def test_copies_are_freed_after_rollouts_and_the_next_sample_reads_them_again(
 
 
 def test_copies_are_freed_when_rollouts_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "LEAST_FREED", 1)
+    monkeypatch.setattr(engine_module, "MIN_FREED_WEIGHTS", 1)
     engine = InProcessEngine()
     engine.load("p", build("qwen3"), 1)
     with pytest.raises(RuntimeError, match="no rollouts"):

@@ -325,24 +325,24 @@ def test_a_failed_step_does_not_count_although_it_was_paid(model_folder: Path, q
 def test_a_group_is_without_signal_by_its_credit(model_folder: Path, quiet_trainer: Any) -> None:
     # Equal sums, but the discounted returns 1 and 0.5 differ; pay that sums to the same for the team does not.
     late = [path([((0, 0), 1.0), ((0, 0), 0.0)]), path([((1, 1), 0.0), ((0, 0), 1.0)])]
-    assert not made(MAGRPO, model_folder, quiet_trainer(), gamma=0.5).without_signal(late)
-    assert made(MAGRPO, model_folder, quiet_trainer()).without_signal(late)
+    assert not made(MAGRPO, model_folder, quiet_trainer(), gamma=0.5).lacks_signal(late)
+    assert made(MAGRPO, model_folder, quiet_trainer()).lacks_signal(late)
     against = [path([((0, 0), (1.0, 0.0))]), path([((1, 1), (0.0, 1.0))])]
-    assert made(MAGRPO, model_folder, quiet_trainer()).without_signal(against)
-    assert not made(MAGRPO, model_folder, quiet_trainer(), reward="own").without_signal(against)
+    assert made(MAGRPO, model_folder, quiet_trainer()).lacks_signal(against)
+    assert not made(MAGRPO, model_folder, quiet_trainer(), reward="own").lacks_signal(against)
     # Both joint actions are better than those in which one agent decides otherwise, by the same 0.5.
     alike = grid({(0, 0): 1.0, (1, 1): 1.0, (0, 1): 0.0, (1, 0): 0.0})
-    assert not made(COMA, model_folder, quiet_trainer()).without_signal(alike)
-    assert made(COMA, model_folder, quiet_trainer()).without_signal(grid(dict.fromkeys(SQUARE, 0.1)))
+    assert not made(COMA, model_folder, quiet_trainer()).lacks_signal(alike)
+    assert made(COMA, model_folder, quiet_trainer()).lacks_signal(grid(dict.fromkeys(SQUARE, 0.1)))
 
 
 @pytest.mark.parametrize("cls", FAMILY)
 def test_decisions_of_a_frozen_partner_are_no_signal(cls: Callable[..., Any]) -> None:
     algorithm = cls({"main": Policy(), "partner": Policy(trained=False)}, reward="own")
     group = [path([((a, b), (1.0, float(b)))]) for a, b in SQUARE]
-    assert not algorithm.without_signal(group)
-    assert algorithm.without_signal(beside_partner(group, "b"))
-    assert not algorithm.without_signal(beside_partner(group, "a"))
+    assert not algorithm.lacks_signal(group)
+    assert algorithm.lacks_signal(beside_partner(group, "b"))
+    assert not algorithm.lacks_signal(beside_partner(group, "a"))
 
 
 @pytest.mark.parametrize(("sums", "warns"), [((1.0, 1.0), True), ((1.0, 2.0), False)])

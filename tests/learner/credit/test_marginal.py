@@ -177,18 +177,18 @@ def test_bonuses_of_turns_are_added(group: list[Episode]) -> None:
 
 def test_equal_contributions_are_silent(group: list[Episode]) -> None:
     algorithm = Shapley()
-    assert not algorithm.without_signal([*group, *play(Coalitions("shapley").due(group, 0))[0]])
-    assert algorithm.without_signal([group[0], *play(Coalitions("shapley").due(group[:1], 0))[0]])
+    assert not algorithm.lacks_signal([*group, *play(Coalitions("shapley").due(group, 0))[0]])
+    assert algorithm.lacks_signal([group[0], *play(Coalitions("shapley").due(group[:1], 0))[0]])
 
 
 def test_contributions_of_a_frozen_partner_are_no_signal(group: list[Episode]) -> None:
     policies = {"main": Policy("builtin:tiny"), "partner": Policy("builtin:tiny", trained=False)}
     for algorithm in (Shapley(policies), SHARP(policies, team_weight=0.0)):
-        found = [*group, *play(algorithm.unit.further.due(group, 0))[0]]  # type: ignore[union-attr]
-        assert not algorithm.without_signal(found)
+        found = [*group, *play(algorithm.unit.branch_rule.due(group, 0))[0]]  # type: ignore[union-attr]
+        assert not algorithm.lacks_signal(found)
         for agent in "abc":
             found = beside_partner(found, agent)
-        assert algorithm.without_signal(found)
+        assert algorithm.lacks_signal(found)
 
 
 def paid(episode: Episode, reward: float) -> Episode:
@@ -208,8 +208,8 @@ def test_the_returns_of_the_team_are_a_signal(group: list[Episode], team: tuple[
     returns = dict(zip([episode.id for episode in group], team, strict=False))
     found = [paid(e, returns[e.id if e.origin is None else e.origin.episode]) for e in [*group[:2], *made]]
     assert Coalitions("marginal").returns(found).reward.tolist() == [0.0] * 6
-    assert SHARP().without_signal(found) is silent
-    assert not CCPO().without_signal(found), "compared with earlier rollouts"
+    assert SHARP().lacks_signal(found) is silent
+    assert not CCPO().lacks_signal(found), "compared with earlier rollouts"
 
 
 class Crowd(Terms):
@@ -298,8 +298,8 @@ def prepared(algorithm: Any, episodes: Sequence[Episode], trainer: Any) -> list[
 
 def test_ccpo_compares_with_earlier_rollouts(group: list[Episode], quiet_trainer: Any) -> None:
     algorithm = CCPO({"main": Policy("builtin:tiny")})
-    assert isinstance(algorithm.unit.further, Coalitions)
-    made, _ = play(algorithm.unit.further.due(group, 0))
+    assert isinstance(algorithm.unit.branch_rule, Coalitions)
+    made, _ = play(algorithm.unit.branch_rule.due(group, 0))
     trainer, terms = quiet_trainer(), [digits(episode) for episode in group]
     first = prepared(algorithm, [*group, *made], trainer)
     assert first == pytest.approx([x for a, b, c in terms for x in (a, b * c, b * c)]), "no history yet"
@@ -315,7 +315,7 @@ def test_ccpo_compares_with_earlier_rollouts(group: list[Episode], quiet_trainer
 
 def test_sharp_adds_team_margin_and_process(group: list[Episode], quiet_trainer: Any) -> None:
     algorithm = SHARP({"main": Policy("builtin:tiny")}, team_weight=2.0, marginal_weight=3.0, process={"reward": 0.5})
-    made, _ = play(algorithm.unit.further.due(group, 0))  # type: ignore[union-attr]
+    made, _ = play(algorithm.unit.branch_rule.due(group, 0))  # type: ignore[union-attr]
     found = prepared(algorithm, [*group, *made], quiet_trainer())
     for place in range(3):
         # The environment's own component is the team's reward.
@@ -327,7 +327,7 @@ def test_sharp_adds_team_margin_and_process(group: list[Episode], quiet_trainer:
 
 def test_sharp_adds_the_length_penalty_as_it_is(group: list[Episode]) -> None:
     algorithm = SHARP(team_weight=0.0, marginal_weight=3.0)
-    made, _ = play(algorithm.unit.further.due(group, 0))  # type: ignore[union-attr]
+    made, _ = play(algorithm.unit.branch_rule.due(group, 0))  # type: ignore[union-attr]
     returns = algorithm.returns([*group, *made], lambda turn: -10.0 if turn.agent == "b" else 0.0, ())
     expected = [3 * x - penalty for a, b, c in map(digits, group) for x, penalty in ((a, 0), (b * c, 10), (b * c, 0))]
     assert returns.reward.tolist() == expected
@@ -337,8 +337,8 @@ def test_a_process_reward_that_does_not_occur_causes_a_warning(
     group: list[Episode], quiet_trainer: Any, caplog: Any
 ) -> None:
     algorithm = SHARP({"main": Policy("builtin:tiny")}, process={"rewrad": 0.5})
-    made, _ = play(algorithm.unit.further.due(group, 0))  # type: ignore[union-attr]
-    assert not algorithm.without_signal([*group, *made])
+    made, _ = play(algorithm.unit.branch_rule.due(group, 0))  # type: ignore[union-attr]
+    assert not algorithm.lacks_signal([*group, *made])
     for _ in range(2):
         prepared(algorithm, [*group, *made], quiet_trainer())
     assert caplog.text.count("model.process weighs rewrad, but the reward components of this rollout are reward;") == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mrlm_pl.environment import DatasetTasks, Environment, Observations, Step, TaskSource
-from mrlm_pl.episode import Message, Task, person_of
+from mrlm_pl.episode import Message, Task, base_agent
 
 PERSONS = ("ann", "bob")
 
@@ -41,7 +41,7 @@ class Discussion(Environment):
         return {self._agent(person, 1): [Message("user", self.question)] for person in PERSONS}
 
     def step(self, actions: Mapping[str, Message]) -> Step:
-        said = {person_of(agent): message.content for agent, message in actions.items()}
+        said = {base_agent(agent): message.content for agent, message in actions.items()}
         components = {agent: self._components(message.content) for agent, message in actions.items()}
         rewards = {agent: sum(parts.values()) for agent, parts in components.items()}
         self.turn += 1

@@ -15,7 +15,7 @@ from mrlm_pl.environment import DatasetTasks, Environment, Observations, Step, T
 from mrlm_pl.episode import Episode, Message, Task
 from mrlm_pl.policy.chat import ChatFormat
 from mrlm_pl.policy.tiny import build_tokenizer
-from mrlm_pl.rollout.branches import FurtherEpisodes
+from mrlm_pl.rollout.branches import BranchRule
 from mrlm_pl.rollout.play import EpisodeSpec, Seat
 from mrlm_pl.rollout.player import EpisodePlayer
 
@@ -130,8 +130,8 @@ class Game:
             found[heard] += float(advantage) * ((1 - one) if bit == "1" else -one)
         return found
 
-    def outcomes(self, group: int, further: FurtherEpisodes | None = None) -> list[tuple[float, list[Episode]]]:
-        """Return every outcome of a group and its further episodes, with its probability."""
+    def outcomes(self, group: int, rule: BranchRule | None = None) -> list[tuple[float, list[Episode]]]:
+        """Return every outcome of a group and its branch episodes, with its probability."""
         seats = dict.fromkeys(self.environment.agents, Seat("main", ChatFormat(TOKENIZER), Sampling(), 4096))
         player = EpisodePlayer({"bits": self.environment}, seats, Bitwise(self.choices, self.logits))
         task = self.environment.tasks("train")[0]
@@ -141,7 +141,7 @@ class Game:
             for _ in self.choices.all():
                 episodes = await player.play([EpisodeSpec(str(n), task, "g", n) for n in range(group)])
                 rounds = 0
-                while further and (specs := further.due(episodes, rounds)):
+                while rule and (specs := rule.due(episodes, rounds)):
                     episodes, rounds = [*episodes, *await player.play(specs)], rounds + 1
                 found.append((self.choices.probability, episodes))
             return found
@@ -161,9 +161,9 @@ class Game:
             total = {key: total[key] + probability * gradient[key] for key in total}
         return total
 
-    def expected(self, further: FurtherEpisodes, group: int, terms: Callable[[list[Episode]], Any]) -> dict[str, float]:
-        """Return the expected gradient, over all outcomes of a group and its further episodes."""
-        return self.mean_gradient(self.outcomes(group, further), terms)
+    def expected(self, rule: BranchRule, group: int, terms: Callable[[list[Episode]], Any]) -> dict[str, float]:
+        """Return the expected gradient, over all outcomes of a group and its branch episodes."""
+        return self.mean_gradient(self.outcomes(group, rule), terms)
 
     def true_gradient(self) -> dict[str, float]:
         """Return the gradient of the expected worth of the bits."""

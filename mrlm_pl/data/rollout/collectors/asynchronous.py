@@ -180,7 +180,7 @@ class AsyncCollector(Collector):
         if not self.episode_players:
             self._make_players()
         began = time.monotonic()
-        done = self.training.engine.compute_during(
+        done = self.training_player.engine.compute_during(
             lambda: self._loop.submit_watched(self._complete(iteration, last, groups))
         )
         for number in groups:  # only now: a run that is ended while it waits keeps them for its checkpoint
@@ -277,7 +277,7 @@ class AsyncCollector(Collector):
             "model.seats": repr({agent: learner.seat(agent) for agent in sorted(agents)}),
             "the turn tree": repr(learner.unit.branching),
             "the greedy baseline": repr(learner.uses_greedy_baseline),
-            "the further episodes": repr(learner.unit.further),
+            "the branch episodes": repr(learner.unit.branch_rule),
         }
 
     def close(self) -> None:

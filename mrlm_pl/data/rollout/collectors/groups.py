@@ -18,7 +18,7 @@ from mrlm_pl.episode import Episode
 from mrlm_pl.grouping import summed
 from mrlm_pl.learner.credit.returns import equal_returns
 from mrlm_pl.learner.ranks import all_reduce_sum
-from mrlm_pl.rollout.branches import FurtherEpisodes, check_origin
+from mrlm_pl.rollout.branches import BranchRule, check_origin
 from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.rollout.player import EpisodePlayer
 from mrlm_pl.rollout.rounds import RoundOptions, Rounds
@@ -50,10 +50,10 @@ class GroupPlan:
             ``drop`` leaves the whole group out; ``resample`` plays other episodes in their place, then shrinks.
         member_rounds: maximum number of rounds in which ``resample`` replaces episodes.
         smallest_group: smallest number of episodes that the algorithm can compare.
-        without_signal: function that returns whether a group carries no learning signal.
+        lacks_signal: function that returns whether a group carries no learning signal.
         trees: whether the episodes are the paths of a turn tree. Paths share decisions, so ``resample`` plays the whole
             tree again.
-        further: further episodes of each group.
+        branch_rule: rule that adds branch episodes to each group; None adds none.
     """
 
     tasks: TaskStream
@@ -64,9 +64,9 @@ class GroupPlan:
     failed_members: FailedMembers = "shrink"
     member_rounds: int = 2
     smallest_group: int = 1
-    without_signal: Callable[[Sequence[Episode]], bool] = equal_returns
+    lacks_signal: Callable[[Sequence[Episode]], bool] = equal_returns
     trees: bool = False
-    further: FurtherEpisodes | None = None
+    branch_rule: BranchRule | None = None
 
     def specs(self, iteration: int, group: int, attempt: int = 0) -> list[EpisodeSpec]:
         """Return the episodes of a group; ``attempt`` counts its tasks from 0."""
@@ -127,7 +127,7 @@ class UnfinishedGroup:
         """Add the episodes that were due, and decide which ones come next.
 
         Raises:
-            EnvironmentContractError: a further episode differs from its origin before it branches.
+            EnvironmentContractError: an episode differs from its origin before it branches.
         """
         self.due = self._requests.send(episodes)
 
@@ -144,9 +144,9 @@ class UnfinishedGroup:
             few = len(collected.episodes) - failed < plan.smallest_group
             left_out = few or (plan.failed_members == "drop" and failed > 0)
             members = [*collected.episodes]
-            if plan.further is not None and not left_out:
-                members += yield from self._play_further(plan.further)
-            if attempt == plan.resample_rounds or not (left_out or plan.without_signal(members)):
+            if plan.branch_rule is not None and not left_out:
+                members += yield from self._play_branches(plan.branch_rule)
+            if attempt == plan.resample_rounds or not (left_out or plan.lacks_signal(members)):
                 break
         collected.counts = {
             "resampled_groups": float(attempt),
@@ -180,10 +180,10 @@ class UnfinishedGroup:
                 collected.episodes[index] = episode
         return resampled
 
-    def _play_further(self, further: FurtherEpisodes) -> _Requests[list[Episode]]:
-        """Yield the further episodes, round after round, and return them."""
+    def _play_branches(self, rule: BranchRule) -> _Requests[list[Episode]]:
+        """Yield the branch episodes, round after round, and return them."""
         collected, members, rounds = self.collected, [*self.collected.episodes], 0
-        while specs := further.due(members, rounds):
+        while specs := rule.due(members, rounds):
             branches = yield [*specs]
             origins = {episode.id: episode for episode in members}
             for branch in branches:
@@ -203,7 +203,7 @@ class Collected:
         episodes: ordinary episodes that train, group after group.
         replaced: played episodes that others replaced or that are left out.
         greedy: one greedy episode for each group, if the algorithm compares with them.
-        branches: further episodes of the groups, and of replaced ones.
+        branches: branch episodes of the groups, and of replaced ones.
         counts: numbers of ``resampled_groups``, ``resampled_members`` and ``dropped_groups``.
         metrics: (sum, count) of the means to log, by name.
         sums: numbers to log as sums over all ranks, by name.
@@ -240,7 +240,7 @@ class Collected:
 
     @property
     def training(self) -> list[Episode]:
-        """Episodes that train: the ordinary ones, then the further ones of their groups."""
+        """Episodes that train: the ordinary ones, then the branches of their groups."""
         groups = {episode.group for episode in self.episodes}
         return [*self.episodes, *(branch for branch in self.branches if branch.group in groups)]
 
@@ -278,7 +278,7 @@ class Collector:
 
     Attributes:
         episode_players: players that have been made.
-        training: player of the episodes that train.
+        training_player: player of the episodes that train.
         play_specs: function that plays the due specs of a group, or the turn trees of their roots if the algorithm
             trains on them.
         play_greedy_specs: function that plays the greedy episode of each group, if the algorithm compares with it.
@@ -288,21 +288,21 @@ class Collector:
     plan: GroupPlan
     sampling: Sampling
     episode_players: Sequence[EpisodePlayer] = field(default=(), init=False)
-    training: EpisodePlayer = field(init=False)
+    training_player: EpisodePlayer = field(init=False)
     play_specs: PlaySpecs = field(init=False)
     play_greedy_specs: PlaySpecs | None = field(default=None, init=False)
 
     def make_players(self, **options: Any) -> None:
         """Make the players, with options of :meth:`Players.player`."""
         learner, sampling = self.players.learner, self.sampling
-        self.training = self.players.player(sampling, crossed=True, **options)
-        self.episode_players = [self.training]
+        training = self.training_player = self.players.player(sampling, with_snapshots=True, **options)
+        self.episode_players = [training]
         if learner.uses_greedy_baseline:
             greedy = self.players.player(sampling.for_all(temperature=0.0, top_p=1.0, top_k=0), **options)
             self.play_greedy_specs = greedy.play
-            self.episode_players = [self.training, greedy]
+            self.episode_players = [training, greedy]
         branching = learner.unit.branching
-        player = TreePlayer(self.training, branching, self.plan.group_sizes) if branching else self.training
+        player = TreePlayer(training, branching, self.plan.group_sizes) if branching else training
         self.play_specs = player.play
 
     def wrap_play(self, wrapper: Callable[[PlaySpecs], PlaySpecs]) -> None:
@@ -377,13 +377,13 @@ class SyncCollector(Collector):
         try:
             with self.players.published(), ended_by_sigterm(self.players.learner.trainer, apart=True):
                 # Only now, as a loaded engine knows whether it takes pieces.
-                if self.rounds is not None and not isinstance(self.training.engine, Rounds):
+                if self.rounds is not None and not isinstance(self.training_player.engine, Rounds):
                     rounds = Rounds(self.players.engine, self.rounds)
                     for player in self.episode_players:
                         player.engine = rounds
                         player.call = partial(rounds.call, player.caller)
                     self.wrap_play(rounds.apart)
-                self.training.run_blocking(play)
+                self.training_player.run_blocking(play)
         except SIGTERMException:
             return False
         return True

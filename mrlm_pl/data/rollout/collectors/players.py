@@ -138,7 +138,7 @@ class Players:
         engine: engine that samples the turns; None is an in-process engine at the trainer's precision.
         own_weights: whether the weights may change while turns are sampled.
         options: arguments of every :class:`~mrlm_pl.rollout.player.EpisodePlayer`.
-        stale: snapshots that sample some turns of players made with ``crossed``; None turns this off.
+        stale: snapshots that sample some turns of players made with ``with_snapshots``; None turns this off.
 
     Attributes:
         configured_engine: the ``engine`` argument.
@@ -218,7 +218,7 @@ class Players:
     def player(
         self,
         sampling: Sampling,
-        crossed: bool = False,
+        with_snapshots: bool = False,
         engine: Engine | None = None,
         loop: EventLoopThread | None = None,
     ) -> EpisodePlayer:
@@ -226,14 +226,14 @@ class Players:
 
         Args:
             sampling: sampling settings of the turns.
-            crossed: whether snapshots sample some turns.
+            with_snapshots: whether snapshots sample some turns.
             engine: engine that samples the turns; None is :attr:`engine`.
             loop: event loop that plays the episodes, closed by the caller; None is the player's own loop.
         """
-        key = (sampling, crossed and self.stale is not None, loop)
+        key = (sampling, with_snapshots and self.stale is not None, loop)
         if key not in self._players:
             agents = [agent for environment in self.environments.values() for agent in environment.agents]
-            seats = {agent: self._seat(agent, sampling, crossed) for agent in agents}
+            seats = {agent: self._seat(agent, sampling, with_snapshots) for agent in agents}
             self._players[key] = EpisodePlayer(
                 self.environments, seats, engine or self.engine, **self._options, loop=loop
             )
@@ -262,10 +262,10 @@ class Players:
             for player in self._players.values():
                 player.renew(name, environment)
 
-    def _seat(self, agent: str, sampling: Sampling, crossed: bool) -> Seat:
+    def _seat(self, agent: str, sampling: Sampling, with_snapshots: bool) -> Seat:
         name = self.learner.seat(agent)
         policy = self.learner.policy(name)
-        snapshots = self.stale.options if crossed and self.stale is not None and policy.trained else None
+        snapshots = self.stale.options if with_snapshots and self.stale is not None and policy.trained else None
         return Seat(name, policy.chat, sampling.of(name), policy.context_window, snapshots, policy.vocabulary)
 
     def close(self) -> None:

@@ -494,12 +494,12 @@ def test_groups_are_played_again_when_what_they_were_played_with_has_changed(
     ("change", "told"),
     [
         ({}, None),
-        ({"unit": SimpleNamespace(branching=Branching("cross"), further=0)}, "the turn tree changed"),
-        ({"unit": SimpleNamespace(branching=None, further=0)}, "the turn tree changed"),
+        ({"unit": SimpleNamespace(branching=Branching("cross"), branch_rule=0)}, "the turn tree changed"),
+        ({"unit": SimpleNamespace(branching=None, branch_rule=0)}, "the turn tree changed"),
         ({"uses_greedy_baseline": True}, "the greedy baseline changed"),
         (
-            {"unit": SimpleNamespace(branching=Branching("align"), further=2), "seat": "critic".join},
-            "model.seats, the further episodes changed",
+            {"unit": SimpleNamespace(branching=Branching("align"), branch_rule=2), "seat": "critic".join},
+            "model.seats, the branch episodes changed",
         ),
     ],
 )
@@ -507,7 +507,7 @@ def test_what_decides_the_episodes_of_a_group_is_compared_with_the_checkpoint(
     change: dict[str, Any], told: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     def collector(**changed: Any) -> AsyncCollector:
-        unit = SimpleNamespace(branching=Branching("align"), further=0)
+        unit = SimpleNamespace(branching=Branching("align"), branch_rule=0)
         own = {"unit": unit, "uses_greedy_baseline": False}
         made = object.__new__(AsyncCollector)
         made.plan = SimpleNamespace(made_with=lambda: {"data.groups": "4"})  # type: ignore[assignment]
@@ -611,7 +611,7 @@ class CloseFails(Callback):
         def close() -> None:
             raise OSError("cannot be closed")
 
-        trainer.datamodule.collection.collector.training.close = close
+        trainer.datamodule.collection.collector.training_player.close = close
 
 
 def test_an_environment_that_blocks_the_event_loop_is_found(model_folder: Path, quiet_trainer: Any) -> None:

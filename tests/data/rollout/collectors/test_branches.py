@@ -1,4 +1,4 @@
-"""Groups with further episodes, in collections of every kind."""
+"""Groups with branch episodes, in collections of every kind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mrlm_pl.environment import Outcome
 from mrlm_pl.episode import Episode, Message, Origin, Task
 from mrlm_pl.episode_files import read_episodes
 from mrlm_pl.learner.credit.returns import EpisodeCredit
-from mrlm_pl.rollout.branches import Expansions, FurtherEpisodes
+from mrlm_pl.rollout.branches import BranchRule, Expansions
 from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.serving import RemoteEnvironment
 from mrlm_pl.serving.environments.service import Limits
@@ -30,7 +30,7 @@ from tests.support.runs.watching import Watch
 from tests.support.servers.environment_servers import Served, eventually, offer
 
 
-class Copies(FurtherEpisodes):
+class Copies(BranchRule):
     """A copy of each episode of a group in each of two rounds."""
 
     def due(self, group: Sequence[Episode], rounds: int) -> Sequence[EpisodeSpec]:
@@ -44,26 +44,26 @@ def branched(specs: list[EpisodeSpec]) -> list[Episode]:
 
 
 def test_rounds_follow_the_ordinary_episodes_and_come_before_another_task() -> None:
-    further = Copies()
+    rule = Copies()
     signals: list[int] = []
 
     def silent(group: Sequence[Episode]) -> bool:
         signals.append(len(group))
         return len(signals) == 1
 
-    options = {"failed_members": "resample", "resample_rounds": 1, "without_signal": silent}
-    group = UnfinishedGroup(plan(further=further, **options), 0, 0)
+    options = {"failed_members": "resample", "resample_rounds": 1, "lacks_signal": silent}
+    group = UnfinishedGroup(plan(branch_rule=rule, **options), 0, 0)
     group.take(played(group.due, "x"))
     group.take(played(group.due))
     for rounds in range(2):
         assert [spec.id for spec in group.due] == [f"{name}/{rounds}" for name in ("0-0-0+1", "0-0-1", "0-0-2")]
         group.take(branched(group.due))
-    assert further.seen[:3] == ["0-0-0+1", "0-0-1", "0-0-2"]
+    assert rule.seen[:3] == ["0-0-0+1", "0-0-1", "0-0-2"]
     assert group.due, "the group has no signal"
     while group.due:
         specs = group.due
         group.take(branched(specs) if specs[0].origin else played(specs))
-    assert signals == [9], "three episodes and two further ones of each; the last task is kept in any case"
+    assert signals == [9], "three episodes and two branches of each; the last task is kept in any case"
     collected = group.collected
     assert [episode.id for episode in collected.episodes] == ["0-0.1-0", "0-0.1-1", "0-0.1-2"]
     assert len(collected.branches) == 12
@@ -72,8 +72,8 @@ def test_rounds_follow_the_ordinary_episodes_and_come_before_another_task() -> N
     assert Collected.from_plain(*collected.to_plain()) == collected
 
 
-def test_a_group_that_is_left_out_has_no_further_episodes() -> None:
-    group = UnfinishedGroup(plan(further=Copies(), failed_members="drop"), 0, 0)
+def test_a_group_that_is_left_out_has_no_branch_episodes() -> None:
+    group = UnfinishedGroup(plan(branch_rule=Copies(), failed_members="drop"), 0, 0)
     group.take(played(group.due, "x"))
     assert not group.due
     assert not group.collected.branches
@@ -82,7 +82,7 @@ def test_a_group_that_is_left_out_has_no_further_episodes() -> None:
 class Expanding(EpisodeCredit):
     """Whole episodes, beside those of expanded trees."""
 
-    further = Expansions(rounds=2, nodes=1)
+    branch_rule = Expansions(rounds=2, nodes=1)
 
 
 def expanding(model_folder: Path, environment: Any, **options: Any) -> Any:
@@ -93,7 +93,7 @@ def expanding(model_folder: Path, environment: Any, **options: Any) -> Any:
 
 @pytest.mark.parametrize("options", [{}, {"mode": "async", "max_lag": 1}, {"processes": 2}])
 @pytest.mark.long_after(1)
-def test_further_episodes_train_and_are_counted_apart(
+def test_branch_episodes_train_and_are_counted_apart(
     model_folder: Path, quiet_trainer: Any, options: dict[str, Any]
 ) -> None:
     environment = Slow(0.0, turns=3) if "mode" in options else EchoEnvironment(turns=3)
@@ -122,7 +122,7 @@ def test_further_episodes_train_and_are_counted_apart(
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.long_after(1)
-def test_a_resumed_run_has_the_same_further_episodes(
+def test_a_resumed_run_has_the_same_branch_episodes(
     model_folder: Path, quiet_trainer: Any, tmp_path: Path, mode: str
 ) -> None:
     """Between mini-batches of a rollout, and with groups that were played ahead."""

@@ -292,7 +292,7 @@ def test_a_run_that_ends_in_the_middle_of_its_episodes_keeps_nothing_open(
 
 def plan(**rules: Any) -> GroupPlan:
     stream = TaskStream({"a": DatasetTasks("a", "train", [{"n": n} for n in range(9)])}, None, seed=0)
-    values = {"without_signal": lambda episodes: False, "smallest_group": 2, **rules}
+    values = {"lacks_signal": lambda episodes: False, "smallest_group": 2, **rules}
     return GroupPlan(stream, groups=1, group_sizes={"a": 3}, seed=0, **values)
 
 
