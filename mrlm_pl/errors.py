@@ -10,7 +10,7 @@ import difflib
 import inspect
 import sys
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -232,6 +232,12 @@ def source_line(method: Any) -> str:
     """Return ``file:line`` of a function; the file relative to the working folder if it is below it."""
     code = inspect.unwrap(method).__code__
     return f"{_relative(code.co_filename)}:{code.co_firstlineno}"
+
+
+def name_and_place(function: Callable[..., Any]) -> tuple[str, str]:
+    """Return the name of a function, and its place in parentheses, empty for a callable object."""
+    place = f" ({source_line(function)})" if hasattr(inspect.unwrap(function), "__code__") else ""
+    return getattr(function, "__qualname__", type(function).__qualname__), place
 
 
 def source_line_of_error(error: BaseException) -> str:

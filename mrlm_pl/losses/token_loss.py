@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from mrlm_pl.errors import ConfigurationError, did_you_mean
+from mrlm_pl.errors import ConfigurationError, did_you_mean, name_and_place
 from mrlm_pl.losses.masking import masked_values
 from mrlm_pl.losses.policy_gradient import Clip, cispo_loss, gmpo_loss, gspo_loss, policy_gradient_loss, ppo_clip_loss
 from mrlm_pl.losses.reduction import Reduction
@@ -103,7 +103,7 @@ def token_loss(
     ('sequence_mean', {'positive_temperature': 2.0})
     """
     plain = LOSSES[loss] if isinstance(loss, str) else TokenLoss(loss, own=True)
-    name = loss if isinstance(loss, str) else getattr(loss, "__qualname__", repr(loss))
+    name, place = (loss, "") if isinstance(loss, str) else name_and_place(loss)
     accepted = list(inspect.signature(plain.function).parameters)[4:]
     given = dict(settings or {})
     for key in given:
@@ -127,10 +127,10 @@ def token_loss(
             one, mask = torch.ones(1, 1, requires_grad=True), torch.ones(1, 1, dtype=torch.bool)
             tried: Any = configured(-one, -torch.ones(1, 1), torch.ones(1, 1), mask)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ConfigurationError(f"loss {name} with the settings {dict(settings or {})}: {error}") from error
+        raise ConfigurationError(f"loss {name} with the settings {dict(settings or {})}: {error}{place}") from error
     if not isinstance(tried, Tensor) or tried.shape != (1, 1) or not tried.isfinite().all() or not tried.requires_grad:
         raise ConfigurationError(
             f"loss {name} with the settings {dict(settings or {})} returned {tried!r:.80} for one token; it must "
-            "return a finite loss for each token, [B, T], with a gradient in logp"
+            f"return a finite loss for each token, [B, T], with a gradient in logp{place}"
         )
     return configured

@@ -9,6 +9,7 @@ a :class:`~mrlm_pl.turn_tree.TurnTree`.
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,8 @@ from mrlm_pl.errors import ConfigurationError, EnvironmentContractError
 from mrlm_pl.rollout.play import Decision, EpisodeSpec, Play
 from mrlm_pl.rollout.player import EpisodePlayer
 from mrlm_pl.settings import Settings
+
+logger = logging.getLogger(__name__)
 
 MOST_JOINT_ACTIONS = 65_536
 """Maximum number of joint actions in one level of all trees of a collection; more would fill the memory."""
@@ -112,6 +115,7 @@ class TreePlayer:
 
     def __init__(self, player: EpisodePlayer, tree: Branching, branches: int | Mapping[str, int]) -> None:
         self.player, self.tree, self.branches = player, tree, branches
+        self._warned = False
 
     def branches_of(self, play: Play) -> int:
         """Return the number of decisions of each agent in each state of a play."""
@@ -149,12 +153,27 @@ class TreePlayer:
 
     def _check_size(self, nodes: Sequence[Play]) -> None:
         total = sum(self.tree.count(len(node.due), self.branches_of(node)) for node in nodes)
+        align = "" if self.tree.joint_mode == "align" else "use joint_mode align, "
+        remedy = f"lower data.group_size, data.groups or data.max_turns, {align}or train with ATGRPO or GRPO"
         if total > MOST_JOINT_ACTIONS:
             most = max(map(self.branches_of, nodes))
             raise ConfigurationError(
                 f"a level of the turn trees has {total} joint actions ({most} decisions of each agent, "
-                f"joint_mode {self.tree.joint_mode!r}); at most {MOST_JOINT_ACTIONS} fit: lower data.group_size, "
-                "data.groups or data.max_turns, use joint_mode align or expand best"
+                f"joint_mode {self.tree.joint_mode!r}); at most {MOST_JOINT_ACTIONS} fit: {remedy}"
+            )
+        growth = total // max(len(nodes), 1) if self.tree.expand == "all" else 1
+        depth = max((node.steps for node in nodes), default=0)
+        # The first turns may be all that there are: a wide tree of two turns is meant.
+        if depth > 1 and total * growth**2 > MOST_JOINT_ACTIONS and not self._warned:
+            self._warned = True
+            logger.warning(
+                "turn %d of the turn trees has %d joint actions, and each further turn %d times as many; above %d the "
+                "run ends: %s",
+                depth + 1,
+                total,
+                growth,
+                MOST_JOINT_ACTIONS,
+                remedy,
             )
 
     async def _branch(self, nodes: Sequence[Play]) -> list[list[_Branch]]:

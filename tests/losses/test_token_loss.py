@@ -159,6 +159,12 @@ def test_a_mistake_is_an_error(loss: Any, options: dict[str, Any], message: str)
         token_loss(loss, **options)
 
 
+@pytest.mark.parametrize("loss", [constant, lambda logp: logp])
+def test_a_mistake_in_an_own_loss_is_named_with_its_line(loss: Any) -> None:
+    with pytest.raises(ConfigurationError, match=rf"test_token_loss\.py:{loss.__code__.co_firstlineno}\)$"):
+        token_loss(loss)
+
+
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_a_loss_is_chosen_where_gradients_are_off(mode: Any) -> None:
     with mode():

@@ -467,8 +467,19 @@ def test_a_turn_limit_truncates_all_paths_of_a_tree() -> None:
 
 
 def test_too_many_joint_actions_are_refused_before_they_are_sampled() -> None:
-    with pytest.raises(ConfigurationError, match=r"1000000 joint actions.*group_size"):
+    with pytest.raises(ConfigurationError, match=r"1000000 joint actions.*group_size.*use joint_mode align"):
         grow(GrowingSums(), Branching("cross"), branches=1000)
+
+
+def test_a_tree_that_grows_towards_the_limit_is_announced(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("mrlm_pl.rollout.tree_player.MOST_JOINT_ACTIONS", 16)
+    with pytest.raises(ConfigurationError, match=r"32 joint actions") as error:
+        grow(GrowingSums(5), Branching("align"))
+    assert "joint_mode align" not in str(error.value)  # it is the mode already
+    (warning,) = caplog.messages
+    assert warning.startswith("turn 3 of the turn trees has 8 joint actions, and each further turn 2 times as many")
 
 
 @pytest.mark.parametrize("options", [{"joint_mode": "diagonal"}, {"expand": "some"}])

@@ -25,10 +25,10 @@ import torch
 from torch import Tensor
 
 from mrlm_pl.episode import Episode, Trajectory
-from mrlm_pl.errors import ConfigurationError, source_line
+from mrlm_pl.errors import ConfigurationError, name_and_place, source_line
 from mrlm_pl.grouping import grouped
 from mrlm_pl.learner.batch import PolicyBatch, ReturnAndBaseline, collate_rows
-from mrlm_pl.learner.credit.rules import R, name_and_place, same_numbers
+from mrlm_pl.learner.credit.rules import R, same_numbers
 from mrlm_pl.learner.metrics import Metrics
 from mrlm_pl.rewards import TurnBonus
 from mrlm_pl.rollout.branches import BranchRule

@@ -18,7 +18,7 @@ from mrlm_pl.advantages import (
     group_normalized_advantages,
     leave_one_out_advantages,
 )
-from mrlm_pl.errors import ConfigurationError, source_line
+from mrlm_pl.errors import ConfigurationError, name_and_place
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.ranks import sum_over_ranks
 
@@ -92,12 +92,6 @@ def same_numbers(one: Tensor | None, other: Tensor | None) -> bool:
     if one is None or other is None:
         return one is other
     return torch.allclose(one.double(), other.double(), rtol=0, atol=0, equal_nan=True)
-
-
-def name_and_place(rule: Callable[..., Any]) -> tuple[str, str]:
-    """Return the name of a rule, and its place in parentheses, empty for a callable object."""
-    place = f" ({source_line(rule)})" if hasattr(inspect.unwrap(rule), "__code__") else ""
-    return getattr(rule, "__qualname__", type(rule).__qualname__), place
 
 
 def warn_of_absent_components(
