@@ -1,6 +1,6 @@
 """Measure what rounds save against lockstep where turns have unequal lengths and environments take time.
 
-    python benchmarks/speed/rounds.py [--size s] [--seconds 0 0.1 0.5] [--pieces 16 32] [--answers 1 4 8]
+    python benchmarks/speed/rounds.py [--size s] [--seconds 0 0.1 0.5] [--chunk-tokens 16 32] [--answers 1 4 8]
         [--rounds 3] [--json FILE]
 
 ``--episodes`` episodes of ``--turns`` turns each, which end by chance within ``--new-tokens``; a step of an environment
@@ -77,20 +77,20 @@ class Side:
         model: samples.
         arguments: arguments of the command line.
         seconds: mean duration of an answer.
-        piece: maximum number of tokens of a turn in a round; None is lockstep.
+        chunk_tokens: maximum number of tokens of a turn in a round; None is lockstep.
         answer: number of rounds that an answer takes.
     """
 
     def __init__(
-        self, model: Any, arguments: argparse.Namespace, seconds: float, piece: int | None, answer: int = 1
+        self, model: Any, arguments: argparse.Namespace, seconds: float, chunk_tokens: int | None, answer: int = 1
     ) -> None:
         engine, environment = InProcessEngine(), SlowAnswers(arguments.turns, seconds)
         engine.load("main", model, 0)
         seats = {"agent": Seat("main", ChatFormat(TOKENIZER), Sampling(max_tokens=arguments.new_tokens), 2048)}
         self.player = EpisodePlayer({environment.name: environment}, seats, engine, workers=arguments.workers)
         self.play: Any = self.player.play
-        if piece is not None:
-            rounds = Rounds(engine, RoundOptions(piece, answer))
+        if chunk_tokens is not None:
+            rounds = Rounds(engine, RoundOptions(chunk_tokens, answer))
             self.player.engine, self.player.call = rounds, partial(rounds.call, self.player.caller)
             self.play = rounds.apart(self.player.play)
         source = environment.tasks("train")
@@ -105,9 +105,9 @@ class Side:
 
 
 def measure(size: str, seconds: float, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return a row for each piece and rounds of an answer: the ratios of its seconds to those of lockstep."""
+    """Return a row for each size of chunks and rounds of an answer: the ratios of its seconds to those of lockstep."""
     model = build_model("qwen2", {**SIZES[size], "vocabulary": len(TOKENIZER)})
-    kinds = list(itertools.product(arguments.pieces, arguments.answers))
+    kinds = list(itertools.product(arguments.chunk_tokens, arguments.answers))
     lockstep, sides = Side(model, arguments, seconds, None), [Side(model, arguments, seconds, *kind) for kind in kinds]
     ratios: list[list[float]] = [[] for _ in kinds]
     took = []
@@ -128,13 +128,13 @@ def measure(size: str, seconds: float, arguments: argparse.Namespace) -> list[di
         {
             "size": size,
             "environment_seconds": seconds,
-            "piece": piece,
+            "chunk_tokens": chunk_tokens,
             "answer": answer,
             "lockstep_seconds": round(statistics.median(took), 2),
             "ratio": statistics.median(found),
             "ratios": found,
         }
-        for (piece, answer), found in zip(kinds, ratios, strict=True)
+        for (chunk_tokens, answer), found in zip(kinds, ratios, strict=True)
     ]
 
 
@@ -143,7 +143,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZE_NAMES, default="s")
     parser.add_argument("--seconds", type=float, nargs="+", default=[0.0, 0.1, 0.5])
-    parser.add_argument("--pieces", type=int, nargs="+", default=[16, 32])
+    parser.add_argument("--chunk-tokens", type=int, nargs="+", default=[16, 32])
     parser.add_argument("--answers", type=int, nargs="+", default=[1, 4, 8])
     parser.add_argument("--episodes", type=int, default=32)
     parser.add_argument("--turns", type=int, default=4)

@@ -194,11 +194,11 @@ def vllm_rollout(found: Any) -> str:
 
 
 def rounds(found: Any) -> str:
-    """Return the ratios of rounds to lockstep by the seconds of an answer and the piece."""
-    formats = ("{environment_seconds}", "{lockstep_seconds:.2f}", "{piece}")
+    """Return the ratios of rounds to lockstep by the seconds of an answer and the tokens of a chunk."""
+    formats = ("{environment_seconds}", "{lockstep_seconds:.2f}", "{chunk_tokens}")
     runs = grouped(found["rows"], lambda row: tuple(text.format_map(row) for text in formats))
     rows = ([*key, ", ".join(f"{row['ratio']:.2f}" for row in same)] for key, same in runs.items())
-    return table(["seconds of an answer", "seconds in lockstep", "piece", "ratios of the time"], rows)
+    return table(["seconds of an answer", "seconds in lockstep", "tokens of a chunk", "ratios of the time"], rows)
 
 
 def limit(found: Any, steps: str) -> str:

@@ -159,8 +159,8 @@ class SampleRequest:
         session: key of the key/value cache for the next turn; empty keeps none.
         offset: number of this turn's tokens that were drawn before. They are the end of ``token_ids``, count in
             ``sampling.max_tokens``, and the random numbers continue after theirs.
-        piece: maximum number of tokens to sample now; a turn that reaches it has the finish reason ``length``. None:
-            the whole turn.
+        chunk_tokens: maximum number of tokens to sample now; a turn that reaches it has the finish reason ``length``.
+            None: the whole turn.
     """
 
     token_ids: tuple[int, ...]
@@ -170,7 +170,7 @@ class SampleRequest:
     stop_ids: tuple[int, ...] = ()
     session: str = ""
     offset: int = 0
-    piece: int | None = None
+    chunk_tokens: int | None = None
 
     def limit(self, window: int | None) -> int:
         """Return how many tokens may be sampled in a model with this context window; None: it has no bound.
@@ -192,7 +192,7 @@ class SampleRequest:
                 f"a context of {len(self.token_ids)} tokens leaves no room in the {window}-token window of policy "
                 f"{self.policy!r}; shorten the conversation or use a model, or a server, with a longer window"
             )
-        return min(room, most, most if self.piece is None else self.piece)
+        return min(room, most, most if self.chunk_tokens is None else self.chunk_tokens)
 
 
 @dataclass(frozen=True)
@@ -288,8 +288,8 @@ class Engine(ChecksArguments, ABC):
         return True
 
     @property
-    def takes_pieces(self) -> bool:
-        """True if requests may have an ``offset`` and a ``piece``; valid after the first :meth:`load`."""
+    def takes_chunks(self) -> bool:
+        """True if requests may have an ``offset`` and ``chunk_tokens``; valid after the first :meth:`load`."""
         return False
 
     def window(self, policy: str) -> int | None:

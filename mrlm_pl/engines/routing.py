@@ -44,9 +44,9 @@ class RoutingEngine(EngineWrapper):
         return all(engine.holds_weights for engine in self._engines())
 
     @property
-    def takes_pieces(self) -> bool:
-        """True if all engines take pieces."""
-        return all(engine.takes_pieces for engine in self._engines())
+    def takes_chunks(self) -> bool:
+        """True if all engines take chunks."""
+        return all(engine.takes_chunks for engine in self._engines())
 
     def meet_learner(self, place: LearnerPlace) -> None:
         """Pass the learner's place to all engines; see :meth:`Engine.meet_learner`."""

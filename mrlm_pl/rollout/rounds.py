@@ -21,14 +21,14 @@ class RoundOptions(Settings):
     """Settings of :class:`Rounds`.
 
     Args:
-        piece: maximum number of tokens of a turn in a round.
+        chunk_tokens: maximum number of tokens of a turn in a round.
         answer: number of rounds that an answer of an environment takes; a slower one delays the end of its round.
 
     Raises:
         ConfigurationError: a value is below 1.
     """
 
-    piece: PositiveInt = 32
+    chunk_tokens: PositiveInt = 32
     answer: PositiveInt = 4
 
 
@@ -48,7 +48,7 @@ class _Wait(asyncio.Future[None]):
 class Rounds(EngineWrapper):
     """Lets coroutines play episodes apart, with samples from one engine.
 
-    A round begins when every coroutine waits for a sample or for an environment. The engine samples a piece of all
+    A round begins when every coroutine waits for a sample or for an environment. The engine samples a chunk of all
     turns in one batch, and the environments answer meanwhile. At the end of the round finished turns and due answers
     are handed out, in the order in which they were asked for. So a call of an environment takes a fixed number of
     rounds, whatever its seconds, and the batches of a run do not depend on timing.
@@ -56,7 +56,7 @@ class Rounds(EngineWrapper):
     Outside of :meth:`play` requests go to the engine, and calls to the environments, as they come.
 
     Args:
-        engine: engine that samples; it must take requests with ``offset`` and ``piece``.
+        engine: engine that samples; it must take requests with ``offset`` and ``chunk_tokens``.
         options: length of a round, and the number of rounds of an answer.
 
     Raises:
@@ -65,7 +65,7 @@ class Rounds(EngineWrapper):
 
     def __init__(self, engine: Engine, options: RoundOptions) -> None:
         super().__init__(engine)
-        self._continuous = ContinuousEngine(engine, options.piece, rows=None)
+        self._continuous = ContinuousEngine(engine, options.chunk_tokens, rows=None)
         self._answer = options.answer
         self._number = 0
         self._arrivals: asyncio.Queue[Any] | None = None  # waits, and tasks that have ended, while episodes are played

@@ -163,7 +163,7 @@ def serve_gateway(
     file = _collection_file(output, seated, device, [dict(settings or {}), asdict(sampling), *numbers])
     with gateway.kept(), seated.player(sampling, max_turns, device) as player:
         player.retries, player.caller.timeout = 0, float("inf")  # a program asks when it likes; leases bound the rest
-        if player.engine.takes_pieces:
+        if player.engine.takes_chunks:
             player.engine = ContinuousEngine(player.engine)
         listening(gateway.start())
         slots, played, written = asyncio.Semaphore(at_once), dict[int, Episode](), file.played

@@ -111,7 +111,7 @@ def test_an_engine_over_engines_leaves_out_no_hook(kind: type) -> None:
 class Telling(Noting):
     """Says something of its own to every question."""
 
-    holds_weights, takes_pieces = False, True
+    holds_weights, takes_chunks = False, True
 
     def window(self, policy: str) -> int | None:
         return 5
@@ -130,7 +130,7 @@ def answers(engine: Engine) -> tuple[Any, ...]:
     engine.meet_learner("place")  # type: ignore[arg-type]
     return (
         engine.holds_weights,
-        engine.takes_pieces,
+        engine.takes_chunks,
         engine.window("p"),
         engine.reports_logprobs("p"),
     )

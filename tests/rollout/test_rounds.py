@@ -43,13 +43,13 @@ class Batches(EngineWrapper):
 class ByLength(Engine):
     """Each turn is as long as the last digit of its seed says."""
 
-    takes_pieces = True
+    takes_chunks = True
 
     async def sample(self, requests: Sequence[SampleRequest]) -> list[Sample]:
         found = []
         for request in requests:
             left = request.seed % 10 + 1 - request.offset
-            count = min(left, request.piece or left)
+            count = min(left, request.chunk_tokens or left)
             ids = [5] * count
             reason: Any = "length"
             if count == left:
@@ -85,21 +85,21 @@ class Words(Environment):
         return Step(rewards={"agent": float(len(actions["agent"].content))}, done=True, stop_reason="end")
 
 
-def in_rounds(player: EpisodePlayer, piece: int, answer: int = 1) -> Rounds:
-    rounds = Rounds(player.engine, RoundOptions(piece, answer))
+def in_rounds(player: EpisodePlayer, chunk_tokens: int, answer: int = 1) -> Rounds:
+    rounds = Rounds(player.engine, RoundOptions(chunk_tokens, answer))
     player.engine, player.call = rounds, partial(rounds.call, player.caller)
     return rounds
 
 
-def play(environment: Environment, engine: Engine, piece: int | None, answer: int = 1) -> list[Episode]:
+def play(environment: Environment, engine: Engine, chunk_tokens: int | None, answer: int = 1) -> list[Episode]:
     seats = {agent: Seat("p", CHAT, Sampling(max_tokens=10), 256) for agent in environment.agents}
     player = EpisodePlayer({environment.name: environment}, seats, engine)
     source = environment.tasks("train")
     todo = [EpisodeSpec(f"e{n}", source[n], f"g{n}", seed=n) for n in range(8)]
     try:
-        if piece is None:
+        if chunk_tokens is None:
             return player.play_blocking(todo)
-        apart = in_rounds(player, piece, answer).apart(player.play)
+        apart = in_rounds(player, chunk_tokens, answer).apart(player.play)
         return player.run_blocking(lambda: apart(todo))
     finally:
         player.close()
@@ -109,11 +109,11 @@ def tokens(episodes: Sequence[Episode]) -> list[Any]:
     return [[row.token_ids for row in episode.rows()] for episode in episodes]
 
 
-@pytest.mark.parametrize("piece", [1, 3, 100])
-def test_episodes_are_those_of_lockstep(piece: int) -> None:
+@pytest.mark.parametrize("chunk_tokens", [1, 3, 100])
+def test_episodes_are_those_of_lockstep(chunk_tokens: int) -> None:
     engine = InProcessEngine()
     engine.load("p", build("qwen2", vocab_size=len(TOKENIZER), max_position_embeddings=256), 0)
-    whole, rounds = (play(Words(), engine, size) for size in (None, piece))
+    whole, rounds = (play(Words(), engine, size) for size in (None, chunk_tokens))
     assert tokens(rounds) == tokens(whole)
     for one, other in zip(whole, rounds, strict=True):
         for row, again in zip(one.rows(), other.rows(), strict=True):
@@ -170,14 +170,14 @@ def test_a_tree_in_rounds_is_the_tree_of_levels() -> None:
     environment, engine = Words(), InProcessEngine()
     engine.load("p", build("qwen2", vocab_size=len(TOKENIZER), max_position_embeddings=256), 0)
     found = []
-    for piece in (None, 3):
+    for chunk_tokens in (None, 3):
         seats = {"agent": Seat("p", CHAT, Sampling(max_tokens=8), 256)}
         player = EpisodePlayer({"words": environment}, seats, engine)
         source = environment.tasks("train")
         roots = [EpisodeSpec(f"e{n}", source[n], f"e{n}", seed=n) for n in range(3)]
         play_trees: Any = TreePlayer(player, Branching(), 2).play
-        if piece is not None:
-            play_trees = in_rounds(player, piece).apart(play_trees)
+        if chunk_tokens is not None:
+            play_trees = in_rounds(player, chunk_tokens).apart(play_trees)
         found.append([tokens(paths) for paths in player.run_blocking(partial(play_trees, roots))])
         player.close()
     assert found[0] == found[1]
@@ -253,7 +253,7 @@ def test_a_cancelled_play_leaves_nothing_running() -> None:
 
 def test_an_engine_of_whole_turns_is_refused() -> None:
     class Whole(ByLength):
-        takes_pieces = False
+        takes_chunks = False
 
     with pytest.raises(ConfigurationError, match="Whole samples whole turns"):
         Rounds(Whole(), RoundOptions())

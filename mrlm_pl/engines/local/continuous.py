@@ -1,4 +1,4 @@
-"""Generation in pieces: calls of many episodes are batched together, and weights may change while a turn is sampled."""
+"""Generation in chunks: calls of many episodes are batched together, and weights may change while a turn is sampled."""
 
 from __future__ import annotations
 
@@ -26,18 +26,20 @@ class ContinuousTurn:
     logprobs: list[float] = field(default_factory=list)
     spans: list[TokenSpan] = field(default_factory=list)
 
-    def next_piece(self, piece: int) -> SampleRequest:
+    def next_chunk(self, chunk_tokens: int) -> SampleRequest:
         request, drawn = self.request, len(self.token_ids)
         return replace(
             request,
             token_ids=(*request.token_ids, *self.token_ids),
             session=self.session,
             offset=request.offset + drawn,
-            piece=piece if request.piece is None else min(piece, request.piece - drawn),
+            chunk_tokens=chunk_tokens
+            if request.chunk_tokens is None
+            else min(chunk_tokens, request.chunk_tokens - drawn),
         )
 
     def take(self, sample: Sample, window: int | None) -> FinishReason | None:
-        """Append a piece; return the finish reason, or None while the turn is unfinished."""
+        """Append a chunk; return the finish reason, or None while the turn is unfinished."""
         self.token_ids += sample.token_ids
         self.logprobs += sample.logprobs
         for span in sample.spans or (TokenSpan(len(sample.token_ids), sample.version, sample.engine),):
@@ -57,28 +59,28 @@ class ContinuousTurn:
 
 
 class ContinuousEngine(EngineWrapper):
-    """Batches concurrent calls of :meth:`sample` for another engine, in pieces of a few tokens.
+    """Batches concurrent calls of :meth:`sample` for another engine, in chunks of a few tokens.
 
-    Between two pieces finished turns leave, new turns join, and loaded weights take effect: a running turn keeps its
+    Between two chunks finished turns leave, new turns join, and loaded weights take effect: a running turn keeps its
     tokens with their log-probabilities and version, and continues with the new weights, which compute its whole context
     again. So each token's log-probability is that of one version of the weights given everything before it.
 
     All calls of :meth:`sample` must come from one event loop.
 
     Args:
-        engine: generates; it must take requests with ``offset`` and ``piece``.
-        piece: maximum number of tokens before others may join or weights may change.
+        engine: generates; it must take requests with ``offset`` and ``chunk_tokens``.
+        chunk_tokens: maximum number of tokens before others may join or weights may change.
         rows: maximum number of turns in a batch, earlier ones first; None: all.
 
     Raises:
         ConfigurationError: a number is below 1, or the engine samples whole turns only.
     """
 
-    def __init__(self, engine: Engine, piece: PositiveInt = 32, rows: PositiveInt | None = 256) -> None:
-        if not engine.takes_pieces:
+    def __init__(self, engine: Engine, chunk_tokens: PositiveInt = 32, rows: PositiveInt | None = 256) -> None:
+        if not engine.takes_chunks:
             raise ConfigurationError(f"{type(engine).__name__} samples whole turns; use it without ContinuousEngine")
         super().__init__(engine)
-        self.piece, self.rows = piece, rows
+        self.chunk_tokens, self.rows = chunk_tokens, rows
         self.batches = 0
         self._busy: tuple[float, float | None] = (0.0, None)
         self._turns: list[ContinuousTurn] = []
@@ -105,7 +107,7 @@ class ContinuousEngine(EngineWrapper):
         loop = asyncio.get_running_loop()
         turns = []
         for request in requests:
-            session = request.session or f"piece/{next(self._numbers)}/"
+            session = request.session or f"chunk/{next(self._numbers)}/"
             turns.append(ContinuousTurn(request, session, loop.create_future()))
         self._turns += turns
         return turns
@@ -124,12 +126,12 @@ class ContinuousEngine(EngineWrapper):
             pass
 
     async def batch(self) -> bool:
-        """Sample a piece of the turns that have begun; False without any. One batch runs at a time."""
+        """Sample a chunk of the turns that have begun; False without any. One batch runs at a time."""
         self._turns = [turn for turn in self._turns if not turn.done.done()]
         batch = self._turns[: self.rows]
         if not batch:
             return False
-        requests = [turn.next_piece(self.piece) for turn in batch]
+        requests = [turn.next_chunk(self.chunk_tokens) for turn in batch]
         started = time.perf_counter()
         self._busy = self._busy[0], started
         try:
@@ -157,7 +159,7 @@ class ContinuousEngine(EngineWrapper):
     async def _find_culprits(
         self, batch: Sequence[ContinuousTurn], requests: Sequence[SampleRequest], error: Exception
     ) -> None:
-        """Ask for each piece separately, so that a bad request does not fail the others."""
+        """Ask for each chunk separately, so that a bad request does not fail the others."""
         calls = [sample_checked(self.engine, [request]) for request in requests] if len(batch) > 1 else []
         answers = await asyncio.gather(*calls, return_exceptions=True) or [error]
         for turn, answer in zip(batch, answers, strict=True):

@@ -87,7 +87,7 @@ class InProcessEngine(Engine):
     """
 
     name = "in_process"
-    takes_pieces = True
+    takes_chunks = True
 
     def __init__(
         self,

@@ -142,9 +142,9 @@ class RayPool(Engine):
                 self._replace(worker, reason)
 
     @property
-    def takes_pieces(self) -> bool:
-        """True if the workers' engine takes ``offset`` and ``piece``; valid after the first :meth:`load`."""
-        return bool(self.workers) and self.workers[0].about["takes_pieces"]
+    def takes_chunks(self) -> bool:
+        """True if the workers' engine takes ``offset`` and ``chunk_tokens``; valid after the first :meth:`load`."""
+        return bool(self.workers) and self.workers[0].about["takes_chunks"]
 
     def window(self, policy: str) -> int | None:
         """Return the longest context of the workers' engine in tokens; None while the policy is not loaded."""

@@ -47,7 +47,7 @@ class PoolWorker:
         self._in_use = asyncio.Lock()
 
     async def describe(self) -> dict[str, Any]:
-        """Make the engine; return process id, host, device and GPUs of the worker, and whether it ``takes_pieces``.
+        """Make the engine; return process id, host, device and GPUs of the worker, and whether it ``takes_chunks``.
 
         Raises:
             ConfigurationError: the engine samples from servers.
@@ -65,7 +65,7 @@ class PoolWorker:
             "host": socket.gethostname(),
             "device": str(self._device),
             "gpus": list(visible_gpus()) if os.environ.get("CUDA_VISIBLE_DEVICES") else [],
-            "takes_pieces": self._engine.takes_pieces,
+            "takes_chunks": self._engine.takes_chunks,
         }
 
     async def build(self, policy: str, architecture: Architecture) -> None:

@@ -118,8 +118,8 @@ def _tokens(request: SampleRequest) -> int:
 
 
 def _to_request(request: SampleRequest, weights: str) -> pb.SampleRequest:
-    if request.offset or request.piece is not None:
-        raise EngineError("policies on a server sample whole turns: a request may have neither offset nor piece")
+    if request.offset or request.chunk_tokens is not None:
+        raise EngineError("policies on a server sample whole turns: a request may have neither offset nor chunk_tokens")
     sampling = to_message(pb.Sampling, request.sampling)
     return to_message(pb.SampleRequest, request, seed=str(request.seed), sampling=sampling, weights=weights)
 

@@ -251,7 +251,7 @@ def test_a_rollout_in_rounds_has_the_tokens_of_lockstep_in_batches_of_its_own(
 def test_rounds_of_another_mode_or_below_one_are_refused(echo: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"data\.rounds is of data\.mode sync, and the mode is async"):
         RolloutDataModule(echo(), mode="async", rounds=RoundOptions())
-    for name in ("piece", "answer"):
+    for name in ("chunk_tokens", "answer"):
         with pytest.raises(ConfigurationError, match=rf"RoundOptions: {name} is 0; it must be 1 or above"):
             RoundOptions(**{name: 0})
     RolloutDataModule(echo(), mode="async", max_lag=0, rounds=RoundOptions())

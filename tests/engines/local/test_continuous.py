@@ -52,22 +52,24 @@ def loaded(model: PreTrainedModel, own: bool = False) -> Watched:
 
 @pytest.mark.parametrize("name", ["qwen2", "gpt2", "mamba"])
 @pytest.mark.long_after(1)
-def test_turns_in_pieces_are_the_turns_at_once(name: str) -> None:
+def test_turns_in_chunks_are_the_turns_at_once(name: str) -> None:
     inner = loaded(build(name))
     requests = [
         request(row, seed, max_tokens=5 + 4 * seed, stop_ids=(seed,)) for seed, row in enumerate(contexts(3, 20, 20, 7))
     ]
     whole = run(inner.engine, *requests)
-    for piece, rows in itertools.product((1, 4, 100), (2, 100)):
-        pieces = [found for (found,) in together(ContinuousEngine(inner, piece, rows), *([one] for one in requests))]
-        for one, other in zip(whole, pieces, strict=True):
+    for chunk_tokens, rows in itertools.product((1, 4, 100), (2, 100)):
+        chunks = [
+            found for (found,) in together(ContinuousEngine(inner, chunk_tokens, rows), *([one] for one in requests))
+        ]
+        for one, other in zip(whole, chunks, strict=True):
             assert (one.token_ids, one.finish_reason, one.spans) == (other.token_ids, other.finish_reason, other.spans)
             assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
 
 
 def test_calls_that_overlap_share_batches_and_leave_when_they_have_finished() -> None:
     inner = loaded(build("qwen2"))
-    engine = ContinuousEngine(inner, piece=4)
+    engine = ContinuousEngine(inner, chunk_tokens=4)
     together(
         engine, [request([1, 2], 0, max_tokens=4)], [request([3], 1, max_tokens=12), request([4], 2, max_tokens=8)]
     )
@@ -77,15 +79,15 @@ def test_calls_that_overlap_share_batches_and_leave_when_they_have_finished() ->
 
 def test_the_rows_of_a_batch_are_bounded_and_the_first_come_first() -> None:
     inner = loaded(build("qwen2"))
-    together(ContinuousEngine(inner, piece=8, rows=2), *([request([n + 1], n, max_tokens=8)] for n in range(5)))
+    together(ContinuousEngine(inner, chunk_tokens=8, rows=2), *([request([n + 1], n, max_tokens=8)] for n in range(5)))
     assert [[one.token_ids[0] for one in batch] for batch in inner.batches] == [[1, 2], [3, 4], [5]]
 
 
 def test_a_turn_ends_where_the_window_is_full() -> None:
     inner = loaded(build("qwen2"))
     room = 64 - 40
-    for piece in (room // 2, room, 5):
-        ((sample,),) = together(ContinuousEngine(inner, piece), [request(contexts(40)[0], 1, max_tokens=100)])
+    for chunk_tokens in (room // 2, room, 5):
+        ((sample,),) = together(ContinuousEngine(inner, chunk_tokens), [request(contexts(40)[0], 1, max_tokens=100)])
         assert (len(sample.token_ids), sample.finish_reason) == (room, "length")
 
 
@@ -94,7 +96,7 @@ def test_weights_that_come_meanwhile_continue_the_turn() -> None:
     inner = loaded(model, own=True)
     inner.before[2] = lambda: inner.load("p", later, 7)
     row = contexts(9)[0]
-    ((sample,),) = together(ContinuousEngine(inner, piece=4), [request(row, 5, max_tokens=12, session="s/a")])
+    ((sample,),) = together(ContinuousEngine(inner, chunk_tokens=4), [request(row, 5, max_tokens=12, session="s/a")])
     assert sample.spans == (TokenSpan(8, 0, "in_process"), TokenSpan(4, 7, "in_process"))
     assert sample.version == 0
     before = forward_logprobs(model, row, sample.token_ids[:8])
@@ -156,7 +158,7 @@ def test_the_end_of_the_process_by_the_engine_reaches_every_caller(
 
 def test_a_call_that_is_cancelled_leaves_the_others_alone() -> None:
     inner = loaded(build("qwen2"))
-    engine = ContinuousEngine(inner, piece=2)
+    engine = ContinuousEngine(inner, chunk_tokens=2)
 
     async def ask() -> list[Sample]:
         gone = asyncio.ensure_future(engine.sample([request([1], 0, max_tokens=40)]))
@@ -187,17 +189,17 @@ def test_an_engine_in_use_is_not_closed() -> None:
 
 
 def test_arguments_out_of_range_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="piece is 0"):
-        ContinuousEngine(InProcessEngine(), piece=0)
+    with pytest.raises(ConfigurationError, match="chunk_tokens is 0"):
+        ContinuousEngine(InProcessEngine(), chunk_tokens=0)
     inner = loaded(build("qwen2"))
     for offset in (-1, 8):
         with pytest.raises(EngineError, match=f"offset {offset}"):
             run(inner.engine, request([1], 0, max_tokens=8, offset=offset))
 
 
-def test_a_turn_in_pieces_is_counted_once() -> None:
+def test_a_turn_in_chunks_is_counted_once() -> None:
     inner = loaded(build("qwen2"))
-    together(ContinuousEngine(inner, piece=4), [request([1, 2], 0, max_tokens=8)])
+    together(ContinuousEngine(inner, chunk_tokens=4), [request([1, 2], 0, max_tokens=8)])
     assert inner.engine.stats.sampled_tokens == 8
 
 

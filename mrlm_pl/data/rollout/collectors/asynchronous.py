@@ -40,9 +40,9 @@ class AsyncOptions(Settings):
     Args:
         episodes: maximum number of concurrent episodes; a turn tree counts as one. None plays as many as ``max_lag``
             lets begin.
-        piece: number of tokens of a turn that are sampled before other turns may join and new weights may be used.
+        chunk_tokens: tokens of a turn that are sampled before other turns may join and new weights may be used.
         rows: maximum number of turns that are sampled together.
-        patience: seconds without a step of an episode or a sampled piece after which the run ends; the error says what
+        patience: seconds without a step of an episode or a sampled chunk after which the run ends; the error says what
             each episode waits for.
 
     Raises:
@@ -50,7 +50,7 @@ class AsyncOptions(Settings):
     """
 
     episodes: PositiveInt | None = None
-    piece: PositiveInt = 32
+    chunk_tokens: PositiveInt = 32
     rows: PositiveInt = 256
     patience: PositiveFloat = 600.0
 
@@ -216,12 +216,12 @@ class AsyncCollector(Collector):
         return collected
 
     def _make_players(self) -> None:
-        """Make the players; an engine with weights knows whether it takes pieces."""
+        """Make the players; an engine with weights knows whether it takes chunks."""
         engine, routed = self.players.engine, None
-        if isinstance(engine, RoutingEngine) and not engine.takes_pieces:  # a server batches its requests itself
+        if isinstance(engine, RoutingEngine) and not engine.takes_chunks:  # a server batches its requests itself
             routed, engine = engine, engine.engine
-        if engine.takes_pieces:
-            engine = self._continuous = ContinuousEngine(engine, self.options.piece, self.options.rows)
+        if engine.takes_chunks:
+            engine = self._continuous = ContinuousEngine(engine, self.options.chunk_tokens, self.options.rows)
         if routed is not None:
             engine = RoutingEngine(engine, routed.elsewhere)
         self.make_players(engine=engine, loop=self._loop)

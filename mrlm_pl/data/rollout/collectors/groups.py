@@ -376,7 +376,7 @@ class SyncCollector(Collector):
         """
         try:
             with self.players.published(), ended_by_sigterm(self.players.learner.trainer, apart=True):
-                # Only now, as a loaded engine knows whether it takes pieces.
+                # Only now, as a loaded engine knows whether it takes chunks.
                 if self.rounds is not None and not isinstance(self.training_player.engine, Rounds):
                     rounds = Rounds(self.players.engine, self.rounds)
                     for player in self.episode_players:

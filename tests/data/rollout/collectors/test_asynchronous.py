@@ -283,7 +283,7 @@ def test_an_engine_that_reads_the_weights_in_place_is_refused(model_folder: Path
 def test_values_out_of_range_are_refused(option: dict[str, Any], echo: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"RolloutDataModule: (max_lag|mode) is"):
         RolloutDataModule(echo(), **option)
-    for field, value in (("piece", 0), ("rows", 0), ("episodes", 0), ("patience", 0.0)):
+    for field, value in (("chunk_tokens", 0), ("rows", 0), ("episodes", 0), ("patience", 0.0)):
         with pytest.raises(ConfigurationError, match=field):
             AsyncOptions(**{field: value})
 
@@ -571,7 +571,7 @@ def test_a_long_turn_is_no_standstill(model_folder: Path, quiet_trainer: Any) ->
         iterations=1,
         engine=Lengthy(own_weights=True),
         sampling=Sampling(max_tokens=32),
-        async_options=AsyncOptions(piece=1, patience=2.0),
+        async_options=AsyncOptions(chunk_tokens=1, patience=2.0),
     )
     trainer = quiet_trainer()
     trainer.fit(algorithm, data)
@@ -677,7 +677,7 @@ def test_the_rate_of_a_resumed_run_leaves_out_what_was_sampled_before(
 
 def test_a_token_budget_holds_for_turns_in_chunks(model_folder: Path, quiet_trainer: Any) -> None:
     sampling = Sampling(max_tokens=12, max_context=24)
-    options = {"mode": "async", "async_options": AsyncOptions(piece=3), "sampling": sampling, "iterations": 2}
+    options = {"mode": "async", "async_options": AsyncOptions(chunk_tokens=3), "sampling": sampling, "iterations": 2}
     trainer = quiet_trainer()
     trainer.fit(*make(model_folder, Slow(0.0, turns=6), **options))
     episodes = list(read_episodes(Path(trainer.default_root_dir) / "episodes"))
@@ -716,7 +716,7 @@ def test_the_rate_is_that_of_the_last_iterations(
     ("options", "told"),
     [
         ({"max_lag": 2}, True),
-        ({"async_options": AsyncOptions(piece=8)}, True),
+        ({"async_options": AsyncOptions(chunk_tokens=8)}, True),
         ({}, False),
         ({"max_lag": 0}, False),
         ({"mode": "async", "max_lag": 2}, False),
