@@ -27,31 +27,13 @@ from mrlm_pl.settings import ChecksArguments
 S = TypeVar("S", bound="SingleAgentEnvironment")
 
 
-_OBJECT_KEYS = {"type", "properties", "$ref", "allOf", "anyOf", "oneOf"}
-"""Keys of a JSON schema of a tool's arguments; it has one of them at least."""
-
-
 @dataclass(frozen=True)
 class ToolSchema:
-    """A tool of an agent: name, description, and its arguments as a JSON schema object.
-
-    Raises:
-        EnvironmentContractError: ``parameters`` or one of its properties is not a JSON schema.
-    """
+    """A tool of an agent: name, description, and its arguments as a JSON schema object."""
 
     name: str
     description: str
     parameters: Mapping[str, Any] = field(default_factory=lambda: {"type": "object", "properties": {}})
-
-    def __post_init__(self) -> None:
-        parameters = self.parameters
-        schema = isinstance(parameters, Mapping) and (not parameters or parameters.keys() & _OBJECT_KEYS)
-        properties = (parameters.get("properties") or {}) if schema else None
-        if not isinstance(properties, Mapping) or any(isinstance(value, str) for value in properties.values()):
-            raise EnvironmentContractError(
-                f"tool {self.name!r}: its parameters are {describe(parameters)}; give a JSON schema, as in "
-                '`{"type": "object", "properties": {"item": {"type": "string", "description": "..."}}}`'
-            )
 
     def to_chat(self) -> dict[str, Any]:
         """Return the schema in the form that chat templates read."""

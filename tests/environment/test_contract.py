@@ -20,7 +20,6 @@ from mrlm_pl.environment import (
     SeededTasks,
     SingleAgentEnvironment,
     Step,
-    ToolSchema,
 )
 from mrlm_pl.environment.steps import TurnOrder
 from mrlm_pl.environment.tasks import split_of
@@ -259,11 +258,3 @@ def test_type_checkers_know_a_single_agent_environment_and_its_random_numbers() 
     """Pyright takes the class of a new instance from ``__new__``."""
     assert isinstance(get_type_hints(SingleAgentEnvironment.__new__)["return"], TypeVar)
     assert get_type_hints(SeededTasks.__init__)["generate"] == Callable[[random.Random], Mapping[str, Any]]
-
-
-@pytest.mark.parametrize("parameters", [{"item": "the item"}, {"properties": {"item": "string"}}, ["item"]])
-def test_the_parameters_of_a_tool_are_a_json_schema(parameters: Any) -> None:
-    with pytest.raises(
-        EnvironmentContractError, match=r"tool 'price': its parameters are .*item.*; give a JSON schema"
-    ):
-        ToolSchema("price", "Return the price.", parameters)
