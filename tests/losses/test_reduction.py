@@ -143,5 +143,3 @@ def test_rejected_arguments() -> None:
         token_weights("constant_length", mask, totals)
     with pytest.raises(ConfigurationError, match="needs episode_tokens"):
         token_weights("episode_mean", mask, totals)
-    with pytest.raises(ValueError, match="one id per row"):
-        episode_token_counts(mask, torch.tensor([1, 2]))

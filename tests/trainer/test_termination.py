@@ -382,7 +382,7 @@ def test_one_of_several_processes_leaves_a_collection_and_tells_the_others(monke
         class Collector(SyncCollector):
             def make_players(self, **options: Any) -> None:
                 self.play_greedy_specs = None
-                self.training = SimpleNamespace(run_blocking=run_blocking)  # type: ignore[assignment]
+                self.training_player = SimpleNamespace(run_blocking=run_blocking)  # type: ignore[assignment]
 
         monkeypatch.setattr(collectors, "all_reduce_sum", meet)
         players: Any = SimpleNamespace(published=published, learner=SimpleNamespace(trainer=several))
