@@ -189,9 +189,13 @@ def test_the_waits_for_a_thread_are_measured_apart_from_the_environment(echo: An
 
     episodes, _ = play(Blocking(turns=1), specs=3, workers=1)
     metrics = CollectionSums.of(episodes, seconds=1.0).metrics()
-    assert metrics["rollout/seconds/environment"] == pytest.approx(0.1, abs=0.05)
-    assert sorted(episode.timings["queue"] for episode in episodes) == pytest.approx([0.0, 0.1, 0.2], abs=0.06)
-    assert metrics["rollout/seconds/queue"] == pytest.approx(0.1, abs=0.06)  # (0 + 0.1 + 0.2) / 3
+    first, second, third = sorted((episode.timings for episode in episodes), key=lambda timings: timings["queue"])
+    assert first["environment"] >= 0.1
+    assert second["queue"] >= 0.1, "it waits for the call before it"
+    assert third["queue"] >= 0.2
+    for phase in first:
+        mean = (first[phase] + second[phase] + third[phase]) / 3
+        assert metrics[f"rollout/seconds/{phase}"] == pytest.approx(mean)
     (episode,), _ = play(echo())
     assert metrics.keys() >= {f"rollout/seconds/{phase}" for phase in episode.timings}
 
