@@ -14,7 +14,8 @@ from mrlm_environments.toolbox.calculator import Calculator
 from mrlm_environments.toolbox.files import FileSystem
 from mrlm_environments.toolbox.functions import FunctionTool
 from mrlm_environments.toolbox.search import WebSearch
-from mrlm_environments.tools.environment import BUILT_IN, NUDGE, ToolEnvironment, same_answer
+from mrlm_environments.toolbox.toolbox import BUILT_IN
+from mrlm_environments.tools.environment import NUDGE, ToolEnvironment, same_answer
 from mrlm_environments.tools.problems import KINDS, REQUIRED_TOOLS
 
 from mrlm_pl.cli.main import main
@@ -616,7 +617,7 @@ def test_lookups_need_the_embedded_corpus(tmp_path: Path) -> None:
 
 def test_every_built_in_name_makes_its_tool() -> None:
     for name in BUILT_IN:
-        (tool,) = ToolEnvironment(tools=[name], data="x.jsonl").toolbox
+        (tool,) = ToolEnvironment(tools=[name], data="x.jsonl").toolbox.items
         assert isinstance(tool, Tool)
         assert tool.schema.name == name
 

@@ -5,29 +5,22 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from functools import partial
-from types import FunctionType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from mrlm_environments.answers import read_answer
 from mrlm_environments.data_tasks import DataTasks, opening
-from mrlm_environments.toolbox.calculator import Calculator
 from mrlm_environments.toolbox.files import FileSystem
-from mrlm_environments.toolbox.functions import FunctionTool
-from mrlm_environments.toolbox.programs import PythonRepl, Shell
 from mrlm_environments.toolbox.search import WebSearch
+from mrlm_environments.toolbox.toolbox import Toolbox
 from mrlm_environments.tools.problems import KINDS, REQUIRED_TOOLS, Kind, data_problem, generate_problem
 from mrlm_pl.answers.numbers import equal_answers, number_value
 from mrlm_pl.environment import Message, Outcome, SingleAgentEnvironment, Task, TaskSource, ToolSchema
 from mrlm_pl.environment.tools import Tool, ToolCall, ToolError, ToolSet, answer_calls, requested_calls, stated_answer
-from mrlm_pl.errors import ConfigurationError, did_you_mean
-from mrlm_pl.settings import PositiveInt, between, check_instance, some_of
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.settings import PositiveInt, between, some_of
 
 CORRECT, TOOLS, SPEED = 0.5, 0.3, 0.2
-BUILT_IN = {tool.schema.name: tool for tool in (Calculator, FileSystem, PythonRepl, Shell, WebSearch)}
-"""The tools that can be named in ``tools``."""
-
 DEFAULT_TOOLS = ("calculator", "file_system", "web_search")
 
 NUDGE = "Call a tool, or write the answer as <answer>...</answer>."
@@ -83,9 +76,8 @@ class ToolEnvironment(SingleAgentEnvironment):
         max_output: PositiveInt = 2000,
         system_prompt: str = "",
     ) -> None:
-        self.toolbox = tuple(_built(item) for item in (tools if tools is not None else DEFAULT_TOOLS))
-        _check_names([item.schema.name for item in self.toolbox if isinstance(item, Tool)])
-        self.kinds = _solvable_kinds(self.toolbox, kinds, data is not None)
+        self.toolbox = Toolbox(tools if tools is not None else DEFAULT_TOOLS)
+        self.kinds = _solvable_kinds(self.toolbox.items, kinds, data is not None)
         self.max_turns, self.shaping, self.max_output = max_turns, shaping, max_output
         self.system_prompt = system_prompt
         self._tasks = DataTasks(self.name, data)
@@ -96,7 +88,7 @@ class ToolEnvironment(SingleAgentEnvironment):
         Raises:
             ConfigurationError: two tools have the same name.
         """
-        return [tool.schema for tool in self._named_tools().values()]
+        return [tool.schema for tool in self.toolbox.named().values()]
 
     def tasks(self, split: str) -> TaskSource:
         """Return generated problems without end, or the rows of the data; see :meth:`Environment.tasks`.
@@ -105,7 +97,7 @@ class ToolEnvironment(SingleAgentEnvironment):
             DataError: a row lacks a field, or has a wrong one.
             ConfigurationError: the split is unknown or empty.
         """
-        read = partial(data_problem, tools=self._named_tools())
+        read = partial(data_problem, tools=self.toolbox.named())
         generate = partial(generate_problem, kinds=self.kinds)
         return self._tasks.source(split, ("question", "answer"), read, generate=generate, key="question")
 
@@ -122,10 +114,8 @@ class ToolEnvironment(SingleAgentEnvironment):
 
     def begin(self, task: Task) -> Sequence[Message]:
         """Return the question; see :meth:`SingleAgentEnvironment.begin`."""
-        self._end_tools("finish")
-        for item in self.toolbox:
-            item.open(task)
-        self._task, self._available = task, self._named_tools()
+        self.toolbox.open(task)
+        self._task, self._available = task, self.toolbox.named()
         self._turn, self._calls, self._errors = 0, 0, 0
         self._required = frozenset(task.data.get("required_tools") or ())
         self._used: set[str] = set()
@@ -151,7 +141,7 @@ class ToolEnvironment(SingleAgentEnvironment):
 
     def close(self) -> None:
         """Close all tools, even if one cannot be closed."""
-        self._end_tools("close")
+        self.toolbox.end("close")
 
     def _is_right(self, answer: str) -> bool:
         files: Mapping[str, str] = self._task.data.get("expected_files") or {}
@@ -165,7 +155,7 @@ class ToolEnvironment(SingleAgentEnvironment):
     def _end(self, correct: bool, earned: float, reason: str) -> Outcome:
         """Return the final reward; ``earned`` is the share of tools that earlier replies were rewarded for."""
         share = self._share() if self._required else float(correct)
-        self._end_tools("finish")
+        self.toolbox.end("finish")
         return Outcome(
             {
                 "correct": CORRECT * correct,
@@ -199,16 +189,6 @@ class ToolEnvironment(SingleAgentEnvironment):
     def _metrics(self) -> dict[str, float]:
         return {"tool_calls": float(self._calls), "tool_errors": float(self._errors)}
 
-    def _end_tools(self, how: Literal["finish", "close"]) -> None:
-        with ExitStack() as stack:
-            for item in self.toolbox:
-                stack.callback(getattr(item, how))
-
-    def _named_tools(self) -> dict[str, Tool]:
-        found = [tool for item in self.toolbox for tool in item.tools()]
-        _check_names([tool.schema.name for tool in found])
-        return {tool.schema.name: tool for tool in found}
-
 
 def same_answer(reply: str, expected: str) -> bool:
     """Return whether two answers are the same: by value where the expected one is a number, else as normalized text.
@@ -223,25 +203,6 @@ def same_answer(reply: str, expected: str) -> bool:
 
 def _normalize(text: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split()).removesuffix(".")
-
-
-def _built(item: ToolSet | Callable[..., Any] | str) -> ToolSet:
-    if isinstance(item, ToolSet):
-        return item
-    if not isinstance(item, str):
-        check_instance(FunctionType, item, "tools", "a tool or function")  # nothing resets a method's object
-        return FunctionTool(item)
-    if item not in BUILT_IN:
-        known = f"known are: {', '.join(BUILT_IN)}; a function is given itself, or ./FILE.py:NAME in a configuration"
-        hint = did_you_mean(item, BUILT_IN, known)
-        raise ConfigurationError(f"tools: there is no tool {item!r}; {hint}")
-    return BUILT_IN[item]()
-
-
-def _check_names(names: Sequence[str]) -> None:
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigurationError(f"tools: two are named {name!r}; leave one out or change its schema's name")
 
 
 def _solvable_kinds(toolbox: Sequence[ToolSet], kinds: Sequence[Kind] | None, has_data: bool) -> tuple[Kind, ...]:

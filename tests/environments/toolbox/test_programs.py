@@ -242,4 +242,4 @@ def test_both_in_a_tool_environment() -> None:
     assert environment.copy() is not environment
     last = environment.step({"agent": Message("assistant", "<answer>42</answer>")})
     assert last.success
-    assert all(tool._cell is None for tool in environment.toolbox if isinstance(tool, (PythonRepl, Shell)))
+    assert all(tool._cell is None for tool in environment.toolbox.items if isinstance(tool, (PythonRepl, Shell)))
