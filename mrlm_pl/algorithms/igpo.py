@@ -40,7 +40,7 @@ class IGPO(PolicyGradient):
 
     Args:
         gain_weight: weight of the gains relative to the environment's rewards.
-        answer_key: field of the task's data with the reference answer.
+        answer_key: field of the task's data with the reference answer; of a list of answers, the first is scored.
         answer_form: reply that is scored; ``{answer}`` is replaced by the reference answer.
         gamma: discount factor per turn.
         normalize: divide by the standard deviation.
@@ -106,7 +106,9 @@ class IGPO(PolicyGradient):
     def _answer(self, policy: Policy, task: Task) -> list[int]:
         """Return the tokens of the reply that is scored, with the token that ends it."""
         answer = task.data.get(self.answer_key)
-        if answer is None or answer == "":
+        if isinstance(answer, (list, tuple)) and answer:
+            answer = answer[0]
+        if answer in (None, "", []):
             raise ConfigurationError(
                 f"task {task.key!r} has no reference answer in the field {self.answer_key!r} of its data, which has "
                 f"{', '.join(map(repr, task.data)) or 'no fields'}; set answer_key, or choose an environment with "

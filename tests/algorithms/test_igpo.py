@@ -62,6 +62,14 @@ def test_a_turn_earns_the_gain_in_the_answers_log_probability(
     assert gained == pytest.approx((first + second + first) / weight / 3, abs=1e-5)
 
 
+def test_the_first_of_several_accepted_answers_is_scored(
+    policies: Any, episodes: list[Episode], quiet_trainer: Any
+) -> None:
+    several = [replace(one, task=replace(one.task, data={"answer": ["42", "7"]})) for one in episodes]
+    expected = advantages(IGPO(policies), episodes, quiet_trainer())
+    assert advantages(IGPO(policies), several, quiet_trainer()) == expected
+
+
 def test_gains_need_no_float64_of_the_model_s_device(
     policies: Any, episodes: list[Episode], quiet_trainer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
