@@ -30,6 +30,8 @@ from .games.word_emission import WordEmission as WordEmission
 from .harness.environment import HarnessEnvironment as HarnessEnvironment
 from .knowledge_graph.environment import KnowledgeGraphEnvironment as KnowledgeGraphEnvironment
 from .math.environment import MathEnvironment as MathEnvironment
+from .question.accepted_answers import exact_match as exact_match
+from .question.accepted_answers import token_f1 as token_f1
 from .question.environment import QuestionEnvironment as QuestionEnvironment
 from .question.environment import Reward as Reward
 from .scored import ScoredEnvironment as ScoredEnvironment
@@ -40,6 +42,7 @@ from .toolbox.files import FileSystem as FileSystem
 from .toolbox.mcp import McpTools as McpTools
 from .toolbox.programs import PythonRepl as PythonRepl
 from .toolbox.programs import Shell as Shell
+from .toolbox.search import RetrievalServer as RetrievalServer
 from .toolbox.search import WebSearch as WebSearch
 from .tools.environment import ToolEnvironment as ToolEnvironment
 from .webshop.environment import WebShopEnvironment as WebShopEnvironment

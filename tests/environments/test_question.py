@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mrlm_environments import QuestionEnvironment, Reward
+from mrlm_environments import HarnessEnvironment, QuestionEnvironment, Reward
 
 from mrlm_pl.algorithms import GRPO
 from mrlm_pl.data import RolloutDataModule
@@ -397,6 +397,90 @@ def test_it_keeps_the_contract() -> None:
 
     check_environment(question([exact, length], success_at=1.0)).raise_on_failure()
     check_environment(question([waiting], agents=TWO)).raise_on_failure()
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers.
+
+    Args:
+        a: The first.
+        b: The second.
+    """
+    return a + b
+
+
+CALL = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>'
+BAD = '<tool_call>{"name": "subtract", "arguments": {}}</tool_call>'
+
+
+def said(environment: QuestionEnvironment, **replies: str) -> Step:
+    return finished(environment.step({agent: Message("assistant", text) for agent, text in replies.items()}))
+
+
+def calls_made(reply: str, row: Mapping[str, Any], chat: list[dict[str, Any]]) -> dict[str, float]:
+    return {"made": float([message["role"] for message in chat].count("tool")), "length": float(len(reply))}
+
+
+async def calls_made_later(reply: str, row: Mapping[str, Any], chat: list[dict[str, Any]]) -> dict[str, float]:
+    return calls_made(reply, row, chat)
+
+
+@pytest.mark.parametrize("function", [calls_made, calls_made_later])
+def test_calls_are_answered_until_a_reply_without_one_which_is_rewarded(function: Any) -> None:
+    environment = question([exact, function], tools=[add])
+    assert [schema.name for schema in environment.tools("agent")] == ["add"]
+    environment.reset(environment.tasks("train")[0])
+    step = said(environment, agent=CALL + BAD)
+    assert (step.done, step.rewards) == (False, {"agent": 0.0})
+    assert [(message.role, message.content) for message in step.observations["agent"]] == [
+        ("tool", "3"),
+        ("tool", "error: there is no tool 'subtract'; the tools are add"),
+    ]
+    step = said(environment, agent=environment._row["answer"])
+    assert (step.done, step.stop_reason, step.truncated) == (True, "answered", False)
+    assert step.components["agent"] == {"exact": 1.0, "made": 2.0, "length": float(len(environment._row["answer"]))}
+    assert step.metrics == {"tool_calls": 2.0, "tool_errors": 1.0}
+
+
+def test_the_last_turn_is_rewarded_even_if_it_calls_a_tool() -> None:
+    environment = question([calls_made], tools=[add], max_turns=2)
+    environment.reset(environment.tasks("train")[0])
+    assert not said(environment, agent=CALL).done
+    step = said(environment, agent=CALL)
+    assert (step.stop_reason, step.truncated, step.components["agent"]["made"]) == ("max_turns", True, 1.0)
+    assert step.metrics["tool_calls"] == 1.0
+
+
+def test_agents_with_tools_end_when_the_last_of_them_has_replied() -> None:
+    def all_texts(replies: Mapping[str, str], row: Mapping[str, Any], chat: Mapping[str, list[Any]]) -> dict[str, Any]:
+        assert replies == {"first": "mine", "second": "yours"}
+        return {agent: len(chat[agent]) for agent in TWO}
+
+    environment = question([all_texts], agents=TWO, tools=[add])
+    environment.reset(environment.tasks("train")[0])
+    assert list(said(environment, first="mine", second=CALL).observations) == ["second"]
+    step = said(environment, second="yours")
+    assert step.rewards == {"first": 1.0, "second": 3.0}, "replies and answers of each"
+
+
+def test_without_tools_a_call_is_a_reply() -> None:
+    environment = question([exact])
+    environment.reset(environment.tasks("train")[0])
+    assert said(environment, agent=CALL).stop_reason == "answered"
+
+
+def test_an_environment_with_tools_keeps_the_contract() -> None:
+    report = check_environment(question([exact], tools=["calculator", add], gold="{answer}"))
+    assert report.passed, report
+    with pytest.raises(ConfigurationError, match="two are named 'add'"):
+        question([exact], tools=[add, add])
+    with pytest.raises(ConfigurationError, match="max_turns is 0"):
+        question([exact], tools=[add], max_turns=0)
+
+
+def test_a_program_has_no_conversation_for_its_reward_functions() -> None:
+    with pytest.raises(ConfigurationError, match=r"called with \(reply, row\)"):
+        HarnessEnvironment(ROWS, command=["true"], rewards=[calls_made])
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Rows of data and reward functions as an environment: one reply of each agent to each row."""
+"""Rows of data and reward functions as an environment: each agent replies once, or calls tools before."""
 
 from __future__ import annotations
 
@@ -11,17 +11,22 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean
 from string import Formatter
 from typing import Any, SupportsFloat
 
 from mrlm_environments.data_tasks import DataTasks, opening
+from mrlm_environments.toolbox.toolbox import Toolbox
 from mrlm_pl.concurrency.calls import call_function, together
 from mrlm_pl.concurrency.event_loop import shared_loop
-from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource
+from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource, ToolSchema
+from mrlm_pl.environment.tools import Tool, ToolCall, ToolSet, answer_calls, requested_calls
 from mrlm_pl.errors import ConfigurationError, DataError, EnvironmentContractError, NonFiniteError
 from mrlm_pl.grouping import grouped
-from mrlm_pl.settings import Settings, as_settings
+from mrlm_pl.settings import PositiveInt, Settings, as_settings
+
+_CALL_FORM = 'Write {"name": NAME, "arguments": OBJECT}.'
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,10 @@ class QuestionEnvironment(Environment):
     agents to these; agents that are left out earn 0. A function that raises fails the episode, which is played again
     and then counted as failed; NaN and infinite values stop the run.
 
+    With tools, an agent's calls are answered until it replies without one; that reply is rewarded. A function with a
+    parameter ``chat`` also gets the messages from the first reply on, in OpenAI's form; with several agents a mapping
+    from agents to these.
+
     Args:
         data: rows, or a file (``.jsonl``, ``.json``, ``.csv``, ``.parquet``) or a hub name, or a mapping from splits to
             these; see :func:`mrlm_pl.environment.rows.read_split`.
@@ -66,10 +75,13 @@ class QuestionEnvironment(Environment):
         system_prompts: system messages of agents whose system message differs.
         gold: reply that earns the most, with fields of the row in braces, for ``check-env``; empty is unknown.
         success_at: the episode succeeds if the agents' mean reward is at least this; None: success is not known.
+        tools: tools of each agent, as those of :class:`~mrlm_environments.tools.environment.ToolEnvironment`.
+        max_turns: replies of an agent with tools; the last one is rewarded even if it calls one.
 
     Raises:
         ConfigurationError: ``agents`` is a text or empty, there is no reward, two rewards have one name, a function
-            does not take a reply and a row, a prompt is malformed or of an unknown agent, or a weight is not finite.
+            does not take a reply and a row, a prompt is malformed or of an unknown agent, a weight is not finite,
+            ``max_turns`` is below 1, or a tool has no name or two have the same one.
     """
 
     name = "question"
@@ -88,11 +100,13 @@ class QuestionEnvironment(Environment):
         system_prompts: dict[str, str] | None = None,
         gold: str = "",
         success_at: float | None = None,
+        tools: list[ToolSet | Callable[..., Any] | str] | None = None,
+        max_turns: PositiveInt = 8,
     ) -> None:
         if isinstance(agents, str):
             raise ConfigurationError(f"{self.name}: agents is {agents!r}; give a list, as in [{agents}]")
         self.agents, self.best, self.success_at = tuple(agents), gold, success_at
-        self.rewards = _by_name(self.name, rewards)
+        self.rewards = _by_name(self.name, rewards, has_chat=not self.whole_prompts)
         if self.needs_reward and not self.rewards:
             raise ConfigurationError(
                 f"{self.name}: rewards is empty; give at least one function of the replies and the row"
@@ -101,6 +115,12 @@ class QuestionEnvironment(Environment):
         self.system_prompts = self._of_agents("system_prompt", system_prompt, system_prompts)
         self._asked = _fields(self.name, self.prompts.values())
         self._tasks = DataTasks(self.name, os.fspath(data) if isinstance(data, os.PathLike) else data)
+        self.toolbox, self.max_turns = Toolbox(tools or ()), max_turns
+        self._available: dict[str, Tool] = {}
+        self._chats: dict[str, list[Message]] = {agent: [] for agent in self.agents}
+        self._counts: dict[str, float] = {}
+        if tools:
+            self.forks = False  # tools may hold state that cannot be copied, such as a process
         calls = [call for reward in self.rewards.values() for call in (reward.call, type(reward.call).__call__)]
         if type(self) is QuestionEnvironment and any(map(inspect.iscoroutinefunction, calls)):
             self.__class__ = _Awaited  # a plain `step` runs in a thread, an async one on the event loop
@@ -112,12 +132,17 @@ class QuestionEnvironment(Environment):
             DataError: the data cannot be read, or a row lacks a field of a prompt or is not JSON.
             ConfigurationError: the split is unknown or empty.
         """
+        self.toolbox.named()  # a tool that cannot be used is an error before the first episode
         fields = sorted({*self._asked, *_fields(self.name, [self.best])})
         return self._tasks.source(split, fields, self._task_data, self._identity)
 
     def identity(self, task: Task) -> str:
         """Return the row's fields in the prompts as text; see :meth:`Environment.identity`."""
         return self._identity(task.data)
+
+    def tools(self, agent: str) -> Sequence[ToolSchema]:
+        """Return the schemas of all tools; see :meth:`Environment.tools`."""
+        return [tool.schema for tool in self.toolbox.named().values()]
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
         """Return ``gold`` for all agents; see :meth:`Environment.gold`."""
@@ -126,14 +151,45 @@ class QuestionEnvironment(Environment):
     def reset(self, task: Task) -> Observations:
         """Pose the row; see :meth:`Environment.reset`."""
         self._row = task.data
+        self.toolbox.open(task)
+        self._available = self.toolbox.named()
+        self._chats = {agent: [] for agent in self.agents}
+        self._counts = dict.fromkeys(("tool_calls", "tool_errors"), 0.0) if self._available else {}
         return self._pose(task.data)
 
     def step(self, actions: Mapping[str, Message]) -> Step:
-        """Reward the replies; see :meth:`Environment.step`."""
+        """Answer calls of tools, or reward the replies; see :meth:`Environment.step`."""
+        return self._answer(actions) or self._reward()
+
+    def close(self) -> None:
+        """Close all tools; see :meth:`Environment.close`."""
+        self.toolbox.end("close")
+
+    def _answer(self, actions: Mapping[str, Message]) -> Step | None:
+        """Return the answers to the agents' calls; None after the last reply of all."""
+        observations: dict[str, list[Message]] = {}
+        for agent, message in actions.items():
+            chat = self._chats[agent]
+            chat.append(message)
+            calls = requested_calls(message) if self._available else ()
+            if calls and sum(said.role == "assistant" for said in chat) < self.max_turns:
+                schemas = [tool.schema for tool in self._available.values()]
+                made = list(answer_calls(calls, schemas, _CALL_FORM, self._call_tool, "error: "))
+                self._counts["tool_calls"] += len(made)
+                self._counts["tool_errors"] += sum(not done for _, done in made)
+                observations[agent] = [answer for answer, _ in made]
+                chat += observations[agent]
+        return Step(observations, rewards=dict.fromkeys(actions, 0.0)) if observations else None
+
+    def _call_tool(self, call: ToolCall) -> str:
+        return self._available[call.name].call(call.arguments)
+
+    def _reward(self) -> Step:
+        """Return the end of the episode."""
         values: list[Any] = []
         try:
-            for reward in self.rewards.values():
-                values.append(reward.call(*self.arguments(actions)))
+            for name in self.rewards:
+                values.append(self._function(name)(*self.arguments(self._replies())))
         except BaseException:
             for value in filter(inspect.iscoroutine, values):
                 value.close()
@@ -150,7 +206,19 @@ class QuestionEnvironment(Environment):
 
     async def awaited(self, arguments: Callable[[], tuple[Any, ...]]) -> list[Any]:
         """Return the values of the reward functions, which wait concurrently, each with its own arguments."""
-        return await together(call_function(reward.call, *arguments()) for reward in self.rewards.values())
+        return await together(call_function(self._function(name), *arguments()) for name in self.rewards)
+
+    def _function(self, name: str) -> Callable[..., Any]:
+        """Return a reward function, with the conversation if it takes that."""
+        call = self.rewards[name].call
+        if self.whole_prompts or not _takes_chat(call):
+            return call
+        chats = {agent: [message.to_chat() for message in chat] for agent, chat in self._chats.items()}
+        return partial(call, chat=chats if len(chats) > 1 else chats[self.agents[0]])
+
+    def _replies(self) -> dict[str, Message]:
+        """Return the last reply of each agent."""
+        return {agent: chat[-1] for agent, chat in self._chats.items()}
 
     def _of_agents(self, option: str, common: str, own: Mapping[str, str] | None) -> dict[str, str]:
         """Return an option's value for each agent."""
@@ -219,8 +287,16 @@ class QuestionEnvironment(Environment):
         mean = math.fsum(rewards.values()) / len(rewards)
         success = None if self.success_at is None else mean >= self.success_at
         values_by_name = grouped(item for parts in measured.values() for item in parts.items())
-        metrics = {name: fmean(numbers) for name, numbers in values_by_name.items()}
-        return Step(components=components, done=True, stop_reason="answered", success=success, metrics=metrics)
+        metrics = {name: fmean(numbers) for name, numbers in values_by_name.items()} | self._counts
+        unanswered = bool(self._available) and any(map(requested_calls, self._replies().values()))
+        return Step(
+            components=components,
+            done=True,
+            stop_reason="max_turns" if unanswered else "answered",
+            truncated=unanswered,
+            success=success,
+            metrics=metrics,
+        )
 
     def _parts(self, name: str, value: Any) -> dict[str, dict[str, float]]:
         """Return the components of each agent from a reward function's value."""
@@ -245,10 +321,11 @@ class _Awaited(QuestionEnvironment):
 
     async def step(self, actions: Mapping[str, Message]) -> Step:  # type: ignore[override]
         """Reward the replies; see :meth:`Environment.step`."""
-        return self._judge(await self.awaited(lambda: self.arguments(actions)))
+        answered = await asyncio.to_thread(self._answer, actions) if self._available else self._answer(actions)
+        return answered or self._judge(await self.awaited(lambda: self.arguments(self._replies())))
 
 
-def _by_name(owner: str, rewards: Sequence[Reward | Callable[..., Any]]) -> dict[str, Reward]:
+def _by_name(owner: str, rewards: Sequence[Reward | Callable[..., Any]], has_chat: bool) -> dict[str, Reward]:
     if isinstance(rewards, str) or callable(rewards) or any(isinstance(given, str) for given in rewards):
         raise ConfigurationError(
             f"{owner}: rewards is {rewards!r:.80}; give a list of functions of a reply and its row, not their names"
@@ -270,7 +347,7 @@ def _by_name(owner: str, rewards: Sequence[Reward | Callable[..., Any]]) -> dict
         with suppress(ValueError):  # functions in C may have no signature
             form = inspect.signature(reward.call)
             try:
-                form.bind("", {})
+                form.bind("", {}, **({"chat": []} if has_chat and _takes_chat(reward.call) else {}))
             except TypeError:
                 raise ConfigurationError(
                     f"{owner}: the reward {name!r} has the arguments {form}, and is called with (reply, row): "
@@ -279,6 +356,13 @@ def _by_name(owner: str, rewards: Sequence[Reward | Callable[..., Any]]) -> dict
                 ) from None
         found[name] = reward
     return found
+
+
+def _takes_chat(call: Callable[..., Any]) -> bool:
+    try:
+        return "chat" in inspect.signature(call).parameters
+    except ValueError:  # functions in C may have no signature
+        return False
 
 
 def _fields(owner: str, templates: Iterable[str]) -> list[str]:

@@ -4,13 +4,19 @@ import copy
 import json
 import pickle
 import sqlite3
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
+from mrlm_environments import QuestionEnvironment
 from mrlm_environments.toolbox.search import (
     EMBEDDED_CORPUS,
     CorpusSearch,
+    RetrievalServer,
     SearchBackend,
     SearchResult,
     WebSearch,
@@ -19,7 +25,7 @@ from mrlm_environments.toolbox.search import (
 
 from mrlm_pl.environment.rows import read_rows
 from mrlm_pl.environment.tools import ToolError
-from mrlm_pl.errors import ConfigurationError, DataError
+from mrlm_pl.errors import ConfigurationError, DataError, RemoteError
 
 
 def asked(query: str, **options: object) -> str:
@@ -137,3 +143,124 @@ def test_a_python_that_cannot_search_is_told(tmp_path: Path, monkeypatch: pytest
         asked("b", backend=CorpusSearch(path))
     with pytest.raises(sqlite3.ProgrammingError, match="closed"):
         made[0].commit()
+
+
+def test_contents_are_a_title_and_a_text(tmp_path: Path) -> None:
+    rows: list[dict[str, object]] = [
+        {"id": "0", "contents": '"Mont Blanc"\nIt is the highest\nof the Alps.'},
+        {"id": "1", "contents": "One line of granite"},
+        {"id": "2", "title": "K2", "text": "A peak.", "contents": '"Other"\npeak'},
+    ]
+    search = CorpusSearch(corpus(tmp_path / "c.jsonl", rows))
+    (found,) = search.search("alps", 3)
+    assert found == SearchResult("Mont Blanc", "It is the highest\nof the Alps.")
+    assert [found.title for found in search.search("granite", 3)] == ["One line of granite"]
+    assert search.search("peak", 3) == [SearchResult("K2", "A peak.")]
+
+
+def test_threads_that_search_first_wait_for_one_index(tmp_path: Path) -> None:
+    rows = [{"title": str(number), "text": "stone " * 50} for number in range(2000)]
+    search, built = CorpusSearch(corpus(tmp_path / "c.jsonl", rows)), _build_index.cache_info().misses
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda _: len(search.search("stone", 3)), range(4)))
+    assert found == [3, 3, 3, 3]
+    assert _build_index.cache_info().misses == built + 1
+
+
+class StandIn:
+    """A retrieval server with Search-R1's form that answers with these statuses, then with passages."""
+
+    def __init__(self, statuses: Sequence[int] = (), body: object = None) -> None:
+        self.asked: list[object] = []
+        left, stand_in = list(statuses), self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                stand_in.asked.append(asked)
+                found = [
+                    [
+                        {"document": {"id": "7", "contents": f'"Title {n}"\nAbout {query}.'}, "score": 1.0 - n}
+                        for n in range(asked["topk"])
+                    ]
+                    for query in asked["queries"]
+                ]
+                self.send_response(left.pop(0) if left else 200)
+                self.end_headers()
+                self.wfile.write(json.dumps({"result": found} if body is None else body).encode())
+
+            def log_message(self, *_: object) -> None: ...
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}/retrieve"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+
+@pytest.fixture
+def served() -> Iterator[Callable[..., StandIn]]:
+    started: list[StandIn] = []
+
+    def start(*options: Any) -> StandIn:
+        started.append(StandIn(*options))
+        return started[-1]
+
+    yield start
+    for stand_in in started:
+        stand_in.server.shutdown()
+        stand_in.server.server_close()
+
+
+def test_a_retrieval_server_is_asked_as_search_r1_asks_it(served: Callable[..., StandIn]) -> None:
+    stand_in = served()
+    answer = asked("who é?", backend=RetrievalServer(stand_in.url), results=2)
+    assert answer == "Results from the search engine:\n[1] Title 0\nAbout who é?.\n[2] Title 1\nAbout who é?."
+    assert stand_in.asked == [{"queries": ["who é?"], "topk": 2, "return_scores": True}]
+
+
+def test_an_overloaded_retrieval_server_is_asked_again(served: Callable[..., StandIn]) -> None:
+    stand_in = served([503, 429])
+    assert len(RetrievalServer(stand_in.url).search("x", 3)) == 3
+    assert len(stand_in.asked) == 3
+
+
+def test_the_agent_reads_why_a_query_was_rejected(served: Callable[..., StandIn]) -> None:
+    stand_in = served([500], {"detail": "bad query"})
+    with pytest.raises(ToolError, match=r"the search failed with status 500: .*bad query"):
+        RetrievalServer(stand_in.url).search("x", 3)
+    assert len(stand_in.asked) == 1
+
+
+@pytest.mark.parametrize("body", [{"results": []}, {"result": []}, {"result": [[{"contents": "x"}]]}, [], "x"])
+def test_another_form_of_answers_fails_the_episode(served: Callable[..., StandIn], body: object) -> None:
+    stand_in = served([], body)
+    with pytest.raises(RemoteError, match=f"{stand_in.url}: its answer has another form"):
+        RetrievalServer(stand_in.url).search("x", 3)
+
+
+def test_a_run_begins_only_if_the_retrieval_server_answers(served: Callable[..., StandIn]) -> None:
+    stand_in = served()
+    tools = [WebSearch(RetrievalServer(stand_in.url))]
+    environment = QuestionEnvironment([{"prompt": "?"}] * 9, [lambda reply, row: 0], tools=tools)  # type: ignore[list-item]
+    environment.tasks("train")
+    copied = environment.copy()
+    copied.reset(copied.tasks("train")[0])
+    assert len(stand_in.asked) == 1, "copies do not ask again"
+    stand_in.server.shutdown()
+    stand_in.server.server_close()
+    closed = QuestionEnvironment(
+        [{"prompt": "?"}] * 9, [lambda reply, row: 0], tools=[WebSearch(RetrievalServer(stand_in.url, seconds=0.3))]
+    )
+    with pytest.raises(RemoteError, match=f"{stand_in.url}: no results within 0.3 s, at last .*see whether it runs"):
+        closed.tasks("train")
+
+
+def test_a_retrieval_server_in_a_configuration(served: Callable[..., StandIn], mrlm: Any, tmp_path: Path) -> None:
+    rows = corpus(tmp_path / "r.jsonl", [{"question": f"{n}?", "golden_answers": [str(n)]} for n in range(40)])
+    backend = {"class_path": "RetrievalServer", "init_args": {"url": served().url}}
+    tools = [{"class_path": "WebSearch", "init_args": {"backend": backend}}]
+    options = {"data": rows, "prompt": "{question}", "rewards": ["exact_match"], "tools": tools}
+    words = [word for name, value in options.items() for word in (f"--environment.{name}", value)]
+    status, out, err = mrlm("check-env", "question", *(w if isinstance(w, str) else json.dumps(w) for w in words))
+    assert (status, "8 of 8" in out or "7 of 7" in out) == (0, True), out + err
+    with pytest.raises(ConfigurationError, match="url is 'localhost:8000'"):
+        RetrievalServer("localhost:8000")
