@@ -4,9 +4,9 @@
         [--seeds 0] [--json out.json] [-- OPTIONS]
 
 The recipe (configs/recipes/tiny_agentbench.yaml) runs once, unless ``--policy`` names its result; then
-configs/tasks/five_tasks.yaml runs from its policy for every combination of the flags and seeds. Printed for each run
-and task: played groups against the weights, and the mean reward in the first and the last fifth of the iterations, with
-95 % intervals over groups. Failed episodes are excluded. Runs that ``--json`` holds already are not repeated. OPTIONS
+configs/tasks/agentbench/five_tasks.yaml runs from its policy for every combination of the flags and seeds. Printed for
+each run and task: played groups against the weights, and the mean reward in the first and the last fifth of the
+iterations, with 95 % intervals over groups. Failed episodes are excluded. Runs that ``--json`` holds already are not repeated. OPTIONS
 go to ``mrlm train``.
 """
 
@@ -28,7 +28,7 @@ from mrlm_pl.episode import Episode
 from mrlm_pl.episode_files import read_episodes
 from mrlm_pl.evaluation.intervals import mean_interval
 
-CONFIG = Path("configs/tasks/five_tasks.yaml")
+CONFIG = Path("configs/tasks/agentbench/five_tasks.yaml")
 TASKS = ("shell", "sql", "knowledge_graph", "webshop", "alfworld")
 EPISODES = 1000
 """Demonstrations of each task."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mrlm_environments import QuestionEnvironment
+from mrlm_environments import QuestionEnvironment, exact_match
 from mrlm_environments.toolbox.search import (
     EMBEDDED_CORPUS,
     CorpusSearch,
@@ -24,8 +24,11 @@ from mrlm_environments.toolbox.search import (
 )
 
 from mrlm_pl.environment.rows import read_rows
-from mrlm_pl.environment.tools import ToolError
+from mrlm_pl.environment.tools import ToolError, written_call
+from mrlm_pl.episode import Task
 from mrlm_pl.errors import ConfigurationError, DataError, RemoteError
+from mrlm_pl.policy.tiny import build_tokenizer
+from tests.support.runs.recorded_episodes import recorded
 
 
 def asked(query: str, **options: object) -> str:
@@ -252,6 +255,27 @@ def test_a_run_begins_only_if_the_retrieval_server_answers(served: Callable[...,
     )
     with pytest.raises(RemoteError, match=f"{stand_in.url}: no results within 0.3 s, at last .*see whether it runs"):
         closed.tasks("train")
+
+
+def test_a_search_and_an_exact_match_are_rewarded_and_the_results_masked(
+    served: Callable[..., StandIn],
+) -> None:
+    rows = [{"question": f"Who is {n}?", "golden_answers": [f"Nobody {n}", f"No. {n}"]} for n in range(9)]
+    tools = [WebSearch(RetrievalServer(served().url))]
+    environment = QuestionEnvironment(rows, [exact_match], prompt="{question}", tools=tools)  # type: ignore[list-item]
+    replies = [written_call("web_search", query="who"), "<answer>the no 7</answer>"]
+
+    def searches_then_answers(task: Task) -> dict[str, list[str]]:
+        return {"agent": [replies[0], replies[1].replace("7", task.data["golden_answers"][1][-1])]}
+
+    episode = recorded(environment, 2, gold=searches_then_answers)[1]
+    (row,) = episode.trajectories["agent"]
+    tokenizer = build_tokenizer()
+    sampled = tokenizer.decode([t for t, own in zip(row.token_ids, row.action_mask, strict=True) if own])
+    observed = tokenizer.decode([t for t, own in zip(row.token_ids, row.action_mask, strict=True) if not own])
+    assert [turn.reward for turn in row.turns] == [0.0, 1.0]
+    assert ("Title 2" in observed, "Title" in sampled) == (True, False)
+    assert ("<answer>the no" in sampled, "<answer>" in observed) == (True, False)
 
 
 def test_a_retrieval_server_in_a_configuration(served: Callable[..., StandIn], mrlm: Any, tmp_path: Path) -> None:

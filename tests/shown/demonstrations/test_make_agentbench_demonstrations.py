@@ -18,7 +18,7 @@ from mrlm_pl.seeding import keyed_random
 NAMES = ("shell", "sql", "knowledge_graph", "webshop", "alfworld")
 TEAMS = NAMES[2:]
 EPISODES = 12
-CONFIG = Path(__file__).parents[3] / "configs/tasks/five_tasks.yaml"
+CONFIG = Path(__file__).parents[3] / "configs/tasks/agentbench/five_tasks.yaml"
 
 
 def needs_namespaces(name: str) -> None:

@@ -82,6 +82,18 @@ def test_the_configuration_learns(mrlm, monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + 0.2
 
 
+@pytest.mark.long
+def test_the_search_configuration_runs(mrlm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(ROOT)
+    run = tmp_path / "run"
+    sizes = ("--data.iterations", "1", "--data.groups", "2", "--data.sampling.max_tokens", "4")
+    status, _, errors = mrlm("fit", "--config", "configs/tasks/search.yaml", "--output", str(run), *sizes)
+    assert status == 0, errors
+    (row,) = csv.DictReader((run / "metrics.csv").open())
+    names = ("question/exact_match", "question/token_f1", "question/tool_calls", "failed_episodes")
+    assert {name: float(row[f"rollout/{name}"]) for name in names} == dict.fromkeys(names, 0.0)
+
+
 def logged(run: Path) -> list[float]:
     """Return the mean reward of each rollout of a run."""
     with (run / "metrics.csv").open() as file:
