@@ -6,8 +6,8 @@
 The recipe (configs/recipes/tiny_agentbench.yaml) runs once, unless ``--policy`` names its result; then
 configs/tasks/agentbench/five_tasks.yaml runs from its policy for every combination of the flags and seeds. Printed for
 each run and task: played groups against the weights, and the mean reward in the first and the last fifth of the
-iterations, with 95 % intervals over groups. Failed episodes are excluded. Runs that ``--json`` holds already are not repeated. OPTIONS
-go to ``mrlm train``.
+iterations, with 95 % intervals over groups. Failed episodes are excluded. Runs that ``--json`` holds already are not
+repeated. OPTIONS go to ``mrlm train``.
 """
 
 from __future__ import annotations
