@@ -16,12 +16,14 @@ from typing import Any
 
 import pytest
 from mrlm_environments import HarnessEnvironment, QuestionEnvironment, Reward
+from mrlm_environments.toolbox.functions import FunctionTool
 
 from mrlm_pl.algorithms import GRPO
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.engines import Sampling
-from mrlm_pl.environment import Message, Step
+from mrlm_pl.environment import Message, Step, Task
 from mrlm_pl.environment.check import check_environment, check_semantics
+from mrlm_pl.environment.tools import Tool, ToolSet
 from mrlm_pl.episode_files import read_episodes
 from mrlm_pl.errors import ConfigurationError, DataError, EnvironmentContractError, NonFiniteError, RolloutError
 from mrlm_pl.policy import Policy
@@ -461,6 +463,36 @@ def test_agents_with_tools_end_when_the_last_of_them_has_replied() -> None:
     assert list(said(environment, first="mine", second=CALL).observations) == ["second"]
     step = said(environment, second="yours")
     assert step.rewards == {"first": 1.0, "second": 3.0}, "replies and answers of each"
+
+
+@pytest.mark.parametrize("function", [calls_made, calls_made_later])
+def test_tools_live_for_an_episode_and_its_rewards(function: Any) -> None:
+    life: list[str] = []
+
+    class Noted(ToolSet):
+        def tools(self) -> list[Tool]:
+            return [FunctionTool(add)]
+
+        def open(self, task: Task) -> None:
+            life.append("open")
+
+        def finish(self) -> None:
+            life.append("finish")
+
+        def close(self) -> None:
+            life.append("close")
+
+    def exact(reply: str, row: Mapping[str, Any]) -> float:
+        life.append("reward")
+        return 0.0
+
+    environment = question([exact, function], tools=[Noted()])
+    environment.reset(environment.tasks("train")[0])
+    said(environment, agent=CALL)
+    said(environment, agent="3")
+    assert life == ["finish", "open", "reward", "finish"]
+    environment.close()
+    assert life[4:] == ["close"]
 
 
 def test_without_tools_a_call_is_a_reply() -> None:

@@ -75,7 +75,7 @@ class QuestionEnvironment(Environment):
         system_prompts: system messages of agents whose system message differs.
         gold: reply that earns the most, with fields of the row in braces, for ``check-env``; empty is unknown.
         success_at: the episode succeeds if the agents' mean reward is at least this; None: success is not known.
-        tools: tools of each agent, as those of :class:`~mrlm_environments.tools.environment.ToolEnvironment`.
+        tools: tools that the agents share, as those of :class:`~mrlm_environments.tools.environment.ToolEnvironment`.
         max_turns: replies of an agent with tools; the last one is rewarded even if it calls one.
 
     Raises:
@@ -167,13 +167,13 @@ class QuestionEnvironment(Environment):
 
     def _answer(self, actions: Mapping[str, Message]) -> Step | None:
         """Return the answers to the agents' calls; None after the last reply of all."""
+        schemas = [tool.schema for tool in self._available.values()]
         observations: dict[str, list[Message]] = {}
         for agent, message in actions.items():
             chat = self._chats[agent]
             chat.append(message)
             calls = requested_calls(message) if self._available else ()
             if calls and sum(said.role == "assistant" for said in chat) < self.max_turns:
-                schemas = [tool.schema for tool in self._available.values()]
                 made = list(answer_calls(calls, schemas, _CALL_FORM, self._call_tool, "error: "))
                 self._counts["tool_calls"] += len(made)
                 self._counts["tool_errors"] += sum(not done for _, done in made)
@@ -197,6 +197,7 @@ class QuestionEnvironment(Environment):
         if any(map(inspect.isawaitable, values)):  # of a plain function, or in a subclass
             waiting = [value if inspect.isawaitable(value) else asyncio.sleep(0, value) for value in values]
             values = shared_loop().submit_watched(together(waiting)).result()
+        self.toolbox.end("finish")
         return self._judge(values)
 
     def arguments(self, actions: Mapping[str, Message]) -> tuple[Any, dict[str, Any]]:
@@ -320,9 +321,12 @@ class _Awaited(QuestionEnvironment):
     """A :class:`QuestionEnvironment` with ``async`` reward functions, which wait concurrently."""
 
     async def step(self, actions: Mapping[str, Message]) -> Step:  # type: ignore[override]
-        """Reward the replies; see :meth:`Environment.step`."""
-        answered = await asyncio.to_thread(self._answer, actions) if self._available else self._answer(actions)
-        return answered or self._judge(await self.awaited(lambda: self.arguments(self._replies())))
+        """Answer calls of tools, or reward the replies; see :meth:`Environment.step`."""
+        if answered := await asyncio.to_thread(self._answer, actions):
+            return answered
+        values = await self.awaited(lambda: self.arguments(self._replies()))
+        await asyncio.to_thread(self.toolbox.end, "finish")
+        return self._judge(values)
 
 
 def _by_name(owner: str, rewards: Sequence[Reward | Callable[..., Any]], has_chat: bool) -> dict[str, Reward]:

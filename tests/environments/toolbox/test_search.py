@@ -260,7 +260,7 @@ def test_a_run_begins_only_if_the_retrieval_server_answers(served: Callable[...,
 def test_a_search_and_an_exact_match_are_rewarded_and_the_results_masked(
     served: Callable[..., StandIn],
 ) -> None:
-    rows = [{"question": f"Who is {n}?", "golden_answers": [f"Nobody {n}", f"No. {n}"]} for n in range(9)]
+    rows = [{"question": f"Who is {n}?", "golden_answers": [f"Number {n}", f"No. {n}"]} for n in range(9)]
     tools = [WebSearch(RetrievalServer(served().url))]
     environment = QuestionEnvironment(rows, [exact_match], prompt="{question}", tools=tools)  # type: ignore[list-item]
     replies = [written_call("web_search", query="who"), "<answer>the no 7</answer>"]
