@@ -22,7 +22,7 @@ from mrlm_pl.learner.batch import Batch, PolicyBatch
 from mrlm_pl.learner.contract import RolloutFacts, RolloutLearner
 from mrlm_pl.learner.critics import Critic
 from mrlm_pl.learner.metrics import Metrics, UpdateRows, on_evaluation_bar, on_rollout_bar, on_update_bar
-from mrlm_pl.learner.optimization import Optimization, gradient_norm, weight_group
+from mrlm_pl.learner.optimization import Optimization, gradient_norm, owned_groups, weight_group
 from mrlm_pl.learner.policies.reference import ReferencePolicy
 from mrlm_pl.learner.policies.seats import check_seats, seat_of, seats_of_run
 from mrlm_pl.policy import Policy
@@ -185,10 +185,20 @@ class Algorithm(ChecksArguments, LightningModule, RolloutLearner):
     # Lightning's hooks, in the order in which a run meets them.
 
     def configure_model(self) -> None:
-        """Read the weights, and shard them over the ranks if the strategy does so."""
+        """Read the weights, and shard them over the ranks if the strategy does so.
+
+        Raises:
+            ConfigurationError: a subclass has left out the callbacks of :meth:`configure_callbacks`.
+        """
         self.read_weights()
         if self._trainer is None:
             return
+        callbacks: Sequence[Callback] = self._trainer.callbacks  # type: ignore[attr-defined]
+        if self._trainer.state.fn == "fit" and not any(isinstance(item, UpdateRows) for item in callbacks):
+            raise ConfigurationError(
+                f"{type(self).__name__}.configure_callbacks leaves out the callbacks that log metrics and make a "
+                "resumed run exact; return `[*super().configure_callbacks(), ...]`"
+            )
         if isinstance(self._trainer.precision_plugin, HalfPrecision):
             # It would make all new tensors in half precision: rewards, advantages and discounts of 8 bits.
             self._trainer.precision_plugin.forward_context = nullcontext  # type: ignore[method-assign, assignment]
@@ -235,11 +245,7 @@ class Algorithm(ChecksArguments, LightningModule, RolloutLearner):
         return self.optimization.configured(self.parameter_groups(), scaled, lambda: int(updates_in_all(self.trainer)))
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        if not isinstance(batch, Batch):
-            raise ConfigurationError(
-                f"{type(self).__name__} cannot train on a {type(batch).__name__}; give a data module: "
-                f"{self.data_module}"
-            )
+        self._check_batch(batch, isinstance(batch, Batch), "train on")
         self._without_data = {name for name in self.learners if name not in batch.totals}
         losses: dict[str, Tensor] = {}
         terms = []
@@ -260,6 +266,12 @@ class Algorithm(ChecksArguments, LightningModule, RolloutLearner):
         # Lightning divides by the accumulation steps and strategies average over ranks; the parts are to be summed.
         return loss * batch.micro_batches
 
+    def _check_batch(self, batch: Any, known: bool, use: str) -> None:
+        if not known:
+            raise ConfigurationError(
+                f"{type(self).__name__} cannot {use} a {type(batch).__name__}; give a data module: {self.data_module}"
+            )
+
     @torch.no_grad()
     def _measure_rows_without_gradient(self, batch: Batch) -> None:
         for name in self.learners:
@@ -269,7 +281,11 @@ class Algorithm(ChecksArguments, LightningModule, RolloutLearner):
             elif name in batch.without_gradient and name in self.policies and self.evaluates_without_gradient(batch):
                 self.policy(name).idle_loss()  # the ranks of a sharded model make every forward pass together
 
-    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+    def end_update(self, optimizer: torch.optim.Optimizer) -> None:
+        """Check an update before its step, drop the gradients of policies without data, and log its metrics.
+
+        :class:`~mrlm_pl.learner.metrics.UpdateRows` calls it, so that Lightning's hooks are free for users' classes.
+        """
         metrics = self.metrics.take_update()
         loss = metrics.get("train/loss", 0.0)
         if not math.isfinite(loss):  # once an update: reading it in each micro-batch would wait for the device
@@ -280,16 +296,15 @@ class Algorithm(ChecksArguments, LightningModule, RolloutLearner):
         self.metrics.log(metrics, lambda name: on_update_bar(name, metrics))
         rates: dict[str, float] = {}
         scaled = getattr(self.trainer.precision_plugin, "scaler", None) is not None
-        for group in optimizer.param_groups:
-            if group["policy"] in self._without_data:
+        for group, policy, suffix in owned_groups(optimizer.param_groups, self.parameter_groups):
+            if policy in self._without_data:
                 # A zero gradient would still move AdamW; a policy without data must stay where it is.
                 for weight in group["params"]:
                     weight.grad = None
                 continue
-            norm = gradient_norm(group, self.global_step, scaled)
-            suffix = group["name"].removeprefix(group["policy"]).replace("/", "_")
-            rates[self.metrics.name(f"grad_norm{suffix}", group["policy"])] = norm
-            rates[self.metrics.name(f"learning_rate{suffix}", group["policy"])] = group["lr"]
+            norm = gradient_norm(group["params"], group.get("name", policy), self.global_step, scaled)
+            rates[self.metrics.name(f"grad_norm{suffix}", policy)] = norm
+            rates[self.metrics.name(f"learning_rate{suffix}", policy)] = group["lr"]
         self.metrics.log(rates)
 
     def configure_gradient_clipping(
@@ -314,22 +329,19 @@ class Algorithm(ChecksArguments, LightningModule, RolloutLearner):
             self.reference.follow(self.trained_policies.values(), self.global_step + 1)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self._check_batch(batch, isinstance(batch, Batch) or hasattr(batch, "episodes"), "evaluate")
         self.measure("val", batch)
 
     def test_step(self, batch: Any, batch_idx: int) -> None:
+        self._check_batch(batch, isinstance(batch, Batch) or hasattr(batch, "episodes"), "evaluate")
         self.measure("test", batch)
 
     def measure(self, prefix: str, batch: Any) -> None:
         """Add the measures of a batch to the metrics of an evaluation, named ``val/...`` or ``test/...``."""
         self.metrics.add_evaluation(prefix, batch.means(), batch.counts(), batch.outcomes())
 
-    def on_validation_epoch_end(self) -> None:
-        self._log_evaluation("val")
-
-    def on_test_epoch_end(self) -> None:
-        self._log_evaluation("test")
-
-    def _log_evaluation(self, prefix: str) -> None:
+    def end_evaluation(self, prefix: str) -> None:
+        """Log the metrics of an evaluation loop; see :meth:`end_update`."""
         for name, value in self.evaluation_metrics(prefix).items():
             self.log(name, value, prog_bar=on_evaluation_bar(name))
 

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from lightning.pytorch import Callback, LightningModule
 from torch import Tensor
+from torch.optim import Optimizer
 
 from mrlm_pl.advantages import Moments
 from mrlm_pl.errors import ConfigurationError, source_line
@@ -73,9 +74,9 @@ class Metrics:
         """Return the name of a policy's metric: ``train/METRIC``, with the policy's name if there are several.
 
         The number of policies, not of trajectories, decides, so the names do not change during a run. The metrics of a
-        critic with trajectories of its own always carry its name.
+        critic with trajectories of its own always carry its name; those of no policy carry none.
         """
-        alone = len(self.policies) == 1 and policy in self.policies
+        alone = not policy or (len(self.policies) == 1 and policy in self.policies)
         return f"train/{metric}" if alone else f"train/{policy}/{metric}"
 
     def add(self, name: str, mean: Tensor, weight: Tensor | float) -> None:
@@ -255,7 +256,7 @@ class Metrics:
 
 
 class UpdateRows(Callback):
-    """Writes a row of numbers to the loggers every ``log_every_n_steps`` updates.
+    """Ends updates and evaluations, and writes a row of numbers to the loggers every ``log_every_n_steps`` updates.
 
     Lightning runs it after all other callbacks but those that save checkpoints: the row of an update is written before
     the checkpoint that lets a resumed run begin after the update.
@@ -279,6 +280,18 @@ class UpdateRows(Callback):
         """Write that row before the validation that is due after the update."""
         if trainer.fit_loop.is_resuming and self._updates is not None:
             self.on_train_batch_end(trainer)
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Optimizer) -> None:
+        """Let the algorithm check the update and log its metrics."""
+        pl_module.end_update(optimizer)
+
+    def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Let the algorithm log the metrics of the evaluation."""
+        pl_module.end_evaluation("val")
+
+    def on_test_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Let the algorithm log the metrics of the evaluation."""
+        pl_module.end_evaluation("test")
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         """Write the row if the batch was the last one of an update."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from lightning.pytorch.utilities import rank_zero_only
+from torch import Tensor
 
 from mrlm_pl.errors import ConfigurationError, NonFiniteError, counted
 from mrlm_pl.learner.batch import not_none
@@ -80,8 +81,16 @@ def weight_group(name: str, owner: str, model: Policy) -> dict[str, Any]:
         name: name of the group.
         owner: policy or critic; an update without its trajectories skips the group.
         model: model whose weights have been read.
+
+    Raises:
+        ConfigurationError: all weights are frozen.
     """
     weights = [weight for weight in model.model.parameters() if weight.requires_grad]
+    if not weights:
+        raise ConfigurationError(
+            f"policy {name!r} is trained, but a callback or `freeze` has frozen all its weights; leave some, or set "
+            "its `trained: false`"
+        )
     settings = {"lr": model.learning_rate, "weight_decay": model.weight_decay}
     return {"params": weights, **settings, "name": name, "policy": owner}
 
@@ -99,11 +108,41 @@ def value_group(owner: str, critic: Policy, value_learning_rate: float | None) -
     return {"params": head, "lr": rate, "weight_decay": 0.0, "name": f"{owner}/value", "policy": owner}
 
 
-def gradient_norm(group: Mapping[str, Any], step: int, scaled: bool) -> float:
-    """Return the norm of the gradient of an optimizer's group.
+def owned_groups(
+    groups: Sequence[dict[str, Any]], own_groups: Callable[[], Sequence[Mapping[str, Any]]]
+) -> Iterator[tuple[dict[str, Any], str, str]]:
+    """Yield each group of an optimizer with its policy and the suffix of its metrics.
+
+    A group of a user's own optimizer, or one that a callback has added, names no policy: it has that of its weights;
+    the empty name if they belong to none.
 
     Args:
-        group: parameter group of the optimizer.
+        groups: parameter groups of the optimizer.
+        own_groups: function that returns the algorithm's groups, for those that name no policy.
+
+    Raises:
+        ConfigurationError: a group without a name has weights of several policies.
+    """
+    for index, group in enumerate(groups):
+        if "policy" in group:
+            yield group, group["policy"], group["name"].removeprefix(group["policy"]).replace("/", "_")
+            continue
+        weights = set(group["params"])
+        owners = sorted({own["policy"] for own in own_groups() if not weights.isdisjoint(own["params"])})
+        if len(owners) > 1:
+            raise ConfigurationError(
+                f"configure_optimizers: parameter group {index} has weights of the policies {owners}, and an update "
+                "may have data for some of them only; pass the optimizer `self.parameter_groups()`"
+            )
+        yield group, "".join(owners), f"_{group.get('name', index)}" if len(groups) > 1 else ""
+
+
+def gradient_norm(weights: Sequence[Tensor], name: str, step: int, scaled: bool) -> float:
+    """Return the norm of the gradient of weights.
+
+    Args:
+        weights: those of a parameter group of the optimizer.
+        name: name of the group, for the message.
         step: index of the update, for the message.
         scaled: whether a gradient that overflows is expected, as under fp16: its scaler leaves out the step and lowers
             its factor.
@@ -111,11 +150,11 @@ def gradient_norm(group: Mapping[str, Any], step: int, scaled: bool) -> float:
     Raises:
         NonFiniteError: the norm is not finite, and that is not expected.
     """
-    gradients = [weight.grad for weight in group["params"] if weight.grad is not None]
+    gradients = [weight.grad for weight in weights if weight.grad is not None]
     norm = float(total_norm(gradients)) if gradients else 0.0
     if not math.isfinite(norm) and not scaled:
         raise NonFiniteError(
-            f"the gradient of policy {group['name']!r} has norm {norm} at step {step}; lower its learning rate or clip "
+            f"the gradient of policy {name!r} has norm {norm} at step {step}; lower its learning rate or clip "
             "it (`--trainer.gradient_clip_val 1.0`)"
         )
     return norm

@@ -541,8 +541,8 @@ class PolicyGradient(Algorithm):
 
     # Between updates.
 
-    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        super().on_before_optimizer_step(optimizer)
+    def end_update(self, optimizer: torch.optim.Optimizer) -> None:
+        super().end_update(optimizer)
         self.entropy.steer(self.metrics)
         if self.stop_at_kl is not None:
             moved = [self.metrics.update.get(self.metrics.name("approx_kl", name), 0.0) for name in self.policies]

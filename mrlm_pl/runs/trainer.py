@@ -99,10 +99,13 @@ class LoopResults(Callback):
     def on_predict_batch_end(
         self, trainer: pl.Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, *loader: int
     ) -> None:
-        """Write the episodes of a batch."""
+        """Write the episodes of a batch, unless a ``predict_step`` of the user's own returns something else."""
+        episodes = getattr(outputs, "episodes", outputs)
+        if not isinstance(episodes, Sequence) or not all(isinstance(episode, Episode) for episode in episodes):
+            return
         rank = f"-rank{trainer.global_rank}" if trainer.world_size > 1 else ""
         name = f"predict-{loader[0] if loader else 0}-{batch_idx:06d}{rank}.jsonl.zst"
-        write_episodes(Path(trainer.default_root_dir) / "episodes" / name, getattr(outputs, "episodes", outputs))
+        write_episodes(Path(trainer.default_root_dir) / "episodes" / name, episodes)
 
     def on_validation_batch_end(
         self, trainer: pl.Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any, **__: Any
@@ -305,7 +308,8 @@ class Trainer(pl.Trainer):
         elif stage == "predict" and not self.fast_dev_run:  # type: ignore[attr-defined]
             episodes = Path(self.default_root_dir) / "episodes"
             view = shlex.join(["mrlm", "view", str(episodes.parent)])
-            print(f"mrlm: the episodes are in {episodes}; look at them with `{view}`")
+            if episodes.is_dir():
+                print(f"mrlm: the episodes are in {episodes}; look at them with `{view}`")
         elif stage in ("validate", "test") and verbose:
             for report in self._loops.reports if played else ():
                 print(report, end="\n\n")

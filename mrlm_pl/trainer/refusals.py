@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
+from typing import Any
+
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import (
     BackboneFinetuning,
+    BaseFinetuning,
     GradientAccumulationScheduler,
     LearningRateFinder,
     ModelPruning,
@@ -13,6 +17,7 @@ from lightning.pytorch.callbacks import (
     WeightAveraging,
 )
 from lightning.pytorch.strategies import ModelParallelStrategy
+from torch import Tensor
 
 from mrlm_pl.errors import ConfigurationError
 
@@ -20,6 +25,7 @@ _READ = "in a script call `algorithm.read_weights()` before `trainer.fit`"
 _REFUSED: dict[type[Callback], str] = {
     BackboneFinetuning: "unfreezes a `backbone`, which the algorithm lacks; train adapters with `lora`, or freeze "
     "whole policies with `trained: false`",
+    BaseFinetuning: f"freezes weights before they are read, and so none; {_READ}",
     LearningRateFinder: "sets one learning rate, and each policy has its own; give it `update_attr: false`, and set "
     "`learning_rate` of the policies",
     GradientAccumulationScheduler: "changes the number of micro-batches within an epoch, whose batches are divided "
@@ -41,6 +47,13 @@ def check_numbers(trainer: Trainer) -> None:
         value = getattr(trainer, name)
         if value is not None and not value >= least:
             raise ConfigurationError(f"trainer.{name} is {value!r}; it must be {least} or above")
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether PyTorch reads a value from a checkpoint without permission to run code."""
+    if isinstance(value, dict | list | tuple | set):
+        return all(map(_is_plain, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, Tensor | torch.dtype) or type(value) in (type(None), bool, int, float, complex, str, bytes)
 
 
 def refuse_unsupported(trainer: Trainer, module: LightningModule) -> None:
@@ -74,10 +87,23 @@ def refuse_unsupported(trainer: Trainer, module: LightningModule) -> None:
             f"trainer.fit is called under {', '.join(modes)}; call it outside, and choose the precision by "
             "trainer.precision and the device by trainer.accelerator"
         )
+    if module._compiler_ctx is not None:
+        raise ConfigurationError(
+            "torch.compile cannot trace a whole training step; pass the algorithm itself, and compile the layers of a "
+            "policy with its `compile: true`"
+        )
+    keeps = [name for name, value in module.hparams.items() if not _is_plain(value)]
+    if keeps:
+        warnings.warn(
+            f"save_hyperparameters keeps {keeps}, whose classes PyTorch reads from a checkpoint only with "
+            f"`weights_only=False`, in a resume too; leave them out: save_hyperparameters(ignore={keeps})",
+            stacklevel=2,
+        )
     has_weights = next(module.parameters(), None) is not None
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        supported = isinstance(callback, ModelPruning | StochasticWeightAveraging) and has_weights
-        supported |= isinstance(callback, BackboneFinetuning) and hasattr(module, "backbone")
+        supported = isinstance(callback, ModelPruning | StochasticWeightAveraging | BaseFinetuning) and has_weights
+        if isinstance(callback, BackboneFinetuning):
+            supported = hasattr(module, "backbone")
         supported |= isinstance(callback, WeightAveraging) and not isinstance(trainer.strategy, ModelParallelStrategy)
         supported |= isinstance(callback, LearningRateFinder) and not callback._update_attr
         fault = next((fault for kind, fault in _REFUSED.items() if isinstance(callback, kind)), None)

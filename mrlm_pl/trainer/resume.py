@@ -190,7 +190,8 @@ class ExactResume(Callback):
             scheduler = schedule and schedule.scheduler
             # Another schedule has its rates in its state, and cannot be asked for them under other base rates.
             kept_keys = {"params"} if isinstance(scheduler, LambdaLR | None) else {"params", "lr", "initial_lr"}
-            for group, settings in zip(optimizer.param_groups, new_optimizer.param_groups, strict=True):
+            groups = optimizer.param_groups[: len(new_optimizer.param_groups)]  # callbacks may have added others
+            for group, settings in zip(groups, new_optimizer.param_groups, strict=True):
                 # A rate that a callback has changed stays while the configured one is the same; schedules set theirs.
                 same = group.get("constant_lr") == settings.get("constant_lr", math.nan)
                 kept = kept_keys | {"lr"} if same else kept_keys
@@ -200,8 +201,8 @@ class ExactResume(Callback):
             if schedule.interval == "step" and schedule.frequency == 1:
                 scheduler.last_epoch = updates_served(trainer)  # of these settings: the fraction of the run stays
             scheduler.lr_lambdas = new_schedulers[id(new_optimizer)].lr_lambdas  # with the past updates, known only now
-            scheduler.base_lrs = [group["initial_lr"] for group in optimizer.param_groups]
-            for group, factor in zip(optimizer.param_groups, scheduler.lr_lambdas, strict=True):
+            scheduler.base_lrs = [group["initial_lr"] for group in groups]
+            for group, factor in zip(groups, scheduler.lr_lambdas, strict=True):
                 group["lr"] = group["initial_lr"] * factor(scheduler.last_epoch)
         if decayed and trainer.is_global_zero and (rate := max(_learning_rates(trainer))):
             warnings.warn(RISES_AGAIN.format(rate), stacklevel=2)

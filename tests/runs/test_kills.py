@@ -85,13 +85,15 @@ class Mover(Algorithm):
         self.metrics.add_sum("train/loss", loss)
         return loss
 
-    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+    def end_update(self, optimizer: torch.optim.Optimizer) -> None:
         self.metrics.log(self.metrics.take_update())
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Measure no gradient norm."""
 
-    on_validation_epoch_end = LightningModule.on_validation_epoch_end
+    def end_evaluation(self, prefix: str) -> None:
+        """Measure no episodes."""
+
     configure_gradient_clipping = LightningModule.configure_gradient_clipping
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -328,6 +328,19 @@ def test_a_prediction_returns_the_episodes_that_it_writes(model_folder: Path) ->
     assert sum(len(batch.episodes) for batch in batches) == 3
 
 
+def test_a_prediction_of_something_else_is_returned(model_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Length(mrlm_pl.GRPO):
+        def predict_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            return torch.tensor(len(batch.episodes))
+
+    data = mrlm_pl.RolloutDataModule(
+        MathEnvironment(), groups=1, validation_episodes=3, sampling=mrlm_pl.Sampling(max_tokens=2)
+    )
+    trainer = mrlm_pl.Trainer(output="run", enable_progress_bar=False, accelerator="cpu")
+    assert trainer.predict(Length({"main": str(model_folder)}), data) == [torch.tensor(3)]
+    assert "episodes are in" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("data", [[{"prompt": "1+1="}], torch.utils.data.DataLoader([1, 2])])
 def test_rows_in_place_of_a_data_module_are_refused(data: Any, model_folder: Path) -> None:
     trainer = mrlm_pl.Trainer(output="run", enable_progress_bar=False, accelerator="cpu")

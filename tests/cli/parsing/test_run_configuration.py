@@ -110,14 +110,14 @@ def test_the_configured_rates_are_used_after_a_resume(
         trainer = quiet_trainer(max_epochs=1 if checkpoint is None else 2)  # type: ignore[operator]
         data = TrajectoryDataModule(str(rows), batch_size=4)
         seen: list[tuple[float, ...]] = []
-        step = algorithm.on_before_optimizer_step
+        step = algorithm.end_update
 
         def note(optimizer: torch.optim.Optimizer) -> None:
             group = optimizer.param_groups[0]
             seen.append((group["lr"], group["weight_decay"], group["betas"][1]))
             step(optimizer)
 
-        algorithm.on_before_optimizer_step = note  # type: ignore[method-assign]
+        algorithm.end_update = note  # type: ignore[method-assign]
         trainer.fit(algorithm, data, ckpt_path=checkpoint)
         if checkpoint is None:
             trainer.save_checkpoint(tmp_path / "last.ckpt")

@@ -59,9 +59,12 @@ class ToyAlgorithm(Algorithm):
         self.log("train/weight", self.weight)
         return (self.weight - batch).square()
 
-    on_before_optimizer_step = LightningModule.on_before_optimizer_step
-    on_validation_epoch_end = LightningModule.on_validation_epoch_end
-    on_test_epoch_end = LightningModule.on_test_epoch_end
+    def end_update(self, optimizer: torch.optim.Optimizer) -> None:
+        """Measure no gradient norm."""
+
+    def end_evaluation(self, prefix: str) -> None:
+        """Measure no episodes."""
+
     configure_gradient_clipping = LightningModule.configure_gradient_clipping
 
     def validation_step(self, batch: Tensor, batch_idx: int) -> None:
