@@ -31,10 +31,8 @@ def run(folder: Path, seed: int | None, rewards: Sequence[float], per_row: int =
     write_run(folder, [], configuration)
     with (folder / "metrics.csv").open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(
-            ["step", *(f"progress/{name}" for name in ("episodes", "decisions", "generated_tokens", "seconds"))]
-            + ["rollout/reward"]
-        )
+        costs = (f"progress/{name}" for name in ("episodes", "decisions", "generated_tokens", "seconds"))
+        writer.writerow(["step", *costs, "rollout/reward"])
         for number, reward in enumerate(rewards, start=1):
             done = per_row * number
             writer.writerows([[number, done, 2 * done, 20 * done, done / 2, reward], [number, "", "", "", "", ""]])
