@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,8 @@ class Score:
         ci95: 95 % interval of ``mean_reward``; its bounds are None if no spread is known.
         accuracy: fraction of successes; None if the environment does not judge.
         accuracy_ci95: 95 % interval of ``accuracy``.
+        pass_at_k: chance that one of k samples of a task succeeds, by k; empty without an accuracy.
+        majority_at_k: frequency with which the majority of k samples is right, by k; empty without votes.
         checkpoint: iteration or update of a run that had not finished; see
             :class:`~mrlm_pl.evaluation.report.EvaluationReport`.
         report: file of the whole report; None if there is none.
@@ -45,6 +47,8 @@ class Score:
     ci95: Bounds | None = None
     accuracy: float | None = None
     accuracy_ci95: Bounds | None = None
+    pass_at_k: Mapping[str, float] = field(default_factory=dict)
+    majority_at_k: Mapping[str, float] = field(default_factory=dict)
     checkpoint: str = ""
     report: str | None = None
     error: str | None = None
@@ -98,8 +102,11 @@ def _cell(score: Score, measure: str) -> str:
     value, bounds = score.of(measure)
     if score.error is not None or value is None:
         return "failed"
-    interval = f"\n\\[{bounds[0]:z.4f}, {bounds[1]:z.4f}]" if bounds else ""
-    return f"{value:z.4f}{interval}" + (f"\n{score.failed} failed" if score.failed else "")
+    lines = [f"{value:z.4f}", *([f"\\[{bounds[0]:z.4f}, {bounds[1]:z.4f}]"] if bounds else [])]
+    for name, values in (("pass", score.pass_at_k), ("majority", score.majority_at_k)):
+        if (samples := max(map(int, values), default=1)) > 1:
+            lines.append(f"{name}@{samples} {values[str(samples)]:z.4f}")
+    return "\n".join([*lines, *([f"{score.failed} failed"] if score.failed else [])])
 
 
 def new_figure(path: Path, width: float, height: float) -> Any:

@@ -168,6 +168,9 @@ def _exact(request: FolderRequest, base: Path, first: bool, checkpoint: str | No
             raise ConfigurationError(f"the output folder {base} holds a run; {remedy}")
         if in_training(base):
             raise in_use(base)
+        if state_in(base)[0] == "finished":
+            remedy = f"put {LAST_CHECKPOINT} back to continue it, or name another `output`"
+            raise ConfigurationError(f"the run in the output folder {base} is finished and has no checkpoint; {remedy}")
         _set_aside(base)
     with writing("output", base):
         base.mkdir(parents=True, exist_ok=True)

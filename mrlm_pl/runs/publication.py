@@ -23,6 +23,16 @@ CARD = "README.md"
 MACHINE = ("engine", "workers", "processes", "retries")
 """Settings of the data that describe the machine."""
 
+TRAINER = (
+    "max_epochs",
+    "max_steps",
+    "accumulate_grad_batches",
+    "gradient_clip_val",
+    "gradient_clip_algorithm",
+    "precision",
+)
+"""Settings of the trainer that decide the weights."""
+
 _SECRET = re.compile(
     r"(.*[_-])?(token|secret|password|passwd|credentials?|authorization|(api|access|private|secret)[_-]?key)([_-]file)?"
     r"|env|headers",
@@ -169,7 +179,14 @@ def model_card(folder: Path, versions: Mapping[str, str]) -> str:
         }
         table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
         data = {key: value for key, value in data.items() if key not in MACHINE}
-        settings = yaml.safe_dump({"model": _redact(model), "data": _redact(data)}, sort_keys=False).strip()
+        trainer = {key: value for key, value in (config.get("trainer") or {}).items() if key in TRAINER}
+        run_settings = {
+            "seed_everything": config.get("seed_everything"),
+            "model": {**config["model"], "init_args": model},
+            "data": {**(config.get("data") or {}), "init_args": data},
+            "trainer": trainer,
+        }
+        settings = yaml.safe_dump(_redact(run_settings), sort_keys=False).strip()
         sections.append(f"A {kind} trained with `mrlm`.\n\n| | |\n|---|---|\n{table}")
         sections.append(f"## Settings\n\n```yaml\n{settings}\n```")
     else:
@@ -253,8 +270,11 @@ def _evaluation(run: Path) -> str:
             reward = with_interval(report["mean_reward"], report["ci95"])
             accuracy = with_interval(report["accuracy"], report["accuracy_ci95"])
             rows.append(f"| {name} | {moment} | {report['split']} | {report['episodes']} | {reward} | {accuracy} |")
+    before, after = (reports.get(moment, {}) for moment in ("before", "after"))
+    changed = [name for name in after if name in before and before[name].get("settings") != after[name].get("settings")]
+    note = [f"\nBefore training, {', '.join(changed)} had other settings."] if changed else []
     head = "| environment | training | split | episodes | mean reward [95 % interval] | accuracy [95 % interval] |"
-    return "\n".join(["All policies of the run in their seats:\n", head, "|---|---|---|---|---|---|", *rows])
+    return "\n".join(["All policies of the run in their seats:\n", head, "|---|---|---|---|---|---|", *rows, *note])
 
 
 def unpublished(adapter: Path) -> str:

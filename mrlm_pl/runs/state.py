@@ -51,7 +51,7 @@ class Training:
         with writing("output", folder):
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = (folder / LOCK).open("a")
-        if not _try_lock(self._lock.fileno()):
+        if not try_lock(self._lock.fileno()):
             self._lock.close()
             raise in_use(folder)
         self._ended = threading.Event()
@@ -106,14 +106,19 @@ def in_use(folder: Path) -> ConfigurationError:
 
 def in_training(folder: Path) -> bool:
     """Return whether a process holds the lock of a run."""
+    return is_locked(folder / LOCK)
+
+
+def is_locked(file: Path) -> bool:
+    """Return whether a process holds the lock of a file."""
     try:
-        with (folder / LOCK).open("a" if os.access(folder / LOCK, os.W_OK) else "r") as lock:
-            return not _try_lock(lock.fileno())
+        with file.open("a" if os.access(file, os.W_OK) else "r") as lock:
+            return not try_lock(lock.fileno())
     except OSError:  # there is none
         return False
 
 
-def _try_lock(descriptor: int) -> bool:
+def try_lock(descriptor: int) -> bool:
     """Lock a file for this process; return False if another one has it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -35,7 +35,8 @@ def compare_runs(one: Run, other: Run, shown_ids: Sequence[Container[str]] | Non
     own_rewards, other_rewards = _task_rewards(own_episodes), _task_rewards(other_episodes)
     rows = [(task, reward, other_rewards[task]) for task, reward in own_rewards.items() if task in other_rewards]
     rows.sort(key=lambda row: -abs(row[1] - row[2]))
-    differences = [[first - second] for _, first, second in rows]
+    groups = {row.task: row.group for row in own_episodes}  # of an evaluation's tasks, those of one problem
+    differences = list(grouped((groups[task], first - second) for task, first, second in rows).values())
     other_by_seed = {(row.task, row.seed): row for row in other_episodes}
     pairs = [
         {"task": row.task, "ids": [row.id, match.id], "rewards": [row.reward, match.reward]}
@@ -50,7 +51,7 @@ def compare_runs(one: Run, other: Run, shown_ids: Sequence[Container[str]] | Non
         "tasks": len(rows),
         "own": math.fsum(row[1] for row in rows) / count,
         "theirs": math.fsum(row[2] for row in rows) / count,
-        "difference": math.fsum(group[0] for group in differences) / count,
+        "difference": math.fsum(value for group in differences for value in group) / count,
         "ci95": mean_interval(differences) if differences else None,
         "rows": rows[:MOST],
         "pairs": shown[:MOST],

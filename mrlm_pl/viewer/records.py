@@ -240,12 +240,17 @@ def add_measures(record: dict[str, Any], lines: Iterable[bytes]) -> None:
 def report_records(text: bytes) -> Iterator[dict[str, Any]]:
     """Yield the transcripts of an evaluation as records; they have no turns and no tokens.
 
+    The tasks of a problem are a group, named by the first of them: intervals rest on problems.
+
     Raises:
         ValueError: the text is no such report.
     """
     data = msgspec.json.decode(text)
     try:
         for report in [data] if "transcripts" in data else data.values():
+            firsts: dict[str, str] = {}
+            tasks = report.get("tasks", ())
+            groups = {item["task"]: firsts.setdefault(item["problem"], item["task"]) for item in tasks}
             for number, transcript in enumerate(report["transcripts"]):
                 environment, split, index = [*transcript["task"].split("/"), "", ""][:3]
                 rows = {
@@ -257,7 +262,7 @@ def report_records(text: bytes) -> Iterator[dict[str, Any]]:
                     **transcript,
                     "id": f"{environment}-{number}",
                     "task": {"environment": environment, "split": split, "index": index, "seed": "", "data": {}},
-                    "group": transcript["task"],
+                    "group": groups.get(transcript["task"], transcript["task"]),
                     "seed": report["seed"],
                     "iteration": -1,
                     "trajectories": rows,
@@ -274,7 +279,8 @@ def report_summary(record: Mapping[str, Any]) -> Summary:
     agents = list(record["trajectories"])
     values = {
         **{name: record[name] for name in ("id", "iteration", "group", "reward", "success", "error")},
-        "task": record["group"], "agents": agents, "policies": sorted({row.policy for row in rows}),
+        "task": "{environment}/{split}/{index}".format(**record["task"]), "agents": agents,
+        "policies": sorted({row.policy for row in rows}),
         "rewards": [None] * len(agents), "turns": len(replies), "truncated": False, "length": False,
         "tool_failure": False, "stop": record["stop_reason"], "seed": "", "branch": False, "tree": False,
         "prompt": _asked(rows), "reply": _preview(" | ".join(replies)),

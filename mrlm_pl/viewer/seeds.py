@@ -36,6 +36,7 @@ AXES = {
     "tokens": "progress/generated_tokens",
     "iterations": "progress/iteration",
     "updates": "step",
+    "seconds": "progress/seconds",
 }
 """Costs at which runs may be compared, and the column of the metrics that counts each."""
 
@@ -75,12 +76,12 @@ class Family:
     steps: Mapping[Any, np.ndarray]
     last: Mapping[Any, float]
 
-    def means(self, steps: slice) -> dict[Any, float]:
-        """Return each seed's mean over some of the steps."""
-        return {seed: float(curve[steps].mean()) for seed, curve in self.steps.items()}
+    def means(self, steps: slice | None) -> Mapping[Any, float]:
+        """Return each seed's mean over some of the steps, or its last value for None."""
+        return self.last if steps is None else {seed: float(curve[steps].mean()) for seed, curve in self.steps.items()}
 
-    def estimate(self, steps: slice) -> Estimate:
-        """Return the mean over the seeds of their means over some of the steps."""
+    def estimate(self, steps: slice | None) -> Estimate:
+        """Return the mean over the seeds of their :meth:`means`."""
         return _estimate(list(self.means(steps).values()))
 
     def points(self) -> list[Estimate]:
@@ -106,7 +107,7 @@ class SeedComparison:
     families: Sequence[Family]
     notes: Sequence[str]
 
-    def difference(self, family: Family, steps: slice) -> tuple[Estimate, Sequence[Any]]:
+    def difference(self, family: Family, steps: slice | None) -> tuple[Estimate, Sequence[Any]]:
         """Return the excess of a family over the first one, and the seeds that are paired.
 
         No seeds are paired if the two share none, or only one of several: one pair has no interval.
@@ -119,17 +120,21 @@ class SeedComparison:
         return (estimate[0] - first_estimate[0], difference_interval(estimate, first_estimate)), ()
 
     def markdown(self) -> str:
-        """Return the comparison as a table."""
-        cost, (last, all_steps) = f"{self.points[-1]:,.0f} {self.axis}", (slice(-LAST, None), slice(None))
-        header = ["runs", "seeds", f"last tenth of {cost}", "mean over all", "last value of each run"]
-        rows = []
+        """Return the comparison as a table.
+
+        Evaluations before and after training are no curve, so only the last one counts.
+        """
+        cost = f"{self.points[-1]:,.0f} {self.axis}"
+        columns = {f"last tenth of {cost}": slice(-LAST, None), "mean over all": slice(None)}
+        means = {**({} if self.metric.startswith("held_out/") else columns), "last value of each run": None}
+        header, rows = ["runs", "seeds", *means], []
         for family in self.families:
-            estimates = (family.estimate(last), family.estimate(all_steps), _estimate(list(family.last.values())))
-            rows.append([family.label, str(len(family.curves)), *map(_text, estimates)])
+            rows.append([family.label, str(len(family.curves)), *map(_text, map(family.estimate, means.values()))])
         if len(rows) > 1:
-            header.append("last tenth minus the first row's")
+            steps = next(iter(means.values()))
+            header.append(f"last {'value' if steps is None else 'tenth'} minus the first row's")
             for family, row in zip(self.families, rows, strict=True):
-                difference, seeds = self.difference(family, last)
+                difference, seeds = self.difference(family, steps)
                 row.append("" if family is self.families[0] else f"{_text(difference)}, {self._pairs(family, seeds)}")
         escaped = partial(re.sub, r"[\\|<*`]|(?<![^\W_])_", r"\\\g<0>")  # characters of Markdown
         lines = (f"| {' | '.join(map(escaped, line))} |" for line in [header, ["---"] * len(header), *rows])

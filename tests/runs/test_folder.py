@@ -102,6 +102,10 @@ def test_train_refuses_continues_or_starts():
     for name in left:
         Path("mine", name).parent.mkdir(exist_ok=True)
         Path("mine", name).touch()
+    write_state(Path("mine"), {"state": "finished", "reason": ""})
+    with pytest.raises(ConfigurationError, match=r"mine is finished and has no checkpoint; put checkpoints/last\.ckpt"):
+        agree(root="mine", resume=True)
+    Path("mine/state.json").unlink()
     assert agree(root="mine", resume=True) == RunFolder("mine")
     assert [path.name for path in Path("mine").iterdir()] == ["without-checkpoint-1"], "else they are the new run's"
     assert all(Path("mine/without-checkpoint-1", name).is_file() for name in left)

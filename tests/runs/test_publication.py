@@ -31,6 +31,7 @@ CONFIGURATION = {
     "seed_everything": 0,
     "model": {"class_path": "mrlm_pl.MAGRPO", "init_args": {"policies": POLICIES, "gamma": 0.5}},
     "data": {"class_path": "RolloutDataModule", "init_args": DATA},
+    "trainer": {"gradient_clip_val": 1.0, "max_steps": None, "enable_progress_bar": False},
 }
 
 
@@ -69,12 +70,29 @@ def test_it_has_the_run_the_settings_the_evaluation_and_the_versions(tmp_path: P
     ):
         assert line in text.splitlines(), line
     settings = yaml.safe_load(text.partition("```yaml\n")[2].partition("```")[0])
-    assert settings["model"] == {
-        "policies": {"solver": {"model": "owner/base", "learning_rate": 1e-4}, "critic": {"model": "."}},
-        "gamma": 0.5,
+    policies = {"solver": {"model": "owner/base", "learning_rate": 1e-4}, "critic": {"model": "."}}
+    environment = {"class_path": "mrlm_environments.MathEnvironment"}
+    assert settings == {
+        "seed_everything": 0,
+        "model": {"class_path": "mrlm_pl.MAGRPO", "init_args": {"policies": policies, "gamma": 0.5}},
+        "data": {"class_path": "RolloutDataModule", "init_args": {"environment": environment, "groups": 4}},
+        "trainer": {"gradient_clip_val": 1.0},
     }
-    assert settings["data"] == {"environment": {"class_path": "mrlm_environments.MathEnvironment"}, "groups": 4}
     assert ModelCard(model_card(run / "policies" / "critic", {})).data.base_model is None, "a folder is not a hub id"
+
+
+def test_evaluations_of_other_settings_are_no_gain(tmp_path: Path) -> None:
+    run = recorded(tmp_path / "resumed")
+    for moment, largest in (("before", 20), ("after", 40)):
+        report = evaluated(0.5)
+        report["math"]["settings"] = {"largest": largest}
+        (run / f"evaluation_{moment}.json").write_text(json.dumps(report))
+    note = "Before training, math had other settings."
+    assert note in model_card(run / "policies" / "solver", {}).splitlines()
+    (run / "evaluation_before.json").write_text(json.dumps(report))
+    assert note not in model_card(run / "policies" / "solver", {})
+    (run / "evaluation_before.json").unlink()
+    assert note not in model_card(run / "policies" / "solver", {})
 
 
 def test_a_run_without_settings_or_evaluation_says_so(tmp_path: Path) -> None:
@@ -109,7 +127,7 @@ def test_neither_secrets_nor_folders_are_in_the_card(tmp_path: Path) -> None:
     assert "| algorithm | `OwnGRPO` |\n| environment | `Own` |" in text
     assert "| initial model | `base` |" in text
     assert ModelCard(text).data.base_model is None, "also on a machine that has no such folder"
-    shown = yaml.safe_load(text.partition("```yaml\n")[2].partition("```")[0])["data"]
+    shown = yaml.safe_load(text.partition("```yaml\n")[2].partition("```")[0])["data"]["init_args"]
     assert shown == {
         "environment": [
             {

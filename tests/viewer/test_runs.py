@@ -660,6 +660,28 @@ def test_a_transcript_has_turns_and_a_reward_and_no_tokens_and_iteration(tmp_pat
     assert "-1" not in out
 
 
+def test_tasks_of_a_problem_are_a_group_and_the_unit_of_intervals(tmp_path: Path) -> None:
+    rewards = {"one": (1.0, 1.0, 0.0, 0.0, 1.0), "other": (1.0, 0.0, 0.0, 0.0, 0.0)}
+    runs = []
+    for name, values in rewards.items():
+        said = {"success": True, "stop_reason": "answered", "error": None, "messages": {"agent": []}}
+        keys = [f"math/test/{number}" for number in range(5)]
+        tasks = [{"task": key, "problem": problem} for key, problem in zip(keys, "aabbc", strict=True)]
+        transcripts = [{"task": key, "reward": reward, **said} for key, reward in zip(keys, values, strict=True)]
+        report = {"seed": 0, "seats": {}, "tasks": tasks, "transcripts": transcripts}
+        (tmp_path / f"{name}.json").write_text(json.dumps(report))
+        runs.append(run_of(tmp_path / f"{name}.json"))
+    assert [(row["task"][-1], row["group"][-1]) for row in rows(runs[0])] == [*zip("43210", "42200", strict=True)]
+    # Problems with 2 of 2, 0 of 2 and 1 of 1: residuals 0.8, -1.2 and 0.4 of the mean 0.6, t(2) = 4.30265
+    half = 4.30265 * math.sqrt(3 / 2 * (0.8**2 + 1.2**2 + 0.4**2)) / 5
+    assert runs[0].head()["ci95"] == pytest.approx((0.6 - half, 0.6 + half), abs=1e-4)
+    compared = compare_runs(*runs)
+    # Differences of 0 and 1, 0 and 0, and 1: residuals 0.2, -0.8 and 0.6 of the mean 0.4
+    half = 4.30265 * math.sqrt(3 / 2 * (0.2**2 + 0.8**2 + 0.6**2)) / 5
+    assert compared["difference"] == pytest.approx(0.4)
+    assert compared["ci95"] == pytest.approx((0.4 - half, 0.4 + half), abs=1e-4)
+
+
 def test_the_table_has_the_prompt_and_the_replies_in_the_order_of_the_turns(tmp_path: Path) -> None:
     one = episode("0-0", "first\nline")
     row, second = (trajectories[0] for trajectories in one.trajectories.values())

@@ -25,18 +25,17 @@ LAST, WHOLE = slice(-10, None), slice(None)
 
 
 def run(folder: Path, seed: int | None, rewards: Sequence[float], per_row: int = 10, **settings: Any) -> None:
-    """Write a run that logs a reward after every ``per_row`` episodes of 2 decisions and 20 tokens."""
+    """Write a run that logs a reward after every ``per_row`` episodes of 2 decisions, 20 tokens and half a second."""
     configuration = {**copy.deepcopy(CONFIGURATION), "seed_everything": seed}
     configuration["model"]["init_args"] |= settings
     write_run(folder, [], configuration)
     with (folder / "metrics.csv").open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(
-            ["step", *(f"progress/{name}" for name in ("episodes", "decisions", "generated_tokens")), "rollout/reward"]
-        )
+        costs = (f"progress/{name}" for name in ("episodes", "decisions", "generated_tokens", "seconds"))
+        writer.writerow(["step", *costs, "rollout/reward"])
         for number, reward in enumerate(rewards, start=1):
             done = per_row * number
-            writer.writerows([[number, done, 2 * done, 20 * done, reward], [number, "", "", "", ""]])
+            writer.writerows([[number, done, 2 * done, 20 * done, done / 2, reward], [number, "", "", "", "", ""]])
 
 
 def compared(folder: Path, **options: Any) -> SeedComparison:
@@ -62,7 +61,9 @@ def test_the_table_has_the_last_value_of_each_run_beyond_the_common_cost(tmp_pat
 def test_values_at_one_cost_count_as_their_mean(tmp_path: Path) -> None:
     run(tmp_path / "a", 0, [3.0, 0.0])
     with (tmp_path / "a" / "metrics.csv").open("a", newline="") as file:
-        csv.writer(file).writerows([[3, "", "", "", 1.0], [4, "", "", "", 5.0]])  # further updates after 20 episodes
+        csv.writer(file).writerows(
+            [[3, "", "", "", "", 1.0], [4, "", "", "", "", 5.0]]
+        )  # further updates after 20 episodes
     found = compared(tmp_path)
     # 3 at 10 episodes, the mean of 0, 1 and 5 at 20; at 15 half of each.
     assert found.families[0].curves[0][[49, 74, 99]] == pytest.approx([3.0, 2.5, 2.0])
@@ -174,8 +175,8 @@ def test_names_and_settings_of_any_form_keep_the_table_whole(tmp_path: Path, mon
     ]
 
 
-@pytest.mark.parametrize(("axis", "scale"), [("episodes", 1), ("decisions", 2), ("tokens", 20)])
-def test_runs_are_compared_up_to_the_cost_that_all_have_reached(axis: str, scale: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("axis", "scale"), [("episodes", 1), ("decisions", 2), ("tokens", 20), ("seconds", 0.5)])
+def test_runs_are_compared_up_to_the_cost_that_all_have_reached(axis: str, scale: float, tmp_path: Path) -> None:
     run(tmp_path / "long", 0, [float(n) for n in range(1, 201)], per_row=1, gamma=1.0)
     run(tmp_path / "short", 0, [20.0 * n for n in range(1, 6)], per_row=20, gamma=0.5)
     found = compared(tmp_path, axis=axis)
@@ -348,6 +349,25 @@ def test_runs_on_files_are_compared_by_updates_and_their_held_out_evaluations_ar
     assert (status, "no run has 'train/nll' by episodes; compare it with `--at updates`" in err) == (2, True), err
 
 
+def test_of_evaluations_before_and_after_training_the_last_ones_are_compared(folder: Path, mrlm: Any) -> None:
+    for seed in range(3):
+        for name, before, after in (("a", 0.0, 0.5), ("b", 0.5, 0.75 + 0.125 * seed)):
+            for moment, accuracy in (("before", before), ("after", after)):
+                report = {"math": {"accuracy": accuracy}}
+                (folder / f"{name}{seed}" / f"evaluation_{moment}.json").write_text(json.dumps(report))
+            write_state(folder / f"{name}{seed}", {"state": "finished", "reason": ""})
+    status, out, err = mrlm("report", str(folder), "--metric", "held_out/math/accuracy")
+    assert status == 0, err
+    # 0.25, 0.375 and 0.5: t(2) = 4.3027 times the standard error 0.125 / sqrt(3)
+    assert out.startswith(
+        """| runs | seeds | last value of each run | last value minus the first row's |
+| --- | --- | --- | --- |
+| gamma=1.0 | 3 | 0.5 |  |
+| gamma=0.5 | 3 | 0.875 [0.5645, 1.186] | 0.375 [0.06448, 0.6855], 3 pairs of seeds |
+"""
+    )
+
+
 @pytest.mark.parametrize(
     ("state", "drawn"), [("finished", True), ("unknown", True), ("interrupted", False), ("failed", False)]
 )
@@ -375,8 +395,8 @@ def test_the_evaluation_after_a_former_end_is_no_point_of_a_run_that_went_on(
         (["--at", "iterations"], "metric: no run has 'rollout/reward' by iterations"),
         (["--metric", "zzz"], "metric: no run has 'zzz' by episodes; choose `--metric` from "),
         (
-            ["--at", "seconds"],
-            "error: --at: expected one of 'episodes', 'decisions', 'tokens', 'iterations', 'updates', but",
+            ["--at", "hours"],
+            "error: --at: expected one of 'episodes', 'decisions', 'tokens', 'iterations', 'updates', 'seconds', but",
         ),
         (["--ouput", "a.md"], "error: there is no option '--ouput'; did you mean '--output'?\n"),
         (["--output", "a.jpg"], "output: 'a.jpg' must end in .md, .csv, .png, .pdf, .svg"),

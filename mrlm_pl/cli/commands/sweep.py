@@ -16,7 +16,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from mrlm_pl.cli.parsing.early_check import check
 from mrlm_pl.cli.parsing.parser import PlainParser
 from mrlm_pl.durable_files import write_json
 from mrlm_pl.errors import ConfigurationError, tell, writing
-from mrlm_pl.runs.state import Training, in_training, state_in
+from mrlm_pl.runs.state import LOCK, in_training, is_locked, state_in, try_lock
 from mrlm_pl.sandbox.wall.kernel import ending_with_parent
 from mrlm_pl.settings import at_least, between
 from mrlm_pl.viewer.runs import find_runs
@@ -42,7 +42,8 @@ RESERVED = (
 """Options of ``mrlm fit`` that a sweep sets."""
 
 MOST_SEEDS = 10_000
-FINISHED = "finished"
+FINISHED, FAILED = "finished", "failed"
+LOGS = "logs"
 POLL_SECONDS = 0.2
 GRACE_SECONDS = 300.0
 """Seconds for the runs to end after a signal, with an update, a checkpoint and the export."""
@@ -96,8 +97,7 @@ def run(arguments: Sequence[str]) -> int:
     """Train all runs that are not finished and print the report; return exit status 1 if one failed.
 
     Raises:
-        ConfigurationError: a mistake in the options, the folder holds a sweep with other options, or another process
-            trains one of its runs.
+        ConfigurationError: a mistake in the options, or the folder holds a sweep with other options.
     """
     text = "Train a configuration with several seeds and settings in parallel, and compare the runs."
     parser = PlainParser("sweep", text)
@@ -118,19 +118,16 @@ def run(arguments: Sequence[str]) -> int:
     members = list(plan_members(options.output, words, options.seeds, options.grid))
     for run_words in dict.fromkeys(member.words for member in members if _state(member.folder) != FINISHED):
         _check(run_words)
-    if busy := [str(member.folder) for member in members if _state(member.folder) == "running"]:
-        raise ConfigurationError(f"output: another process trains {', '.join(busy)}; wait for its end or end it")
     import torch  # the checks of the runs have imported it
 
     with writing("output", options.output):
-        lock = Training(options.output)  # no other sweep trains in the folder
-    try:
+        (options.output / LOGS).mkdir(parents=True, exist_ok=True)
+    with _alone(options.output):
         _record(options.output, words, members)
-        jobs = options.jobs or (1 if torch.cuda.is_available() else _cores())
-        failed = train_members(members, jobs, options.output / "logs")
-    finally:
-        lock.release()
-    _report(members, failed, options)
+    jobs = options.jobs or (1 if torch.cuda.is_available() else _cores())
+    failed = train_members(members, jobs, options.output / LOGS)
+    with _alone(options.output):  # the last of several processes reports on all runs
+        _report(members, failed, options)
     for member, reason in failed.items():
         tell(f"{member.folder} failed: {reason}")
     print("next:")
@@ -222,7 +219,8 @@ def _split(text: str) -> list[str] | None:
 def train_members(members: Sequence[Member], jobs: int, logs: Path) -> Mapping[Member, str]:
     """Train the unfinished runs, several concurrently; return those that failed, each with the reason.
 
-    Ctrl-C and SIGTERM end all runs cleanly: they save their checkpoints.
+    Runs that other processes train, and those that failed there meanwhile, are left to them. Ctrl-C and SIGTERM end all
+    runs cleanly: they save their checkpoints.
 
     Args:
         members: runs of the sweep.
@@ -230,30 +228,27 @@ def train_members(members: Sequence[Member], jobs: int, logs: Path) -> Mapping[M
         logs: folder of the runs' output.
     """
     logs.mkdir(parents=True, exist_ok=True)
-    waiting = [member for member in members if _state(member.folder) != FINISHED]
-    done, total = len(members) - len(waiting), len(members)
-    jobs = min(jobs, max(1, len(waiting)))
+    before = {member: _state(member.folder) for member in members}
+    waiting = [member for member in members if before[member] != FINISHED]
+    total, jobs = len(members), min(jobs, max(1, len(waiting)))
     threads = {"OMP_NUM_THREADS": str(max(1, _cores() // jobs))}
+    elsewhere: list[Member] = []
     running: dict[Member, subprocess.Popen[bytes]] = {}
     failed: dict[Member, str] = {}
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
                 member = waiting.pop(0)
-                with _log(logs, member).open("ab") as output:
-                    running[member] = subprocess.Popen(
-                        [*ending_with_parent(signal.SIGTERM), *COMMAND, *member.words, *member.own],
-                        stdin=subprocess.DEVNULL,
-                        stdout=output,
-                        stderr=subprocess.STDOUT,
-                        env={**threads, **os.environ},
-                        start_new_session=True,  # the terminal's Ctrl-C reaches this process alone, which passes it on
-                    )
+                if process := _start(member, _log(logs, member), before[member], threads):
+                    running[member] = process
+                else:
+                    elsewhere.append(member)
             for member, process in list(running.items()):
                 if process.poll() is None:
                     continue
                 del running[member]
-                done += 1
+                waiting, elsewhere = [*waiting, *elsewhere], []  # a process that trained them may have been killed
+                done = sum(_state(member.folder) == FINISHED for member in members) + len(failed)
                 if process.returncode:
                     log = _log(logs, member)
                     failed[member] = f"exit status {process.returncode}: {_last_line(log)}; see {log}"
@@ -263,6 +258,23 @@ def train_members(members: Sequence[Member], jobs: int, logs: Path) -> Mapping[M
         if running:
             _end(running)
     return failed
+
+
+def _start(member: Member, log: Path, before: str, threads: Mapping[str, str]) -> subprocess.Popen[bytes] | None:
+    """Start a run; return None if another process trains it, or has trained it since its state was ``before``."""
+    with log.open("ab") as output:
+        # The run has this file, and so its lock, until it ends.
+        state = _state(member.folder) if try_lock(output.fileno()) else "running"
+        if state == "running" or (state in (FINISHED, FAILED) and state != before):
+            return None
+        return subprocess.Popen(
+            [*ending_with_parent(signal.SIGTERM), *COMMAND, *member.words, *member.own],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**threads, **os.environ},
+            start_new_session=True,  # the terminal's Ctrl-C reaches this process alone, which passes it on
+        )
 
 
 def _end(running: Mapping[Member, subprocess.Popen[bytes]]) -> None:
@@ -321,7 +333,8 @@ def _record(output: Path, words: Sequence[str], members: Sequence[Member]) -> No
         both = [(before[key], current[key]) for key in ("files", "settings")]
         clash = any(name in old and old[name] != value for old, new in both for name, value in new.items())
         differs = before["options"] != current["options"] or clash
-        if differs and any(_has_begun(output / name) for name in before["settings"]):
+        begins = any(map(is_locked, (output / LOGS).glob("*.log")))
+        if differs and (begins or any(_has_begun(output / name) for name in before["settings"])):
             raise ConfigurationError(
                 f"output: {str(output)!r} holds a sweep with other options, another content of its configuration "
                 "files or other settings under a folder's name; name another --output"
@@ -334,6 +347,15 @@ def _record(output: Path, words: Sequence[str], members: Sequence[Member]) -> No
     except (ValueError, LookupError, TypeError) as error:
         remedy = "remove it, or name another --output"
         raise ConfigurationError(f"output: {str(record)!r} is not the record of a sweep; {remedy}") from error
+
+
+@contextmanager
+def _alone(output: Path) -> Iterator[None]:
+    """Wait for other processes that read or write the record and the report of a sweep, and let them wait."""
+    with (output / LOGS / LOCK).open("a") as lock:
+        while not try_lock(lock.fileno()):
+            time.sleep(POLL_SECONDS)
+        yield
 
 
 def _has_begun(cell: Path) -> bool:
@@ -349,15 +371,17 @@ def _state(folder: Path) -> str:
 
 def _report(members: Sequence[Member], failed: Mapping[Member, str], options: argparse.Namespace) -> None:
     """Print the report on the finished runs, with a note on each other one, and write it to the sweep's folder."""
-    finished = [str(member.folder) for member in members if _state(member.folder) == FINISHED]
+    states = {member: FAILED if member in failed else _state(member.folder) for member in members}
+    finished = [str(member.folder) for member, state in states.items() if state == FINISHED]
     if not finished:
         return
     labels = {str(member.folder): member.cell.label for member in members if member.cell.label}
     *others, last = compare_metrics(find_runs(finished), options, labels)
+    reasons = {FAILED: "failed", "running": "is still running"}
     notes = [
-        f"{member.folder} is left out: it {'failed' if member in failed else 'is not finished'}."
-        for member in members
-        if str(member.folder) not in finished
+        f"{member.folder} is left out: it {reasons.get(state, 'is not finished')}."
+        for member, state in states.items()
+        if state != FINISHED
     ]
     comparisons = [*others, replace(last, notes=[*last.notes, *notes])]
     write(comparisons, [options.output / "report.md", options.output / "curves.csv"])

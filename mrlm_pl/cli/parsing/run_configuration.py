@@ -52,7 +52,7 @@ class SaveConfig(SaveConfigCallback):
         now = with_files(yaml.safe_load(self.parser.dump(self.config, skip_unset=False)))
         changed = changed_settings(yaml.safe_load(before.read_text(encoding="utf-8")) or {}, now)
         check_resumable(changed, adaptive_kl=bool((now["model"].get("init_args", {}).get("kl") or {}).get("target")))
-        changes = [*(f"{name} {old!r} -> {new!r}" for name, (old, new) in changed.items()), *changed_code(before)]
+        changes = [*(f"{name} {old!r} -> {new!r}" for name, (old, new) in changed.items()), *changed_files(before)]
         if changes and is_first_process():
             tell(f"changed since {before}: {', '.join(changes)}")
 
@@ -134,10 +134,13 @@ def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[
     }
 
 
-def changed_code(before: Path) -> list[str]:
-    """Return the Python files with functions or classes of a configuration's file, if they are newer than it."""
+def changed_files(before: Path) -> list[str]:
+    """Return the Python files and the data files of environments in a configuration that are newer than it."""
+    config = yaml.safe_load(before.read_text(encoding="utf-8"))
     files: dict[str, None] = {}
-    mapped(yaml.safe_load(before.read_text(encoding="utf-8")), lambda value: files.update({_file_of(value): None}))
+    mapped(config, lambda value: files.update({_file_of(value): None}))
+    environment = ((config.get("data") or {}).get("init_args") or {}).get("environment")
+    mapped(environment, lambda value: files.update({str(value): None} if os.path.isabs(str(value)) else {}))
     written = before.stat().st_mtime
     return [f"{file} (newer)" for file in files if os.path.isfile(file) and os.path.getmtime(file) > written]
 

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from rich.console import Console
 
-from mrlm_pl.evaluation.score_table import Score, measures, table
+from mrlm_pl.evaluation.score_table import Score, measures, score_of, table
 from mrlm_pl.policy import Policy
 from mrlm_pl.runs import seated_model
 
@@ -329,3 +329,15 @@ def test_names_and_bounds_are_whole_in_a_narrow_table() -> None:
     for number, name in enumerate("abcd", start=1):
         assert joined[number].startswith(name * 9)
         assert joined[number].endswith("0.5000[0.1250,0.8750]")
+
+
+def test_a_cell_has_the_chance_and_the_majority_of_all_samples() -> None:
+    report = {"episodes": 40, "accuracy": 0.5, "pass_at_k": {str(k): k / 16 for k in range(1, 11)}}
+    score = score_of("a", "x", {**report, "majority_at_k": {"2": 0.25, "10": 0.75}}, None)
+    assert (score.pass_at_k["2"], score.majority_at_k) == (0.125, {"2": 0.25, "10": 0.75})
+    single = score_of("b", "x", {"episodes": 4, "accuracy": 0.5, "pass_at_k": {"1": 0.5}, "majority_at_k": {}}, None)
+    console = Console(width=50)
+    with console.capture() as captured:
+        console.print(table([score, single]))
+    cells = [line.split("│")[2].strip() for line in captured.get().splitlines() if "│" in line]
+    assert cells == ["0.5000", "pass@10 0.6250", "majority@10 0.7500", "0.5000"]

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +18,7 @@ import pytest
 from mrlm_pl.cli.commands import sweep
 from mrlm_pl.cli.commands.sweep import Cell, Member, plan_members
 from mrlm_pl.durable_files import write_json
-from mrlm_pl.runs.state import Training, running
+from mrlm_pl.runs.state import Training, running, try_lock
 from tests.support.documents import ROOT
 from tests.support.servers.environment_servers import eventually
 
@@ -76,16 +76,21 @@ def train(outside_the_repository: None, monkeypatch: pytest.MonkeyPatch) -> Call
     return lambda mode: Path("mode").write_text(mode) and None
 
 
-@contextmanager
-def sweep_of_two(grace: float = 100.0) -> Iterator[subprocess.Popen[str]]:
-    """Start a sweep of two runs in its own process; they have begun."""
+def start_sweep(words: Sequence[str] = WORDS, grace: float = 100.0) -> subprocess.Popen[str]:
+    """Start a sweep in its own process."""
     program = (
         "import signal, sys; from mrlm_pl.cli.commands import sweep; from mrlm_pl.cli.main import main; "
         "signal.signal(signal.SIGHUP, signal.SIG_DFL); "  # ignored where the tests run under nohup
         f"sweep.GRACE_SECONDS = {grace}; sweep._check = print; "  # their parser imports Lightning
-        f"sweep.COMMAND = (sys.executable, 'train.py'); sys.exit(main({['sweep', *WORDS]!r}))"
+        f"sweep.COMMAND = (sys.executable, 'train.py'); sys.exit(main({['sweep', *words]!r}))"
     )
-    process = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
+
+
+@contextmanager
+def sweep_of_two(grace: float = 100.0) -> Iterator[subprocess.Popen[str]]:
+    """Start a sweep of two runs in its own process; they have begun."""
+    process = start_sweep(grace=grace)
     try:
         eventually(lambda: all((run / "calls").exists() for run in RUNS), 100)
         yield process
@@ -180,18 +185,37 @@ def test_a_repeated_call_trains_the_unfinished_runs_alone(train: Callable[[str],
 
 
 @pytest.mark.long
-def test_runs_that_another_process_trains_are_left_alone(train: Callable[[str], None], mrlm) -> None:
+def test_runs_that_another_process_trains_are_left_to_it(train: Callable[[str], None], mrlm) -> None:
+    train("fail")  # seed 1
+    assert mrlm("sweep", *WORDS)[0] == 1
+    Path("s/seed-1/calls").unlink()
+    train("")
     write_json("s/seed-1/state.json", running())
-    status, _, err = mrlm("sweep", *WORDS)
-    assert (status, "another process trains s/seed-1; wait for its end" in err) == (2, True), err
-    assert not Path("s/seed-0").exists()
-    Path("s/seed-1/state.json").unlink()
-    for folder, name in (("s/seed-1", "trains s/seed-1; wait"), ("s", "trains the run 's'; wait")):
-        other = Training(Path(folder))
-        status, _, err = mrlm("sweep", *WORDS)
-        other.release()
-        assert (status, f"another process {name}" in err) == (2, True), err
-    assert not Path("s/seed-0").exists()
+    status, out, err = mrlm("sweep", *WORDS)
+    assert (status, "- s/seed-1 is left out: it is still running.\n" in out) == (0, True), err
+    write_json("s/seed-1/state.json", {"state": "interrupted", "reason": ""})
+    other = Training(Path("s/seed-1"))  # as `mrlm train` does
+    assert mrlm("sweep", *WORDS)[0] == 0
+    other.release()
+    assert not Path("s/seed-1/calls").exists()
+    with Path("s/logs/s-seed-1.log").open() as log:
+        assert try_lock(log.fileno())  # as another sweep's run that is about to train
+        assert mrlm("sweep", *WORDS)[0] == 0
+        assert not Path("s/seed-1/calls").exists()
+        status, _, err = mrlm("sweep", *WORDS, "--data.groups", "8")
+        assert (status, "holds a sweep with other options" in err) == (2, True), err
+    assert mrlm("sweep", *WORDS)[0] == 0
+    assert (calls("s/seed-0"), calls("s/seed-1")) == (1, 1)
+
+
+@pytest.mark.long
+def test_processes_share_a_sweep(train: Callable[[str], None], mrlm) -> None:
+    train("meet")  # the runs wait for each other, and a process has one at a time
+    processes = [start_sweep((*WORDS[:-1], "1")) for _ in range(2)]
+    errors = [process.communicate(timeout=100)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], errors
+    assert (calls("s/seed-0"), calls("s/seed-1")) == (1, 1)
+    assert "| s | 2 | 1.5 [" in Path("s/report.md").read_text()
 
 
 @pytest.mark.parametrize(

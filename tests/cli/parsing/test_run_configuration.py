@@ -17,7 +17,7 @@ from jsonargparse import Namespace
 
 from mrlm_pl.cli.parsing.run_configuration import (
     SaveConfig,
-    changed_code,
+    changed_files,
     changed_settings,
     check_resumable,
     with_files,
@@ -79,14 +79,19 @@ def test_another_spelling_of_a_path_is_no_change(tmp_path: Path, monkeypatch: py
     assert changed_settings({"model": "model"}, {"model": str(tmp_path / "model")}) == {}
 
 
-def test_reward_code_that_is_newer_than_the_run_is_named(tmp_path: Path) -> None:
-    old, new, config = (tmp_path / name for name in ("old.py", "a b:c.py", "config.yaml"))
+def test_code_and_data_that_are_newer_than_the_run_are_named(tmp_path: Path) -> None:
+    old, new, config, rows, test = (tmp_path / name for name in ("o.py", "a b:c.py", "config.yaml", "r.jsonl", "t.csv"))
     rewards = [f"{old}:exact", {"call": f"{new}:exact"}, f"{new}:length", f"{tmp_path}/gone.py:exact"]
-    config.write_text(f"# {new}:exact\n" + yaml.safe_dump({"rewards": rewards, "n": 3}, default_flow_style=None))
-    for at, file in enumerate((old, config, new)):
+    data = {"train": str(rows), "validation": str(old), "test": str(test)}
+    environment = [{"class_path": "QuestionEnvironment", "init_args": {"rewards": rewards, "data": data}}]
+    settings = {"data": {"init_args": {"environment": environment}}, "ckpt_path": str(test), "n": 3}
+    config.write_text(f"# {new}:exact\n" + yaml.safe_dump(settings, default_flow_style=None))
+    for at, file in enumerate((old, config, new, rows)):
         file.touch()
         os.utime(file, (1000 + at, 1000 + at))
-    assert changed_code(config) == [f"{new} (newer)"]
+    assert changed_files(config) == [f"{new} (newer)", f"{rows} (newer)"]
+    test.touch()
+    assert changed_files(config) == [f"{file} (newer)" for file in (new, test, rows)]
 
 
 @pytest.mark.parametrize("schedule", ["constant", "linear"])
