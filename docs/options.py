@@ -75,7 +75,7 @@ def table(title: str, cls: type) -> str:
     for names, meaning in described(cls):
         shown = [
             f"`{name}: {value(found[name].default)}`"
-            + (f" ({ranges[name].removeprefix('from ')})" if name in ranges else "")
+            + (f" ({ranges[name].removeprefix('from ').removesuffix(' and finite')})" if name in ranges else "")
             for name in names
             if name not in SHARED
         ]
