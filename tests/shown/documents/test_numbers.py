@@ -99,8 +99,11 @@ def files_of(page: str, text: str) -> set[str]:
     names = {path.stem for path in RESULTS.glob("*.json")} - {"earlier"}
     if page == "results/papers.md":
         return names
-    sections = {results_page.link("", name): name for part in results_page.CHAPTERS.values() for name in part}
-    linked = {name for link, name in sections.items() if re.search(rf"results/{link[3:-1]}(?![\w-])", text)}
+    linked = set()
+    for title, sections in results_page.CHAPTERS.items():
+        anchors = {section.anchor: name for name, section in sections.items()}
+        links = re.findall(rf"results/{results_page.PAGES[title]}\.md#([\w-]+)", text)
+        linked |= {anchors[anchor] for anchor in links}
     return linked | (names & set(re.findall(r"(\w+)\.(?:json|py)\b", text)))
 
 
