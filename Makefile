@@ -41,7 +41,7 @@ docs: export OMP_NUM_THREADS = 1
 docs: install  ## the site, in build/site/index.html
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --nitpicky --doctree-dir build/doctrees docs build/site
 
-results: install  ## the results page, its plots and the README's numbers, from benchmarks/results
+results: install  ## the results pages, their plots and the README's numbers, from benchmarks/results
 	$(BIN)/python -m benchmarks.results_page
 
 test-all: install  ## with the slow tests

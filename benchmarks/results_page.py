@@ -1,7 +1,7 @@
-"""The results page, its plots and the README's table of numbers, drawn from ``benchmarks/results/*.json``.
+"""The results pages, their plots and the README's table of numbers, drawn from ``benchmarks/results/*.json``.
 
-    python -m benchmarks.results_page    # write docs/results/README.md, docs/images/results and the README's table
-    python -m benchmarks.results_page --check    # exit status 1 if the page or the table is not that of the files
+    python -m benchmarks.results_page    # write docs/results, docs/images/results and the README's table
+    python -m benchmarks.results_page --check    # exit status 1 if a page or the table is not that of the files
 
 No number is written by hand, but those of ``earlier.json``, which other pages name: a file that a benchmark has written
 again changes all places that show it.
@@ -19,20 +19,38 @@ from typing import Any
 
 from benchmarks.readme_numbers import README, with_numbers
 from benchmarks.results_plots import draw
-from benchmarks.tables import correctness, costs, learning
+from benchmarks.tables import correctness, costs, learning, overview
 from benchmarks.tables.results import read
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "results" / "README.md"
+FOLDER = ROOT / "docs" / "results"
+OVERVIEW = FOLDER / "README.md"
 
 HEAD = """\
 # Results
 
-See how fast mrlm runs and learns, alone and against other libraries. Below each table are its file, the first command
-that wrote it, the date and the machine; the file lists all commands. A table of one seed or one run says so. `make
-results` draws this page from the files; `make benchmarks` measures again. Intervals cover 95 %, over the seeds
-(Student's t) or over the tasks of an evaluation. In a ratio to another library, below 1 means that mrlm is cheaper.
+Proven results, open questions, and our runs of papers. All tables: [learning](learning.md), [speed and
+memory](speed.md), [correctness and robustness](robustness.md), [other measurements](other.md).
+
+## Proven
+
+Intervals cover 95 %. A ratio to another library below 1 means that mrlm is cheaper.
+
+{proven}
+## Not proven
+
+{open_questions}
+## Claims of papers
+
+[Papers](papers.md) has each number and command. Our models are small: they can show an effect, not its size.
+
+{papers}
+## How to read the tables
+
+Below each table are its file, the first command that wrote it, the date and the machine; the file lists all commands.
+A table of one seed or one run says so. Intervals are over the seeds (Student's t) or over the tasks of an evaluation.
 All runs on a CPU had small models and {common}.
+`make results` draws these pages from the files; `make benchmarks` measures again.
 """
 
 
@@ -326,14 +344,17 @@ CHAPTERS: dict[str, dict[str, Section]] = {
             correctness.interval_coverage,
         ),
     },
-    "Earlier measurements": {
+    "Other measurements": {
         "earlier": Section(
-            "Numbers of other pages",
+            "Earlier measurements",
             "The commands measure them again. The file was written by hand, from these pages.",
             correctness.earlier,
         ),
     },
 }
+
+PAGES = dict(zip(CHAPTERS, ("learning", "speed", "robustness", "other"), strict=True))
+"""The chapters' pages."""
 
 ELSEWHERE = {
     "adapters": "[FrozenLake](../environments/gymnasium.md), tic-tac-toe of "
@@ -352,18 +373,35 @@ ELSEWHERE = {
 """Files that other pages show."""
 
 
-def page() -> str:
-    """Return the whole page."""
-    text = HEAD.format(common=", ".join(common()))
-    for chapter, sections in CHAPTERS.items():
-        text += f"\n## {chapter}\n"
-        for name, section in sections.items():
-            found = read(name)
-            plot = f"\n![{section.title}](../images/results/{name}.svg)\n" if section.plot else ""
-            shown = section.tables(found)
-            text += f"\n### {section.title}\n\n{section.text}\n{plot}\n{shown}\n{source(name, found)}\n"
-    text += "\n## Other files\n\n"
-    return text + "".join(f"- `{name}.json`: {shown}\n" for name, shown in ELSEWHERE.items())
+def pages() -> dict[Path, str]:
+    """Return the text of the overview and of each chapter's page."""
+    texts = {FOLDER / f"{PAGES[title]}.md": chapter(title) for title in CHAPTERS}
+    files = "".join(f"- `{name}.json`: {shown}\n" for name, shown in ELSEWHERE.items())
+    texts[FOLDER / "other.md"] += f"\n## Other files\n\n{files}"
+    head = HEAD.format(
+        proven=overview.proven(link),
+        open_questions=overview.open_questions(link),
+        papers=overview.papers(),
+        common=", ".join(common()),
+    )
+    return {OVERVIEW: head, **texts}
+
+
+def chapter(title: str) -> str:
+    """Return the page of a chapter."""
+    text = f"# {title}\n\n[Overview](README.md), [how to read the tables](README.md#how-to-read-the-tables).\n"
+    for name, section in CHAPTERS[title].items():
+        found = read(name)
+        plot = f"\n![{section.title}](../images/results/{name}.svg)\n" if section.plot else ""
+        shown = section.tables(found)
+        text += f"\n## {section.title}\n\n{section.text}\n{plot}\n{shown}\n{source(name, found)}\n"
+    return text
+
+
+def link(text: str, name: str) -> str:
+    """Return a link to the section of a file."""
+    title = next(title for title, sections in CHAPTERS.items() if name in sections)
+    return f"[{text}]({PAGES[title]}.md#{CHAPTERS[title][name].anchor})"
 
 
 def facts(found: Any) -> list[str]:
@@ -412,11 +450,11 @@ def commands(joined: str) -> str:
 
 
 def main() -> None:
-    """Write the page, the plots and the table, or check them."""
+    """Write the pages, the plots and the table, or check them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing; exit status 1 if a file is not current")
     options = parser.parse_args()
-    current = {PAGE: page(), README: with_numbers(README.read_text(encoding="utf-8"))}
+    current = {**pages(), README: with_numbers(README.read_text(encoding="utf-8"))}
     if options.check:
         old = [
             str(path.relative_to(ROOT))

@@ -1,4 +1,4 @@
-"""The plots of the results page, drawn from ``benchmarks/results/*.json``."""
+"""The plots of the results pages, drawn from ``benchmarks/results/*.json``."""
 
 from __future__ import annotations
 

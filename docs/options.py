@@ -63,7 +63,7 @@ def options(cls: type) -> str:
     tables = [table("option", cls), *(table(title, part) for title, part in PARTS.get(cls, {}).items())]
     gradient = issubclass(cls, PolicyGradient)
     link = "[Shared options](options.md)" if gradient else "Also `policies` and `optimization`"
-    links = f"{link}, [metrics](../runs/metrics.md), [your model](README.md#your-model-and-data)\n"
+    links = f"{link}, [your model](README.md#your-model-and-data)\n"
     return "\n".join([*filter(None, tables), links])
 
 
@@ -74,7 +74,8 @@ def table(title: str, cls: type) -> str:
     rows, ranges = [], ranges_of(cls)
     for names, meaning in described(cls):
         shown = [
-            f"`{name}: {value(found[name].default)}`" + (f" ({ranges[name]})" if name in ranges else "")
+            f"`{name}: {value(found[name].default)}`"
+            + (f" ({ranges[name].removeprefix('from ').removesuffix(' and finite')})" if name in ranges else "")
             for name in names
             if name not in SHARED
         ]

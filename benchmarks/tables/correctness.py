@@ -7,6 +7,9 @@ from typing import Any
 from benchmarks.tables.markdown import columns, pivot, table
 from benchmarks.tables.results import grouped
 
+COMPARED = ("engine", "batch", "session", "learner", "gradient")
+"""Results that are compared with those of a model's own forward pass."""
+
 
 def kill_resume(found: Any) -> str:
     """Return kills and equal resumed runs by case."""
@@ -41,7 +44,7 @@ def families(found: Any) -> str:
     """Return the numbers of model families that agree with the model's own forward pass."""
     rows = [row for row in found["families"].values() if "error" not in row]
     cells = []
-    for name in ("engine", "batch", "session", "learner", "gradient"):
+    for name in COMPARED:
         compared = [row[name] for row in rows if name in row]
         equal = sum(value <= 1e-5 for value in compared)
         cells += [("compared", name, len(compared)), ("difference at most 1e-5", name, equal)]

@@ -33,10 +33,10 @@ class C3(PolicyGradient):
 
     Args:
         alternatives: number of fresh samples for each message.
-        messages: number of messages of an episode to branch at, drawn with equal probability; None branches at all
-            messages of trained policies.
-        rest: whether the decisions after the message are sampled again (``play``) or kept (``replay``).
-        reward: ``team`` is the mean over the agents; ``own`` is each agent's own.
+        messages: number of messages of an episode to branch at, drawn uniformly; None branches at all of trained
+            policies.
+        rest: ``play`` samples the decisions after the message again, ``replay`` keeps them.
+        reward: ``team`` is the mean over the agents, ``own`` each agent's own.
         policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:

@@ -36,8 +36,8 @@ class CCPO(PolicyGradient):
     the checkpoint. ``train/contribution/ENVIRONMENT/AGENT`` is its mean.
 
     Args:
-        absent: messages of an absent agent; see :data:`mrlm_pl.learner.credit.marginal.Absence`.
-        rest: decisions of the others after the first absent message; see :data:`mrlm_pl.rollout.replay.Rest`.
+        absent, rest: messages of an absent agent, decisions of the others after its first; see
+            :data:`mrlm_pl.learner.credit.marginal.Absence`.
         policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:

@@ -23,8 +23,7 @@ class COMA(PolicyGradient):
     With two agents that is G^2 joint actions in every state, with N > 2 agents ``G + N G (G - 1)``.
 
     Args:
-        gamma, reward, weighting: see :class:`~mrlm_pl.learner.credit.decisions.TreeCredit`.
-        stop_above: end all paths of a state when the mean reward of its joint actions is above this; null never does.
+        gamma, stop_above, reward, weighting: see :class:`~mrlm_pl.learner.credit.decisions.TreeCredit`.
         policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:

@@ -38,8 +38,8 @@ class DPO(GivenAnswersAlgorithm):
         label_smoothing: assumed rate of swapped labels, for ``sigmoid``.
         margin: gap by which the chosen answer must win; None is 0 for ``sigmoid`` and 1 for ``hinge``.
         reference_free: leave the reference out: ``gap = log pi(w) - log pi(l)``.
-        length_normalized: take means over an answer's tokens instead of sums, as TRL's ``sigmoid_norm`` and ``ipo``.
-        sft_weight: weight of the negative mean log-probability of the chosen answer's tokens.
+        length_normalized: take means over an answer's tokens, not sums, as TRL's ``sigmoid_norm`` and ``ipo``.
+        sft_weight: weight of the chosen answer's negative mean log-probability per token.
 
     Raises:
         ConfigurationError: there are several policies, or a value is out of range or does not belong to the loss.

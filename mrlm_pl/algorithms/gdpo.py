@@ -29,8 +29,8 @@ class GDPO(PolicyGradient):
     component's rewards does not matter, only ``weights`` does.
 
     Args:
-        weights: weight of each component by name; components that are not named have weight 1. A name that a
-            rollout lacks causes a warning. ``overlong_penalty`` is the component of ``overlong_buffer``.
+        weights: weight of each component by name, 1 if not named; a name that a rollout lacks causes a warning.
+            ``overlong_penalty`` is the component of ``overlong_buffer``.
         policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:

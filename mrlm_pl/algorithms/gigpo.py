@@ -31,8 +31,8 @@ class GiGPO(PolicyGradient):
         state_weight: weight of the comparison within states.
         normalize: divide by the standard deviations; False keeps the scale of the rewards.
         turn_baseline: baseline of a turn's return within its state; see :data:`mrlm_pl.advantages.TurnBaseline`.
-        state_key: function, in a configuration its import path or its name in a plugin, from a state's text to text
-            that is equal for equal states; None takes the text as it is.
+        state_key: function (its import path or name in a plugin) from a state's text to text that is equal for equal
+            states; None takes the text as it is.
         policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:

@@ -46,11 +46,11 @@ class GRPO(PolicyGradient):
     the fraction of tokens whose gradient the clip removes.
 
     Args:
-        advantage: ``group_normalized``, ``group_centered``, ``leave_one_out``, or a function (in a configuration its
-            import path or its name in a plugin) of returns [N] and group numbers [N] that returns advantages [N].
-        credit: ``episode`` gives all turns of an agent the advantage of its return, ``turn`` compares each turn with
-            the same turn of the other episodes, and does not divide by a standard deviation with ``advantage:
-            group_centered``; see :class:`mrlm_pl.learner.credit.turns.TurnCredit`.
+        advantage: ``group_normalized``, ``group_centered``, ``leave_one_out``, or a function (its import path or name
+            in a plugin) of returns [N] and group numbers [N] that returns advantages [N].
+        credit: ``episode`` gives all turns of an agent the advantage of its return, ``turn`` compares each with the
+            same turn of the other episodes (not divided by a standard deviation with ``advantage: group_centered``);
+            see :class:`mrlm_pl.learner.credit.turns.TurnCredit`.
         turn_baseline: baseline of a turn's return with ``credit: turn``; see :data:`mrlm_pl.advantages.TurnBaseline`.
         gamma: discount factor per turn, with ``credit: turn``.
         policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.

@@ -34,8 +34,8 @@ class IPPO(PolicyGradient):
     numbers are those of :class:`~mrlm_pl.algorithms.ppo.PPO`.
 
     Args:
-        agent_critics: models that estimate the values, by agent, for all agents with a trained policy; None gives each
-            policy a value head, shared by its agents. A critic needs its agent's tokenizer.
+        agent_critics: models that estimate the values, for all agents with a trained policy, each with its agent's
+            tokenizer; None gives each policy a value head, shared by its agents.
         reward: an agent's ``own`` rewards, or the mean over the ``team``.
         whiten_over: unit within which advantages are whitened: each ``agent`` or each ``policy``.
         value_learning_rate, value_clip, value_coefficient, normalize_values: see :class:`~mrlm_pl.algorithms.ppo.PPO`.

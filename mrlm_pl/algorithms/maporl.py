@@ -58,20 +58,19 @@ class MAPoRL(PolicyGradient):
 
     Args:
         policies, seats, agent_critics: see :class:`~mrlm_pl.algorithms.ippo.IPPO`.
-        reward: later scores that reward an answer: those of the whole ``team`` or the agent's ``own``.
+        reward: later scores that reward an answer: the whole ``team``'s or the agent's ``own``.
         horizon: ``discounted_sum`` is ``R``, ``last`` the last turn's scores, ``current`` this turn's.
         gamma: discount factor of the scores per turn.
-        alpha0: incentive for changing an answer from wrong to right, negative from right to wrong, while the others
-            were wrong: self-correction.
-        alpha1: incentive for the same changes while the others were right: following them.
+        alpha0: incentive for changing a wrong answer to right, negative for the reverse, while the others were wrong:
+            self-correction.
+        alpha1: the same while the others were right: following them.
         beta0: incentive for a wrong answer after which the others change from wrong to right by the next turn, negative
-            from right to wrong.
-        beta1: incentive for a right answer after which the others change in the same way: persuading them.
-        critic_reads: input of the critic: the whole ``debate`` of the agent, or with ``agent_critics`` the question and
-            each ``answer``.
-        turn_schedule: lists of turns, counted from 1, that are trained one list after the other, repeatedly; None
-            trains all turns.
-        turn_iterations: rollouts for each list.
+            for the reverse.
+        beta1: the same for a right answer: persuading them.
+        critic_reads: the critic's input: the agent's whole ``debate``, or with ``agent_critics`` the question and each
+            ``answer``.
+        turn_schedule: lists of turns, counted from 1, trained one list after the other, repeatedly; None trains all.
+        turn_iterations: rollouts per list.
         whiten_over: see :class:`~mrlm_pl.algorithms.ippo.IPPO`.
         value_learning_rate, value_clip, value_coefficient: see :class:`~mrlm_pl.algorithms.ppo.PPO`.
         lam, whiten_advantages, kl, task_normalization: see :class:`~mrlm_pl.algorithms.ppo.PPO`.

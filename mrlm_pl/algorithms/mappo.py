@@ -42,13 +42,12 @@ class MAPPO(PolicyGradient):
     :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Args:
-        critic: the critic's model, with its own tokenizer and learning rate; None is a separate copy of the first
-            trained policy's.
+        critic: the critic's model, with its own tokenizer and learning rate; None copies the first trained policy's.
         value_learning_rate: learning rate of the critic's value head; None is the critic's.
         gamma: discount factor per step of the environment.
         lam: GAE's lambda per step; 0 trusts the critic, 1 the returns.
         targets: targets of the critic: ``lambda``, ``td`` or ``monte_carlo``.
-        whiten_advantages: subtract the mean of the advantages of each policy's tokens and divide by their standard
+        whiten_advantages: subtract the advantages' mean over each policy's tokens and divide by their standard
             deviation.
         value_clip: clipping range of a value around its old estimate; None does not clip.
         normalize_values: see :class:`~mrlm_pl.algorithms.ppo.PPO`.

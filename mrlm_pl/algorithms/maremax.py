@@ -26,9 +26,8 @@ class MAREMAX(JointActions, PolicyGradient):
     of the greedy episodes' returns, and ``missing_baselines``, the number of groups left out.
 
     Args:
-        baseline: ``greedy``; or ``group_max``, the highest return in the same state, for comparison with
-            implementations that call this ReMax: ``group_max`` depends on the decisions that it judges, which biases
-            the gradient.
+        baseline: ``greedy``; or ``group_max``, the highest return in the same state, as in implementations that call
+            this ReMax: it depends on the decisions that it judges, which biases the gradient.
         joint_mode, cross_reduction, gamma, stop_above, reward, weighting: see
             :class:`~mrlm_pl.learner.credit.decisions.TreeCredit`.
         policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.

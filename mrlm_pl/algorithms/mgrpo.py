@@ -42,7 +42,7 @@ class MGRPO(PolicyGradient):
 
     Args:
         planner: agent that calls the others; None is the environment's first agent.
-        calls_per_group: number of trajectories of each sub-agent in each group; None takes all.
+        calls_per_group: number of trajectories of a sub-agent per group; None takes all.
         policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:

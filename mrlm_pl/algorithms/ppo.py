@@ -35,13 +35,12 @@ class PPO(PolicyGradient):
     :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Args:
-        critics: models that estimate the values, by policy; a policy without one has a value head on its last hidden
-            state. A critic has its own learning rate.
-        value_learning_rate: learning rate of the value heads; None is that of each head's model.
+        critics: models that estimate the values, by policy, with their own learning rates; a policy without one has a
+            value head on its last hidden state.
+        value_learning_rate: learning rate of the value heads; None is their model's.
         value_clip: clipping range of a value around its old estimate; None does not clip.
         value_coefficient: weight of the value loss.
-        normalize_values: estimate values in units of all observed returns, ``(R - mean) / deviation``, and
-            ``value_clip`` and the value loss likewise.
+        normalize_values: estimate, clip and train values in units of all observed returns, ``(R - mean) / deviation``.
         gamma: discount factor.
         discount_unit: ``turn`` discounts from turn to turn, ``token`` from token to token.
         lam: GAE's lambda per token; 0 trusts the values, 1 the returns.

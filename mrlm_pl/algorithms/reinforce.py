@@ -32,8 +32,8 @@ class REINFORCE(PolicyGradient):
     :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Args:
-        baseline: ``mean`` of the policy's returns in the rollout, over all ranks, which needs at least two returns;
-            ``running``, an exponential average of these means up to the previous rollout; or ``none``.
+        baseline: ``mean`` of the policy's returns in the rollout, at least two, over all ranks; ``running``, an
+            exponential average of these means up to the previous rollout; or ``none``.
         baseline_decay: weight of the past in ``running``.
         policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 

@@ -51,8 +51,8 @@ class SFT(Algorithm):
     Args:
         policies: weights by name; one policy.
         optimization: see :class:`Algorithm`.
-        objective: trained tokens: the actions (``behavioral_cloning``), the environment's answers (``world_model``) or
-            half of each (``combined``).
+        objective: train the actions (``behavioral_cloning``), the environment's answers (``world_model``) or half of
+            each (``combined``).
         reduction: reduction of the token losses to one number; see :data:`mrlm_pl.losses.Reduction`.
 
     Raises:

@@ -27,10 +27,9 @@ class Shapley(PolicyGradient):
     all coalitions, not of the team's return alone: smaller coalitions count too.
 
     Args:
-        orders: number of sampled orders in which the agents join, each with its reverse; None computes the values
-            exactly.
-        absent: messages of an absent agent; see :data:`mrlm_pl.learner.credit.marginal.Absence`.
-        rest: decisions of the others after the first absent message; see :data:`mrlm_pl.rollout.replay.Rest`.
+        orders: number of sampled orders in which the agents join, each with its reverse; None is exact.
+        absent, rest: messages of an absent agent, decisions of the others after its first; see
+            :data:`mrlm_pl.learner.credit.marginal.Absence`.
         policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:

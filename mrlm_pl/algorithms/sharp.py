@@ -36,10 +36,10 @@ class SHARP(PolicyGradient):
     Args:
         team_weight: weight of the team's return, equal for all agents.
         marginal_weight: weight of the agent's marginal contribution.
-        process: weight of the agent's own reward components by name, such as those of its tool calls; components
-            without a weight do not count. A name that a rollout lacks causes a warning.
-        absent: messages of an absent agent; see :data:`mrlm_pl.learner.credit.marginal.Absence`.
-        rest: decisions of the others after the first absent message; see :data:`mrlm_pl.rollout.replay.Rest`.
+        process: weight of the agent's own reward components by name, such as those of its tool calls, 0 if not named; a
+            name that a rollout lacks causes a warning.
+        absent, rest: messages of an absent agent, decisions of the others after its first; see
+            :data:`mrlm_pl.learner.credit.marginal.Absence`.
         policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:

@@ -31,8 +31,8 @@ class TreeGRPO(PolicyGradient):
     The environment must be deterministic in its task.
 
     Args:
-        rounds: number of rounds of expansion.
-        nodes: number of states of each tree that are continued in a round.
+        rounds: rounds of expansion.
+        nodes: states of each tree that are continued in a round.
         turn_baseline: ``unbiased`` or ``paper`` baseline of a turn.
         normalize: divide by the standard deviations; False keeps the scale of the rewards.
         policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.

@@ -37,13 +37,12 @@ class Teacher(Settings):
         policy: name of a policy with `trained: false`; None is the student itself, or the policy of ``partner``.
         weight: factor of the teacher's divergence.
         environments: environments whose episodes the teacher scores; None is all.
-        agents: agents whose tokens the teacher scores; None is all agents that a trained policy plays.
+        agents: agents whose tokens the teacher scores; None is all of trained policies.
         reprompt: conversation in which the teacher reads the student's answer; None is the student's own. ``sibling``
             adds the answer of a successful episode of the same task (SDPO), ``demonstration`` the task's solution
             (SDFT), ``feedback`` the environment's later messages, ``team`` the last answers of the other agents,
-            ``majority`` their most frequent one in all episodes of the task; or a function, in a configuration its
-            import path or its name in a plugin, from an :class:`~mrlm_pl.learner.policies.reprompts.Attempt` to
-            messages or None.
+            ``majority`` their most frequent one in all episodes of the task; or a function (its import path or name in
+            a plugin) from an :class:`~mrlm_pl.learner.policies.reprompts.Attempt` to messages or None.
         partner: agent of the same episode whose conversation, up to its last turn, the teacher reads.
 
     Raises:

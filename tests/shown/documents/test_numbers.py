@@ -15,7 +15,7 @@ from tests.support.documents import ROOT
 
 DOCS = ROOT / "docs"
 GENERATED = {
-    "results/README.md",
+    *(path.relative_to(DOCS).as_posix() for path in results_page.pages()),
     "results/conformance.md",
     "environments/checks.md",
     "environments/catalog.md",
@@ -99,8 +99,11 @@ def files_of(page: str, text: str) -> set[str]:
     names = {path.stem for path in RESULTS.glob("*.json")} - {"earlier"}
     if page == "results/papers.md":
         return names
-    anchors = {section.anchor: name for part in results_page.CHAPTERS.values() for name, section in part.items()}
-    linked = {anchors[anchor] for anchor in re.findall(r"results/README\.md#([\w-]+)", text)}
+    linked = set()
+    for title, sections in results_page.CHAPTERS.items():
+        anchors = {section.anchor: name for name, section in sections.items()}
+        links = re.findall(rf"results/{results_page.PAGES[title]}\.md#([\w-]+)", text)
+        linked |= {anchors[anchor] for anchor in links}
     return linked | (names & set(re.findall(r"(\w+)\.(?:json|py)\b", text)))
 
 
@@ -130,7 +133,7 @@ def test_measured_numbers_have_a_source(page: str) -> None:
 def test_a_number_without_a_source_is_found() -> None:
     name, page = "environments/alfworld.md", PAGES["environments/alfworld.md"].read_text()
     assert unexplained(name, page + "\nThe success rises to .777.\n") == {".777"}
-    assert ".236" in unexplained(name, page.replace("results/README.md", "other.md").replace(".py", ""))
+    assert ".236" in unexplained(name, page.replace("results/learning.md", "other.md").replace(".py", ""))
 
 
 def test_sources_name_numbers_that_the_pages_have() -> None:

@@ -12,6 +12,7 @@ from mrlm_environments import CoordinationGame
 
 import mrlm_pl
 from benchmarks import readme_numbers, results_page, results_plots
+from benchmarks.tables import overview
 from benchmarks.tables.correctness import kills
 from benchmarks.tables.results import RESULTS, read
 from docs import catalog, options
@@ -100,8 +101,18 @@ def test_the_catalog_links_episodes_of_each_environment(tmp_path: Path, monkeypa
     assert [row[table["columns"].index("reward")] for row in table["rows"]] == [1.0, 0.0]  # C and C; words
 
 
-def test_the_results_page_is_that_of_the_files() -> None:
-    assert results_page.PAGE.read_text() == results_page.page(), "run `make results`"
+@pytest.mark.parametrize(("path", "text"), results_page.pages().items(), ids=lambda value: getattr(value, "stem", ""))
+def test_the_results_pages_are_those_of_the_files(path: Path, text: str) -> None:
+    assert path.read_text() == text, "run `make results`"
+
+
+def test_the_overview_has_a_verdict_on_every_claim_that_the_papers_page_has() -> None:
+    papers = (DOCS / "results/papers.md").read_text()
+    rows = overview.papers().splitlines()[2:]
+    assert sum(int(row.split(" | ")[1]) for row in rows) == len(re.findall(r"^\| \[", papers, re.MULTILINE))
+    failed = re.findall(r"^\| (\[[^\]]+\]\([^)]+\)).*did not reproduce", papers, re.MULTILINE)
+    assert len(failed) > 4
+    assert [name for name in failed if name not in rows[0]] == []
 
 
 def test_the_numbers_of_the_readme_are_those_of_the_files() -> None:
@@ -140,9 +151,9 @@ def _plotted() -> Iterator[str]:
 
 
 def test_means_with_intervals_in_the_pages_are_those_of_the_files() -> None:
-    known = set(NUMBER.findall(results_page.page()))
+    known = {number for text in results_page.pages().values() for number in NUMBER.findall(text)}
     earlier = {f"{float(number):.3f}" for row in read("earlier")["measurements"] for number in row["numbers"]}
-    pages = [path for path in DOCS.rglob("*.md") if path != results_page.PAGE]
+    pages = [path for path in DOCS.rglob("*.md") if path not in results_page.pages()]
     shown = {f"{path.name}: {number}" for path in pages for number in NUMBER.findall(path.read_text())}
     unknown = {place for place in shown if place.partition(": ")[2] not in known}
     assert {place for place in unknown if not {*re.findall(r"\d\.\d{3}", place)} <= earlier} == set()
