@@ -191,7 +191,7 @@ class AnswerCritics(AgentCritics):
     def estimates(self, policy: str, rewarded: RewardedRows) -> tuple[Tensor, Tensor]:
         values = torch.zeros_like(rewarded.batch.action_mask, dtype=torch.float32)
         for agent, (rows, answered) in self._answers(rewarded).items():
-            values[answered] = self.model(agent).values(**rows.inputs()).cpu()[rows.action_mask].to(values.dtype)
+            values[answered] = self.model(agent).values(rows.inputs()).cpu()[rows.action_mask].to(values.dtype)
         return values, values.new_zeros(len(rewarded.batch))
 
     def rows(self, rewarded: RewardedRows) -> Batches:

@@ -307,7 +307,7 @@ class PolicyGradient(Algorithm):
             self.distiller.prepare(students, episodes)
         if self.top_entropy < 1:
             entropies: dict[str, Any] = {
-                name: not_none(self.policy(name).outputs(**rows.inputs(), with_entropy=True).entropy).cpu()
+                name: not_none(self.policy(name).outputs(rows.inputs(), with_entropy=True).entropy).cpu()
                 for name, rows in students.items()
             }
             keep_top_entropy(self.metrics, students, entropies, self.top_entropy)
@@ -424,9 +424,9 @@ class PolicyGradient(Algorithm):
         policy = self.policy(name)
         rows.temperature = torch.full_like(rows.temperature, sampling.of(name).temperature or 1.0)
         if self.reference.used and rows.ref_logp is None:
-            rows.ref_logp = policy.reference_logprobs(**rows.inputs()).cpu()
+            rows.ref_logp = policy.reference_logprobs(rows.inputs()).cpu()
         if rows.proximal_logp is None and not own_pass and self.recomputes(sampling):
-            rows.proximal_logp = policy(**rows.inputs()).cpu()
+            rows.proximal_logp = policy(rows.inputs()).cpu()
 
     def recomputes(self, sampling: Sampling) -> bool:
         """Return whether pi_old is the learner's at the time of sampling rather than the sampler's."""
@@ -492,9 +492,9 @@ class PolicyGradient(Algorithm):
             alone = not self._trains_zero_advantages(rows) and not bool(rows.layout.advantages.any())
             teaching = self.distiller.teaching(name, rows, batch.totals[name], alone)
         if teaching is None and not self.entropy.used and not self._trains_values(rows):
-            return TokenOutputs(self.policies[name](**rows.inputs()), None, None)
+            return TokenOutputs(self.policies[name](rows.inputs()), None, None)
         options: dict[str, Any] = {"with_entropy": self.entropy.used, "teaching": teaching}
-        return self.policy(name).outputs(**rows.inputs(), **options)
+        return self.policy(name).outputs(rows.inputs(), **options)
 
     def _corrected_losses(self, logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the token losses [B, T] with the correction for the sampler, and their metrics."""
@@ -526,7 +526,7 @@ class PolicyGradient(Algorithm):
         return own or self.reference.used or self.entropy.used or self._trains_values(rows)
 
     def measure_without_gradient(self, name: str, rows: PolicyBatch, batch: Batch) -> None:
-        logp = self.policies[name](**rows.inputs()) if self.evaluates_without_gradient(batch) else rows.proximal_logp
+        logp = self.policies[name](rows.inputs()) if self.evaluates_without_gradient(batch) else rows.proximal_logp
         if self.old_policy.is_current:
             rows = replace(rows, proximal_logp=logp)
         _, metrics = self._corrected_losses(rows.old_logp, rows)  # an advantage of 0 is never clipped

@@ -115,7 +115,7 @@ def test_rows_without_a_gradient_count(on_policy: bool, model_folder: Path, quie
     algorithm.trainer = quiet_trainer()
     evaluated: list[int] = []
     forward = algorithm.policies["main"].forward
-    algorithm.policies["main"].forward = lambda **given: evaluated.append(len(given["lengths"])) or forward(**given)
+    algorithm.policies["main"].forward = lambda given: evaluated.append(len(given.lengths)) or forward(given)
     # Two tokens are trained on, eight are not: all advantages of their group are 0.
     rows = rows_of([[1.0, 1.0], [0.0] * 5, [3.0] * 3], [1.0, 0.0, 0.0])
     (batch,) = micro_batches(algorithm, {"main": rows}, [GroupPart(torch.arange(3))], lambda sizes: sizes)
