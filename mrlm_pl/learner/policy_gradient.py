@@ -47,7 +47,7 @@ from mrlm_pl.losses import (
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward.logprobs import TokenOutputs
 from mrlm_pl.rewards import TurnBonus, overlong_penalties
-from mrlm_pl.settings import FractionAboveZero, NonNegativeInt, PositiveFloat, as_settings
+from mrlm_pl.settings import FractionAboveZero, NonNegativeInt, PositiveFloat
 
 _NO_RULE = (
     "{} has no rule of advantages; override `advantages(returns)`, or set `advantage = staticmethod(RULE)`, such as "
@@ -174,7 +174,6 @@ class PolicyGradient(Algorithm):
     ) -> None:
         super().__init__(policies, seats, optimization)
         self.check_no_dropout()
-        clip = as_settings(Clip, clip, "clip")
         changed = {"loss": loss is not None, "loss_settings": bool(loss_settings), "clip": clip != Clip()}
         if any(changed.values()) and not self.uses_loss:
             raise ConfigurationError(
@@ -189,24 +188,21 @@ class PolicyGradient(Algorithm):
                 f"max_length is {max_length} with reduction {self.reduction!r}; "
                 "it belongs to `reduction: constant_length`"
             )
-        kl = as_settings(KL, kl, "kl", KL(placement=self.kl_placements[0]))
+        kl = replace(kl, placement=kl.placement or self.kl_placements[0])
         if kl.coefficient and kl.placement not in self.kl_placements:
             raise ConfigurationError(
                 f"kl.placement is {kl.placement!r}, but {type(self).__name__} has no rewards of individual tokens; "
                 f"set it to {' or '.join(self.kl_placements)}"
             )
         self.kl = KLPenalty(kl, list(self.policies))
-        sync = as_settings(ReferenceSync, reference_sync, "reference_sync")
-        self.reference = ReferencePolicy(kl.coefficient > 0, sync)
+        self.reference = ReferencePolicy(kl.coefficient > 0, reference_sync)
         self.max_length = max_length
-        self.entropy = EntropyBonus(as_settings(Entropy, entropy, "entropy"), list(self.policies))
+        self.entropy = EntropyBonus(entropy, list(self.policies))
         self.stop_at_kl, self.top_entropy = stop_at_kl, top_entropy
         self.zero_variance, self.overlong_buffer = zero_variance, overlong_buffer
-        correction = as_settings(Correction, correction, "correction")
         self.old_policy = OldPolicy(recompute_old_logp, correction, off_policy_threshold)
         self.task_normalization: TaskNormalization | None = task_normalization
-        settings = None if distillation is None else as_settings(Distillation, distillation, "distillation")
-        self.distiller = None if settings is None else Distiller(settings, self)
+        self.distiller = None if distillation is None else Distiller(distillation, self)
         self.warned: set[Any] = set()
         if type(self).__init__ is PolicyGradient.__init__:  # another one may set the advantages
             self._check_credit()

@@ -38,7 +38,7 @@ from mrlm_pl.policy.pretrained import (
 from mrlm_pl.policy.sharding import whole
 from mrlm_pl.policy.value_head import ValueHead
 from mrlm_pl.seeding import derive_seed
-from mrlm_pl.settings import NonNegativeFloat, PositiveInt, as_settings, between, check_arguments, check_served_by
+from mrlm_pl.settings import NonNegativeFloat, PositiveInt, between, check_arguments, check_served_by
 
 Int8 = Literal["weights", "reference"]
 
@@ -117,7 +117,6 @@ class Policy(nn.Module):
         self.learning_rate, self.weight_decay, self.trained = learning_rate, weight_decay, trained
         self.chat_template, self.chat_template_kwargs = chat_template, chat_template_kwargs
         self.random_init_seed, self.dropout = random_init_seed, dropout
-        lora = None if lora is None else as_settings(LoRA, lora, "lora")
         if lora is not None and not trained:
             raise PolicyError(f"{owner}it has lora but is not trained; set `lora: null`, or `trained: true`")
         if compile and gradient_checkpointing:

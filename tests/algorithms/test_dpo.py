@@ -281,7 +281,7 @@ def test_an_evaluation_without_a_reference_names_the_option_that_needs_none(
 def test_a_failure_under_the_reference_leaves_no_copy_and_no_evaluation_mode(
     model_folder: Path, quiet_trainer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(policy: Policy, **_: Any) -> None:
+    def fails(policy: Policy, *_: Any) -> None:
         assert not policy.training, "dropout is off"
         raise RuntimeError("out of memory")
 

@@ -28,6 +28,7 @@ from mrlm_pl.learner.metrics import Metrics
 from mrlm_pl.losses import BatchTotals
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward.logprobs import TokenOutputs
+from mrlm_pl.policy.forward.packing import TokenRows
 from mrlm_pl.policy.value_head import ValueHead
 from mrlm_pl.runs import LastCheckpoint
 from mrlm_pl.runs.metrics_file import MetricsFile
@@ -63,11 +64,11 @@ def rank(cls: type[Algorithm], model_folder: Path, moved: float) -> Any:
     """An algorithm whose policy gives every token ``-1 + moved``, where the old policy gave -1."""
     algorithm: Any = cls({"main": Policy(str(model_folder))}, clip={"high": 0.05})  # type: ignore[call-arg]
 
-    def forward(action_mask: Tensor, **_: Any) -> Tensor:
-        return ((-1.0 + moved) * action_mask).requires_grad_()
+    def forward(rows: TokenRows) -> Tensor:
+        return ((-1.0 + moved) * rows.action_mask).requires_grad_()
 
-    def outputs(**given: Any) -> TokenOutputs:
-        logp = forward(**given)
+    def outputs(rows: TokenRows, **_: Any) -> TokenOutputs:
+        logp = forward(rows)
         return TokenOutputs(logp, None, 0.0 * logp)
 
     algorithm.policies["main"].forward = forward

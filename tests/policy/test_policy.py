@@ -174,7 +174,7 @@ def test_every_weight_that_a_critic_trains_has_a_gradient(
     critic = Policy(str(folder))
     critic.load_critic("critic")
     row = torch.arange(8, 16)[None]
-    critic.values(row, torch.tensor([8]), torch.arange(8)[None] > 3).sum().backward()
+    critic.values(TokenRows(row, torch.tensor([8]), torch.arange(8)[None] > 3)).sum().backward()
     trained = dict(critic.named_parameters())
     assert critic.network.get_input_embeddings().weight.requires_grad
     assert [name for name in trained if trained[name].requires_grad and trained[name].grad is None] == []
@@ -191,7 +191,7 @@ def test_a_critic_reads_the_states_before_the_output_head(tmp_path: Path) -> Non
         critic.value_head.linear.weight.copy_(torch.linspace(-1.0, 1.0, model.config.hidden_size))
     row = torch.arange(8, 16)[None]
     states = model.model(row).last_hidden_state[0, 3:7]
-    found = critic.values(row, torch.tensor([8]), torch.arange(8)[None] > 3)[0, 4:]
+    found = critic.values(TokenRows(row, torch.tensor([8]), torch.arange(8)[None] > 3))[0, 4:]
     torch.testing.assert_close(found, states @ torch.linspace(-1.0, 1.0, model.config.hidden_size))
 
 

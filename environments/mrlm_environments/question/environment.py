@@ -21,7 +21,7 @@ from mrlm_pl.concurrency.event_loop import shared_loop
 from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource
 from mrlm_pl.errors import ConfigurationError, DataError, EnvironmentContractError, NonFiniteError
 from mrlm_pl.grouping import grouped
-from mrlm_pl.settings import Settings, as_settings
+from mrlm_pl.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -255,7 +255,7 @@ def _by_name(owner: str, rewards: Sequence[Reward | Callable[..., Any]]) -> dict
         )
     found: dict[str, Reward] = {}
     for given in rewards:
-        reward = Reward(given) if callable(given) else as_settings(Reward, given, f"{owner}: rewards")
+        reward = Reward(given) if callable(given) else given
         name = reward.name or getattr(reward.call, "__name__", "reward").replace("<lambda>", "reward")
         if name in found:
             raise ConfigurationError(

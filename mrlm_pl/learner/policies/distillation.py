@@ -23,7 +23,7 @@ from mrlm_pl.policy.forward.divergence import Lesson, Teaching
 from mrlm_pl.policy.forward.families import forward_path
 from mrlm_pl.policy.forward.packing import TokenRows
 from mrlm_pl.policy.sharding import is_split
-from mrlm_pl.settings import PositiveFloat, PositiveInt, Settings, UnitInterval, as_settings, one_of
+from mrlm_pl.settings import PositiveFloat, PositiveInt, Settings, UnitInterval, one_of
 
 logger = logging.getLogger(__name__)
 
@@ -124,8 +124,6 @@ class Distillation(Settings):
                 "distillation.teachers is empty; name a policy with `trained: false`: `teachers: [{policy: NAME}]`, or "
                 "let the policy teach itself: `teachers: [{reprompt: sibling}]`"
             )
-        teachers = tuple(as_settings(Teacher, teacher, "distillation.teachers") for teacher in self.teachers)
-        object.__setattr__(self, "teachers", teachers)
 
 
 class Distiller:

@@ -104,9 +104,10 @@ def test_an_engine_generates_with_the_rounded_weights(own_weights: bool) -> None
     engine.close()
     row = torch.tensor([context + sample.token_ids])
     mask = torch.arange(row.shape[1])[None] >= len(context)
-    logp = policy(row, torch.tensor([row.shape[1]]), mask)[mask]
+    rows = TokenRows(row, torch.tensor([row.shape[1]]), mask)
+    logp = policy(rows)[mask]
     assert torch.allclose(logp, torch.tensor(sample.logprobs), atol=1e-4)
-    plain = loaded(trained=False)(row, torch.tensor([row.shape[1]]), mask)[mask]
+    plain = loaded(trained=False)(rows)[mask]
     assert not torch.allclose(logp, plain, atol=1e-4)
 
 
