@@ -162,7 +162,7 @@ class _Kind:
 
     @property
     def must_be(self) -> Any:
-        """Whether it has values that stand for nothing else: numbers, choices or settings."""
+        """True if numbers, choices or settings are all that it allows, beside None."""
         return self.numbers or self.choices or self.settings
 
     @property
