@@ -76,14 +76,13 @@ FractionAboveZero = Annotated[float, Range(lambda value: 0 < value <= 1, "above 
 FractionBelowOne = Annotated[float, Range(lambda value: 0 <= value < 1, "at least 0 and below 1")]
 
 
-def as_settings(cls: type[T], value: Any, name: str, base: T | None = None) -> T:
+def as_settings(cls: type[T], value: Any, name: str) -> T:
     """Return the value if it is a ``cls``, else a ``cls`` made from the mapping.
 
     Args:
         cls: class whose constructor takes the keys of the mapping as arguments.
         value: an instance or a mapping.
         name: name of the setting, for messages.
-        base: defaults for keys that the mapping lacks, if ``cls`` is a data class; None takes the defaults of ``cls``.
 
     Raises:
         ConfigurationError: the value is neither, or a key does not exist; the message names the nearest key.
@@ -101,7 +100,7 @@ def as_settings(cls: type[T], value: Any, name: str, base: T | None = None) -> T
         if key not in parameters:
             hint = did_you_mean(str(key), parameters, f"it accepts: {', '.join(parameters)}")
             raise ConfigurationError(f"{name}.{key}: {cls.__name__} has no {key!r}; {hint}")
-    return cls(**value) if base is None else dataclasses.replace(base, **value)  # type: ignore[type-var]
+    return cls(**value)
 
 
 def check_arguments(function: F) -> F:
@@ -111,9 +110,10 @@ def check_arguments(function: F) -> F:
     holds, which alone a checkpoint may hold. It rejects other values than a whole number for an ``int``, a number for a
     ``float``, and True or False for a ``bool``; those out of a :class:`Range` in the annotation; values that a
     ``Literal`` does not list, unless they are functions and the annotation has those too; and None for a number, text
-    or choice that must have a value: all would fail, or mean something else, where the argument is used. So it does
-    with the values in lists, tuples and dictionaries. Keywords of any name are taken as they are; they belong to the
-    functions that this one calls.
+    or choice that must have a value: all would fail, or mean something else, where the argument is used. A mapping for
+    a class of :class:`Settings` becomes an instance; see :func:`as_settings`. So it does with the values in lists,
+    tuples and dictionaries. Keywords of any name are taken as they are; they belong to the functions that this one
+    calls.
     """
     parameters = inspect.signature(function).parameters
     open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
@@ -152,10 +152,18 @@ class _Kind:
         listed = all(each in (Literal, Callable, NoneType) for each in self.types)
         choices = [value for each in members if get_origin(each) is Literal for value in get_args(each)]
         self.choices = choices if listed else []
+        classes = [each for each in self.types if isinstance(each, type)]
+        settings = [each for each in classes if issubclass(each, Settings)]
+        self.settings = settings[0] if settings and len(classes) == len(self.types) else None
         containers = [each for each in members if get_origin(each) in (list, tuple, Sequence, dict, Mapping)]
         inside = {each for hint in containers for each in get_args(hint)[get_origin(hint) in (dict, Mapping) :]} - {...}
         inner: _Kind | None = _Kind(inside.pop()) if len(containers) == len(inside) == 1 else None
-        self.inner: _Kind | None = inner if inner and (inner.numbers or inner.choices or inner.inner) else None
+        self.inner: _Kind | None = inner if inner and (inner.must_be or inner.inner) else None
+
+    @property
+    def must_be(self) -> Any:
+        """True if numbers, choices or settings are all that it allows, beside None."""
+        return self.numbers or self.choices or self.settings
 
     @property
     def numbers(self) -> list[type]:
@@ -172,9 +180,12 @@ class _Kind:
         if any(each in self.types for each in _NUMBERS):
             value = plain(value)
         if value is None:
-            if not optional and NoneType not in self.types and (self.choices or self.numbers or self.types == [str]):
+            if not optional and NoneType not in self.types and (self.must_be or self.types == [str]):
                 raise ConfigurationError(f"{owner}{name} is None; give a value")
             return value
+        made_here = isinstance(value, Mapping) or Callable not in self.types  # else the function answers it
+        if self.settings and made_here and not isinstance(value, tuple(self.types)):
+            return as_settings(self.settings, value, f"{owner}{name}")
         accepted = tuple(self.numbers) + (int,) * (float in self.numbers)
         if accepted and not (bool in accepted if isinstance(value, bool) else isinstance(value, accepted)):
             words = [" or ".join(_NUMBERS[each] for each in self.numbers), *(each.text for each in self.ranges)]
@@ -191,7 +202,7 @@ class _Kind:
         assert self.inner is not None
         if hasattr(value, "tolist") and type(value) not in self.types:
             value = value.tolist()
-        items = value if type(value) is dict else dict(enumerate(value)) if type(value) in (list, tuple) else {}
+        items = value if isinstance(value, Mapping) else dict(enumerate(value)) if type(value) in (list, tuple) else {}
         found = {key: self.inner.checked(item, owner, f"{name}[{key!r}]") for key, item in items.items()}
         if all(found[key] is items[key] for key in items):
             return value

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, Optional, TypeAlias, get_type_hints
 
 import numpy
@@ -21,6 +22,7 @@ from mrlm_pl.algorithms import DPO, GRPO, KTO, MAGRPO, PPO, SFT, PairwiseRewardM
 from mrlm_pl.data import PreferenceDataModule, RolloutDataModule, TrajectoryDataModule
 from mrlm_pl.data.rollout.collectors.asynchronous import AsyncOptions
 from mrlm_pl.engines import PoolResources, RayPool, Sampling
+from mrlm_pl.engines.base import PolicySampling
 from mrlm_pl.engines.http.replicas import Terms
 from mrlm_pl.environment.check import check_environment
 from mrlm_pl.episode_files import EpisodeRetention
@@ -100,8 +102,15 @@ def test_what_is_no_environment_is_named(environment: Any, fault: str) -> None:
 
 def test_a_misspelt_setting_is_named_with_the_nearest() -> None:
     sampling: Any = {"temprature": 1.0}
-    with pytest.raises(ConfigurationError, match=r"data.sampling.temprature: .*did you mean 'temperature'\?"):
+    with pytest.raises(ConfigurationError, match=r"Module: sampling.temprature: .*did you mean 'temperature'\?"):
         RolloutDataModule(MathEnvironment(), sampling=sampling)
+
+
+def test_a_mapping_becomes_the_settings_of_the_annotation() -> None:
+    sampling = Sampling(policies=MappingProxyType({"solver": {"top_k": 5}}))  # type: ignore[dict-item]
+    assert sampling.policies == {"solver": PolicySampling(top_k=5)}
+    assert PPO(kl={"coefficient": 0.1}).kl.settings == PPO(kl=KL(0.1)).kl.settings == KL(0.1, placement="reward")
+    assert GRPO(kl=KL(0.1)).kl.settings.placement == "loss"
 
 
 @pytest.mark.parametrize(
@@ -124,11 +133,11 @@ def test_a_misspelt_setting_is_named_with_the_nearest() -> None:
         (TrajectoryDataModule, {"train": [{"prompt": "x"}]}, "data.train is a list; give the path of a file"),
         (Trainer, {"logger": "wandb"}, "trainer.logger: 'wandb' is not a logger; give an instance of its class"),
         (RolloutDataModule, {"engine": "vllm"}, "data.engine: 'vllm' is not an engine; give an instance of its class"),
-        (RolloutDataModule, {"async_options": 3}, "data.async_options is 3; give AsyncOptions or a mapping of its"),
-        (RolloutDataModule, {"cross_policy": 0.5}, "data.cross_policy is 0.5; give CrossPolicy or a mapping of its"),
+        (RolloutDataModule, {"async_options": 3}, "Module: async_options is 3; give AsyncOptions or a mapping of its"),
+        (RolloutDataModule, {"cross_policy": 0.5}, "Module: cross_policy is 0.5; give CrossPolicy or a mapping of its"),
         (GRPO, {"advantage": None}, "GRPO: advantage is None; give a value"),
         (SFT, {"reduction": "mean"}, "SFT: reduction is 'mean'; did you mean 'token_mean'? Choose from"),
-        (RolloutDataModule, {"curriculum": 0.5}, "data.curriculum is 0.5; give SuccessRateCurriculum or a mapping"),
+        (RolloutDataModule, {"curriculum": 0.5}, "Module: curriculum is 0.5; give SuccessRateCurriculum or a mapping"),
         (RolloutDataModule, {"environment": MathEnvironment}, "is not an environment; call it: MathEnvironment()"),
         (check_environment, {"environment": "math"}, "check_environment: 'math' is not an environment; give"),
         (MathEnvironment, {"difficulty": 1}, "math: difficulty is 1; give [lowest, highest] from 1 to 5"),

@@ -90,7 +90,7 @@ def our_gradients(folder: str, saved: dict[str, torch.Tensor]) -> dict[str, torc
     algorithm.log = lambda *args, **kwargs: None  # type: ignore[method-assign]
     policy = algorithm.policy("main")
     with torch.no_grad():
-        batch.behavior_logp = policy(**batch.inputs())
+        batch.behavior_logp = policy(batch.inputs())
     totals = {"main": batch_totals(batch.action_mask)}
     algorithm.policy_loss("main", batch, Batch({"main": batch}, totals)).backward()
     return {name: weight.grad for name, weight in policy.model.named_parameters()}

@@ -178,6 +178,7 @@ def passed(folder: str, axis: str, tokens: int, clock: Clock) -> dict[str, Any]:
     from mrlm_pl.engines.base import SampleRequest
     from mrlm_pl.engines.local.engine import InProcessEngine
     from mrlm_pl.policy.forward.logprobs import token_logprobs
+    from mrlm_pl.policy.forward.packing import TokenRows
 
     model: Any = AutoModelForCausalLM.from_pretrained(folder)
     generator = torch.Generator().manual_seed(0)
@@ -189,7 +190,7 @@ def passed(folder: str, axis: str, tokens: int, clock: Clock) -> dict[str, Any]:
         action[:, half:] = True
         lengths, group = torch.full((2,), tokens), torch.zeros(2, dtype=torch.int64)
         clock.begin()
-        token_logprobs(model, ids, lengths, action, prefix_groups=group).mean().backward()
+        token_logprobs(model, TokenRows(ids, lengths, action, prefix_groups=group)).mean().backward()
     else:
         import asyncio
 

@@ -34,6 +34,7 @@ from provenance import provenance
 from mrlm_pl.policy.compilation import compilation_seconds, compile_layers
 from mrlm_pl.policy.forward.families import forward_path
 from mrlm_pl.policy.forward.logprobs import token_logprobs
+from mrlm_pl.policy.forward.packing import TokenRows
 
 SIZES = {
     "xs": {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 172, "heads": 4, "vocab_size": 512},
@@ -81,8 +82,8 @@ def ours(model: Qwen2ForCausalLM, token_ids: Tensor, labels: Tensor) -> Tensor:
     """Return the same log-probabilities [B, C] by `token_logprobs`."""
     B, T = token_ids.shape
     action_mask = (torch.arange(T) >= PROMPT_TOKENS).expand(B, T)
-    values = token_logprobs(model, token_ids, torch.full((B,), T), action_mask, prefix_groups=labels)
-    return values[:, PROMPT_TOKENS:]
+    rows = TokenRows(token_ids, torch.full((B,), T), action_mask, prefix_groups=labels)
+    return token_logprobs(model, rows)[:, PROMPT_TOKENS:]
 
 
 def sides(size: str, precision: str) -> dict[str, Callable[[], Tensor]]:

@@ -19,6 +19,7 @@ from mrlm_pl.losses import correctness_loss, last_token_mask
 from mrlm_pl.losses.masking import masked_values
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward.logprobs import token_values
+from mrlm_pl.policy.forward.packing import TokenRows
 from mrlm_pl.policy.value_head import ValueHead
 from mrlm_pl.settings import NonNegativeFloat
 
@@ -94,7 +95,7 @@ class CorrectnessModel(GivenAnswersAlgorithm):
 
     def idle_loss(self, name: str) -> Tensor:
         policy = self.policy(name)
-        guess = token_values(policy.model, self.question_probe, *policy.idle_row()).sum()
+        guess = token_values(policy.model, self.question_probe, policy.idle_row()).sum()
         return policy.idle_values() + guess  # 0, with a gradient for the probe
 
     def compare(self, name: str, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
@@ -121,15 +122,10 @@ class CorrectnessModel(GivenAnswersAlgorithm):
         policy, host = self.policy(name), rows.layout
         first = host.action_mask & ~_after_first(host.action_mask)
         width = int(first.nonzero()[:, 1].max()) + 1
-        logits = token_values(
-            policy.model,
-            self.question_probe,
-            host.token_ids[:, :width],
-            host.lengths.clamp(max=width),
-            first[:, :width],
-            prefix_groups=host.groups,
-            max_tokens=policy.max_forward_tokens,
-        ).sum(1, keepdim=True)  # 0 but at the first tokens
+        lengths = host.lengths.clamp(max=width)
+        questions = TokenRows(host.token_ids[:, :width], lengths, first[:, :width], prefix_groups=host.groups)
+        values = token_values(policy.model, self.question_probe, questions, max_tokens=policy.max_forward_tokens)
+        logits = values.sum(1, keepdim=True)  # 0 but at the first tokens
         losses = correctness_loss(logits, not_none(rows.correct), torch.ones_like(logits, dtype=torch.bool))
         return losses[:, 0], logits.detach()[:, 0]
 

@@ -99,7 +99,7 @@ class IGPO(PolicyGradient):
                     indices.append(index)
             if rows:
                 batch = collate_rows(rows, turns.group[turns.row[indices]].tolist(), [0] * len(rows), range(len(rows)))
-                logp = policy(**batch.inputs()).cpu().double().sum(-1)
+                logp = policy(batch.inputs()).cpu().double().sum(-1)
                 of_turns[indices] = logp / batch.action_mask.sum(-1)
         return of_turns
 

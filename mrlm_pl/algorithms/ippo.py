@@ -10,7 +10,6 @@ from mrlm_pl.episode import Episode
 from mrlm_pl.learner.credit.team import warn_of_constant_sum, with_team_rewards
 from mrlm_pl.learner.credit.tokens import DiscountUnit, TokenCredit
 from mrlm_pl.learner.critics import AgentCritics, PolicyCritics
-from mrlm_pl.learner.policies.reference import IN_REWARD, KL
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.policy import Policy
 from mrlm_pl.rewards import RewardShare
@@ -39,7 +38,7 @@ class IPPO(PolicyGradient):
         reward: an agent's ``own`` rewards, or the mean over the ``team``.
         whiten_over: unit within which advantages are whitened: each ``agent`` or each ``policy``.
         value_learning_rate, value_clip, value_coefficient, normalize_values: see :class:`~mrlm_pl.algorithms.ppo.PPO`.
-        gamma, discount_unit, lam, whiten_advantages, kl, task_normalization: see
+        gamma, discount_unit, lam, whiten_advantages, task_normalization: see
             :class:`~mrlm_pl.algorithms.ppo.PPO`.
         policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
@@ -66,11 +65,10 @@ class IPPO(PolicyGradient):
         discount_unit: DiscountUnit = "turn",
         lam: UnitInterval = 0.95,
         whiten_advantages: bool = True,
-        kl: KL = IN_REWARD,
         task_normalization: TaskNormalization | None = "none",
         **settings: Any,
     ) -> None:
-        super().__init__(policies, seats, kl=kl, task_normalization=task_normalization, **settings)
+        super().__init__(policies, seats, task_normalization=task_normalization, **settings)
         self.reward = reward
         self.unit = TokenCredit(gamma, lam, discount_unit, whiten_over if whiten_advantages else None)
         critics = AgentCritics if agent_critics else PolicyCritics

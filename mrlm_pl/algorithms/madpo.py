@@ -87,7 +87,7 @@ class MADPO(Algorithm):
         batches = {name: rows for name, (rows, _) in collated.items()}
         for name, rows in batches.items():
             rows.temperature = torch.full_like(rows.temperature, sampling.of(name).temperature or 1.0)
-            reference = self.policy(name).reference_logprobs(**rows.inputs()).cpu()
+            reference = self.policy(name).reference_logprobs(rows.inputs()).cpu()
             rows.reference_sums = sequence_logp(reference, rows.action_mask)
         return batches
 
@@ -102,7 +102,7 @@ class MADPO(Algorithm):
         pairs = torch.cat([rows.layout.groups for rows in batch.policies.values()]).unique()
         part = 2 * torch.searchsorted(pairs, rows.layout.groups) + not_none(rows.layout.joint_actions) % 2
         joint_actions = on_device(part, rows.groups.device)
-        sums = sequence_logp(self.policies[name](**rows.inputs()), rows.action_mask)
+        sums = sequence_logp(self.policies[name](rows.inputs()), rows.action_mask)
         both = (sums, not_none(rows.reference_sums))
         return torch.stack([joint_logp(of_rows, joint_actions, 2 * len(pairs)) for of_rows in both])
 

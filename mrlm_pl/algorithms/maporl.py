@@ -20,7 +20,6 @@ from mrlm_pl.learner.credit.influence import Sums, learned_in, with_influence
 from mrlm_pl.learner.credit.returns import Batches
 from mrlm_pl.learner.credit.tokens import RewardedRows, TokenCredit, rows_of_agents
 from mrlm_pl.learner.critics import AgentCritics, PolicyCritics, check_window
-from mrlm_pl.learner.policies.reference import IN_REWARD, KL
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.learner.ranks import gather_ranks
 from mrlm_pl.policy import Policy
@@ -73,7 +72,7 @@ class MAPoRL(PolicyGradient):
         turn_iterations: rollouts per list.
         whiten_over: see :class:`~mrlm_pl.algorithms.ippo.IPPO`.
         value_learning_rate, value_clip, value_coefficient: see :class:`~mrlm_pl.algorithms.ppo.PPO`.
-        lam, whiten_advantages, kl, task_normalization: see :class:`~mrlm_pl.algorithms.ppo.PPO`.
+        lam, whiten_advantages, task_normalization: see :class:`~mrlm_pl.algorithms.ppo.PPO`.
         settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:
@@ -105,11 +104,10 @@ class MAPoRL(PolicyGradient):
         value_coefficient: NonNegativeFloat = 0.5,
         lam: UnitInterval = 0.95,
         whiten_advantages: bool = True,
-        kl: KL = IN_REWARD,
         task_normalization: TaskNormalization | None = "none",
         **settings: Any,
     ) -> None:
-        super().__init__(policies, seats, kl=kl, task_normalization=task_normalization, **settings)
+        super().__init__(policies, seats, task_normalization=task_normalization, **settings)
         amounts = dict(zip(INCENTIVES, (alpha0, alpha1, beta0, beta1), strict=True))
         incentives([{"a": 1.0}], **amounts)  # a mistake raises now
         if critic_reads == "answer" and not agent_critics:
@@ -190,7 +188,7 @@ class AnswerCritics(AgentCritics):
     def estimates(self, policy: str, rewarded: RewardedRows) -> tuple[Tensor, Tensor]:
         values = torch.zeros_like(rewarded.batch.action_mask, dtype=torch.float32)
         for agent, (rows, answered) in self._answers(rewarded).items():
-            values[answered] = self.model(agent).values(**rows.inputs()).cpu()[rows.action_mask].to(values.dtype)
+            values[answered] = self.model(agent).values(rows.inputs()).cpu()[rows.action_mask].to(values.dtype)
         return values, values.new_zeros(len(rewarded.batch))
 
     def rows(self, rewarded: RewardedRows) -> Batches:

@@ -97,7 +97,7 @@ class MAPPO(PolicyGradient):
             self.critic.observe(self.trainer, {(name, name): states.observed(self.gamma)} if states else {})
         if states is not None:
             batch = states.batch
-            values = critic.values(**batch.inputs())
+            values = critic.values(batch.inputs())
             credit = states.credit(values, self.gamma, self.lam, self.targets)
             rows = {**acting_batches(episodes, credit), name: batch}
             returns = not_none(batch.returns)

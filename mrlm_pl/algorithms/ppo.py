@@ -7,7 +7,6 @@ from typing import Any
 from mrlm_pl.advantages.task_normalization import TaskNormalization
 from mrlm_pl.learner.credit.tokens import DiscountUnit, TokenCredit
 from mrlm_pl.learner.critics import PolicyCritics
-from mrlm_pl.learner.policies.reference import IN_REWARD, KL
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.policy import Policy
 from mrlm_pl.settings import NonNegativeFloat, PositiveFloat, UnitInterval
@@ -45,7 +44,6 @@ class PPO(PolicyGradient):
         discount_unit: ``turn`` discounts from turn to turn, ``token`` from token to token.
         lam: GAE's lambda per token; 0 trusts the values, 1 the returns.
         whiten_advantages: subtract their mean and divide by their standard deviation.
-        kl: penalty for the divergence from the reference policy, in the reward unless ``placement`` is ``loss``.
         task_normalization: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`; ``none`` leaves the
             advantages, None is ``scale_only`` with several environments.
         policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
@@ -71,11 +69,10 @@ class PPO(PolicyGradient):
         discount_unit: DiscountUnit = "turn",
         lam: UnitInterval = 0.95,
         whiten_advantages: bool = True,
-        kl: KL = IN_REWARD,
         task_normalization: TaskNormalization | None = "none",
         **settings: Any,
     ) -> None:
-        super().__init__(policies, seats, kl=kl, task_normalization=task_normalization, **settings)
+        super().__init__(policies, seats, task_normalization=task_normalization, **settings)
         self.unit = TokenCredit(gamma, lam, discount_unit, "policy" if whiten_advantages else None)
         self.critic = PolicyCritics(
             critics or {}, self.learners, value_learning_rate, value_clip, value_coefficient, normalize_values

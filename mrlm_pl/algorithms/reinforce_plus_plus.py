@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from mrlm_pl.learner.credit.tokens import DiscountUnit, TokenCredit
-from mrlm_pl.learner.policies.reference import IN_REWARD, KL
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.policy import Policy
 from mrlm_pl.settings import UnitInterval
@@ -30,7 +29,6 @@ class REINFORCEPlusPlus(PolicyGradient):
     Args:
         gamma: discount factor.
         discount_unit: ``token`` discounts from token to token, as in the paper, ``turn`` from turn to turn.
-        kl: penalty for the divergence from the reference policy, in the reward unless ``placement`` is ``loss``.
         policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:
@@ -47,8 +45,7 @@ class REINFORCEPlusPlus(PolicyGradient):
         *,
         gamma: UnitInterval = 1.0,
         discount_unit: DiscountUnit = "token",
-        kl: KL = IN_REWARD,
         **settings: Any,
     ) -> None:
-        super().__init__(policies, seats, kl=kl, **settings)
+        super().__init__(policies, seats, **settings)
         self.unit = TokenCredit(gamma, lam=1.0, discount_unit=discount_unit)

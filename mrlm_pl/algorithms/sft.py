@@ -104,7 +104,7 @@ class SFT(Algorithm):
             observed = not_none(rows.observation_mask)
             parts["observation_nll"] = _Part(self.observation_weight, observed, f"{name}/observations")
             counted = counted | not_none(rows.layout.observation_mask)
-        return self.policies[name](**{**rows.inputs(), "action_mask": counted}, dropout_key=self.global_step), parts
+        return self.policies[name](rows.inputs()._replace(action_mask=counted), dropout_key=self.global_step), parts
 
     def measure(self, prefix: str, batch: Batch) -> None:
         for name, rows in self.measured_rows(batch):

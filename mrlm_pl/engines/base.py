@@ -22,7 +22,6 @@ from mrlm_pl.settings import (
     NonNegativeInt,
     PositiveInt,
     Settings,
-    as_settings,
     check_ranges,
 )
 
@@ -85,11 +84,8 @@ class Sampling(Settings):
     policies: Mapping[str, PolicySampling] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        policies = {}
-        for name, policy_settings in self.policies.items():
-            policies[name] = as_settings(PolicySampling, policy_settings, f"sampling.policies.{name}")
-            check_ranges(Sampling, f"sampling.policies.{name}.", **policies[name].given())
-        object.__setattr__(self, "policies", policies)
+        for name, own in self.policies.items():
+            check_ranges(Sampling, f"sampling.policies.{name}.", **own.given())
 
     def of(self, policy: str) -> Sampling:
         """Return the settings of one policy.

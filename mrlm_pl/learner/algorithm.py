@@ -97,7 +97,7 @@ class Algorithm(ChecksArguments, LightningModule, RolloutLearner):
         check_seats(seats or {}, policies)
         self.policies = nn.ModuleDict(policies)
         self.seats = dict(seats or {})
-        self.optimization = as_settings(Optimization, optimization, "optimization")
+        self.optimization = optimization
         # A frozen policy is part of the model but not of the checkpoint; a reference that does not move is read again.
         self.strict_loading = False
         self.rollouts = RolloutFacts((), ())

@@ -21,6 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 from mrlm_pl.episode import Trajectory
 from mrlm_pl.losses import BatchTotals
 from mrlm_pl.policy.forward.devices import on_device
+from mrlm_pl.policy.forward.packing import TokenRows
 
 T = TypeVar("T")
 
@@ -103,19 +104,10 @@ class PolicyBatch:
         """Log-probabilities [B, T] of the old policy, at the start of the update: the learner's, or the sampler's."""
         return self.behavior_logp if self.proximal_logp is None else self.proximal_logp
 
-    def inputs(self) -> dict[str, Any]:
-        """Return the arguments of a policy's forward pass, on the host if the rows are there.
-
-        The rows of a group share their prefix.
-        """
+    def inputs(self) -> TokenRows:
+        """Return the rows of a forward pass, on the host if they are there; those of a group share their prefix."""
         rows = self.layout
-        return {
-            "token_ids": rows.token_ids,
-            "lengths": rows.lengths,
-            "action_mask": rows.action_mask,
-            "temperature": rows.temperature,
-            "prefix_groups": rows.groups,
-        }
+        return TokenRows(rows.token_ids, rows.lengths, rows.action_mask, rows.temperature, rows.groups)
 
     @property
     def layout(self) -> PolicyBatch:

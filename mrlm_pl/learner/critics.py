@@ -118,7 +118,7 @@ class Critic(ChecksArguments, nn.Module):
             ConfigurationError: an action token is beyond the window of the model that estimates the values.
         """
         inputs = rewarded.batch.inputs()
-        mask, lengths = inputs["action_mask"], inputs["lengths"]
+        mask, lengths = inputs.action_mask, inputs.lengths
         models = [self.model_for(policy, agent) for agent in rewarded.agents]
         windows = torch.tensor([min(model.context_window, mask.shape[1]) for model in models])
         check_window(mask, windows, f"the critic of policy {policy!r}")
@@ -126,13 +126,14 @@ class Critic(ChecksArguments, nn.Module):
         last = lengths.minimum(windows)
         # The value of a state is read where its next token would be chosen.
         chosen_next = torch.arange(mask.shape[1] + 1) == last[:, None]
-        inputs["token_ids"] = nn.functional.pad(inputs["token_ids"], (0, 1))
-        inputs["action_mask"] = nn.functional.pad(mask, (0, 1)) | (chosen_next & unfinished[:, None])
-        inputs["lengths"] = lengths + unfinished
-        values = torch.zeros_like(inputs["token_ids"], dtype=torch.float32)
+        inputs = inputs._replace(
+            token_ids=nn.functional.pad(inputs.token_ids, (0, 1)),
+            action_mask=nn.functional.pad(mask, (0, 1)) | (chosen_next & unfinished[:, None]),
+            lengths=lengths + unfinished,
+        )
+        values = torch.zeros_like(inputs.token_ids, dtype=torch.float32)
         for agent, rows in self.rows_of_heads(rewarded.agents).items():
-            read = {key: value[rows] for key, value in inputs.items()}
-            values[rows] = self.model_for(policy, agent).values(**read).float().cpu()
+            values[rows] = self.model_for(policy, agent).values(inputs.select(rows)).float().cpu()
         ends = values.gather(1, last[:, None])[:, 0]
         return values[:, :-1].masked_fill(~mask, 0.0), torch.where(unfinished, ends, 0.0)
 
@@ -170,7 +171,7 @@ class Critic(ChecksArguments, nn.Module):
             values: [B, T], current values; None computes them.
             rows: rows with the values and returns at the start of the update.
         """
-        values = model.values(**rows.inputs()) if values is None else values
+        values = model.values(rows.inputs()) if values is None else values
         unit = not_none(model.value_head).moments[3].to(values.device)
         old_values, returns = (not_none(known) / unit for known in (rows.values, rows.returns))
         return value_loss(values / unit, old_values, returns, rows.action_mask, clip=self.value_clip)
@@ -252,8 +253,8 @@ class ScoreHead(PolicyCritics):
     def scores(self, name: str, rows: PolicyBatch, scored: Callable[[Tensor], Tensor], dropout_key: int) -> Tensor:
         """Return the value [B, T] before each token in ``scored`` of the action mask [B, T], 0 elsewhere."""
         inputs = rows.inputs()
-        inputs["action_mask"] = scored(inputs["action_mask"])
-        return self.policies[name].values(**inputs, dropout_key=dropout_key)
+        inputs = inputs._replace(action_mask=scored(inputs.action_mask))
+        return self.policies[name].values(inputs, dropout_key=dropout_key)
 
 
 class AgentCritics(Critic):

@@ -48,7 +48,7 @@ class GivenAnswersAlgorithm(Algorithm):
 
     def logp_sums(self, name: str, rows: PolicyBatch) -> Tensor:
         """Return the log-probability [B] of each row's action tokens."""
-        return sequence_logp(self.policies[name](**rows.inputs()), rows.action_mask)
+        return sequence_logp(self.policies[name](rows.inputs()), rows.action_mask)
 
     def logp_means(self, name: str, rows: PolicyBatch) -> Tensor:
         """Return the mean log-probability [B] of each row's action tokens."""

@@ -47,7 +47,7 @@ from mrlm_pl.losses import (
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward.logprobs import TokenOutputs
 from mrlm_pl.rewards import TurnBonus, overlong_penalties
-from mrlm_pl.settings import FractionAboveZero, NonNegativeInt, PositiveFloat, as_settings
+from mrlm_pl.settings import FractionAboveZero, NonNegativeInt, PositiveFloat
 
 _NO_RULE = (
     "{} has no rule of advantages; override `advantages(returns)`, or set `advantage = staticmethod(RULE)`, such as "
@@ -174,7 +174,6 @@ class PolicyGradient(Algorithm):
     ) -> None:
         super().__init__(policies, seats, optimization)
         self.check_no_dropout()
-        clip = as_settings(Clip, clip, "clip")
         changed = {"loss": loss is not None, "loss_settings": bool(loss_settings), "clip": clip != Clip()}
         if any(changed.values()) and not self.uses_loss:
             raise ConfigurationError(
@@ -189,24 +188,21 @@ class PolicyGradient(Algorithm):
                 f"max_length is {max_length} with reduction {self.reduction!r}; "
                 "it belongs to `reduction: constant_length`"
             )
-        kl = as_settings(KL, kl, "kl", KL(placement=self.kl_placements[0]))
+        kl = replace(kl, placement=kl.placement or self.kl_placements[0])
         if kl.coefficient and kl.placement not in self.kl_placements:
             raise ConfigurationError(
                 f"kl.placement is {kl.placement!r}, but {type(self).__name__} has no rewards of individual tokens; "
                 f"set it to {' or '.join(self.kl_placements)}"
             )
         self.kl = KLPenalty(kl, list(self.policies))
-        sync = as_settings(ReferenceSync, reference_sync, "reference_sync")
-        self.reference = ReferencePolicy(kl.coefficient > 0, sync)
+        self.reference = ReferencePolicy(kl.coefficient > 0, reference_sync)
         self.max_length = max_length
-        self.entropy = EntropyBonus(as_settings(Entropy, entropy, "entropy"), list(self.policies))
+        self.entropy = EntropyBonus(entropy, list(self.policies))
         self.stop_at_kl, self.top_entropy = stop_at_kl, top_entropy
         self.zero_variance, self.overlong_buffer = zero_variance, overlong_buffer
-        correction = as_settings(Correction, correction, "correction")
         self.old_policy = OldPolicy(recompute_old_logp, correction, off_policy_threshold)
         self.task_normalization: TaskNormalization | None = task_normalization
-        settings = None if distillation is None else as_settings(Distillation, distillation, "distillation")
-        self.distiller = None if settings is None else Distiller(settings, self)
+        self.distiller = None if distillation is None else Distiller(distillation, self)
         self.warned: set[Any] = set()
         if type(self).__init__ is PolicyGradient.__init__:  # another one may set the advantages
             self._check_credit()
@@ -307,7 +303,7 @@ class PolicyGradient(Algorithm):
             self.distiller.prepare(students, episodes)
         if self.top_entropy < 1:
             entropies: dict[str, Any] = {
-                name: not_none(self.policy(name).outputs(**rows.inputs(), with_entropy=True).entropy).cpu()
+                name: not_none(self.policy(name).outputs(rows.inputs(), with_entropy=True).entropy).cpu()
                 for name, rows in students.items()
             }
             keep_top_entropy(self.metrics, students, entropies, self.top_entropy)
@@ -424,9 +420,9 @@ class PolicyGradient(Algorithm):
         policy = self.policy(name)
         rows.temperature = torch.full_like(rows.temperature, sampling.of(name).temperature or 1.0)
         if self.reference.used and rows.ref_logp is None:
-            rows.ref_logp = policy.reference_logprobs(**rows.inputs()).cpu()
+            rows.ref_logp = policy.reference_logprobs(rows.inputs()).cpu()
         if rows.proximal_logp is None and not own_pass and self.recomputes(sampling):
-            rows.proximal_logp = policy(**rows.inputs()).cpu()
+            rows.proximal_logp = policy(rows.inputs()).cpu()
 
     def recomputes(self, sampling: Sampling) -> bool:
         """Return whether pi_old is the learner's at the time of sampling rather than the sampler's."""
@@ -492,9 +488,9 @@ class PolicyGradient(Algorithm):
             alone = not self._trains_zero_advantages(rows) and not bool(rows.layout.advantages.any())
             teaching = self.distiller.teaching(name, rows, batch.totals[name], alone)
         if teaching is None and not self.entropy.used and not self._trains_values(rows):
-            return TokenOutputs(self.policies[name](**rows.inputs()), None, None)
+            return TokenOutputs(self.policies[name](rows.inputs()), None, None)
         options: dict[str, Any] = {"with_entropy": self.entropy.used, "teaching": teaching}
-        return self.policy(name).outputs(**rows.inputs(), **options)
+        return self.policy(name).outputs(rows.inputs(), **options)
 
     def _corrected_losses(self, logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the token losses [B, T] with the correction for the sampler, and their metrics."""
@@ -526,7 +522,7 @@ class PolicyGradient(Algorithm):
         return own or self.reference.used or self.entropy.used or self._trains_values(rows)
 
     def measure_without_gradient(self, name: str, rows: PolicyBatch, batch: Batch) -> None:
-        logp = self.policies[name](**rows.inputs()) if self.evaluates_without_gradient(batch) else rows.proximal_logp
+        logp = self.policies[name](rows.inputs()) if self.evaluates_without_gradient(batch) else rows.proximal_logp
         if self.old_policy.is_current:
             rows = replace(rows, proximal_logp=logp)
         _, metrics = self._corrected_losses(rows.old_logp, rows)  # an advantage of 0 is never clipped

@@ -6,7 +6,7 @@ import hashlib
 import logging
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Any, Literal, Unpack, final
+from typing import Annotated, Any, Literal, final
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from mrlm_pl.policy.forward.devices import drawn_on_host
 from mrlm_pl.policy.forward.divergence import Teaching
 from mrlm_pl.policy.forward.families import weights_beside_text
 from mrlm_pl.policy.forward.int8 import linear_layers, to_int8
-from mrlm_pl.policy.forward.passes import RowOptions, SeededRowOptions
+from mrlm_pl.policy.forward.packing import TokenRows
 from mrlm_pl.policy.lora import LoRA, add_adapter, is_adapter, merged_state, with_shared_weights
 from mrlm_pl.policy.pretrained import (
     BUILTIN_TINY,
@@ -38,7 +38,7 @@ from mrlm_pl.policy.pretrained import (
 from mrlm_pl.policy.sharding import whole
 from mrlm_pl.policy.value_head import ValueHead
 from mrlm_pl.seeding import derive_seed
-from mrlm_pl.settings import NonNegativeFloat, PositiveInt, as_settings, between, check_arguments, check_served_by
+from mrlm_pl.settings import NonNegativeFloat, PositiveInt, between, check_arguments, check_served_by
 
 Int8 = Literal["weights", "reference"]
 
@@ -117,7 +117,6 @@ class Policy(nn.Module):
         self.learning_rate, self.weight_decay, self.trained = learning_rate, weight_decay, trained
         self.chat_template, self.chat_template_kwargs = chat_template, chat_template_kwargs
         self.random_init_seed, self.dropout = random_init_seed, dropout
-        lora = None if lora is None else as_settings(LoRA, lora, "lora")
         if lora is not None and not trained:
             raise PolicyError(f"{owner}it has lora but is not trained; set `lora: null`, or `trained: true`")
         if compile and gradient_checkpointing:
@@ -281,85 +280,52 @@ class Policy(nn.Module):
 
     def idle_loss(self) -> Tensor:
         """Return 0 (0-dim) from a forward pass of the smallest row, with a gradient for every trained weight."""
-        outputs = self.outputs(*self.idle_row())
+        outputs = self.outputs(self.idle_row())
         return outputs.logp.sum() + (0.0 if outputs.values is None else outputs.values.sum())
 
     def idle_values(self) -> Tensor:
         """Return 0 (0-dim), like :meth:`idle_loss`, from the values alone."""
-        return self.values(*self.idle_row()).sum()
+        return self.values(self.idle_row()).sum()
 
-    def idle_row(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return token ids, length and mask of the smallest row without an action, on the host as all rows."""
-        return torch.zeros(1, 2, dtype=torch.int64), torch.tensor([2]), torch.zeros(1, 2, dtype=torch.bool)
+    def idle_row(self) -> TokenRows:
+        """Return the smallest row, without an action."""
+        return TokenRows(torch.zeros(1, 2, dtype=torch.int64), torch.tensor([2]), torch.zeros(1, 2, dtype=torch.bool))
 
-    def forward(
-        self,
-        token_ids: Tensor,
-        lengths: Tensor,
-        action_mask: Tensor,
-        *,
-        dropout_key: int | None = None,
-        **options: Unpack[RowOptions],
-    ) -> Tensor:
+    def forward(self, rows: TokenRows, *, dropout_key: int | None = None) -> Tensor:
         """Return the log-probability [B, T] of each action token given the tokens before it, 0 elsewhere.
 
         Args:
-            token_ids: [B, T] int64, padded on the right.
-            lengths: [B], number of tokens in each row.
-            action_mask: [B, T] bool, True where the policy sampled the token.
+            rows: B rows of T tokens; see :class:`~mrlm_pl.policy.forward.packing.TokenRows`.
             dropout_key: index of the update; with the rows it seeds the dropout if a gradient is computed. None
                 computes without dropout.
-            options: ``temperature`` and ``prefix_groups``; see :class:`~mrlm_pl.policy.forward.passes.RowOptions`.
         """
-        how = self._options(token_ids, dropout_key, options)
-        return logprobs.token_logprobs(self.model, token_ids, lengths, action_mask, **how)
+        return logprobs.token_logprobs(self.model, rows, **self._bounds(rows, dropout_key))
 
     def outputs(
-        self,
-        token_ids: Tensor,
-        lengths: Tensor,
-        action_mask: Tensor,
-        *,
-        with_entropy: bool = False,
-        teaching: Teaching | None = None,
-        **options: Unpack[RowOptions],
+        self, rows: TokenRows, *, with_entropy: bool = False, teaching: Teaching | None = None
     ) -> logprobs.TokenOutputs:
         """Return log-probabilities, entropies and divergences if wanted, and values of a value head, from one pass."""
-        how = self._options(token_ids, None, options)
         requested: dict[str, Any] = {"with_entropy": with_entropy, "value_head": self.value_head, "teaching": teaching}
-        return logprobs.token_outputs(self.model, token_ids, lengths, action_mask, **requested, **how)
+        return logprobs.token_outputs(self.model, rows, **requested, max_tokens=self.max_forward_tokens)
 
-    def states(self, token_ids: Tensor, lengths: Tensor, action_mask: Tensor, **options: Unpack[RowOptions]) -> Tensor:
+    def states(self, rows: TokenRows) -> Tensor:
         """Return the last hidden states [n, hidden size] before the action tokens, row by row, without gradient."""
-        bounded: RowOptions = {**options, "max_tokens": self.max_forward_tokens}
-        return logprobs.token_states(self.model, token_ids, lengths, action_mask, **bounded)
+        return logprobs.token_states(self.model, rows, max_tokens=self.max_forward_tokens)
 
-    def values(
-        self,
-        token_ids: Tensor,
-        lengths: Tensor,
-        action_mask: Tensor,
-        *,
-        dropout_key: int | None = None,
-        **options: Unpack[RowOptions],
-    ) -> Tensor:
+    def values(self, rows: TokenRows, *, dropout_key: int | None = None) -> Tensor:
         """Return the value [B, T] of the state before each action token, 0 elsewhere, at any temperature.
 
         ``dropout_key`` is that of :meth:`forward`.
         """
         assert self.value_head is not None
-        how = self._options(token_ids, dropout_key, options)
-        return logprobs.token_values(self.model, self.value_head, token_ids, lengths, action_mask, **how)
+        return logprobs.token_values(self.model, self.value_head, rows, **self._bounds(rows, dropout_key))
 
     @torch.no_grad()
-    def reference_logprobs(
-        self, token_ids: Tensor, lengths: Tensor, action_mask: Tensor, **options: Unpack[RowOptions]
-    ) -> Tensor:
-        """Return log-probabilities [B, T] under the reference; the arguments are those of :meth:`forward`."""
+    def reference_logprobs(self, rows: TokenRows) -> Tensor:
+        """Return log-probabilities [B, T] of the rows under the reference, as :meth:`forward` under the model."""
         with nullcontext() if self.reference is not None else self.model.disable_adapter():
             model = self.model if self.reference is None else self.reference
-            how = self._options(token_ids, None, options)
-            return logprobs.token_logprobs(model, token_ids, lengths, action_mask, **how)
+            return logprobs.token_logprobs(model, rows, max_tokens=self.max_forward_tokens)
 
     @torch.no_grad()
     def move_reference(self, decay: float) -> None:
@@ -400,13 +366,13 @@ class Policy(nn.Module):
         if self.value_head is not None:
             self.value_head.save(folder, write=write)
 
-    def _options(self, token_ids: Tensor, dropout_key: int | None, options: RowOptions) -> SeededRowOptions:
-        """Return the options of a forward pass over these rows, with this policy's bound and dropout."""
+    def _bounds(self, rows: TokenRows, dropout_key: int | None) -> dict[str, int | None]:
+        """Return this policy's bound of a forward pass over rows, and the seed of its dropout."""
         seed = None
         if self.dropout and dropout_key is not None and torch.is_grad_enabled():
-            digest = hashlib.blake2b(token_ids.cpu().numpy().tobytes(), digest_size=8).hexdigest()
+            digest = hashlib.blake2b(rows.token_ids.cpu().numpy().tobytes(), digest_size=8).hexdigest()
             seed = derive_seed("dropout", dropout_key, digest)
-        return {**options, "max_tokens": self.max_forward_tokens, "noise_seed": seed}
+        return {"max_tokens": self.max_forward_tokens, "noise_seed": seed}
 
     def initial_model(self, use: Int8 | None = None) -> Any:
         """Return a new model with this policy's weights before its first update, in fp32.

@@ -145,11 +145,13 @@ class _ValueModel:
         import torch
         from torch.nn.utils.rnn import pad_sequence
 
+        from mrlm_pl.policy.forward.packing import TokenRows
+
         lengths = torch.tensor([len(ids) for ids in rows])
         padded = pad_sequence([torch.tensor(ids) for ids in rows], batch_first=True)
         last = torch.arange(padded.shape[1]) == lengths[:, None] - 1
         with torch.no_grad():
-            values = self.policy.values(*(item.to(self.device) for item in (padded, lengths, last)))
+            values = self.policy.values(TokenRows(*(item.to(self.device) for item in (padded, lengths, last))))
         return values.cpu()[last].tolist()
 
 

@@ -22,7 +22,7 @@ from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.rollout.player import EpisodePlayer
 from mrlm_pl.runs.console import EpisodeProgress
 from mrlm_pl.runs.seated_model import Model, SeatedModel, generation_precision, sampling_from
-from mrlm_pl.settings import PositiveInt, as_settings, check_arguments
+from mrlm_pl.settings import PositiveInt, check_arguments
 
 CHUNK = 64
 """Number of episodes of one temperature that are played together, and written together with those of the others."""
@@ -82,7 +82,7 @@ def collect(
         StorageError: the file cannot be written, for example because the disk is full.
     """
     seated = SeatedModel(model, environment, seats, name, precision=precision)
-    sampling = as_settings(Sampling, sampling or sampling_from(seated.run.sampling, {}), "sampling")
+    sampling = sampling or sampling_from(seated.run.sampling, {})
     task_temperatures = _task_temperatures(temperatures, num_episodes, samples_per_task)
     samples_each = samples_per_task * len(task_temperatures)
     specs = seated.specs(num_episodes, split, seed, samples_each)
@@ -158,7 +158,7 @@ def serve_gateway(
         raise ConfigurationError(f"{fault}; {remedy}")
     seated = SeatedModel(model, environment, seats, name, precision=precision)
     specs = seated.specs(num_episodes, split, seed, samples_per_task)
-    sampling = as_settings(Sampling, sampling or sampling_from(seated.run.sampling, {}), "sampling")
+    sampling = sampling or sampling_from(seated.run.sampling, {})
     numbers = (num_episodes, samples_per_task, split, seed, max_turns)
     file = _collection_file(output, seated, device, [dict(settings or {}), asdict(sampling), *numbers])
     with gateway.kept(), seated.player(sampling, max_turns, device) as player:

@@ -13,7 +13,7 @@ from mrlm_pl.evaluation.arena import ArenaReport, arena_report
 from mrlm_pl.evaluation.report import EvaluationReport
 from mrlm_pl.policy import Policy
 from mrlm_pl.runs.seated_model import Model, SeatedModel, read_model, sampling_from
-from mrlm_pl.settings import as_settings, check_arguments
+from mrlm_pl.settings import check_arguments
 
 
 @check_arguments
@@ -61,13 +61,14 @@ def evaluate(
     """
     seated = SeatedModel(model, environment, seats, name, precision=precision)
     seated.serve(served_by or {})
-    sampling = as_settings(Sampling, sampling or sampling_from(seated.run.validation_sampling, {}), "sampling")
+    sampling = sampling or sampling_from(seated.run.validation_sampling, {})
     report = seated.evaluate(num_episodes, split, seed, samples_per_task, sampling, max_turns, device)
     if not report.episodes:
         raise RolloutError(f"every episode of {seated.name!r} failed; the first: {report.transcripts[0]['error']}")
     return report
 
 
+@check_arguments
 def arena(
     models: Mapping[str, Model],
     environment: str | type[Environment] | Environment | None = None,
@@ -114,7 +115,7 @@ def arena(
     runs = {leader: first.run, **{player: read_model(models[player], weights=True)[1] for player in others}}
     policies = {(player, agent): run.policy_of(agent, player) for player, run in runs.items() for agent in agents}
     names = {key: f"{key[0]}.{policy}" for key, policy in policies.items()}
-    sampling = as_settings(Sampling, sampling or sampling_from(first.run.validation_sampling, {}), "sampling")
+    sampling = sampling or sampling_from(first.run.validation_sampling, {})
     sampling.check_policies({name for run in runs.values() for name in run.policies}, "sampling")
     own_sampling = {names[key]: sampling.policies[name] for key, name in policies.items() if name in sampling.policies}
     sampling = replace(sampling, policies=own_sampling)

@@ -82,7 +82,7 @@ def compared(
     row = Trajectory("a", "main", (8, 9), (False, True), (0.0, 0.0), ())
     rows = collate_rows([row, row], [0, 0], [0, 0], [0, 1])
     rows.reference_sums = None if references is None else torch.tensor(references)
-    algorithm.policies["main"].forward = lambda **_: torch.tensor([[0.0, value] for value in sums])
+    algorithm.policies["main"].forward = lambda _: torch.tensor([[0.0, value] for value in sums])
     loss = algorithm.policy_loss("main", rows, Batch({"main": rows}, {"main": BatchTotals(2.0, 2.0, 2.0)})).item()
     return loss, algorithm.metrics.take_update()
 
@@ -116,7 +116,7 @@ def test_means_over_answers_of_different_lengths_and_the_likelihood_of_the_chose
     rejected = Trajectory("a", "main", (8, 9, 10), (False, True, True), (0.0, 0.0, 0.0), ())
     rows = collate_rows([chosen, rejected], [0, 0], [0, 0], [0, 1])
     rows.reference_sums = torch.tensor([-1.0, -1.0])
-    algorithm.policies["main"].forward = lambda **_: torch.tensor([[0.0, -1.0, 0.0], [0.0, -2.0, -1.0]])
+    algorithm.policies["main"].forward = lambda _: torch.tensor([[0.0, -1.0, 0.0], [0.0, -2.0, -1.0]])
     losses, metrics = algorithm.compare("main", rows)
     assert losses.tolist() == pytest.approx([expected + 0.5 * 1.0], abs=1e-6)
     assert metrics["reward_margin"].item() == pytest.approx(0.1)
@@ -281,7 +281,7 @@ def test_an_evaluation_without_a_reference_names_the_option_that_needs_none(
 def test_a_failure_under_the_reference_leaves_no_copy_and_no_evaluation_mode(
     model_folder: Path, quiet_trainer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(policy: Policy, **_: Any) -> None:
+    def fails(policy: Policy, *_: Any) -> None:
         assert not policy.training, "dropout is off"
         raise RuntimeError("out of memory")
 

@@ -44,7 +44,7 @@ def compared(algorithm: Any, sums: list[list[float]], **tensors: Any) -> tuple[f
     rows = collate_rows([row] * len(sums), numbers, numbers, numbers)
     for name, values in tensors.items():
         setattr(rows, name, torch.tensor(values))
-    algorithm.policies["main"].forward = lambda **_: torch.tensor([[0.0, *values] for values in sums])
+    algorithm.policies["main"].forward = lambda _: torch.tensor([[0.0, *values] for values in sums])
     totals = BatchTotals(4.0 * len(sums), 2.0 * len(sums), 2.0 * len(sums))
     loss = algorithm.policy_loss("main", rows, Batch({"main": rows}, {"main": totals})).item()
     return loss, algorithm.metrics.take_update()

@@ -50,7 +50,7 @@ def rows(algorithm: GRPO, advantages: list[float], lengths: list[int]) -> Policy
     labels = list(range(len(made)))
     batch = collate_rows(made, labels, labels, labels, advantages=advantages)
     with torch.no_grad():
-        batch.behavior_logp = algorithm.policy("main")(**batch.inputs())
+        batch.behavior_logp = algorithm.policy("main")(batch.inputs())
     return batch
 
 
@@ -122,7 +122,7 @@ def test_kl_to_the_reference_pulls_back(model_folder: Path) -> None:
     algorithm = loaded(model_folder, kl={"coefficient": 0.5})
     policy = algorithm.policy("main")
     batch = rows(algorithm, [0.0, 0.0], [3, 3])
-    batch.ref_logp = policy.reference_logprobs(**batch.inputs())
+    batch.ref_logp = policy.reference_logprobs(batch.inputs())
     totals = {"main": batch_totals(batch.action_mask)}
     assert algorithm.policy_loss("main", batch, Batch({"main": batch}, totals)).abs() < 1e-7
     with torch.no_grad():

@@ -68,7 +68,7 @@ def with_numbers(model_folder: Path, sums: dict[str, list[float]], references: d
         table.joint_actions = torch.tensor(numbers)
         table.reference_sums = torch.tensor(references[name])
         logp = torch.tensor([[0.0, value] for value in sums[name]], requires_grad=True)
-        algorithm.policies[name].forward = lambda logp=logp, **_: logp
+        algorithm.policies[name].forward = lambda _, logp=logp: logp
         tables[name] = (table, logp)
     batch = Batch(
         {name: table for name, (table, _) in tables.items()},

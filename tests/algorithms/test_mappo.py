@@ -205,7 +205,7 @@ def test_the_value_of_a_state_is_that_of_the_last_token_of_its_text(model_folder
         assert states is not None
         with torch.no_grad():
             critic.value_head.linear.weight.copy_(torch.linspace(-1, 1, critic.config.hidden_size))
-            values = critic.values(**states.batch.inputs())[states.batch.action_mask]
+            values = critic.values(states.batch.inputs())[states.batch.action_mask]
             first = "[a] user: q0\n[b] user: q0"
             asked = [Message("user", first)]
             after = [Message("assistant", ""), Message("user", "[a] assistant: a0\n[b] assistant: b0")]

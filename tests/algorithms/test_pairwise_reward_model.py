@@ -49,7 +49,7 @@ def compared(
     row = Trajectory("a", "main", (8, 9, 10), (False, True, True), (0.0, 0.0, 0.0), ())
     count = len(scores)
     rows = collate_rows([row] * count, list(range(count)), [0] * count, list(range(count)))
-    algorithm.policy("main").values = lambda **_: torch.tensor([[0.0, 0.0, score] for score in scores])  # type: ignore[method-assign]
+    algorithm.policy("main").values = lambda *_, **__: torch.tensor([[0.0, 0.0, score] for score in scores])  # type: ignore[method-assign]
     totals = BatchTotals(2.0 * count, float(count), float(count))
     loss = algorithm.policy_loss("main", rows, Batch({"main": rows}, {"main": totals})).item()
     return loss, algorithm.metrics.take_update()

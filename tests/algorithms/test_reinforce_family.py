@@ -171,7 +171,7 @@ def test_reinforce_plus_plus_charges_the_divergence_to_each_token(model_folder: 
     # It is not charged a second time in the loss.
     losses, _ = algorithm.token_losses(rows.behavior_logp, rows.behavior_logp, rows)
     batch = Batch({"main": rows}, {"main": batch_totals(rows.action_mask)})
-    algorithm.policies["main"].forward = lambda **inputs: rows.behavior_logp.clone()
+    algorithm.policies["main"].forward = lambda inputs: rows.behavior_logp.clone()
     assert float(algorithm.policy_loss("main", rows, batch)) == pytest.approx(float(losses.sum()) / 4)
 
 
@@ -248,7 +248,7 @@ def test_corrections_weigh_the_loss_by_learner_over_sampler(
     row = Trajectory("a", "main", (8, 9, 10, 11), (False, False, True, True), (0.0,) * 4, ())
     rows = collate_rows([row], [0], [0], [0], advantages=[1.0])
     with torch.no_grad():
-        rows.proximal_logp = policy(**rows.inputs())
+        rows.proximal_logp = policy(rows.inputs())
     rows.behavior_logp = rows.proximal_logp - 1.0 * rows.action_mask  # pi_old / mu = e for every token
     loss = algorithm.policy_loss("main", rows, Batch({"main": rows}, {"main": batch_totals(rows.action_mask)}))
     assert loss.item() == pytest.approx(-factor, rel=1e-5)

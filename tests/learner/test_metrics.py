@@ -28,6 +28,7 @@ from mrlm_pl.learner.metrics import Metrics
 from mrlm_pl.losses import BatchTotals
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward.logprobs import TokenOutputs
+from mrlm_pl.policy.forward.packing import TokenRows
 from mrlm_pl.policy.value_head import ValueHead
 from mrlm_pl.runs import LastCheckpoint
 from mrlm_pl.runs.metrics_file import MetricsFile
@@ -63,11 +64,11 @@ def rank(cls: type[Algorithm], model_folder: Path, moved: float) -> Any:
     """An algorithm whose policy gives every token ``-1 + moved``, where the old policy gave -1."""
     algorithm: Any = cls({"main": Policy(str(model_folder))}, clip={"high": 0.05})  # type: ignore[call-arg]
 
-    def forward(action_mask: Tensor, **_: Any) -> Tensor:
-        return ((-1.0 + moved) * action_mask).requires_grad_()
+    def forward(rows: TokenRows) -> Tensor:
+        return ((-1.0 + moved) * rows.action_mask).requires_grad_()
 
-    def outputs(**given: Any) -> TokenOutputs:
-        logp = forward(**given)
+    def outputs(rows: TokenRows, **_: Any) -> TokenOutputs:
+        logp = forward(rows)
         return TokenOutputs(logp, None, 0.0 * logp)
 
     algorithm.policies["main"].forward = forward
@@ -115,7 +116,7 @@ def test_rows_without_a_gradient_count(on_policy: bool, model_folder: Path, quie
     algorithm.trainer = quiet_trainer()
     evaluated: list[int] = []
     forward = algorithm.policies["main"].forward
-    algorithm.policies["main"].forward = lambda **given: evaluated.append(len(given["lengths"])) or forward(**given)
+    algorithm.policies["main"].forward = lambda given: evaluated.append(len(given.lengths)) or forward(given)
     # Two tokens are trained on, eight are not: all advantages of their group are 0.
     rows = rows_of([[1.0, 1.0], [0.0] * 5, [3.0] * 3], [1.0, 0.0, 0.0])
     (batch,) = micro_batches(algorithm, {"main": rows}, [GroupPart(torch.arange(3))], lambda sizes: sizes)

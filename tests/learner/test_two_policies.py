@@ -52,7 +52,7 @@ class Noting(GRPO):
 
     def prepare(self, *given: Any) -> dict[str, PolicyBatch]:
         tables = super().prepare(*given)
-        self.noted = {name: (rows, self.policy(name)(**rows.inputs())) for name, rows in tables.items()}
+        self.noted = {name: (rows, self.policy(name)(rows.inputs())) for name, rows in tables.items()}
         return tables
 
 
@@ -66,7 +66,7 @@ def test_each_policy_samples_and_learns_at_its_own_temperature(model_folder: Pat
     for name, longest in (("one", 3), ("two", 6)):
         rows, learner = algorithm.noted[name]
         torch.testing.assert_close(learner[rows.action_mask], rows.behavior_logp[rows.action_mask], atol=1e-4, rtol=0)
-        at_one = algorithm.policy(name)(**{**rows.inputs(), "temperature": torch.ones(len(rows))})
+        at_one = algorithm.policy(name)(rows.inputs()._replace(temperature=torch.ones(len(rows))))
         assert (at_one - learner).abs().max() > 0.01, "the temperature counts"
         assert rows.action_mask.sum(-1).max() == longest
     # Random models seldom end a turn: overlong replies lose a reward of 1 at their own limits, 3 and 6.

@@ -18,6 +18,7 @@ from mrlm_pl.episode_files import read_episodes
 from mrlm_pl.errors import PolicyError
 from mrlm_pl.policy import LoRA, Policy
 from mrlm_pl.policy.compilation import compilation_seconds, compile_layers
+from mrlm_pl.policy.forward.packing import TokenRows
 from mrlm_pl.policy.sharding import layers
 
 
@@ -29,7 +30,7 @@ def update(policy: Policy, rows: int, length: int) -> tuple[Tensor, list[Tensor]
     mask = (torch.arange(length) >= length // 2).expand(rows, length)
     lengths = torch.full((rows,), length)
     policy.zero_grad()
-    logp = policy(ids, lengths, mask, prefix_groups=torch.arange(rows) // 2)
+    logp = policy(TokenRows(ids, lengths, mask, prefix_groups=torch.arange(rows) // 2))
     (logp * torch.linspace(-1, 1, length)).mean().backward()
     return logp.detach(), [weight.grad.clone() for weight in policy.parameters() if weight.grad is not None]
 

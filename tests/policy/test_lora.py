@@ -24,6 +24,7 @@ from mrlm_pl.engines.local.transformers_model import GenericModel
 from mrlm_pl.episode_files import read_episodes
 from mrlm_pl.errors import ConfigurationError, PolicyError
 from mrlm_pl.policy import LoRA, Policy
+from mrlm_pl.policy.forward.packing import TokenRows
 from mrlm_pl.policy.lora import add_adapter
 from mrlm_pl.policy.tiny import build_tokenizer
 from tests.support.models.model_families import tiny_model
@@ -147,10 +148,10 @@ def test_the_reference_is_the_model_without_its_adapter(model_folder: Path) -> N
         with_adapter.network.model.layers[0].self_attn.q_proj.lora_B["default"].weight.fill_(0.5)
     mask = torch.zeros_like(IDS, dtype=torch.bool)
     mask[:, 4:] = True
-    inputs = {"token_ids": IDS, "lengths": torch.tensor([16]), "action_mask": mask}
-    expected = plain(**inputs)
-    torch.testing.assert_close(with_adapter.reference_logprobs(**inputs), expected.detach())
-    assert not torch.allclose(with_adapter(**inputs), expected)
+    rows = TokenRows(IDS, torch.tensor([16]), mask)
+    expected = plain(rows)
+    torch.testing.assert_close(with_adapter.reference_logprobs(rows), expected.detach())
+    assert not torch.allclose(with_adapter(rows), expected)
     trainable = [name for name, weight in with_adapter.named_parameters() if weight.requires_grad]
     assert trainable, "the adapter is switched on again"
     assert all("lora_" in name for name in trainable)

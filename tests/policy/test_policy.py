@@ -16,6 +16,7 @@ from mrlm_pl.episode import Message
 from mrlm_pl.errors import ConfigurationError, PolicyError
 from mrlm_pl.policy import LoRA, Policy
 from mrlm_pl.policy.architecture import Architecture
+from mrlm_pl.policy.forward.packing import TokenRows
 from mrlm_pl.policy.tiny import build_tokenizer
 from tests.support.models.model_families import tiny_model
 from tests.support.runs.logs import logged_here
@@ -50,15 +51,15 @@ def test_dropout_is_off_whatever_the_folder_says(model_folder: Path) -> None:
 def test_dropout_that_is_asked_for_is_active_in_updates_alone(model_folder: Path) -> None:
     policy = Policy(str(model_folder), dropout=0.5)
     policy.load()
-    rows = torch.arange(4, 44).view(4, 10), torch.full((4,), 10), torch.arange(10).expand(4, 10) > 3
-    without = policy(*rows)
-    first, again, other = (policy(*rows, dropout_key=update) for update in (3, 3, 4))
+    rows = TokenRows(torch.arange(4, 44).view(4, 10), torch.full((4,), 10), torch.arange(10).expand(4, 10) > 3)
+    without = policy(rows)
+    first, again, other = (policy(rows, dropout_key=update) for update in (3, 3, 4))
     assert torch.equal(first, again)
     assert (first - other).abs().max() > 0.01
     assert (first - without).abs().max() > 0.01
-    assert torch.equal(policy(*rows), without)
+    assert torch.equal(policy(rows), without)
     with torch.no_grad():
-        assert torch.equal(policy(*rows, dropout_key=3), without)
+        assert torch.equal(policy(rows, dropout_key=3), without)
 
 
 def test_dropout_of_a_family_that_has_none_is_refused(tmp_path: Path, model_folder: Path) -> None:
@@ -94,7 +95,7 @@ def test_the_idle_row_is_on_the_host_like_all_rows(model_folder: Path) -> None:
     policy = Policy(str(model_folder))
     policy.load()
     policy.model.to("meta")  # as another device, from which the layout would be read with a wait
-    assert {part.device.type for part in policy.idle_row()} == {"cpu"}
+    assert {part.device.type for part in policy.idle_row()[:3]} == {"cpu"}
 
 
 def test_the_reference_is_a_frozen_copy(model_folder: Path) -> None:
@@ -103,12 +104,8 @@ def test_the_reference_is_a_frozen_copy(model_folder: Path) -> None:
     assert all(not weight.requires_grad for weight in policy.reference.parameters())
     with torch.no_grad():
         policy.model.get_input_embeddings().weight.add_(1.0)
-    rows = {
-        "token_ids": torch.tensor([[8, 9, 10]]),
-        "lengths": torch.tensor([3]),
-        "action_mask": torch.tensor([[False, True, True]]),
-    }
-    assert not torch.allclose(policy(**rows), policy.reference_logprobs(**rows))
+    rows = TokenRows(torch.tensor([[8, 9, 10]]), torch.tensor([3]), torch.tensor([[False, True, True]]))
+    assert not torch.allclose(policy(rows), policy.reference_logprobs(rows))
 
 
 def test_random_initialization_depends_on_its_seed_only(model_folder: Path) -> None:
@@ -177,7 +174,7 @@ def test_every_weight_that_a_critic_trains_has_a_gradient(
     critic = Policy(str(folder))
     critic.load_critic("critic")
     row = torch.arange(8, 16)[None]
-    critic.values(row, torch.tensor([8]), torch.arange(8)[None] > 3).sum().backward()
+    critic.values(TokenRows(row, torch.tensor([8]), torch.arange(8)[None] > 3)).sum().backward()
     trained = dict(critic.named_parameters())
     assert critic.network.get_input_embeddings().weight.requires_grad
     assert [name for name in trained if trained[name].requires_grad and trained[name].grad is None] == []
@@ -194,7 +191,7 @@ def test_a_critic_reads_the_states_before_the_output_head(tmp_path: Path) -> Non
         critic.value_head.linear.weight.copy_(torch.linspace(-1.0, 1.0, model.config.hidden_size))
     row = torch.arange(8, 16)[None]
     states = model.model(row).last_hidden_state[0, 3:7]
-    found = critic.values(row, torch.tensor([8]), torch.arange(8)[None] > 3)[0, 4:]
+    found = critic.values(TokenRows(row, torch.tensor([8]), torch.arange(8)[None] > 3))[0, 4:]
     torch.testing.assert_close(found, states @ torch.linspace(-1.0, 1.0, model.config.hidden_size))
 
 

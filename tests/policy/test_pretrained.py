@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Ernie4_5_MoeConfig
 
 from mrlm_pl.errors import PolicyError
 from mrlm_pl.policy import LoRA, Policy, pretrained
+from mrlm_pl.policy.forward.packing import TokenRows
 from mrlm_pl.policy.pretrained import reading_weights
 from mrlm_pl.policy.tiny import tiny_model_path
 
@@ -58,7 +59,7 @@ def test_weights_that_the_family_freezes_stay_frozen(model_folder: Path, tmp_pat
     policy = Policy(str(folder))
     policy.load()
     ids = torch.tensor([[3, 4, 5]])
-    policy(ids, torch.tensor([3]), torch.tensor([[False, True, True]])).sum().backward()
+    policy(TokenRows(ids, torch.tensor([3]), torch.tensor([[False, True, True]]))).sum().backward()
     frozen = [name for name, weight in policy.network.named_parameters() if not weight.requires_grad]
     assert frozen == ["model.layers.0.mlp.gate.moe_statics.e_score_correction_bias"]
     assert [name for name, weight in policy.network.named_parameters() if weight.grad is None] == frozen

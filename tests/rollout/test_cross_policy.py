@@ -23,6 +23,7 @@ from mrlm_pl.episode_files import read_episodes
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.losses import Correction
 from mrlm_pl.policy import LoRA, Policy
+from mrlm_pl.policy.forward.packing import TokenRows
 from mrlm_pl.rollout.cross_policy import CrossPolicy, stale_turns
 from mrlm_pl.rollout.play import EpisodeSpec, Seat
 from mrlm_pl.rollout.player import EpisodePlayer
@@ -108,7 +109,7 @@ def logprobs(policy: Policy, weights: dict[str, torch.Tensor], rows: Sequence[Tr
     found = []
     for row in rows:
         ids, mask = torch.tensor([row.token_ids]), torch.tensor([row.action_mask])
-        found.append(policy(ids, torch.tensor([ids.shape[1]]), mask)[0])
+        found.append(policy(TokenRows(ids, torch.tensor([ids.shape[1]]), mask))[0])
     return found
 
 

@@ -24,7 +24,7 @@ from mrlm_pl.environment import Environment, Message, Observations, Step, Task, 
 from mrlm_pl.environment.tools import Tool, ToolCall, ToolSet, answer_calls, requested_calls
 from mrlm_pl.errors import ConfigurationError, DataError, EnvironmentContractError, NonFiniteError
 from mrlm_pl.grouping import grouped
-from mrlm_pl.settings import PositiveInt, Settings, as_settings
+from mrlm_pl.settings import PositiveInt, Settings
 
 _CALL_FORM = 'Write {"name": NAME, "arguments": OBJECT}.'
 
@@ -336,7 +336,7 @@ def _by_name(owner: str, rewards: Sequence[Reward | Callable[..., Any]], has_cha
         )
     found: dict[str, Reward] = {}
     for given in rewards:
-        reward = Reward(given) if callable(given) else as_settings(Reward, given, f"{owner}: rewards")
+        reward = Reward(given) if callable(given) else given
         name = reward.name or getattr(reward.call, "__name__", "reward").replace("<lambda>", "reward")
         if name in found:
             raise ConfigurationError(

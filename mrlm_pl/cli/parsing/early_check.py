@@ -23,24 +23,23 @@ from mrlm_pl.runs.plugins import plugin_entry_points
 
 PACKAGE = Path(__file__).parents[2]
 FOLDERS = {"model": "algorithms", "data": "data"}
-BASES = (PACKAGE / "learner", PACKAGE / "data")
-"""Packages of the base classes of our classes."""
+SOURCES = (*FOLDERS.values(), "engines", "learner", "losses", "policy", "runs")
+"""Packages with the classes of a configuration, their settings and their bases, beside those of environments."""
 
 KINDS = {"model": "algorithm", "data": "data module"}
 ENVIRONMENTS = "mrlm_environments"
 OWN_PLUGINS = (ENVIRONMENTS, "mrlm_callbacks")
 OWN_PACKAGES = ("mrlm_pl.", "mrlm_environments.")
-LEARNER = PACKAGE / "learner"
 SETTINGS = {
-    "clip": ("Clip", PACKAGE / "losses" / "policy_gradient.py"),
-    "correction": ("Correction", PACKAGE / "losses" / "corrections.py"),
-    "kl": ("KL", LEARNER / "policies" / "reference.py"),
-    "optimization": ("Optimization", LEARNER / "optimization.py"),
-    "policies": ("Policy", PACKAGE / "policy" / "policy.py"),
-    "sampling": ("Sampling", PACKAGE / "engines" / "base.py"),
-    "validation_sampling": ("Sampling", PACKAGE / "engines" / "base.py"),
+    "clip": "Clip",
+    "correction": "Correction",
+    "kl": "KL",
+    "optimization": "Optimization",
+    "policies": "Policy",
+    "sampling": "Sampling",
+    "validation_sampling": "Sampling",
 }
-"""Class and file of arguments that hold settings; ``policies`` holds them by name."""
+"""Class of arguments that hold settings; ``policies`` holds them by name."""
 
 _NAMED = re.compile(r'^class (\w+)|^ {4}name = "(.+)"$', re.MULTILINE)
 """A class, or the short name of the environment before it."""
@@ -71,11 +70,11 @@ def check(arguments: Sequence[str]) -> None:
                 raise MistakeError(key, f"set it by `{option}` (`--{option}`)")
         _check_keys(config.get("trainer"), "Trainer", _trainer_parameters(), "trainer")
         for group, name in FOLDERS.items():
-            _check_class(config.get(group), group, KINDS[group], PACKAGE / name, class_names(name))
+            _check_class(config.get(group), group, KINDS[group], class_names(name))
         _check_policies(arguments, config)
         short, names = environment_names()
         environment = data_arguments.get("environment")
-        _check_class(environment, "data.environment", "environment", _folder(ENVIRONMENTS), names, short)
+        _check_class(environment, "data.environment", "environment", names, short)
     except MistakeError as mistake:
         raise mistake.in_files(arguments) from mistake
 
@@ -133,24 +132,20 @@ def _check_name(name: Any, key: str, kind: str, known: Sequence[str]) -> None:
         raise MistakeError(key, f"there is no {kind} {name!r}; did you mean {near!r}? Otherwise {OWN_CLASS}")
 
 
-def _check_class(
-    value: Any, key: str, kind: str, folder: Path, names: Sequence[str], short: Mapping[str, str] | None = None
-) -> None:
+def _check_class(value: Any, key: str, kind: str, names: Sequence[str], short: Mapping[str, str] | None = None) -> None:
     """Reject a class that does not exist, and keys that it does not have; ``short`` has class names by short names."""
     named = value.get(CLASS) if isinstance(value, Mapping) else value
     if not isinstance(named, str):
         return
     name = (short or {}).get(named, named).rpartition(".")[2]
-    file = _file_of(folder, name)
-    if file is None:
+    if name not in names:
         _check_name(named, key, kind, names)
-    if file is None or not isinstance(value, Mapping) or ("." in named and not named.startswith(OWN_PACKAGES)):
+    if name not in names or not isinstance(value, Mapping) or ("." in named and not named.startswith(OWN_PACKAGES)):
         return
     arguments = value.get(ARGUMENTS) or {}
     class_arguments = {name: item for name, item in arguments.items() if value.get(EARLIER, {}).get(name) is None}
-    known = parameters(file, name)
-    policy, source = SETTINGS["policies"]
-    policy_settings = {*(parameters(source, policy) or ())} - {*known} if key == "model" and known else set()
+    known = parameters(name)
+    policy_settings = {*(parameters("Policy") or ())} - {*known} if key == "model" and known else set()
     for argument in (*value, *class_arguments):
         setting = SYNONYMS.get(argument, argument)
         if setting in policy_settings:
@@ -159,10 +154,10 @@ def _check_class(
             raise MistakeError(f"{key}.{argument}", fault)
     _check_keys(class_arguments, name, known, key)
     for argument in [name for name in SETTINGS if name in class_arguments] if short is None else ():
-        (cls, source), settings = SETTINGS[argument], class_arguments[argument]
+        cls, settings = SETTINGS[argument], class_arguments[argument]
         inner = settings.items() if argument == "policies" and isinstance(settings, Mapping) else [("", settings)]
         for named, item in inner:
-            _check_keys(item, cls, parameters(source, cls), f"{key}.{argument}{named and '.'}{named}")
+            _check_keys(item, cls, parameters(cls), f"{key}.{argument}{named and '.'}{named}")
 
 
 def _check_keys(value: Any, owner: str, known: Sequence[str] | None, key: str) -> None:
@@ -181,7 +176,7 @@ def class_names(package: str) -> list[str]:
 
 def _trainer_parameters() -> list[str]:
     """Return the parameters of Lightning's trainer."""
-    return parameters(_folder("lightning") / TRAINER, "Trainer") or []
+    return parameters("Trainer", _folder("lightning") / TRAINER) or []
 
 
 def _folder(package: str) -> Path:
@@ -203,27 +198,26 @@ def environment_names() -> tuple[dict[str, str], list[str]]:
 def training_options() -> list[str]:
     """Return the options of a policy, of the sampling and of rollouts, then those of the trainer and of algorithms."""
     classes = {
-        "model.policies.main": SETTINGS["policies"],
-        "data.sampling": SETTINGS["sampling"],
-        "data": ("RolloutDataModule", PACKAGE / "data" / "rollout" / "module.py"),
-        "checkpoint": ("LastCheckpoint", PACKAGE / "runs" / "checkpoint.py"),
+        "model.policies.main": "Policy",
+        "data.sampling": "Sampling",
+        "data": "RolloutDataModule",
+        "checkpoint": "LastCheckpoint",
         **{f"model.{name}": SETTINGS[name] for name in ("clip", "correction", "kl", "optimization")},
     }
-    options = [f"--{group}.{name}" for group, (cls, file) in classes.items() for name in parameters(file, cls) or ()]
+    options = [f"--{group}.{name}" for group, cls in classes.items() for name in parameters(cls) or ()]
     options += [f"--trainer.{name}" for name in _trainer_parameters()]
     for name in class_names(FOLDERS["model"]):
-        file = _file_of(PACKAGE / FOLDERS["model"], name)
-        options += [f"--model.{parameter}" for parameter in (parameters(file, name) if file else None) or ()]
+        options += [f"--model.{parameter}" for parameter in parameters(name) or ()]
     return list(dict.fromkeys(options))
 
 
-def parameters(file: Path, name: str) -> list[str] | None:
-    """Return the parameters of a class and of the bases to which it passes others.
+def parameters(name: str, file: Path | None = None) -> list[str] | None:
+    """Return the parameters of a class of ours, or in a file, and of the bases to which it passes others.
 
     None if the source does not say which they are.
     """
-    classes = _classes(file)
-    definition = classes.get(name)
+    file = file or _files().get(name)
+    definition = _classes(file).get(name) if file else None
     if definition is None:
         return None
     constructor = next(
@@ -243,9 +237,7 @@ def parameters(file: Path, name: str) -> list[str] | None:
     for base in map(ast.unparse, definition.bases):
         if base == "ChecksArguments":  # it has none
             continue
-        files = (file if base in classes else None, *(_file_of(folder, base) for folder in (file.parent, *BASES)))
-        base_file = next(filter(None, files), None)
-        base_names = parameters(base_file, base) if base_file else None
+        base_names = parameters(base)
         if base_names is None:
             return None
         inherited += base_names
@@ -267,10 +259,8 @@ def _classes(file: Path) -> dict[str, ast.ClassDef]:
 
 
 @cache
-def _file_of(folder: Path, name: str) -> Path | None:
-    """Return the module of a package of ours that defines a class."""
-    if not name.isidentifier():
-        return None
-    definition = re.compile(rf"^class {name}\b", re.MULTILINE)
-    files = sorted(folder.rglob("*.py"))
-    return next((file for file in files if definition.search(file.read_text(encoding="utf-8"))), None)
+def _files() -> dict[str, Path]:
+    """Return the module of each class of ours that a configuration names or has settings of, and of their bases."""
+    folders = [_folder(ENVIRONMENTS), *(PACKAGE / name for name in SOURCES)]
+    files = (file for folder in folders for file in sorted(folder.rglob("*.py")))
+    return {name: file for file in files for name, _ in _NAMED.findall(file.read_text(encoding="utf-8")) if name}

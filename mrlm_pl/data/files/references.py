@@ -130,7 +130,7 @@ class ReferencedDataModule(FixedDataModule):
                 for name, policy in algorithm.trained_policies.items():
                     if name in batches:
                         rows, indices = batches[name]
-                        logp = (policy.reference_logprobs if initial else policy)(**rows.inputs()).cpu()
+                        logp = (policy.reference_logprobs if initial else policy)(rows.inputs()).cpu()
                         sums[indices + starts[start]] = sequence_logp(logp, rows.action_mask)
                     elif ranks > 1 and policy not in copied:
                         policy.idle_loss()  # sharded ranks make every forward pass together

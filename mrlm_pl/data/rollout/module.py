@@ -33,7 +33,7 @@ from mrlm_pl.rollout.cross_policy import CrossPolicy
 from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.rollout.rounds import RoundOptions
 from mrlm_pl.seeding import run_seed
-from mrlm_pl.settings import ChecksArguments, NonNegativeInt, PositiveFloat, PositiveInt, as_settings, check_instance
+from mrlm_pl.settings import ChecksArguments, NonNegativeInt, PositiveFloat, PositiveInt, check_instance
 
 
 def _fixed(name: str, read: Callable[[Any], Any]) -> Any:
@@ -147,18 +147,14 @@ class RolloutDataModule(ChecksArguments, LightningDataModule):
     ) -> None:
         super().__init__()
         environments: Sequence[Any] = environment if isinstance(environment, (list, tuple)) else [environment]
-        if curriculum is not None:
-            curriculum = as_settings(SuccessRateCurriculum, curriculum, "data.curriculum")
         if not environments:
             raise ConfigurationError("data.environment is an empty list; give at least one environment")
         self.seed = run_seed(seed)
         self.tasks = RunTasks(environments, names, task_settings, weights, curriculum, self.seed)
-        sampling = as_settings(Sampling, sampling, "data.sampling")
-        self.validation_sampling = as_settings(Sampling, validation_sampling or sampling, "data.validation_sampling")
+        self.validation_sampling = validation_sampling or sampling
         self.validation_episodes = validation_episodes
         self._held_out_splits: set[str] = set()
-        self.mode, self.max_lag = mode, max_lag
-        self.async_options = as_settings(AsyncOptions, async_options, "data.async_options")
+        self.mode, self.max_lag, self.async_options = mode, max_lag, async_options
         player_options = {
             "max_turns": self.tasks.turn_limits(max_turns),
             "step_timeout": step_timeout,
@@ -167,7 +163,6 @@ class RolloutDataModule(ChecksArguments, LightningDataModule):
             "processes": processes,
         }
         lag = max_lag if mode == "async" else 0
-        rounds = None if rounds is None else as_settings(RoundOptions, rounds, "data.rounds")
         if rounds is not None and lag:
             raise ConfigurationError(
                 "data.rounds is of data.mode sync, and the mode is async, where no environment delays other episodes; "
@@ -175,14 +170,11 @@ class RolloutDataModule(ChecksArguments, LightningDataModule):
             )
         if engine is not None:
             check_instance(Engine, engine, "data.engine", "an engine")
-        if cross_policy is not None:
-            cross_policy = as_settings(CrossPolicy, cross_policy, "data.cross_policy")
         stale = StaleSnapshots(cross_policy) if cross_policy is not None and cross_policy.share else None
         self.players = Players(self.environments, engine, lag > 0, player_options, stale)
         sizes = self.tasks.group_sizes(group_size)
         plan = GroupPlan(self.tasks.stream, groups, sizes, self.seed, resample_rounds, failed_members, member_rounds)
         saved = EpisodeRetention() if save_episodes is True else save_episodes or None
-        saved = None if saved is None else as_settings(EpisodeRetention, saved, "data.save_episodes")
         self.collection = RolloutCollection(
             self.tasks, self.players, plan, sampling, rounds, lag, self.async_options, saved
         )

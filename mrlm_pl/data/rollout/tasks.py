@@ -18,7 +18,6 @@ from mrlm_pl.settings import (
     PositiveInt,
     Settings,
     UnitInterval,
-    as_settings,
     check_instance,
     one_of,
 )
@@ -357,13 +356,9 @@ class RunTasks:
         seed: int,
     ) -> None:
         self.environments = named_environments(environments, names)
-        settings_by_name = dict(settings or {})
-        for name in settings_by_name:
+        for name in settings or {}:
             one_of(self.environments, "data.task_settings: ", environment=name)
-        self.settings = {
-            name: as_settings(TaskSettings, settings_by_name.get(name, {}), f"data.task_settings.{name}")
-            for name in self.environments
-        }
+        self.settings = {name: TaskSettings() for name in self.environments} | dict(settings or {})
         sources = {name: environment.tasks("train") for name, environment in self.environments.items()}
         self.stream = TaskStream(sources, weights, seed, curriculum)
 

@@ -21,8 +21,9 @@ from mrlm_pl.losses import BatchTotals, token_weights
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward.divergence import Lesson, Teaching
 from mrlm_pl.policy.forward.families import forward_path
+from mrlm_pl.policy.forward.packing import TokenRows
 from mrlm_pl.policy.sharding import is_split
-from mrlm_pl.settings import PositiveFloat, PositiveInt, Settings, UnitInterval, as_settings, one_of
+from mrlm_pl.settings import PositiveFloat, PositiveInt, Settings, UnitInterval, one_of
 
 logger = logging.getLogger(__name__)
 
@@ -122,8 +123,6 @@ class Distillation(Settings):
                 "distillation.teachers is empty; name a policy with `trained: false`: `teachers: [{policy: NAME}]`, or "
                 "let the policy teach itself: `teachers: [{reprompt: sibling}]`"
             )
-        teachers = tuple(as_settings(Teacher, teacher, "distillation.teachers") for teacher in self.teachers)
-        object.__setattr__(self, "teachers", teachers)
 
 
 class Distiller:
@@ -336,7 +335,7 @@ class Distiller:
             )
         return [*reprompt_ids, *row.token_ids[first:start]]
 
-    def _views(self, rows: PolicyBatch) -> list[tuple[Policy | None, float, Tensor, dict[str, Any]]]:
+    def _views(self, rows: PolicyBatch) -> list[tuple[Policy | None, float, Tensor, TokenRows]]:
         """Return each teacher with trajectories here: its policy, weight, the rows, and the rows as it reads them.
 
         The last two are on the host.
@@ -350,7 +349,7 @@ class Distiller:
                 continue
             inputs = rows.select(taught).inputs()
             if bool((lengths[taught] > 0).any()):
-                inputs |= _teacher_inputs(rows, taught, rows.teacher_prompts[:, position])
+                inputs = inputs._replace(**_teacher_inputs(rows, taught, rows.teacher_prompts[:, position]))
             views.append((None if name is None else self.learner.policy(name), teacher.weight, taught, inputs))
         return views
 
@@ -359,10 +358,10 @@ class Distiller:
         """Add the teachers' terms to the advantages, and return the moments of the divergence and the agreement."""
         moments = dict.fromkeys(("teacher_divergence", "teacher_agreement"), NO_MOMENTS)
         for teacher, weight, taught, inputs in self._views(rows):
-            logp = (teacher or self.learner.policy(name))(**inputs).cpu()
+            logp = (teacher or self.learner.policy(name))(inputs).cpu()
             mask = _mask_of_rows(rows.action_mask, taught)
             gain = torch.zeros_like(rows.old_logp)
-            gain[mask] = logp[inputs["action_mask"]] - rows.old_logp[mask]
+            gain[mask] = logp[inputs.action_mask] - rows.old_logp[mask]
             rows.advantages = rows.advantages + self.settings.coefficient * weight * gain
             moments["teacher_divergence"] += masked_moments(-gain, mask)
             moments["teacher_agreement"] += masked_moments(gain.exp().clamp(max=1.0), mask)
@@ -390,7 +389,7 @@ class Distiller:
                 continue
             positions = torch.where(taught_tokens.flatten(), chosen.flatten().cumsum(0) - 1, -1)
             head = policy.network.get_output_embeddings()
-            lessons.append(Lesson(policy.states(**inputs), head, positions, weights.flatten(), weight))
+            lessons.append(Lesson(policy.states(inputs), head, positions, weights.flatten(), weight))
         top_k = self.settings.top_k if self.settings.form == "top_k" else None
         return Teaching(tuple(lessons), self.settings.beta, top_k, alone and bool(lessons)) if lessons else None
 

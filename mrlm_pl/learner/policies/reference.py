@@ -33,7 +33,8 @@ class KL(Settings):
             ``k3_importance_weighted``, whose gradient is unbiased for the tokens of any sampler (DeepSeek-V3.2, arXiv
             2512.02556); or a function (in a configuration its name, such as ``./my_file.py:my_kl``) of the policy's and
             the reference's log-probabilities and the action mask [B, T] that returns [B, T]. In the reward: k1.
-        placement: ``loss`` adds the estimate to each token's loss; ``reward`` subtracts it from each token's reward.
+        placement: ``loss`` adds the estimate to each token's loss; ``reward`` subtracts it from each token's reward,
+            which algorithms without rewards of tokens reject. None is ``reward`` for those with them, else ``loss``.
         target: divergence in nats per token towards which ``beta`` is steered; None keeps ``beta``; see
             :meth:`adapted`.
         horizon: episodes in which ``beta`` changes by at most a fifth.
@@ -45,7 +46,7 @@ class KL(Settings):
 
     coefficient: NonNegativeFloat = 0.0
     estimator: Estimator | Callable[..., Any] = "k3"
-    placement: Placement = "loss"
+    placement: Placement | None = None
     target: PositiveFloat | None = None
     horizon: PositiveInt = 10_000
 
@@ -94,10 +95,6 @@ class KL(Settings):
             return beta
         error = min(max(divergence / self.target - 1.0, -0.2), 0.2)
         return beta * (1.0 + error * min(episodes / self.horizon, 1.0))
-
-
-IN_REWARD = KL(placement="reward")
-"""The default of algorithms with a reward for each token."""
 
 
 class KLPenalty:

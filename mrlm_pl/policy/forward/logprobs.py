@@ -9,7 +9,7 @@ import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import NamedTuple, Unpack
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,11 +18,9 @@ from torch.utils.checkpoint import checkpoint
 from mrlm_pl.policy.forward.devices import on_device
 from mrlm_pl.policy.forward.divergence import Teaching
 from mrlm_pl.policy.forward.families import base_model, forward_path, log_path
-from mrlm_pl.policy.forward.packing import ForwardPass, RowPlan
+from mrlm_pl.policy.forward.packing import ForwardPass, RowPlan, TokenRows
 from mrlm_pl.policy.forward.passes import (
     PassRequest,
-    RowOptions,
-    SeededRowOptions,
     forward_passes,
     model_device,
     pass_states,
@@ -47,7 +45,7 @@ class TokenOutputs(NamedTuple):
 
 
 def token_logprobs(
-    model: nn.Module, token_ids: Tensor, lengths: Tensor, action_mask: Tensor, **options: Unpack[SeededRowOptions]
+    model: nn.Module, rows: TokenRows, *, max_tokens: int | None = None, noise_seed: int | None = None
 ) -> Tensor:
     """Return the log-probability of every action token given the tokens before it, [B, T] float32; exactly 0 elsewhere.
 
@@ -56,29 +54,31 @@ def token_logprobs(
     training, such as that of a router. While it runs, no other thread may call the same module.
 
     Args:
-        model: causal language model of transformers, or its PEFT wrapper.
-        token_ids: [B, T] int64, padded on the right. The result is on the model's device; all row tensors belong on the
-            host, where the layout of the forward pass is decided.
-        lengths: [B], number of real tokens of each row.
-        action_mask: [B, T] bool, True where the policy sampled the token.
-        options: see :class:`~mrlm_pl.policy.forward.passes.SeededRowOptions`.
+        model: causal language model of transformers, or its PEFT wrapper; the result is on its device.
+        rows: rows on the host.
+        max_tokens: maximum number of tokens in one forward pass; its rows, with shared tokens counted for each, have at
+            most ``row_tree.MOST_READ`` times as many. Several passes run one after the other and, for gradients, each
+            is recomputed in the backward pass, so that memory is that of one pass. So is a pass that exceeds the bound
+            beside others of the same backward pass (`bounded_together`). The ranks of a sharded model make equally many
+            passes, some of them idle.
+        noise_seed: seed of the dropout and other training noise, which also depend on the pass; the model then keeps
+            its mode. None computes without noise.
 
     Raises:
         ValueError: shapes disagree, or an action token has no token before it or lies in the padding.
     """
-    return token_outputs(model, token_ids, lengths, action_mask, **options).logp
+    return token_outputs(model, rows, max_tokens=max_tokens, noise_seed=noise_seed).logp
 
 
 def token_outputs(
     model: nn.Module,
-    token_ids: Tensor,
-    lengths: Tensor,
-    action_mask: Tensor,
+    rows: TokenRows,
     *,
     with_entropy: bool = False,
     value_head: nn.Module | None = None,
     teaching: Teaching | None = None,
-    **options: Unpack[SeededRowOptions],
+    max_tokens: int | None = None,
+    noise_seed: int | None = None,
 ) -> TokenOutputs:
     """Return `token_logprobs`, and entropies and values of the action tokens, from the same forward pass.
 
@@ -92,7 +92,7 @@ def token_outputs(
         teaching: divergences from teachers; None computes none.
     """
     request = PassRequest(True, with_entropy, value_head, teaching)
-    values = list(_evaluate(model, request, token_ids, lengths, action_mask, **options).unbind())
+    values = list(_evaluate(model, request, rows, max_tokens, noise_seed).unbind())
     return TokenOutputs(
         values.pop(0),
         values.pop(0) if with_entropy else None,
@@ -102,15 +102,13 @@ def token_outputs(
 
 
 @torch.no_grad()
-def token_states(
-    model: nn.Module, token_ids: Tensor, lengths: Tensor, action_mask: Tensor, **options: Unpack[RowOptions]
-) -> Tensor:
+def token_states(model: nn.Module, rows: TokenRows, *, max_tokens: int | None = None) -> Tensor:
     """Return the last hidden states [n, hidden size] before the action tokens, row by row, without gradient.
 
     The model must not be of the ``logits`` path of :func:`~mrlm_pl.policy.forward.families.forward_path`. The arguments
     and the errors are those of `token_logprobs`.
     """
-    planned = forward_passes(model, token_ids, lengths, action_mask, **options)
+    planned = forward_passes(model, rows, max_tokens)
     order = torch.cat([inputs.destinations for inputs in planned]).argsort()
     return torch.cat([pass_states(model, inputs) for inputs in planned])[on_device(order, model_device(model))]
 
@@ -118,21 +116,21 @@ def token_states(
 def token_values(
     model: nn.Module,
     value_head: nn.Module,
-    token_ids: Tensor,
-    lengths: Tensor,
-    action_mask: Tensor,
-    **options: Unpack[SeededRowOptions],
+    rows: TokenRows,
+    *,
+    max_tokens: int | None = None,
+    noise_seed: int | None = None,
 ) -> Tensor:
     """Return the values of `token_outputs` alone, [B, T] float32, without the language-model head if possible."""
-    return _evaluate(model, PassRequest(False, False, value_head), token_ids, lengths, action_mask, **options)[0]
+    return _evaluate(model, PassRequest(False, False, value_head), rows, max_tokens, noise_seed)[0]
 
 
 def _evaluate(
-    model: nn.Module, request: PassRequest, *rows: Tensor, noise_seed: int | None = None, **options: Unpack[RowOptions]
+    model: nn.Module, request: PassRequest, rows: TokenRows, max_tokens: int | None, noise_seed: int | None
 ) -> Tensor:
-    """Return the requested values of every token, [1 to 7, B, T], of rows: their ids, lengths and action mask."""
-    planned, max_tokens = forward_passes(model, *rows, **options), options.get("max_tokens")
-    B, T = rows[0].shape
+    """Return the requested values of every token, [1 to 7, B, T]."""
+    planned = forward_passes(model, rows, max_tokens)
+    B, T = rows.token_ids.shape
     log_path(type(base_model(model)).__name__, forward_path(model))
     # every rank of a sharded model takes part in all forward passes, and in their gradient
     passes = passes_on_all_ranks(model, max(1, len(planned)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +16,54 @@ from torch.nn import functional as F
 
 from mrlm_pl.policy.forward.devices import on_device, padded_tokens
 from mrlm_pl.policy.forward.row_tree import RowTree, Segment
+
+
+class TokenRows(NamedTuple):
+    """Rows whose action tokens a forward pass evaluates; on the host, where the layout of the pass is decided.
+
+    Attributes:
+        token_ids: [B, T] int64, padded on the right.
+        lengths: [B], number of real tokens of each row.
+        action_mask: [B, T] bool, True where the policy sampled the token.
+        temperature: [B] temperatures of the sampler, above 0; None: 1.
+        prefix_groups: [B] group labels; rows with the same label compute common beginnings once. They change the work,
+            never the values.
+    """
+
+    token_ids: Tensor
+    lengths: Tensor
+    action_mask: Tensor
+    temperature: Tensor | None = None
+    prefix_groups: Tensor | None = None
+
+    def select(self, rows: Tensor) -> TokenRows:
+        """Return the rows [b] with the given indices."""
+        return self._replace(**{name: value[rows] for name, value in self._asdict().items() if value is not None})
+
+    def check(self) -> None:
+        """Raise ValueError for inconsistent rows."""
+        if self.token_ids.dim() != 2 or 0 in self.token_ids.shape:
+            shape = tuple(self.token_ids.shape)
+            raise ValueError(f"token_ids has shape {shape}, but must be [B, T] with at least one token")
+        (B, T), mask = self.token_ids.shape, self.action_mask
+        if mask.shape != (B, T) or mask.dtype != torch.bool:
+            raise ValueError(f"action_mask is {mask.dtype} {tuple(mask.shape)}, but must be bool [{B}, {T}]")
+        for name in ("lengths", "prefix_groups", "temperature"):
+            value = getattr(self, name)
+            if value is not None and value.shape != (B,):
+                raise ValueError(f"{name} has shape {tuple(value.shape)}, but must be [{B}]: one value per row")
+        mask, ends = mask.cpu(), self.lengths.cpu()
+        if mask[:, 0].any():
+            rows = mask[:, 0].nonzero().flatten().tolist()
+            raise ValueError(
+                f"action_mask[:, 0] is True in rows {rows}: nothing comes before a row's first token, so it has no "
+                "log-probability; start every row with a prompt or a beginning-of-sequence token"
+            )
+        padding = (torch.arange(T) >= ends[:, None]) & mask
+        if padding.any():
+            rows = padding.any(1).nonzero().flatten().tolist()
+            fault = f"action_mask is True at or after lengths in rows {rows}"
+            raise ValueError(f"{fault}: padding cannot be an action token")
 
 
 @dataclass(frozen=True)

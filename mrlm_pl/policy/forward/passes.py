@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,58 +20,19 @@ from mrlm_pl.policy.forward.devices import padded_tokens
 from mrlm_pl.policy.forward.divergence import Teaching
 from mrlm_pl.policy.forward.families import base_model, forward_path, rope_boundary
 from mrlm_pl.policy.forward.head import chunked_log_probs, default_chunk_size, log_probs_from_logits
-from mrlm_pl.policy.forward.packing import ForwardPass, RowPlan, padded_chunks
+from mrlm_pl.policy.forward.packing import ForwardPass, RowPlan, TokenRows, padded_chunks
 from mrlm_pl.policy.forward.tree_attention import has_kernel
 
 
-class RowOptions(TypedDict, total=False):
-    """Options of the computation of rows' log-probabilities.
-
-    Attributes:
-        temperature: [B] temperatures of the sampler, above 0; None: 1.
-        prefix_groups: [B] group labels; rows with the same label compute common beginnings once. They change the work,
-            never the values.
-        max_tokens: maximum number of tokens in one forward pass; its rows, with shared tokens counted for each, have at
-            most ``row_tree.MOST_READ`` times as many. Several passes run one after the other and, for gradients, each
-            is recomputed in the backward pass, so that memory is that of one pass. So is a pass that exceeds the bound
-            beside others of the same backward pass (`bounded_together`). The ranks of a sharded model make equally many
-            passes, some of them idle.
-    """
-
-    temperature: Tensor | None
-    prefix_groups: Tensor | None
-    max_tokens: int | None
-
-
-class SeededRowOptions(RowOptions, total=False):
-    """:class:`RowOptions` with the seed of a forward pass's noise.
-
-    Attributes:
-        noise_seed: seed of the dropout and other training noise, which also depend on the pass; the model then keeps
-            its mode. None computes without noise.
-    """
-
-    noise_seed: int | None
-
-
-def forward_passes(
-    model: nn.Module,
-    token_ids: Tensor,
-    lengths: Tensor,
-    action_mask: Tensor,
-    *,
-    temperature: Tensor | None = None,
-    prefix_groups: Tensor | None = None,
-    max_tokens: int | None = None,
-) -> list[ForwardPass]:
+def forward_passes(model: nn.Module, rows: TokenRows, max_tokens: int | None = None) -> list[ForwardPass]:
     """Return the passes of `token_logprobs` for these rows; its arguments and errors are those of that function."""
-    check_arguments(token_ids, lengths, action_mask, prefix_groups, temperature)
-    if not action_mask.any():
+    rows.check()
+    if not rows.action_mask.any():
         return []
-    chunks = row_chunks(model, RowPlan(token_ids, action_mask, prefix_groups), max_tokens)
-    if temperature is None:
+    chunks = row_chunks(model, RowPlan(rows.token_ids, rows.action_mask, rows.prefix_groups), max_tokens)
+    if rows.temperature is None:
         return chunks
-    temperatures = temperature.to("cpu", torch.float32).repeat_interleave(token_ids.shape[1])
+    temperatures = rows.temperature.to("cpu", torch.float32).repeat_interleave(rows.token_ids.shape[1])
     return [replace(chunk, temperature=temperatures[chunk.destinations]) for chunk in chunks]
 
 
@@ -243,32 +204,3 @@ def _model_logits(model: nn.Module, inputs: ForwardPass, request: PassRequest, s
         with_entropy=request.entropy,
     )
     return request.stack(log_probs, entropy, hidden)
-
-
-def check_arguments(
-    token_ids: Tensor,
-    lengths: Tensor,
-    action_mask: Tensor,
-    prefix_groups: Tensor | None,
-    temperature: Tensor | None,
-) -> None:
-    """Raise ValueError for an inconsistent batch."""
-    if token_ids.dim() != 2 or 0 in token_ids.shape:
-        raise ValueError(f"token_ids has shape {tuple(token_ids.shape)}, but must be [B, T] with at least one token")
-    B, T = token_ids.shape
-    if action_mask.shape != (B, T) or action_mask.dtype != torch.bool:
-        raise ValueError(f"action_mask is {action_mask.dtype} {tuple(action_mask.shape)}, but must be bool [{B}, {T}]")
-    for name, value in (("lengths", lengths), ("prefix_groups", prefix_groups), ("temperature", temperature)):
-        if value is not None and value.shape != (B,):
-            raise ValueError(f"{name} has shape {tuple(value.shape)}, but must be [{B}]: one value per row")
-    mask, ends = action_mask.cpu(), lengths.cpu()
-    if mask[:, 0].any():
-        rows = mask[:, 0].nonzero().flatten().tolist()
-        raise ValueError(
-            f"action_mask[:, 0] is True in rows {rows}: nothing comes before a row's first token, so it has no "
-            "log-probability; start every row with a prompt or a beginning-of-sequence token"
-        )
-    padding = (torch.arange(T) >= ends[:, None]) & mask
-    if padding.any():
-        rows = padding.any(1).nonzero().flatten().tolist()
-        raise ValueError(f"action_mask is True at or after lengths in rows {rows}: padding cannot be an action token")

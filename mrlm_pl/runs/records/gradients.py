@@ -72,7 +72,7 @@ class Gradients:
         sums = self._sums.setdefault((policy, agent), [weight.new_zeros(2, *weight.shape) for weight in weights])
         advantages = pad_sequence([*tables], batch_first=True).to(weights[0].device)
         for side, table in enumerate(advantages.unbind(-1)):
-            logp = model(**batch.inputs())  # once more, as compiled code keeps nothing for a second backward pass
+            logp = model(batch.inputs())  # once more, as compiled code keeps nothing for a second backward pass
             gradients = torch.autograd.grad((table * logp).sum(), weights, materialize_grads=True)
             for total, gradient in zip(sums, gradients, strict=True):
                 total[side] += gradient

@@ -155,7 +155,7 @@ def test_the_source_has_the_parameters_of_environments() -> None:
     for name in mrlm_environments.__all__:
         cls = getattr(mrlm_environments, name)
         if isinstance(cls, type) and issubclass(cls, Environment):
-            read = parameters(Path(inspect.getfile(cls)), name)
+            read = parameters(name)
             seen += read is not None
             assert read is None or set(read) == {item.name for item in get_signature_parameters(cls, None)}, name
     assert seen >= 10
@@ -171,8 +171,7 @@ def test_the_source_has_the_parameters_that_the_parser_finds(group: str) -> None
         cls = getattr(package, name)
         if not inspect.isclass(cls):
             continue
-        file = Path(inspect.getfile(cls))
-        read = parameters(file, name)
+        read = parameters(name)
         if read is not None:
             seen += 1
             assert set(read) >= {item.name for item in get_signature_parameters(cls, None)}, name
@@ -185,11 +184,11 @@ def test_the_source_has_the_fields_of_settings(setting: str) -> None:
     from mrlm_pl.learner import optimization
     from mrlm_pl.learner.policies import reference
 
-    name, file = SETTINGS[setting]
+    name = SETTINGS[setting]
     cls = next(
         vars(module)[name] for module in (reference, optimization, losses, policy, engines) if name in vars(module)
     )
-    assert tuple(parameters(file, name) or ()) == tuple(inspect.signature(cls).parameters)
+    assert tuple(parameters(name) or ()) == tuple(inspect.signature(cls).parameters)
 
 
 RUN = "--model GRPO --data RolloutDataModule"

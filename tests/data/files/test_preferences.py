@@ -208,7 +208,7 @@ def test_the_answers_of_a_pair_compute_their_prompt_once(
         assert shared >= 200
         fed += shared + (len(first) - shared) + (len(second) - shared)
     inputs = data.collate("train", [0, 1])["main"].inputs()
-    plan = RowPlan(inputs["token_ids"], inputs["action_mask"], inputs["prefix_groups"])
+    plan = RowPlan(inputs.token_ids, inputs.action_mask, inputs.prefix_groups)
     (packed,) = plan.packed(None)
     assert packed.input_ids.numel() == fed
 

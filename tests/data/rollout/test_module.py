@@ -304,9 +304,9 @@ def test_the_only_update_on_a_rollout_takes_the_old_log_probabilities_from_its_o
     rows, found = Counter[str](), {}
     forward, meet = Policy.forward, GRPO.check_rollouts
 
-    def counted(policy: Policy, token_ids: Any, *args: Any, **kwargs: Any) -> Any:
-        rows[kind] += len(token_ids)
-        return forward(policy, token_ids, *args, **kwargs)
+    def counted(policy: Policy, given: Any, **options: Any) -> Any:
+        rows[kind] += len(given.token_ids)
+        return forward(policy, given, **options)
 
     monkeypatch.setattr(Policy, "forward", counted)
     for kind in ("own", "apart"):
@@ -331,7 +331,7 @@ class Preparing(GRPO):
     def prepare(self, *given: Any) -> Any:
         tables = super().prepare(*given)
         self.deviations = [
-            float((rows.old_logp - self.policy(name)(**rows.inputs())).abs().max()) for name, rows in tables.items()
+            float((rows.old_logp - self.policy(name)(rows.inputs())).abs().max()) for name, rows in tables.items()
         ]
         return tables
 
@@ -340,7 +340,7 @@ class OwnLoss(GRPO):
     """Reads pi_old in a policy loss of its own."""
 
     def policy_loss(self, name: str, rows: Any, batch: Any) -> Any:
-        loss, found = super().policy_loss(name, rows, batch), self.policy(name)(**rows.inputs())
+        loss, found = super().policy_loss(name, rows, batch), self.policy(name)(rows.inputs())
         self.deviations = [float((rows.old_logp - found).detach().abs().max())]
         return loss
 

@@ -164,7 +164,7 @@ def test_an_unknown_environment_gets_the_nearest_name(echo: Any) -> None:
         RolloutDataModule(echo(), task_settings=unknown)
     with pytest.raises(ConfigurationError, match="task_settings: environment is 'ecko'; did you mean 'echo'"):
         RolloutDataModule(echo(), task_settings={"ecko": TaskSettings(group_size=2)})
-    with pytest.raises(ConfigurationError, match=r"data\.task_settings\.echo\.grup_size: .*did you mean 'group_size'"):
+    with pytest.raises(ConfigurationError, match=r"task_settings\['echo'\]\.grup_size: .*did you mean 'group_size'"):
         RolloutDataModule(echo(), task_settings={"echo": {"grup_size": 2}})
 
 

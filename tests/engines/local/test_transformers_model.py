@@ -17,6 +17,7 @@ from mrlm_pl.engines import InProcessEngine
 from mrlm_pl.engines.local.cache_check import cache_use, warn_of_cache
 from mrlm_pl.engines.local.transformers_model import CacheUse, GenericModel
 from mrlm_pl.policy.forward.logprobs import token_logprobs
+from mrlm_pl.policy.forward.packing import TokenRows
 from tests.engines.conftest import build, request, run
 from tests.engines.local.test_engine import contexts, forward_logprobs
 from tests.support.models.model_families import context_rows, measure, plain_logprobs, tiny_model
@@ -187,7 +188,7 @@ def test_rows_on_both_sides_of_a_long_rotary_embedding(make_engine: MakeEngine) 
             assert alone.logprobs == pytest.approx(sample.logprobs, abs=1e-5)
             ids = torch.tensor([[*one.token_ids, *sample.token_ids]])
             mask = torch.arange(ids.shape[1])[None] >= len(one.token_ids)
-            learner = token_logprobs(model, ids, torch.tensor([ids.shape[1]]), mask)[mask].tolist()
+            learner = token_logprobs(model, TokenRows(ids, torch.tensor([ids.shape[1]]), mask))[mask].tolist()
             assert sample.logprobs == pytest.approx(learner, abs=1e-5)
             for n, token in enumerate(sample.token_ids):
                 before = [*one.token_ids, *sample.token_ids[:n]]

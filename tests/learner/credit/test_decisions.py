@@ -198,7 +198,7 @@ def test_an_update_computes_what_the_rows_of_a_tree_have_in_common_once(
         made(MAREINFORCE, model_folder, quiet_trainer()), [path(steps) for pair in TREE for steps in pair]
     )
     inputs = rows.inputs()
-    plan = RowPlan(inputs["token_ids"], inputs["action_mask"], inputs["prefix_groups"])
+    plan = RowPlan(inputs.token_ids, inputs.action_mask, inputs.prefix_groups)
     (packed,) = plan.packed(None)
     # the prompt of two tokens, and for two first decisions of two agents the decision and the token after it; what is
     # decided last is predicted from these, and not read again

@@ -18,6 +18,7 @@ from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.policies.reference import KL
 from mrlm_pl.losses import kl_k2
 from mrlm_pl.policy import LoRA, Policy
+from mrlm_pl.policy.forward.packing import TokenRows
 
 
 def rollouts(echo: Any, iterations: int, **options: Any) -> RolloutDataModule:
@@ -108,13 +109,13 @@ def test_an_adapter_and_its_moving_reference_share_the_base(model_folder: Path) 
     assert all("lora_" in name for name in saved)
     assert {name.split(".")[2] for name in saved} == {"model", "reference"}
     ids = torch.arange(8, 24)[None]
-    rows = {"token_ids": ids, "lengths": torch.tensor([16]), "action_mask": torch.arange(16)[None] > 3}
+    rows = TokenRows(ids, torch.tensor([16]), torch.arange(16)[None] > 3)
     with torch.no_grad():
         layers[0].lora_B["default"].weight.fill_(0.5)
-        before = policy.reference_logprobs(**rows)
+        before = policy.reference_logprobs(rows)
         policy.move_reference(0.0)
-        assert not torch.allclose(before, policy(**rows))
-        torch.testing.assert_close(policy.reference_logprobs(**rows), policy(**rows))
+        assert not torch.allclose(before, policy(rows))
+        torch.testing.assert_close(policy.reference_logprobs(rows), policy(rows))
 
 
 @pytest.mark.parametrize("sync", [{"every": 2}, {"every": 1, "decay": 0.75}])

@@ -17,7 +17,7 @@ from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward.attention import PackedLayout, packed_attention_forward
 from mrlm_pl.policy.forward.devices import TOKENS, bucket, kernels_by_shape, on_device, usable_device
-from mrlm_pl.policy.forward.packing import Segments
+from mrlm_pl.policy.forward.packing import Segments, TokenRows
 
 CPU = torch.device("cpu")
 PRODUCTS = {"mm", "addmm", "bmm", "matmul", "linear"}
@@ -137,11 +137,9 @@ def test_the_learner_computes_the_same_from_fewer_shapes(policy: Policy, bf16_ha
         with Shapes() as counted:
             for count in (7, 8, 9, 10):
                 ids, lengths, mask = rows(count)
-                groups, temperature = torch.zeros(count), torch.linspace(0.7, 1.3, count)
+                given = TokenRows(ids, lengths, mask, torch.linspace(0.7, 1.3, count), torch.zeros(count))
                 with torch.autocast("cpu", torch.bfloat16):
-                    out = policy.outputs(
-                        ids, lengths, mask, with_entropy=True, temperature=temperature, prefix_groups=groups
-                    )
+                    out = policy.outputs(given, with_entropy=True)
                 policy.zero_grad()
                 out.logp.sum().backward()
                 gradient = policy.model.get_input_embeddings().weight.grad

@@ -22,11 +22,12 @@ from mrlm_pl.learner.policies.reference import KL, ReferenceSync
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.architecture import Architecture
 from mrlm_pl.policy.forward.int8 import Int8Linear, int8_layers, linear_layers, to_int8
+from mrlm_pl.policy.forward.packing import TokenRows
 from mrlm_pl.policy.lora import LoRA, merged_state
 from mrlm_pl.policy.sharding import all_tensors
 from tests.engines.conftest import build
 
-ROWS = (torch.arange(4, 44).view(4, 10), torch.full((4,), 10), torch.arange(10).expand(4, 10) > 3)
+ROWS = TokenRows(torch.arange(4, 44).view(4, 10), torch.full((4,), 10), torch.arange(10).expand(4, 10) > 3)
 
 
 def loaded(**options: Any) -> Policy:
@@ -70,7 +71,7 @@ def test_a_frozen_policy_takes_a_quarter_of_the_memory_of_its_linear_layers() ->
 
     outputs = sum(plain.model.get_submodule(name).out_features for name in names)
     assert size(small) == size(plain) / 4 + 4 * outputs
-    found, wanted = small(*ROWS), plain(*ROWS)
+    found, wanted = small(ROWS), plain(ROWS)
     assert 1e-4 < (found - wanted).abs().max() < 0.3
     assert not any(weight.requires_grad for weight in small.parameters())
 
@@ -89,7 +90,7 @@ def test_a_model_that_reads_a_weight_itself_reads_the_rounded_one() -> None:
     model, plain = build("mamba"), build("mamba")
     to_int8(model, linear_layers(model))
     plain.load_state_dict(merged_state(model))
-    torch.testing.assert_close(model(ROWS[0] % 48).logits, plain(ROWS[0] % 48).logits, rtol=0, atol=1e-5)
+    torch.testing.assert_close(model(ROWS.token_ids % 48).logits, plain(ROWS.token_ids % 48).logits, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("own_weights", [False, True])
@@ -103,9 +104,10 @@ def test_an_engine_generates_with_the_rounded_weights(own_weights: bool) -> None
     engine.close()
     row = torch.tensor([context + sample.token_ids])
     mask = torch.arange(row.shape[1])[None] >= len(context)
-    logp = policy(row, torch.tensor([row.shape[1]]), mask)[mask]
+    rows = TokenRows(row, torch.tensor([row.shape[1]]), mask)
+    logp = policy(rows)[mask]
     assert torch.allclose(logp, torch.tensor(sample.logprobs), atol=1e-4)
-    plain = loaded(trained=False)(row, torch.tensor([row.shape[1]]), mask)[mask]
+    plain = loaded(trained=False)(rows)[mask]
     assert not torch.allclose(logp, plain, atol=1e-4)
 
 
@@ -118,7 +120,7 @@ def test_another_process_builds_the_same_model() -> None:
         for name, target in targets.items():
             assert target.dtype == tensors[name].dtype
             target.copy_(tensors[name])
-        assert torch.equal(rebuilt(ROWS[0]).logits, model(ROWS[0]).logits)
+        assert torch.equal(rebuilt(ROWS.token_ids).logits, model(ROWS.token_ids).logits)
 
 
 def test_the_export_is_the_model_that_was_read_and_a_servers_copy_is_rounded(tmp_path: Path) -> None:
@@ -126,11 +128,11 @@ def test_the_export_is_the_model_that_was_read_and_a_servers_copy_is_rounded(tmp
     small.save_pretrained(tmp_path)
     exported = Policy(str(tmp_path))
     exported.load()
-    assert torch.equal(exported(*ROWS), plain(*ROWS))
+    assert torch.equal(exported(ROWS), plain(ROWS))
     merged = merged_state(small.network)
     assert merged.keys() == plain.model.state_dict().keys()
     plain.model.load_state_dict(merged)
-    assert torch.allclose(plain(*ROWS), small(*ROWS), atol=1e-4)
+    assert torch.allclose(plain(ROWS), small(ROWS), atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +156,7 @@ def test_a_reference_in_int8_is_close_to_the_policy() -> None:
     policy = algorithm.policy("main")
     assert int8_layers(policy.reference)
     assert not int8_layers(policy.model)
-    gap = (policy.reference_logprobs(*ROWS) - policy(*ROWS)).abs().max()
+    gap = (policy.reference_logprobs(ROWS) - policy(ROWS)).abs().max()
     assert 1e-4 < gap < 0.3
     assert not any(policy.is_saved(name) for name in policy.state_dict() if name.startswith("reference."))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -20,6 +19,7 @@ from mrlm_pl.policy.forward import head as chunked_head
 from mrlm_pl.policy.forward.attention import ATTENTION_NAME, packed_attention_forward
 from mrlm_pl.policy.forward.families import PACKED_FAMILIES, PADDED_FAMILIES, forward_path, log_path
 from mrlm_pl.policy.forward.logprobs import bounded_together, token_logprobs, token_outputs, token_values
+from mrlm_pl.policy.forward.packing import TokenRows
 from mrlm_pl.policy.value_head import ValueHead
 from tests.support.models.largest_tensor import LargestTensor
 
@@ -92,8 +92,11 @@ class Batch:
         self.groups = torch.tensor([3, 3, 3, 1, 1, 1, 8])
         self.weights = torch.randn(7, 20, generator=generator)
 
-    def __iter__(self) -> Iterator[Tensor]:
-        return iter((self.token_ids, self.lengths, self.action_mask))
+    def rows(self, **options: Tensor) -> TokenRows:
+        return TokenRows(self.token_ids, self.lengths, self.action_mask, **options)
+
+    def shared(self) -> TokenRows:
+        return self.rows(prefix_groups=self.groups)
 
 
 def plain_log_softmax(model: Any, batch: Batch, temperature: float | Tensor = 1.0) -> Tensor:
@@ -134,7 +137,7 @@ def test_values_and_gradients_are_those_of_the_padded_forward_pass(family: str) 
     assert forward_path(model).name == expected_path
     expected = plain_logprobs(model, batch)
     expected_gradients = gradients(model, (expected * batch.weights).sum())
-    got = token_logprobs(model, *batch, prefix_groups=batch.groups)
+    got = token_logprobs(model, batch.shared())
     assert got.dtype == torch.float32
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
     assert (got[~batch.action_mask] == 0).all()
@@ -146,10 +149,10 @@ def test_values_and_gradients_are_those_of_the_padded_forward_pass(family: str) 
 def test_chunks_change_neither_values_nor_gradients(family: str, max_tokens: int) -> None:
     model, batch = tiny_model(family), Batch()
     temperature = torch.full((7,), 0.7)
-    whole = token_logprobs(model, *batch, temperature=temperature, prefix_groups=batch.groups)
+    rows = batch.rows(temperature=temperature, prefix_groups=batch.groups)
+    whole = token_logprobs(model, rows)
     whole_gradients = gradients(model, (whole * batch.weights).sum())
-    options: Any = {"temperature": temperature, "prefix_groups": batch.groups, "max_tokens": max_tokens}
-    got = token_logprobs(model, *batch, **options)
+    got = token_logprobs(model, rows, max_tokens=max_tokens)
     torch.testing.assert_close(got, whole, rtol=0, atol=1e-5)
     assert_same_gradients(gradients(model, (got * batch.weights).sum()), whole_gradients)
 
@@ -163,7 +166,7 @@ def test_passes_of_one_backward_pass_are_bounded_together(monkeypatch: pytest.Mo
     def passes(max_tokens: int | None, together: bool) -> tuple[int, dict[str, Tensor]]:
         calls[0] = 0
         with bounded_together() if together else nullcontext():
-            found = [token_logprobs(model, *batch, max_tokens=max_tokens) for _ in range(3)]
+            found = [token_logprobs(model, batch.rows(), max_tokens=max_tokens) for _ in range(3)]
         loss = torch.stack([(logp * batch.weights).sum() for logp in found]).sum()
         return calls[0], gradients(model, loss)
 
@@ -186,7 +189,7 @@ def test_temperature_and_entropy(family: str) -> None:
         log_softmax = plain_log_softmax(model, batch, divisor)
         expected = -(log_softmax.exp() * log_softmax).sum(-1).masked_fill(~batch.action_mask, 0.0)
         log_probs, entropy, *_ = token_outputs(
-            model, *batch, temperature=temperature, prefix_groups=batch.groups, with_entropy=True
+            model, batch.rows(temperature=temperature, prefix_groups=batch.groups), with_entropy=True
         )
         assert entropy is not None
         torch.testing.assert_close(log_probs, plain_logprobs(model, batch, divisor), rtol=0, atol=1e-5)
@@ -210,12 +213,12 @@ def test_values_come_from_the_state_before_each_token(family: str, max_tokens: i
         hidden[row, :length] = model(ids, output_hidden_states=True).hidden_states[-1][0]
     states = torch.nn.functional.pad(hidden, (0, 0, 1, 0))[:, :-1]  # the state before token t is that of token t - 1
     expected = (states @ head.linear.weight[0] + 0.25).masked_fill(~batch.action_mask, 0.0)
-    options = {"prefix_groups": batch.groups, "max_tokens": max_tokens}
-    found = token_outputs(model, *batch, with_entropy=True, value_head=head, **options)
+    rows = batch.shared()
+    found = token_outputs(model, rows, with_entropy=True, value_head=head, max_tokens=max_tokens)
     assert found.values is not None
     torch.testing.assert_close(found.values, expected, rtol=0, atol=1e-5)
-    torch.testing.assert_close(found.logp, token_logprobs(model, *batch, **options))
-    alone = token_values(model, head, *batch, **options)
+    torch.testing.assert_close(found.logp, token_logprobs(model, rows, max_tokens=max_tokens))
+    alone = token_values(model, head, rows, max_tokens=max_tokens)
     torch.testing.assert_close(alone, expected, rtol=0, atol=1e-5)
     wanted = gradients(model, (expected * batch.weights).sum())
     wanted.pop("lm_head.weight", None)
@@ -244,10 +247,10 @@ def test_the_rows_of_a_turn_tree(family: str, max_tokens: int | None) -> None:
     model, batch = tiny_model(family), turn_tree()
     expected = plain_logprobs(model, batch)
     expected_gradients = gradients(model, (expected * batch.weights).sum())
-    got = token_logprobs(model, *batch, prefix_groups=batch.groups, max_tokens=max_tokens)
+    got = token_logprobs(model, batch.shared(), max_tokens=max_tokens)
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
     assert_same_gradients(gradients(model, (got * batch.weights).sum()), expected_gradients)
-    unshared = token_logprobs(model, *batch)
+    unshared = token_logprobs(model, batch.rows())
     torch.testing.assert_close(got, unshared, rtol=0, atol=1e-5)
 
 
@@ -263,11 +266,11 @@ def test_other_masks_change_neither_values_nor_gradients(
     expected_gradients = gradients(model, (expected * batch.weights).sum())
     monkeypatch.setattr(attention, "MASK_ELEMENTS", most)
     monkeypatch.setattr(attention, "CAUSAL_TOKENS", causal)
-    got = token_logprobs(model, *batch, prefix_groups=batch.groups)
+    got = token_logprobs(model, batch.shared())
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
     assert_same_gradients(gradients(model, (got * batch.weights).sum()), expected_gradients)
     with torch.no_grad():
-        torch.testing.assert_close(token_logprobs(model, *batch, prefix_groups=batch.groups), got, rtol=0, atol=1e-6)
+        torch.testing.assert_close(token_logprobs(model, batch.shared()), got, rtol=0, atol=1e-6)
 
 
 def test_parts_of_a_mask_have_the_same_dropout_in_the_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,7 +278,7 @@ def test_parts_of_a_mask_have_the_same_dropout_in_the_backward_pass(monkeypatch:
     monkeypatch.setattr(attention, "MASK_ELEMENTS", 60)
 
     def found() -> dict[str, Tensor]:
-        got = token_logprobs(model, *batch, prefix_groups=batch.groups, noise_seed=3)
+        got = token_logprobs(model, batch.shared(), noise_seed=3)
         return gradients(model, (got * batch.weights).sum())
 
     recomputed = found()
@@ -299,8 +302,8 @@ def test_no_tensor_has_the_square_of_a_rows_tokens(
     monkeypatch.setattr(attention, "CAUSAL_TOKENS", causal)
     with LargestTensor() as sizes:
         labels, lengths = torch.tensor([0, 0, 1, 1]), torch.full((4,), T)
-        options = {"prefix_groups": labels, "max_tokens": max_tokens}
-        token_logprobs(model, token_ids, lengths, action_mask, **options).sum().backward()
+        rows = TokenRows(token_ids, lengths, action_mask, prefix_groups=labels)
+        token_logprobs(model, rows, max_tokens=max_tokens).sum().backward()
     # a mask of one row would have nearly T * T elements
     assert sizes.elements < T * T // 2
 
@@ -309,7 +312,7 @@ def test_prefixes_that_unequally_many_rows_share() -> None:
     model, batch = tiny_model("llama"), Batch()
     batch.action_mask[4, 9:17] = True
     batch.action_mask[1, 15:] = False  # the longest two rows share a prefix, three another, and one has none
-    got = token_logprobs(model, *batch, prefix_groups=batch.groups)
+    got = token_logprobs(model, batch.shared())
     torch.testing.assert_close(got, plain_logprobs(model, batch), rtol=0, atol=1e-5)
 
 
@@ -323,7 +326,7 @@ def test_rows_of_equal_shape() -> None:
     expected = plain_logprobs(model, batch)
     expected_gradients = gradients(model, (expected * batch.weights).sum())
     for groups in (torch.tensor([0, 0, 1, 1]), torch.tensor([0, 0, 0, 0]), torch.tensor([0, 0, 1, 2]), None):
-        got = token_logprobs(model, *batch, prefix_groups=groups)
+        got = token_logprobs(model, batch.rows(prefix_groups=groups))
         torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
         assert_same_gradients(gradients(model, (got * batch.weights).sum()), expected_gradients)
 
@@ -332,23 +335,23 @@ def test_rows_of_equal_shape() -> None:
 def test_one_row(row: int) -> None:
     model, batch = tiny_model("llama"), Batch()
     expected = plain_logprobs(model, batch)[row]
-    got = token_logprobs(model, *(x[row : row + 1] for x in batch), prefix_groups=torch.tensor([4]))
+    got = token_logprobs(model, batch.shared().select(torch.tensor([row])))
     torch.testing.assert_close(got[0], expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2"])
 def test_padding_has_no_influence(family: str) -> None:
     model, batch = tiny_model(family), Batch()
-    before = token_logprobs(model, *batch, prefix_groups=batch.groups)
+    before = token_logprobs(model, batch.shared())
     padding = torch.arange(20) >= batch.lengths[:, None]
     batch.token_ids = batch.token_ids.where(~padding, 0)
-    assert torch.equal(token_logprobs(model, *batch, prefix_groups=batch.groups), before)
+    assert torch.equal(token_logprobs(model, batch.shared()), before)
 
 
 def test_a_batch_without_actions_is_zero_and_still_reaches_every_parameter() -> None:
     model, batch = tiny_model("qwen2"), Batch()
     batch.action_mask = torch.zeros_like(batch.action_mask)
-    got = token_logprobs(model, *batch, prefix_groups=batch.groups)
+    got = token_logprobs(model, batch.shared())
     assert got.shape == (7, 20)
     assert not got.any()
     grads = gradients(model, got.sum())
@@ -364,7 +367,7 @@ def test_dropout_is_off_and_the_module_is_left_as_it_was(family: str) -> None:
     model, batch = tiny_model(family, **rates), Batch()
     implementation = model.config._attn_implementation
     attributes = {name: dict(vars(module)) for name, module in model.named_modules()}
-    first = token_logprobs(model, *batch, prefix_groups=batch.groups)
+    first = token_logprobs(model, batch.shared())
     torch.testing.assert_close(first, plain_logprobs(model, batch), rtol=0, atol=1e-5)
     assert model.config._attn_implementation == implementation != ATTENTION_NAME
     assert attributes == {name: dict(vars(module)) for name, module in model.named_modules()}
@@ -379,7 +382,7 @@ def test_a_router_that_is_noisy_in_training_is_not_in_the_learner(family: str, c
     expected_gradients = gradients(model, (expected * batch.weights).sum())
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    got = token_logprobs(model, *batch)
+    got = token_logprobs(model, batch.rows())
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
     assert_same_gradients(gradients(model, (got * batch.weights).sum()), expected_gradients)
     assert all(module.training for module in model.modules())
@@ -390,9 +393,9 @@ def test_noise_that_is_asked_for_follows_from_its_seed(family: str) -> None:
     rates = {"resid_pdrop": 0.3, "attn_pdrop": 0.3} if family == "gpt2" else {"attention_dropout": 0.3}
     model, batch = tiny_model(family, **rates), Batch()
     state = torch.get_rng_state()
-    first = token_logprobs(model, *batch, prefix_groups=batch.groups, noise_seed=1)
-    again = token_logprobs(model, *batch, prefix_groups=batch.groups, noise_seed=1)
-    other = token_logprobs(model, *batch, prefix_groups=batch.groups, noise_seed=2)
+    first = token_logprobs(model, batch.shared(), noise_seed=1)
+    again = token_logprobs(model, batch.shared(), noise_seed=1)
+    other = token_logprobs(model, batch.shared(), noise_seed=2)
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(first, again)
     assert (first - other)[batch.action_mask].abs().max() > 0.01
@@ -402,20 +405,20 @@ def test_noise_that_is_asked_for_follows_from_its_seed(family: str) -> None:
 def test_the_backward_pass_recomputes_with_the_same_noise(family: str) -> None:
     model, batch = tiny_model(family, attention_dropout=0.3), Batch()
     options = {"max_tokens": 30, "noise_seed": 5}
-    values = token_logprobs(model, *batch, **options)  # several passes: each is computed again
+    values = token_logprobs(model, batch.rows(), **options)  # several passes: each is computed again
     expected_gradients = gradients(model, (values * batch.weights).sum())
     model.gradient_checkpointing_enable({"use_reentrant": False})
-    got = token_logprobs(model, *batch, **options)  # and so is each layer of a pass
+    got = token_logprobs(model, batch.rows(), **options)  # and so is each layer of a pass
     torch.testing.assert_close(got, values, rtol=0, atol=1e-6)
     assert_same_gradients(gradients(model, (got * batch.weights).sum()), expected_gradients)
     weight = model.model.layers[0].self_attn.q_proj.weight
-    (gradient,) = torch.autograd.grad((token_logprobs(model, *batch, **options) * batch.weights).sum(), [weight])
+    (gradient,) = torch.autograd.grad((token_logprobs(model, batch.rows(), **options) * batch.weights).sum(), [weight])
     step = 1e-2 * gradient / gradient.norm()
     with torch.no_grad():
         weight += step
-        above = (token_logprobs(model, *batch, **options) * batch.weights).sum()
+        above = (token_logprobs(model, batch.rows(), **options) * batch.weights).sum()
         weight -= 2 * step
-        below = (token_logprobs(model, *batch, **options) * batch.weights).sum()
+        below = (token_logprobs(model, batch.rows(), **options) * batch.weights).sum()
     assert (above - below) / 2e-2 == pytest.approx(gradient.norm().item(), rel=0.05)
 
 
@@ -429,8 +432,8 @@ def test_rows_on_both_sides_of_a_long_rotary_embedding() -> None:
         ids = batch.token_ids[row : row + 1]
         with torch.no_grad():
             expected[row, column] = model(ids[:, :column]).logits[0, -1].log_softmax(-1)[ids[0, column]]
-    for options in ({}, {"prefix_groups": batch.groups}, {"max_tokens": 25}):
-        got = token_logprobs(model, *batch, **options)
+    for rows, max_tokens in ((batch.rows(), None), (batch.shared(), None), (batch.rows(), 25)):
+        got = token_logprobs(model, rows, max_tokens=max_tokens)
         torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
 
 
@@ -438,7 +441,7 @@ def test_the_module_is_left_as_it_was_when_its_forward_pass_fails() -> None:
     model, batch = tiny_model("qwen2"), Batch()
     batch.token_ids[0, 0] = V  # not in the vocabulary
     with pytest.raises(IndexError):
-        token_logprobs(model, *batch)
+        token_logprobs(model, batch.rows())
     assert model.config._attn_implementation != ATTENTION_NAME
     assert "forward" not in vars(model.lm_head)
 
@@ -447,11 +450,11 @@ def test_the_module_is_left_as_it_was_when_its_forward_pass_fails() -> None:
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_gradient_checkpointing_recomputes_the_same_attention(max_tokens: int | None, reentrant: bool) -> None:
     model, batch = tiny_model("qwen2", attention_dropout=0.5), Batch()
-    expected = token_logprobs(model, *batch, prefix_groups=batch.groups)
+    expected = token_logprobs(model, batch.shared())
     expected_gradients = gradients(model, (expected * batch.weights).sum())
     model.gradient_checkpointing_enable({"use_reentrant": reentrant})
     model.enable_input_require_grads()
-    got = token_logprobs(model, *batch, prefix_groups=batch.groups, max_tokens=max_tokens)
+    got = token_logprobs(model, batch.shared(), max_tokens=max_tokens)
     assert_same_gradients(gradients(model, (got * batch.weights).sum()), expected_gradients)
     assert model.model.layers[0].self_attn.attention_dropout == 0.5
 
@@ -461,7 +464,7 @@ def test_tied_embeddings() -> None:
     assert model.lm_head.weight is model.model.embed_tokens.weight
     expected = plain_logprobs(model, batch)
     expected_gradients = gradients(model, (expected * batch.weights).sum())
-    got = token_logprobs(model, *batch, prefix_groups=batch.groups)
+    got = token_logprobs(model, batch.shared())
     assert_same_gradients(gradients(model, (got * batch.weights).sum()), expected_gradients)
 
 
@@ -472,16 +475,16 @@ def test_lora(target_modules: list[str]) -> None:
     assert forward_path(model).name == ("logits" if "lm_head" in target_modules else "packed")
     expected = plain_logprobs(model, batch)
     expected_gradients = gradients(model, (expected * batch.weights).sum())
-    got = token_logprobs(model, *batch, prefix_groups=batch.groups)
+    got = token_logprobs(model, batch.shared())
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
     assert_same_gradients(gradients(model, (got * batch.weights).sum()), expected_gradients)
 
 
 def test_bf16_autocast_is_close_to_fp32() -> None:
     model, batch = tiny_model("qwen2"), Batch()
-    exact = token_logprobs(model, *batch, prefix_groups=batch.groups)
+    exact = token_logprobs(model, batch.shared())
     with torch.autocast("cpu", torch.bfloat16):
-        got = token_logprobs(model, *batch, prefix_groups=batch.groups)
+        got = token_logprobs(model, batch.shared())
         padded = plain_logprobs(model, batch)
     got.sum().backward()
     assert got.dtype == torch.float32
@@ -509,7 +512,7 @@ def test_logits_are_never_held_for_all_action_tokens(
             return result
 
     with Sizes():
-        token_logprobs(model, *batch, prefix_groups=batch.groups, max_tokens=max_tokens).sum().backward()
+        token_logprobs(model, batch.shared(), max_tokens=max_tokens).sum().backward()
     assert int(batch.action_mask.sum()) > 5 * 8
     assert max(sizes - parameters) == most_tokens * 4000
 
@@ -528,7 +531,7 @@ def test_models_that_cannot_be_packed(family: str, changes: dict[str, Any], path
     chosen = forward_path(model)
     assert chosen.name == path
     assert reason in chosen.reason
-    got = token_logprobs(model, *batch, prefix_groups=batch.groups)
+    got = token_logprobs(model, batch.shared())
     torch.testing.assert_close(got, plain_logprobs(model, batch), rtol=0, atol=1e-5)
 
 
@@ -544,7 +547,7 @@ def test_a_model_class_of_someone_else_computes_its_own_logits() -> None:
 
     model.__class__ = Doubled
     assert "Doubled" in forward_path(model).reason
-    got = token_logprobs(model, *batch)
+    got = token_logprobs(model, batch.rows())
     model.__class__ = original
     torch.testing.assert_close(got, plain_logprobs(model, batch, 0.5), rtol=0, atol=1e-5)
 
@@ -553,8 +556,8 @@ def test_the_path_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     model, batch = tiny_model("smollm3"), Batch()
     log_path.cache_clear()
     with caplog.at_level(logging.INFO, logger="mrlm_pl"):
-        token_logprobs(model, *batch)
-        token_logprobs(model, *batch)
+        token_logprobs(model, batch.rows())
+        token_logprobs(model, batch.rows())
     assert len([record for record in caplog.records if "packed" in record.getMessage()]) == 1
 
 
@@ -580,4 +583,4 @@ def test_contradictory_arguments_are_refused(change: dict[str, Any], message: st
     if change.pop("padding", False):
         batch.action_mask[0, 16] = True
     with pytest.raises(ValueError, match=message):
-        token_logprobs(model, *batch, **change)
+        token_logprobs(model, batch.rows(**change))

@@ -18,6 +18,7 @@ from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward import products
 from mrlm_pl.policy.forward.devices import padded_tokens
 from mrlm_pl.policy.forward.logprobs import token_logprobs
+from mrlm_pl.policy.forward.packing import TokenRows
 from mrlm_pl.policy.forward.products import FastLinear, linear, multiply, packed, with_fast_products
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch has no oneDNN")
@@ -270,7 +271,7 @@ def test_a_policy_its_learner_and_its_sampler_take_no_other_product(seed: int | 
     policy.load()
     ids = torch.arange(1, 9).repeat(2, 1)
     with Calls() as calls:
-        logp = token_logprobs(policy.model, ids, torch.tensor([8, 8]), torch.arange(8).repeat(2, 1) > 3)
+        logp = token_logprobs(policy.model, TokenRows(ids, torch.tensor([8, 8]), torch.arange(8).repeat(2, 1) > 3))
         logp.sum().backward()
     layers = sum(type(module) is FastLinear for module in policy.model.modules())
     assert layers == 7 * policy.model.config.num_hidden_layers

@@ -15,6 +15,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 from mrlm_pl.policy.forward import rematerialization
 from mrlm_pl.policy.forward.logprobs import token_logprobs
+from mrlm_pl.policy.forward.packing import TokenRows
 from mrlm_pl.policy.forward.rematerialization import rematerialized
 
 TOKENS, HIDDEN, INNER = 6, 8, 20
@@ -224,7 +225,7 @@ def test_gradients_of_log_probabilities_are_equal_bit_for_bit(
         monkeypatch.setattr("mrlm_pl.policy.forward.logprobs.rematerialized", context)
         for most in (None, 24):  # in one pass, and in several, each of which is recomputed as a whole
             with torch.autocast("cpu", torch.bfloat16, enabled=precision == torch.bfloat16):
-                out = token_logprobs(model, ids, torch.full((4,), 12), mask, max_tokens=most)
+                out = token_logprobs(model, TokenRows(ids, torch.full((4,), 12), mask), max_tokens=most)
             found.append(gradients(model, out.sum()))
     plain, plain_passes, again, again_passes = found
     assert all(map(torch.equal, plain, again))
@@ -238,7 +239,7 @@ def test_log_probabilities_free_them(kept: dict[str, StorageWeakRef]) -> None:
     )
     mask = torch.zeros(4, 12, dtype=torch.bool)
     mask[:, 5:] = True
-    loss = token_logprobs(model, torch.randint(0, 31, (4, 12)), torch.full((4,), 12), mask).sum()
+    loss = token_logprobs(model, TokenRows(torch.randint(0, 31, (4, 12)), torch.full((4,), 12), mask)).sum()
     # q, k, v, output of the attention, gate, up: results of norms, which need weights, and of the attention
     assert [kept[f"{layer}"].expired() for layer in range(7)] == [False] * 6 + [True]
     assert loss.requires_grad

@@ -11,7 +11,7 @@ from transformers import LlamaConfig
 
 from mrlm_pl.policy.forward.attention import PackedLayout
 from mrlm_pl.policy.forward.logprobs import token_logprobs
-from mrlm_pl.policy.forward.packing import RowPlan, Segments
+from mrlm_pl.policy.forward.packing import RowPlan, Segments, TokenRows
 from mrlm_pl.policy.forward.tree_attention import has_kernel, tree_mask
 from tests.engines.conftest import build
 
@@ -116,12 +116,11 @@ def test_log_probabilities_through_the_kernel(monkeypatch: pytest.MonkeyPatch) -
     ids = rows_of_a_tree((2, 3), (150, 40))
     actions = ids > 0
     actions[:, :100] = False
-    rows = ids, (ids > 0).sum(1), actions
-    labels = torch.arange(6) // 3
+    rows = TokenRows(ids, (ids > 0).sum(1), actions, prefix_groups=torch.arange(6) // 3)
     with torch.no_grad():
-        expected = token_logprobs(model, *rows, prefix_groups=labels)
+        expected = token_logprobs(model, rows)
         monkeypatch.setattr("mrlm_pl.policy.forward.passes.has_kernel", lambda *_, **__: True)
-        found = token_logprobs(model, *rows, prefix_groups=labels)
+        found = token_logprobs(model, rows)
     assert not torch.equal(found, expected)  # another order of sums
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 

@@ -22,6 +22,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from mrlm_pl.engines import InProcessEngine, Sample, SampleRequest, Sampling
 from mrlm_pl.policy.forward.families import forward_path
 from mrlm_pl.policy.forward.logprobs import token_logprobs
+from mrlm_pl.policy.forward.packing import TokenRows
 
 VOCABULARY = 48
 MOST_PARAMETERS = 100_000_000
@@ -291,7 +292,7 @@ def _learner(model: PreTrainedModel, contexts: Sequence[Sequence[int]], samples:
     model.eval()
     expected, expected_gradients = _with_gradients(model, plain)
     model.train()
-    got, gradients = _with_gradients(model, lambda: token_logprobs(model, ids, lengths, mask)[mask])
+    got, gradients = _with_gradients(model, lambda: token_logprobs(model, TokenRows(ids, lengths, mask))[mask])
     model.eval()
     largest = max(float(value.abs().max()) for value in expected_gradients.values())
     worst = max(
