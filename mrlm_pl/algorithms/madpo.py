@@ -47,9 +47,9 @@ class MADPO(Algorithm):
 
     Args:
         policies, seats, optimization: see :class:`Algorithm`.
-        loss: ``sigmoid``, ``hinge`` or ``ipo``; see :class:`~mrlm_pl.algorithms.dpo.DPO`.
+        loss: ``sigmoid``, ``hinge``, ``ipo``, ``robust`` or ``exo_pair``; see :class:`~mrlm_pl.algorithms.dpo.DPO`.
         beta: strength of the pull towards the reference.
-        label_smoothing: assumed rate of swapped labels, for ``sigmoid``.
+        label_smoothing: assumed rate of swapped labels, for ``sigmoid``, ``robust`` and ``exo_pair``.
         margin: gap by which the chosen joint action must win; None is 0 for ``sigmoid`` and 1 for ``hinge``.
 
     Raises:
