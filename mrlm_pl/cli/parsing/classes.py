@@ -424,8 +424,9 @@ def _unaccepted_message(argument: str, setting: Any, old: type, new: type, key: 
         fault += f"; nor does it take the settings of {', '.join(others)}"
     path = class_path(new)
     named = new.__name__ if path.startswith(_OWN_PACKAGES) else path  # other classes are found by their path alone
+    removed = "them" if others else "it"
     return (
-        f"{fault}; remove {'them' if others else 'it'}, or drop what {new.__name__} does not take of {old.__name__}'s settings with "
+        f"{fault}; remove {removed}, or drop what {new.__name__} does not take of {old.__name__}'s settings with "
         f"`init_args: {{}}` beside its class_path in a file, or `--{key} '{{class_path: {named}, init_args: {{}}}}'`"
     )
 
