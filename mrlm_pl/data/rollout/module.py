@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal
@@ -34,18 +34,6 @@ from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.rollout.rounds import RoundOptions
 from mrlm_pl.seeding import run_seed
 from mrlm_pl.settings import ChecksArguments, NonNegativeInt, PositiveFloat, PositiveInt, as_settings, check_instance
-
-
-def _fixed(name: str, read: Callable[[Any], Any]) -> Any:
-    """Return a property of the data module that raises a ConfigurationError where it is set."""
-
-    def refuse(data: RolloutDataModule, value: Any) -> None:
-        raise ConfigurationError(
-            f"data.{name} cannot change once the data module is made; give it to the constructor, or end the run and "
-            f"resume it with another `--data.{name.rstrip('s')}`; attributes of an environment can be assigned"
-        )
-
-    return property(read, refuse)
 
 
 class RolloutDataModule(ChecksArguments, LightningDataModule):
@@ -107,11 +95,6 @@ class RolloutDataModule(ChecksArguments, LightningDataModule):
     Raises:
         ConfigurationError: a number is out of range, or two environments share a name.
     """
-
-    environments: Mapping[str, Environment] = _fixed(
-        "environments", lambda data: MappingProxyType(data.tasks.environments)
-    )
-    sampling: Sampling = _fixed("sampling", lambda data: data.collection.sampling)
 
     def __init__(
         self,
@@ -218,9 +201,42 @@ class RolloutDataModule(ChecksArguments, LightningDataModule):
         if stage == "fit":
             if getattr(self.collection, "learner", learner) is not learner:
                 stream.restart()
-            if self.players.stale is not None:
-                self.players.stale.check(learner, trainer, self.sampling)
             self.collection.begin(learner)
+
+    @property
+    def environments(self) -> Mapping[str, Environment]:
+        """Environments by name; their attributes can be assigned."""
+        return MappingProxyType(self.tasks.environments)
+
+    @environments.setter
+    def environments(self, value: object) -> None:
+        raise ConfigurationError(
+            "data.environments cannot change once the data module is made; give them to the constructor, or end the "
+            "run and resume it with another `--data.environment`; attributes of an environment can be assigned"
+        )
+
+    @property
+    def sampling(self) -> Sampling:
+        """Sampling settings of training episodes; a value that is set holds from the next rollout on.
+
+        Raises:
+            ConfigurationError: the algorithm cannot train on such samples, or ``data.mode async`` plays episodes.
+        """
+        return self.collection.sampling
+
+    @sampling.setter
+    def sampling(self, value: Sampling) -> None:
+        self.collection.resample(as_settings(Sampling, value, "data.sampling"))
+        if self.collection.collector is not None:
+            learner = self.algorithm()
+            self.sampling.check_policies([*learner.policies], "data.sampling")
+            self._check_sampling(learner, learner.trainer)
+
+    def _check_sampling(self, learner: Algorithm, trainer: Trainer) -> None:
+        checks.check_lag(learner, self.mode, self.max_lag, self.async_options, self.sampling)
+        checks.check_sampling(learner, self.sampling)
+        if self.players.stale is not None:
+            self.players.stale.check(learner, trainer, self.sampling)
 
     def _batches(self, trainer: Trainer) -> int:
         """Return the number of micro-batches in an epoch of the trainer."""
@@ -251,8 +267,7 @@ class RolloutDataModule(ChecksArguments, LightningDataModule):
         checks.check_groups(learner, plan, self.tasks.settings)
         checks.check_updates(learner, stream.passes, stream.minibatches, plan.groups, ranks, accumulation)
         checks.check_validation_interval(trainer, self._batches(trainer))
-        checks.check_lag(learner, self.mode, self.max_lag, self.async_options, self.sampling)
-        checks.check_sampling(learner, self.sampling)
+        self._check_sampling(learner, trainer)
         check_engine = partial(checks.check_logprobs, learner)
         if engine is not None:  # again with its first weights: a pool knows its workers' engine only then
             check_engine(engine)
