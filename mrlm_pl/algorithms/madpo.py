@@ -82,7 +82,7 @@ class MADPO(Algorithm):
 
     def prepare(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()) -> Batches:
         pairs, numbers = joint_pairs(episodes), group_numbers(episodes)
-        rows_of_pairs = [RowPair(*(self._trained_rows(episode) for episode in pair)) for pair in pairs]
+        rows_of_pairs = [RowPair(self._trained_rows(best), self._trained_rows(worst)) for best, worst in pairs]
         collated = collate_pairs(rows_of_pairs, [numbers[pair.chosen.group] for pair in pairs])
         batches = {name: rows for name, (rows, _) in collated.items()}
         for name, rows in batches.items():

@@ -43,7 +43,7 @@ _STALL_SECONDS = 5.0
 
 _LATE_SECONDS = 0.05
 _LOOKS = 20
-"""A loop that is late in most of so many looks, each time in the same line, is a warning too: its stops are short."""
+"""A loop that is late in most of the last 20 looks, in one line, is a warning too: it stops for short times."""
 
 _LIBRARIES = ("<frozen", *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
 

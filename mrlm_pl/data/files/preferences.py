@@ -178,8 +178,8 @@ def pair_of(row: Mapping[str, Any]) -> AnswerPair:
     if all(isinstance(answer, str) for answer in answers):
         if not isinstance(prompt_field, str) or not prompt_field:
             raise ValueError("answers of plain text need a field 'prompt' of plain text")
-        texts = (Demonstration.of_text(prompt_field, answer, row.get("tools")) for answer in answers)
-        return AnswerPair(*texts, margin)
+        better, worse = (Demonstration.of_text(prompt_field, answer, row.get("tools")) for answer in answers)
+        return AnswerPair(better, worse, margin)
     if any(isinstance(answer, str) for answer in answers):
         raise ValueError("prompt, chosen and rejected must all be text, or all lists of {role, content}")
     tools, (chosen, rejected) = tools_of(row.get("tools")), map(messages_of, answers)
@@ -193,4 +193,5 @@ def pair_of(row: Mapping[str, Any]) -> AnswerPair:
             raise ValueError(f"its {name!r} answer has no assistant message of its own")
         if any(message.get("weight") == 0 for message in row[name][-len(messages) :]):
             raise ValueError(f"its {name!r} answer has a message of weight 0; leave it out or put it into `prompt`")
-    return AnswerPair(*(Demonstration(prompt, messages, tools=tools) for messages in own_messages), margin)
+    better, worse = (Demonstration(prompt, messages, tools=tools) for messages in own_messages)
+    return AnswerPair(better, worse, margin)

@@ -55,7 +55,7 @@ def collate_pairs(
     rows = [row for pair in pairs for row in pair.rows]
     margins = torch.tensor([pair.margin for pair in pairs for _ in pair.rows], dtype=torch.float32)
     numbered = zip(range(len(pairs)) if numbers is None else numbers, pairs, strict=True)
-    answers = [2 * number + side for number, pair in numbered for side in (0, 1) for _ in pair[side]]
+    answers = [2 * number + side for number, pair in numbered for side, acting in enumerate(pair[:2]) for _ in acting]
     of_pairs, tokens = [answer // 2 for answer in answers], Counter[int]()
     for row, pair in zip(rows, of_pairs, strict=True):
         tokens[pair] += row.num_actions
