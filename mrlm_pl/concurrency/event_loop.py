@@ -47,7 +47,7 @@ _LOOKS = 20
 
 _LIBRARIES = ("<frozen", *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
 
-_ADVICE = (
+ASYNC_ADVICE = (
     "it stops all `async` functions: await slow work, as with an async client or asyncio.to_thread, or write a plain "
     "function (`def`), which has its own thread"
 )
@@ -187,7 +187,7 @@ def shared_loop() -> EventLoopThread:
         if _shared is None or _shared.stuck:
             if _shared is not None:
                 threading.Thread(target=_shared.close, daemon=True).start()  # it may wait for long
-            _shared = EventLoopThread(STUCK_SECONDS, _ADVICE)
+            _shared = EventLoopThread(STUCK_SECONDS, ASYNC_ADVICE)
             atexit.register(_leave, _shared)
         return _shared
 
