@@ -276,7 +276,13 @@ def test_an_async_environment_that_sleeps_without_awaiting_is_named(
             time.sleep(0.02)
             return super().step(actions)
 
-    play(Sleeps(), specs=60)
+    task = Sleeps().tasks("train")[0]
+    player = EpisodePlayer({"relay": Sleeps()}, seats("a", "b"), ScriptedEngine())
+    for number in range(100):  # one after another: all at once would be a single stop of the loop
+        player.play_blocking([EpisodeSpec(str(number), task, str(number), seed=0)])
+        if caplog.records:
+            break
+    player.close()
     assert re.search(r"stood still in \d+ of \d+ looks in step \(.*test_player\.py:\d+\); it stops all", caplog.text)
 
 
