@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal
@@ -201,42 +201,29 @@ class RolloutDataModule(ChecksArguments, LightningDataModule):
         if stage == "fit":
             if getattr(self.collection, "learner", learner) is not learner:
                 stream.restart()
+            if self.players.stale is not None:
+                self.players.stale.check(learner, trainer, self.sampling)
             self.collection.begin(learner)
 
-    @property
-    def environments(self) -> Mapping[str, Environment]:
-        """Environments by name; their attributes can be assigned."""
-        return MappingProxyType(self.tasks.environments)
+    def _resample(self, value: Sampling) -> None:
+        self.collection.resample(as_settings(Sampling, value, "data.sampling"))
+        if self.collection.collector is not None:
+            learner = self.algorithm()
+            self.sampling.check_policies([*learner.policies], "data.sampling")
+            checks.check_lag(learner, self.mode, self.max_lag, self.async_options, self.sampling)
+            checks.check_sampling(learner, self.sampling)
+            if self.players.stale is not None:
+                self.players.stale.check(learner, learner.trainer, self.sampling)
 
-    @environments.setter
-    def environments(self, value: object) -> None:
+    def _keep_environments(self, value: object) -> None:
         raise ConfigurationError(
             "data.environments cannot change once the data module is made; give them to the constructor, or end the "
             "run and resume it with another `--data.environment`; attributes of an environment can be assigned"
         )
 
-    @property
-    def sampling(self) -> Sampling:
-        """Sampling settings of training episodes; a value that is set holds from the next rollout on.
-
-        Raises:
-            ConfigurationError: the algorithm cannot train on such samples, or ``data.mode async`` plays episodes.
-        """
-        return self.collection.sampling
-
-    @sampling.setter
-    def sampling(self, value: Sampling) -> None:
-        self.collection.resample(as_settings(Sampling, value, "data.sampling"))
-        if self.collection.collector is not None:
-            learner = self.algorithm()
-            self.sampling.check_policies([*learner.policies], "data.sampling")
-            self._check_sampling(learner, learner.trainer)
-
-    def _check_sampling(self, learner: Algorithm, trainer: Trainer) -> None:
-        checks.check_lag(learner, self.mode, self.max_lag, self.async_options, self.sampling)
-        checks.check_sampling(learner, self.sampling)
-        if self.players.stale is not None:
-            self.players.stale.check(learner, trainer, self.sampling)
+    environments: Any = property(lambda self: MappingProxyType(self.tasks.environments), _keep_environments)
+    sampling: Any = property(lambda self: self.collection.sampling, _resample)
+    """Sampling settings of training episodes; a value that is set holds from the next rollout on."""
 
     def _batches(self, trainer: Trainer) -> int:
         """Return the number of micro-batches in an epoch of the trainer."""
@@ -267,7 +254,8 @@ class RolloutDataModule(ChecksArguments, LightningDataModule):
         checks.check_groups(learner, plan, self.tasks.settings)
         checks.check_updates(learner, stream.passes, stream.minibatches, plan.groups, ranks, accumulation)
         checks.check_validation_interval(trainer, self._batches(trainer))
-        self._check_sampling(learner, trainer)
+        checks.check_lag(learner, self.mode, self.max_lag, self.async_options, self.sampling)
+        checks.check_sampling(learner, self.sampling)
         check_engine = partial(checks.check_logprobs, learner)
         if engine is not None:  # again with its first weights: a pool knows its workers' engine only then
             check_engine(engine)
