@@ -112,6 +112,10 @@ def _advice(folder: Path) -> str:
     """Return a suggestion for a folder that does not exist."""
     if (Path("runs") / folder).is_dir():
         return f"did you mean {str(Path('runs') / folder)!r}?"
+    run = folder.parent.parent
+    if folder.parent.name == "policies" and not run.is_dir():
+        command = f"`mrlm fit --config CONFIG --output {shlex.quote(str(run))}`"
+        return f"it is of a run that is not here: train it with {command}, or as the head of your configuration says"
     if not folder.parent.is_dir():
         return f"there is no folder {str(folder.parent)!r} either; check the path"
     return meant(nearest_path(folder, folders=True) or (nearest_path(folder) if folder.suffix == ".ckpt" else None))

@@ -23,6 +23,8 @@ class DPO(GivenAnswersAlgorithm):
             sigmoid   -(1 - e) log sigmoid(z) - e log sigmoid(-z),  z = beta gap - margin,  e = label_smoothing
             hinge     max(0, margin - beta gap)                     (2309.06657)
             ipo       (gap - 1 / (2 beta))^2                        (2310.12036)
+            robust    (-(1 - e) log sigmoid(z) + e log sigmoid(-z)) / (1 - 2 e),  z = beta gap  (2403.00409)
+            exo_pair  q log(q / (1 - e)) + (1 - q) log((1 - q) / e),  q = sigmoid(beta gap)     (2402.00856)
             - sft_weight m(w)                                       (2404.19733), m: mean of log pi over the tokens
 
     The reference is the policy as it is before the first update; its log-probabilities are computed once for all pairs.
@@ -33,9 +35,9 @@ class DPO(GivenAnswersAlgorithm):
     Args:
         policies: weights by name; one policy.
         optimization: see :class:`Algorithm`.
-        loss: ``sigmoid``, ``hinge`` or ``ipo``.
+        loss: ``sigmoid``, ``hinge``, ``ipo``, ``robust`` or ``exo_pair``.
         beta: strength of the pull towards the reference.
-        label_smoothing: assumed rate of swapped labels, for ``sigmoid``.
+        label_smoothing: assumed rate of swapped labels, for ``sigmoid``, ``robust`` and ``exo_pair``.
         margin: gap by which the chosen answer must win; None is 0 for ``sigmoid`` and 1 for ``hinge``.
         reference_free: leave the reference out: ``gap = log pi(w) - log pi(l)``.
         length_normalized: take means over an answer's tokens, not sums, as TRL's ``sigmoid_norm`` and ``ipo``.

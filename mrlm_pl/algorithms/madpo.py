@@ -47,9 +47,9 @@ class MADPO(Algorithm):
 
     Args:
         policies, seats, optimization: see :class:`Algorithm`.
-        loss: ``sigmoid``, ``hinge`` or ``ipo``; see :class:`~mrlm_pl.algorithms.dpo.DPO`.
+        loss: ``sigmoid``, ``hinge``, ``ipo``, ``robust`` or ``exo_pair``; see :class:`~mrlm_pl.algorithms.dpo.DPO`.
         beta: strength of the pull towards the reference.
-        label_smoothing: assumed rate of swapped labels, for ``sigmoid``.
+        label_smoothing: assumed rate of swapped labels, for ``sigmoid``, ``robust`` and ``exo_pair``.
         margin: gap by which the chosen joint action must win; None is 0 for ``sigmoid`` and 1 for ``hinge``.
 
     Raises:
@@ -82,7 +82,7 @@ class MADPO(Algorithm):
 
     def prepare(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()) -> Batches:
         pairs, numbers = joint_pairs(episodes), group_numbers(episodes)
-        rows_of_pairs = [RowPair(*(self._trained_rows(episode) for episode in pair)) for pair in pairs]
+        rows_of_pairs = [RowPair(self._trained_rows(best), self._trained_rows(worst)) for best, worst in pairs]
         collated = collate_pairs(rows_of_pairs, [numbers[pair.chosen.group] for pair in pairs])
         batches = {name: rows for name, (rows, _) in collated.items()}
         for name, rows in batches.items():

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from mrlm_pl.errors import NonFiniteError
-from mrlm_pl.learner.batch import PolicyBatch
+from mrlm_pl.learner.batch import PolicyBatch, not_none
 from mrlm_pl.learner.critics import ScoreHead
 from mrlm_pl.learner.given_answers import GivenAnswersAlgorithm
 from mrlm_pl.losses import bradley_terry_loss, last_token_mask
@@ -32,7 +32,7 @@ class PairwiseRewardModel(GivenAnswersAlgorithm):
     ``test/`` ``loss``, ``pair_accuracy`` and ``margin``.
 
     Args:
-        margin: difference of scores by which the chosen answer must win.
+        margin: difference of scores by which the chosen answer must win, in addition to the ``margin`` of its row.
         centering: weight of the squared sum of a pair's scores (arXiv 2312.09244).
         value_learning_rate: learning rate of the value head; None is the policy's.
         policies, optimization: see :class:`~mrlm_pl.learner.given_answers.GivenAnswersAlgorithm`.
@@ -66,5 +66,6 @@ class PairwiseRewardModel(GivenAnswersAlgorithm):
                 "model is broken: train it again"
             )
         won = ((gaps > 0).float() + 0.5 * (gaps == 0).float()).mean()
-        losses = bradley_terry_loss(chosen, rejected, margin=self.margin)
+        margins = self.margin + not_none(rows.margins).view(-1, 2)[:, 0]
+        losses = bradley_terry_loss(chosen, rejected, margin=margins)
         return losses + self.centering * (chosen + rejected).square(), {"pair_accuracy": won, "margin": gaps.mean()}

@@ -16,6 +16,7 @@ import sysconfig
 import threading
 import time
 import traceback
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor, wait
 from contextlib import suppress
@@ -40,9 +41,13 @@ _THREADS = 1000
 _STALL_SECONDS = 5.0
 """A loop that stands still for this long is a warning: one coroutine blocks all others."""
 
+_LATE_SECONDS = 0.05
+_LOOKS = 20
+"""A loop that is late in most of the last 20 looks, in one line, is a warning too: it stops for short times."""
+
 _LIBRARIES = ("<frozen", *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
 
-_ADVICE = (
+ASYNC_ADVICE = (
     "it stops all `async` functions: await slow work, as with an async client or asyncio.to_thread, or write a plain "
     "function (`def`), which has its own thread"
 )
@@ -111,11 +116,16 @@ class EventLoopThread:
 
     def _watch(self) -> None:
         """Warn of a loop that stands still, and fail the watched coroutines after its patience."""
-        warned = False
+        warned, places = False, deque[str](maxlen=_LOOKS)
         while not self.closed:
             turned, stood = threading.Event(), 0.0
             with suppress(RuntimeError):  # the loop is closed
                 self.call_soon(turned.set)
+            places.append("" if turned.wait(_LATE_SECONDS) else self._own_place())
+            place, count = Counter(places).most_common(1)[0]
+            if place and count > _LOOKS // 2 and not warned:
+                warned = True
+                logger.warning(f"the event loop stood still in {count} of {len(places)} looks {place}; {self._advice}")
             # Counted, not read from a clock: a process that is suspended does not stand still.
             while not turned.wait(_LOOK_SECONDS) and not self.closed:
                 stood += _LOOK_SECONDS
@@ -132,6 +142,12 @@ class EventLoopThread:
                             watched.set_exception(RolloutError(self.fault))
             self.fault = ""
             time.sleep(_LOOK_SECONDS)
+
+    def _own_place(self) -> str:
+        """Return the line of a user's code that the loop is in; empty if it waits for events."""
+        stack = traceback.extract_stack(sys._current_frames().get(self._thread.ident or 0))
+        own = [entry for entry in stack if not entry.filename.startswith((*_LIBRARIES, __file__))]
+        return f"in {own[-1].name} ({own[-1].filename}:{own[-1].lineno})" if own else ""
 
     def cancel_all(self) -> Future[None]:
         """Cancel all coroutines and wait for their end; warn of those that continue.
@@ -171,7 +187,7 @@ def shared_loop() -> EventLoopThread:
         if _shared is None or _shared.stuck:
             if _shared is not None:
                 threading.Thread(target=_shared.close, daemon=True).start()  # it may wait for long
-            _shared = EventLoopThread(STUCK_SECONDS, _ADVICE)
+            _shared = EventLoopThread(STUCK_SECONDS, ASYNC_ADVICE)
             atexit.register(_leave, _shared)
         return _shared
 

@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args
 from mrlm_pl.concurrency.calls import DeadlineError
 from mrlm_pl.environment import Task
 from mrlm_pl.environment.contract import Environment
+from mrlm_pl.environment.schemas import schema_fault
 from mrlm_pl.environment.semantics import Finding, SemanticChecks, span
 from mrlm_pl.environment.tasks import SPLITS, DatasetTasks
 from mrlm_pl.environment.trial import (
@@ -232,6 +233,22 @@ class _Checker:
         self._check_refused(environment, everybody, "step after the end")
         return Finding("calls out of order are refused")
 
+    def tools(self) -> Finding:
+        """Check that calls can be checked by the schemas of the tools."""
+        environment, names = self.environment.copy(), set[str]()
+        call_with_deadline(environment.reset, self.tasks("train")[0])
+        for agent in environment.agents:
+            for tool in environment.tools(agent):
+                names.add(tool.name)
+                if fault := schema_fault(tool.parameters):
+                    raise EnvironmentContractError(
+                        f"the parameters of tool {tool.name!r} of agent {agent!r} are no JSON schema: {fault}"
+                    )
+        close(environment)
+        if not names:
+            return Finding("there are no tools", applies=False)
+        return Finding(f"calls of {', '.join(sorted(names))} can be checked")
+
     def gold(self) -> Finding:
         """Check that the known best replies earn more than empty, spamming and hostile ones."""
         best = []
@@ -292,6 +309,7 @@ def check_environment(
         "copies in mid-episode": checker.forks,
         "hostile replies": checker.hostile_replies,
         "order of calls": checker.order_of_calls,
+        "tools": checker.tools,
         "best replies": checker.gold,
         "close": checker.close,
     }

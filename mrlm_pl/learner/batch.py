@@ -59,6 +59,7 @@ class PolicyBatch:
         correct: [B] fp32 in [0, 1], whether the row's answer is right.
         joint_actions: [B] int64, index of the joint action to which the row belongs: 2 i for the chosen and 2 i + 1
             for the rejected one of pair i.
+        margins: [B] fp32, difference of scores by which the chosen answer of the row's pair must win.
         trajectories: records of the rows, in the batch of a whole rollout; none in micro-batches and checkpoints.
         turn_baselines: return and baseline of each turn of the trajectories; None without trajectories.
         teacher_prompts: [B, K, 1 + P] int64, index of each of K teachers, then the prompt that it reads instead of the
@@ -88,6 +89,7 @@ class PolicyBatch:
     reference_sums: Tensor | None = None
     correct: Tensor | None = None
     joint_actions: Tensor | None = None
+    margins: Tensor | None = None
     trajectories: tuple[Trajectory, ...] = ()
     turn_baselines: tuple[Sequence[ReturnAndBaseline], ...] = ()
     teacher_prompts: Tensor | None = None

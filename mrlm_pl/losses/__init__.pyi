@@ -23,6 +23,7 @@ from .policy_gradient import ppo_clip_loss as ppo_clip_loss
 from .preference import PreferenceLoss as PreferenceLoss
 from .preference import dpo_hinge_loss as dpo_hinge_loss
 from .preference import dpo_sigmoid_loss as dpo_sigmoid_loss
+from .preference import exo_pair_loss as exo_pair_loss
 from .preference import ipo_loss as ipo_loss
 from .preference import joint_logp as joint_logp
 from .preference import kto_loss as kto_loss
@@ -30,6 +31,7 @@ from .preference import orpo_loss as orpo_loss
 from .preference import preference_gap as preference_gap
 from .preference import preference_loss as preference_loss
 from .preference import preference_metrics as preference_metrics
+from .preference import robust_dpo_loss as robust_dpo_loss
 from .preference import sequence_logp as sequence_logp
 from .preference import simpo_loss as simpo_loss
 from .reduction import BatchTotals as BatchTotals

@@ -7,8 +7,10 @@ does. Compute it once with ``preference_gap`` (it is also the metric to log) and
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any, Literal, get_args
+import inspect
+import math
+from collections.abc import Callable, Collection
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -116,6 +118,33 @@ def ipo_loss(gap: Tensor, *, beta: float = 0.1) -> Tensor:
     return (gap - 1.0 / (2.0 * beta)).square()
 
 
+def robust_dpo_loss(gap: Tensor, *, beta: float = 0.1, label_smoothing: float = 0.0) -> Tensor:
+    """Return the robust DPO loss [P]: ``(-(1 - e) log sigmoid(z) + e log sigmoid(-z)) / (1 - 2 e)``, ``z = beta gap``.
+
+    Its mean over labels that are swapped at the rate ``e = label_smoothing`` is the DPO loss of the true labels.
+    Source: arXiv 2403.00409.
+
+    >>> round(robust_dpo_loss(torch.zeros(1), label_smoothing=0.1).item(), 6)  # ln 2
+    0.693147
+    """
+    right, swapped = -F.logsigmoid(beta * gap), -F.logsigmoid(-beta * gap)
+    return ((1.0 - label_smoothing) * right - label_smoothing * swapped) / (1.0 - 2.0 * label_smoothing)
+
+
+def exo_pair_loss(gap: Tensor, *, beta: float = 0.1, label_smoothing: float = 0.001) -> Tensor:
+    """Return the reverse KL divergence [P] of the policy's preference from that of the labels.
+
+    ``q log(q / (1 - e)) + (1 - q) log((1 - q) / e)`` with ``q = sigmoid(beta gap)`` and ``e = label_smoothing``.
+    Source: arXiv 2402.00856.
+
+    >>> round(exo_pair_loss(torch.zeros(1), label_smoothing=0.1).item(), 6)  # ln(1 / (2 sqrt(0.9 * 0.1)))
+    0.510826
+    """
+    log_q, log_rest = F.logsigmoid(beta * gap), F.logsigmoid(-beta * gap)
+    divergence = log_q.exp() * (log_q - math.log1p(-label_smoothing))
+    return divergence + log_rest.exp() * (log_rest - math.log(label_smoothing))
+
+
 def preference_metrics(gaps: Tensor, rewards: Tensor) -> dict[str, Tensor]:
     """Return means (0-dim) over pairs: both rewards, the margin between them, and the proportion of positive gaps.
 
@@ -201,7 +230,15 @@ def _log1mexp(x: Tensor) -> Tensor:
     return torch.log(-torch.expm1(x.clamp(max=-torch.finfo(x.dtype).eps)))
 
 
-PreferenceLoss = Literal["sigmoid", "hinge", "ipo"]
+PreferenceLoss = Literal["sigmoid", "hinge", "ipo", "robust", "exo_pair"]
+
+_LOSSES: dict[PreferenceLoss, Callable[..., Tensor]] = {
+    "sigmoid": dpo_sigmoid_loss,
+    "hinge": dpo_hinge_loss,
+    "ipo": ipo_loss,
+    "robust": robust_dpo_loss,
+    "exo_pair": exo_pair_loss,
+}
 
 
 @check_arguments
@@ -215,9 +252,9 @@ def preference_loss(
     """Return the loss of that name, from gap [P] to loss [P].
 
     Args:
-        loss: ``sigmoid``, ``hinge`` or ``ipo``.
+        loss: ``sigmoid``, ``hinge``, ``ipo``, ``robust`` or ``exo_pair``.
         beta: strength of the pull towards the reference.
-        label_smoothing: assumed rate of swapped labels, for ``sigmoid``.
+        label_smoothing: assumed rate of swapped labels, for ``sigmoid``, ``robust`` and ``exo_pair``.
         margin: gap by which the chosen answer must win; None is 0 for ``sigmoid`` and 1 for ``hinge``.
 
     Raises:
@@ -226,13 +263,17 @@ def preference_loss(
     >>> preference_loss("ipo", beta=0.5)(torch.tensor([3.0])).tolist()
     [4.0]
     """
-    dpo_sigmoid_loss(torch.zeros(0), label_smoothing=label_smoothing)  # validates it
-    if label_smoothing and loss != "sigmoid":
-        raise ConfigurationError(f"label_smoothing {label_smoothing} belongs to loss 'sigmoid', not to {loss!r}")
-    if margin is not None and loss == "ipo":
-        raise ConfigurationError(f"margin {margin} does not belong to loss 'ipo', whose margin is 1 / (2 beta)")
     one_of(get_args(PreferenceLoss), loss=loss)
-    options: dict[str, Any] = {"beta": beta} if margin is None else {"beta": beta, "margin": margin}
-    if loss == "sigmoid":
-        return functools.partial(dpo_sigmoid_loss, label_smoothing=label_smoothing, **options)
-    return functools.partial(dpo_hinge_loss if loss == "hinge" else ipo_loss, **options)
+    dpo_sigmoid_loss(torch.zeros(0), label_smoothing=label_smoothing)  # validates it
+    given = {"label_smoothing": label_smoothing or None, "margin": margin}
+    options = {name: value for name, value in given.items() if value is not None}
+    if foreign := [name for name in options if name not in _options(loss)]:
+        owners = " or ".join(repr(name) for name in _LOSSES if foreign[0] in _options(name))
+        raise ConfigurationError(f"{foreign[0]} {options[foreign[0]]} belongs to loss {owners}, not to {loss!r}")
+    if loss == "exo_pair" and not label_smoothing:
+        raise ConfigurationError("label_smoothing is 0; loss 'exo_pair' needs a rate above 0, such as 0.001")
+    return functools.partial(_LOSSES[loss], beta=beta, **options)
+
+
+def _options(loss: PreferenceLoss) -> Collection[str]:
+    return inspect.signature(_LOSSES[loss]).parameters

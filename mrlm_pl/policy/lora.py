@@ -36,7 +36,8 @@ class LoRA(Settings):
         rank: rank of the product.
         alpha: weight of the product.
         target_modules: names of the linear layers with an adapter; None adapts all but the output head, layers that
-            share their weights, which cannot have one, and those that texts do not reach, as in image encoders.
+            share their weights, which cannot have one, and those that texts do not reach, as in image encoders. Where
+            not all of these can have one, as in most mixtures of experts, it adapts those of the attention.
 
     Raises:
         ConfigurationError: a value is out of range, or the names are one text.
@@ -53,6 +54,12 @@ class LoRA(Settings):
             )
 
 
+class LayersError(ConfigurationError):
+    """Some layers cannot have an adapter; ``others`` are the names of layers that can."""
+
+    others: Sequence[str] = ()
+
+
 def with_shared_weights(model: nn.Module) -> Any:
     """Return another module of the same structure over the same weights; adapters on one do not change the other."""
     memo = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}
@@ -66,7 +73,7 @@ def add_adapter(model: PreTrainedModel, lora: LoRA, name: str, revision: str = "
     adapter names the model's ``revision``, which PEFT then reads.
 
     Raises:
-        ConfigurationError: the model has no such layers, or they are not linear layers with their own weights.
+        LayersError: the model has no such layers, or they are not linear layers with their own weights.
     """
     from peft import LoraConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 
@@ -85,10 +92,12 @@ def add_adapter(model: PreTrainedModel, lora: LoRA, name: str, revision: str = "
     others = {path[-1] for path in paths if "att" not in "".join(path[-2:-1])}
     candidates = {path[-1] for path in paths} - others or others
 
-    def refusal(fault: object) -> ConfigurationError:
-        names = ", ".join(sorted(name for name in candidates if f"'{name}'" not in str(fault)))
-        remedy = f"{'leave it out, or ' if lora.target_modules else ''}name the layers that get one, such as [{names}]"
-        return ConfigurationError(f"lora.target_modules {lora.target_modules}: {fault}; {remedy}")
+    def refusal(fault: object) -> LayersError:
+        names = sorted(name for name in candidates if f"'{name}'" not in str(fault))
+        remedy = f"{'leave it out, or ' if lora.target_modules else ''}name the layers that get one, such as"
+        error = LayersError(f"lora.target_modules {lora.target_modules}: {fault}; {remedy} [{', '.join(names)}]")
+        error.others = names
+        return error
 
     with drawn_on_host(derive_seed("lora", name)), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the checks below raise errors instead

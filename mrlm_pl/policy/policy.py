@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import logging
 from contextlib import nullcontext
@@ -23,7 +24,7 @@ from mrlm_pl.policy.forward.divergence import Teaching
 from mrlm_pl.policy.forward.families import weights_beside_text
 from mrlm_pl.policy.forward.int8 import linear_layers, to_int8
 from mrlm_pl.policy.forward.packing import TokenRows
-from mrlm_pl.policy.lora import LoRA, add_adapter, is_adapter, merged_state, with_shared_weights
+from mrlm_pl.policy.lora import LayersError, LoRA, add_adapter, is_adapter, merged_state, with_shared_weights
 from mrlm_pl.policy.pretrained import (
     BUILTIN_TINY,
     context_window,
@@ -242,7 +243,14 @@ class Policy(nn.Module):
         assert self.lora is not None
         if self.origin not in bases:
             bases[self.origin] = self.initial_model().requires_grad_(False)
-        return add_adapter(with_shared_weights(bases[self.origin]), self.lora, name, self.revision)
+        try:
+            return add_adapter(with_shared_weights(bases[self.origin]), self.lora, name, self.revision)
+        except LayersError as refusal:
+            if self.lora.target_modules is not None or not refusal.others:
+                raise
+            logger.warning("adapters on %s alone: %s", ", ".join(refusal.others), refusal)
+            lora = dataclasses.replace(self.lora, target_modules=list(refusal.others))
+        return add_adapter(with_shared_weights(bases[self.origin]), lora, name, self.revision)
 
     @property
     def origin(self) -> tuple[str, str, int | None, float]:

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from mrlm_pl.concurrency.calls import EnvironmentCaller
-from mrlm_pl.concurrency.event_loop import END_SECONDS, EventLoopThread
+from mrlm_pl.concurrency.event_loop import ASYNC_ADVICE, END_SECONDS, EventLoopThread
 from mrlm_pl.engines.base import Engine, sample_checked
 from mrlm_pl.environment import Environment
 from mrlm_pl.environment.hosts import STARTUP_SECONDS, EnvironmentHosts
@@ -108,7 +108,10 @@ class EpisodePlayer:
 
     def run_blocking(self, play: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Return the result of a coroutine on the player's loop, while the calling thread computes for the engine."""
-        loop = self._loop = self._loop or EventLoopThread()
+        if self._loop is None:
+            watched = any(inspect.iscoroutinefunction(item.step) for item in self.environments.values())
+            self._loop = EventLoopThread(advice=ASYNC_ADVICE if watched else "")
+        loop = self._loop
         return self.engine.compute_during(lambda: loop.submit(play()))
 
     async def play(self, specs: Sequence[EpisodeSpec]) -> list[Episode]:

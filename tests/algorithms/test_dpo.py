@@ -231,9 +231,10 @@ def test_a_validation_measures_against_the_reference_of_the_run(
     [
         ({"beta": 0.0}, r"beta is 0\.0"),
         ({"label_smoothing": 0.5}, r"label_smoothing is 0\.5"),
-        ({"label_smoothing": 0.1, "loss": "hinge"}, "belongs to loss 'sigmoid'"),
+        ({"label_smoothing": 0.1, "loss": "hinge"}, "belongs to loss 'sigmoid' or 'robust' or 'exo_pair', not to"),
+        ({"loss": "exo_pair"}, "label_smoothing is 0; loss 'exo_pair' needs a rate above 0"),
         ({"margin": float("nan")}, "margin is nan; it must be 0 or above"),
-        ({"margin": 1.0, "loss": "ipo"}, "does not belong to loss 'ipo'"),
+        ({"margin": 1.0, "loss": "ipo"}, "belongs to loss 'sigmoid' or 'hinge', not to 'ipo'"),
         ({"loss": "kto"}, "loss is 'kto'"),
     ],
 )

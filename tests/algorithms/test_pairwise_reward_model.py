@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from mrlm_pl.algorithms import PairwiseRewardModel
 from mrlm_pl.data import PreferenceDataModule
+from mrlm_pl.data.files.preferences import pair_of
 from mrlm_pl.episode import Message, Trajectory
 from mrlm_pl.errors import ConfigurationError, NonFiniteError
 from mrlm_pl.learner.batch import Batch, collate_rows
@@ -41,7 +42,11 @@ def model(folder: Path, lora: LoRA | None = None, **options: Any) -> PairwiseRew
 
 
 def compared(
-    model_folder: Path, scores: list[float], training: bool = True, **options: Any
+    model_folder: Path,
+    scores: list[float],
+    training: bool = True,
+    margins: tuple[float, ...] = (0.0,) * 3,
+    **options: Any,
 ) -> tuple[float, dict[str, float]]:
     """Loss and log of pairs with these scores, the chosen and the rejected one in turn."""
     algorithm = model(model_folder, **options).train(training)
@@ -49,6 +54,7 @@ def compared(
     row = Trajectory("a", "main", (8, 9, 10), (False, True, True), (0.0, 0.0, 0.0), ())
     count = len(scores)
     rows = collate_rows([row] * count, list(range(count)), [0] * count, list(range(count)))
+    rows.margins = torch.tensor(margins[: count // 2]).repeat_interleave(2)
     algorithm.policy("main").values = lambda *_, **__: torch.tensor([[0.0, 0.0, score] for score in scores])  # type: ignore[method-assign]
     totals = BatchTotals(2.0 * count, float(count), float(count))
     loss = algorithm.policy_loss("main", rows, Batch({"main": rows}, {"main": totals})).item()
@@ -65,6 +71,9 @@ def test_loss_accuracy_and_margin_are_those_of_arithmetic(model_folder: Path) ->
     assert centered == pytest.approx(loss + 0.01 * (3.0**2 + 2.5**2 + 6.0**2) / 3, rel=1e-6)
     loss, _ = compared(model_folder, scores, margin=0.5)
     assert loss == pytest.approx(sum(math.log1p(math.exp(0.5 - gap)) for gap in (1.0, -1.5, 0.0)) / 3, rel=1e-6)
+    loss, _ = compared(model_folder, scores, margin=0.5, margins=(1.0, 0.0, 2.0))
+    behind = ((1.5, 1.0), (0.5, -1.5), (2.5, 0.0))
+    assert loss == pytest.approx(sum(math.log1p(math.exp(margin - gap)) for margin, gap in behind) / 3, rel=1e-6)
 
 
 def test_an_evaluation_stops_at_scores_that_are_not_finite(model_folder: Path) -> None:
@@ -109,6 +118,18 @@ def test_plain_text_is_scored_as_a_chat(model_folder: Path, quiet_trainer: Any, 
     decode = data.learner()[1].tokenizer.decode
     texts = [decode(row.token_ids) for row in pair.rows]
     assert texts == [f"<|user|>2+2?<|end|><|assistant|>{answer}<|end|>" for answer in "45"]
+
+
+def test_a_row_has_its_margin(model_folder: Path, quiet_trainer: Any, tmp_path: Path) -> None:
+    path = tmp_path / "pairs.jsonl"
+    rows: list[dict[str, Any]] = [{"prompt": "2+2?", "chosen": "4", "rejected": wrong} for wrong in ("5", "666")]
+    path.write_text(json.dumps({**rows[0], "margin": 1.5}) + "\n" + json.dumps({**rows[1], "margin": None}) + "\n")
+    data = PreferenceDataModule(str(path))
+    quiet_trainer().fit(model(model_folder, lora=LoRA(rank=2)), data)
+    assert data.collate("train", [1, 0])["main"].margins.tolist() == [0.0, 0.0, 1.5, 1.5]
+    for margin in ("large", math.inf):
+        with pytest.raises(ValueError, match=f"its margin is {margin!r}; it must be a finite number"):
+            pair_of({**rows[0], "margin": margin})
 
 
 @pytest.mark.long

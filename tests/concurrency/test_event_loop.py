@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import re
 import subprocess
 import sys
 import threading
@@ -153,6 +154,29 @@ def test_a_loop_that_somebody_blocks_is_told_of_once(monkeypatch: pytest.MonkeyP
     [told] = warned
     assert "in block (" in told
     assert told.endswith("; advice")
+
+
+@pytest.mark.parametrize("blocks", [True, False])
+def test_a_loop_that_stops_often_for_a_short_time_is_told_of_once(
+    monkeypatch: pytest.MonkeyPatch, blocks: bool
+) -> None:
+    warned: list[str] = []
+    monkeypatch.setattr(event_loop, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(event_loop, "_LATE_SECONDS", 0.002 if blocks else 0.0)  # as on a busy machine
+    monkeypatch.setattr(event_loop.logger, "warning", warned.append)
+    end = time.monotonic() + (20 if blocks else 0.6)
+
+    async def step() -> None:
+        while time.monotonic() < end and not warned:
+            if blocks:
+                time.sleep(0.02)
+            await asyncio.sleep(0.001)
+
+    loop = EventLoopThread(60.0, "advice")
+    loop.submit(step()).result()
+    loop.close()
+    assert len(warned) == blocks
+    assert all(re.search(r"in 1\d of \d+ looks in step \(.*\); advice$", text) for text in warned), warned
 
 
 def test_threads_suffice_for_calls_that_wait_for_the_last_of_them() -> None:

@@ -24,6 +24,7 @@ from mrlm_pl.environment import (
     SeededTasks,
     SingleAgentEnvironment,
     Step,
+    ToolSchema,
 )
 from mrlm_pl.environment.check import Check, check_environment
 from mrlm_pl.episode import Message, Task
@@ -53,6 +54,11 @@ class Sound(SingleAgentEnvironment):
 class SharesTasks(Sound):
     def tasks(self, split: str) -> DatasetTasks:
         return super().tasks("any")
+
+
+class HasABadTool(Sound):
+    def tools(self, agent: str) -> list[ToolSchema]:
+        return [ToolSchema("add", "", {"type": "object", "properties": {"a": {"type": "float"}}})]
 
 
 class Exits(Sound):
@@ -301,6 +307,11 @@ def test_sound_environments_pass(environment: Environment) -> None:
         (Shares(), "copies are independent", "copies share state"),
         (Crashes(), "hostile replies", "ValueError"),
         (Exits(), "determinism", "SystemExit: 3"),
+        (
+            HasABadTool(),
+            "tools",
+            "the parameters of tool 'add' of agent 'agent' are no JSON schema: at properties/a/type: 'float' is not",
+        ),
         (PaysTheSilent(), "best replies", "the best replies earn 1.0"),
         (GoesOn(), "determinism", "did not end within 64 turns"),
         (Unordered(), "order of calls", "step before reset was accepted"),

@@ -13,6 +13,7 @@ from mrlm_pl.losses import (
     kto_loss,
     orpo_loss,
     preference_gap,
+    preference_loss,
     sequence_logp,
     simpo_loss,
 )
@@ -39,6 +40,17 @@ def test_dpo_from_token_log_probs() -> None:
 
 def test_reference_free_gap() -> None:
     assert preference_gap(torch.tensor([-1.0]), torch.tensor([-4.0])).item() == 3.0
+
+
+def test_robust_and_exo_pair_by_name() -> None:
+    gap = torch.tensor([2.0, -4.0])
+    right = [1 / (1 + math.exp(-0.5 * value)) for value in gap.tolist()]
+    robust = [(-0.8 * math.log(q) + 0.2 * math.log(1 - q)) / 0.6 for q in right]
+    exo = [q * math.log(q / 0.8) + (1 - q) * math.log((1 - q) / 0.2) for q in right]
+    for name, expected in (("robust", robust), ("exo_pair", exo)):
+        loss = preference_loss(name, beta=0.5, label_smoothing=0.2)  # type: ignore[arg-type]
+        torch.testing.assert_close(loss(gap), torch.tensor(expected))
+    torch.testing.assert_close(preference_loss("robust")(gap), preference_loss("sigmoid")(gap))
 
 
 def test_label_smoothing_and_margin() -> None:

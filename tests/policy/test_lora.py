@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -316,11 +317,11 @@ def test_a_refusal_for_a_model_without_attention_names_layers_that_it_has() -> N
 def test_the_layers_that_a_refusal_names_can_have_adapters(tmp_path: Path, family: str) -> None:
     tiny_model(family).save_pretrained(tmp_path)
     build_tokenizer().save_pretrained(tmp_path)
-    for target_modules in (None, ["no_proj"]):
-        with pytest.raises(ConfigurationError, match=r"name the layers that get one, such as \[") as refusal:
-            policy(tmp_path, target_modules=target_modules).load()
-        names = str(refusal.value).partition("such as [")[2].removesuffix("]").split(", ")
-        made = policy(tmp_path, target_modules=names)
+    with pytest.raises(ConfigurationError, match=r"name the layers that get one, such as \[") as refusal:
+        policy(tmp_path, target_modules=["no_proj"]).load()
+    names = str(refusal.value).partition("such as [")[2].removesuffix("]").split(", ")
+    for target_modules in (None, names):  # None takes them by itself
+        made = policy(tmp_path, target_modules=target_modules)
         made.load()
         adapted = {name.split(".")[-2] for name, _ in made.network.named_modules() if name.endswith(".base_layer")}
         assert adapted == {*names}
@@ -328,18 +329,38 @@ def test_the_layers_that_a_refusal_names_can_have_adapters(tmp_path: Path, famil
 
 
 @pytest.mark.parametrize(
+    ("family", "reason"),
+    [
+        ("deepseek_v3", r"\['down_proj', 'gate_up_proj'\] of experts; only linear layers can have an"),
+        ("laguna", r"shared_experts\.\w+ has an adapter that PEFT would not find again in the exported"),
+        ("mamba", "'out_proj' is incompatible"),
+    ],
+)
+def test_layers_that_all_can_have_adapters_are_chosen_and_named(
+    tmp_path: Path, caplog: Any, family: str, reason: str
+) -> None:
+    tiny_model(family).save_pretrained(tmp_path)
+    build_tokenizer().save_pretrained(tmp_path)
+    made = policy(tmp_path)
+    made.load()
+    adapted = {name.split(".")[-2] for name, _ in made.network.named_modules() if name.endswith(".base_layer")}
+    assert f"adapters on {', '.join(sorted(adapted))} alone: " in caplog.text
+    assert re.search(reason, caplog.text)
+    assert {id(weight) for weight in made.network.parameters() if weight.requires_grad} == {
+        id(weight) for name, weight in made.network.named_parameters() if ".lora_" in name
+    }
+    with torch.no_grad():
+        for name, weight in made.network.named_parameters():
+            if ".lora_B." in name:
+                weight.fill_(0.3)
+    made.save_pretrained(tmp_path / "out")
+    expected = made.network.eval()(IDS).logits
+    torch.testing.assert_close(AutoModelForCausalLM.from_pretrained(tmp_path / "out")(IDS).logits, expected)
+
+
+@pytest.mark.parametrize(
     ("family", "options", "message"),
     [
-        (
-            "deepseek_v3",
-            {"lora": LoRA()},
-            r"\['down_proj', 'gate_up_proj'\] of experts; only linear layers can have an",
-        ),
-        (
-            "laguna",
-            {"lora": LoRA()},
-            r"shared_experts\.\w+ has an adapter that PEFT would not find again in the exported",
-        ),
         (
             "mixtral",
             {"lora": LoRA(target_modules=["w1", "w3"])},

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from mrlm_pl.concurrency import event_loop
 from mrlm_pl.data.rollout.metrics import CollectionSums
 from mrlm_pl.engines.base import Engine, Sample, SampleRequest, Sampling
 from mrlm_pl.environment import DatasetTasks, Environment, Observations, Outcome, Step, TaskSource
@@ -262,6 +263,27 @@ def test_an_environment_that_hangs_is_given_up() -> None:
 
     (episode,), _ = play(Stuck(), step_timeout=1.0, retries=0)
     assert "TimeoutError in step of relay/train/0" in (episode.error or "")
+
+
+def test_an_async_environment_that_sleeps_without_awaiting_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(event_loop, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(event_loop, "_LATE_SECONDS", 0.002)
+
+    class Sleeps(Relay):
+        async def step(self, actions: Mapping[str, Message]) -> Step:  # type: ignore[override]
+            time.sleep(0.02)
+            return super().step(actions)
+
+    task = Sleeps().tasks("train")[0]
+    player = EpisodePlayer({"relay": Sleeps()}, seats("a", "b"), ScriptedEngine())
+    for number in range(100):  # one after another: all at once would be a single stop of the loop
+        player.play_blocking([EpisodeSpec(str(number), task, str(number), seed=0)])
+        if caplog.records:
+            break
+    player.close()
+    assert re.search(r"stood still in \d+ of \d+ looks in step \(.*test_player\.py:\d+\); it stops all", caplog.text)
 
 
 def test_sampling_settings_are_checked() -> None:

@@ -27,6 +27,7 @@ from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.model_folders import check_hub_model, policy_folder
 from mrlm_pl.runs.plugins import class_path, find_environment
 from mrlm_pl.runs.records.configuration_file import read_yaml_file
+from mrlm_pl.sandbox import Sandbox
 from mrlm_pl.serving.cluster import SEPARATOR, ControllerServer, Membership
 from mrlm_pl.serving.environments.hosted import Offer
 from mrlm_pl.serving.environments.service import Limits
@@ -129,11 +130,15 @@ def _environment_server(options: Any, endpoint: Endpoint, limits: Limits) -> Env
         config = environment_config(serve_parser(), options)
         settings[config["class_path"]] = config.get("init_args") or {}
     names = [name.strip() for name in options.environments.split(",") if name.strip()]
+    if names and options.environment is not None:
+        names.append(config["class_path"])
     if not (names or settings) and not options.policies and not options.verifier:
         raise ConfigurationError("environments: name at least one, as in `--environments math,code`")
     factories = hosted_environments(names, settings, allow_settings=options.allow_settings)
     for name, factory in factories.items():
         environment = factory({})  # a mistake in its settings ends the command
+        for sandbox in (value for value in vars(environment).values() if isinstance(value, Sandbox)):
+            _ = sandbox.isolation  # so does a machine that cannot run programs; a weak one logs a warning
         environment.close()
         logger.info("environment %s: agents %s", name, ", ".join(environment.agents))
     hashes = {name: factory.hashes for name, factory in factories.items()}
@@ -190,7 +195,7 @@ def serve_parser() -> CommandParser:
     add = parser.add_argument
     switch: dict[str, Any] = {"type": bool, "nargs": "?", "const": True, "default": False}
     add("--environments", type=str, default="", help="Names or paths of environments, separated by commas.")
-    add("--settings", type=str, help="YAML file with arguments of environments by name; these are hosted as well.")
+    add("--settings", type=str, help="YAML file with arguments by environment. Alone, it hosts them all.")
     add("--policies", type=dict[str, str], default={}, help="Models to generate with, by name: '{judge: MODEL}'.")
     add("--policies_int8", **switch, help="Hold the linear layers of the policies in int8.")
     text = "Precision of the policies' generation."
@@ -244,14 +249,19 @@ def hosted_environments(
 
     Args:
         names: names of environments, as :func:`find_environment` takes them.
-        settings: arguments of environments by name; these environments are hosted as well.
+        settings: arguments of environments by name; without ``names``, all of these environments are hosted.
         allow_settings: whether clients may set arguments.
 
     Raises:
         ConfigurationError: an environment does not exist or cannot be hosted, or two have one name.
     """
     hosted: dict[str, HostedClass] = {}
-    for name in dict.fromkeys([*names, *settings]):
+    arguments: dict[type[Environment], Mapping[str, Any]] = {}
+    for name, values in settings.items():
+        if (cls := find_environment(name)) in arguments:
+            raise ConfigurationError(f"settings: {name!r} has settings already, as {cls.name!r}; name it once")
+        arguments[cls] = values
+    for name in dict.fromkeys(names or settings):
         cls = find_environment(name)
         if cls.whole_prompts:
             fault = f"environments: {cls.name!r} cannot be hosted: its observations are whole conversations"
@@ -259,7 +269,9 @@ def hosted_environments(
             raise ConfigurationError(f"{fault}; {remedy}")
         if cls.name in hosted:
             raise ConfigurationError(f"environments: {name!r} is hosted already as {cls.name!r}; name it once")
-        hosted[cls.name] = HostedClass(cls, settings.get(name, {}), allow_settings)
+        hosted[cls.name] = HostedClass(cls, arguments.pop(cls, {}), allow_settings)
+    for cls in arguments:
+        logger.info("environment %s has settings, but is not among --environments: not hosted", cls.name)
     return hosted
 
 

@@ -373,6 +373,7 @@ def _resolve_class(value: Mapping[str, Any], bases: Sequence[type], members: Seq
         raise MistakeError(key, unknown_name(name, bases))
     ignored: list[str] = []
     dropped: list[str] = []
+    refused: dict[str, tuple[Any, type]] = {}
     for argument, earlier in value.get(EARLIER, {}).items():
         old = cls if earlier is None else named_class(earlier, bases, key)
         if argument not in arguments or old is cls or _fits(arguments[argument], argument, cls, key):
@@ -383,7 +384,10 @@ def _resolve_class(value: Mapping[str, Any], bases: Sequence[type], members: Seq
         elif value.get(DROPPED) is not None:
             dropped.append(argument)
         else:
-            raise MistakeError(f"{key}.{argument}", _unaccepted_message(argument, setting, old, cls, key))
+            refused[argument] = setting, old
+    if refused:
+        first, *others = refused
+        raise MistakeError(f"{key}.{first}", _unaccepted_message(first, *refused[first], cls, key, others))
     if ignored:
         names = ", ".join(ignored)
         tell(f"{cls.__name__} does not take {names}: ignored, as they have {old.__name__}'s defaults")
@@ -407,7 +411,7 @@ def _fits(value: Any, argument: str, cls: type, key: str) -> bool:
         return False
 
 
-def _unaccepted_message(argument: str, setting: Any, old: type, new: type, key: str) -> str:
+def _unaccepted_message(argument: str, setting: Any, old: type, new: type, key: str, others: Sequence[str] = ()) -> str:
     type_hints = parameters(new)
     shown = setting[CLASS] if isinstance(setting, Mapping) and CLASS in setting else repr(setting)
     if argument in type_hints:
@@ -416,10 +420,13 @@ def _unaccepted_message(argument: str, setting: Any, old: type, new: type, key: 
         fault = (
             f"{unknown_key(new.__name__, argument, accepted_arguments(new))}; it was set to {shown} for {old.__name__}"
         )
+    if others:
+        fault += f"; nor does it take the settings of {', '.join(others)}"
     path = class_path(new)
     named = new.__name__ if path.startswith(_OWN_PACKAGES) else path  # other classes are found by their path alone
+    removed = "them" if others else "it"
     return (
-        f"{fault}; remove it, or drop what {new.__name__} does not take of {old.__name__}'s settings with "
+        f"{fault}; remove {removed}, or drop what {new.__name__} does not take of {old.__name__}'s settings with "
         f"`init_args: {{}}` beside its class_path in a file, or `--{key} '{{class_path: {named}, init_args: {{}}}}'`"
     )
 

@@ -75,8 +75,8 @@ class JointPreferenceDataModule(PreferenceDataModule):
         if isinstance(self.algorithm(), PairwiseRewardModel):
             name, policy = self.learner()
             prompt, *answers = team_parts(example, policy.chat)
-            rows = [(scored_row(prompt, answer, policy.chat, name),) for answer in answers]
-            return [] if rows[0] == rows[1] else [RowPair(*rows)]
+            best, worst = (scored_row(prompt, answer, policy.chat, name) for answer in answers)
+            return [] if best == worst else [RowPair((best,), (worst,))]
         chosen: list[Trajectory] = []
         rejected: list[Trajectory] = []
         sides = [episode.trajectories for episode in example] if isinstance(example, JointPair) else [example]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -21,10 +22,14 @@ from mrlm_pl.policy import ChatFormat
 
 
 class AnswerPair(NamedTuple):
-    """The chosen and the rejected answer to a prompt: of a data row, or the rows that one agent played in a group."""
+    """The chosen and the rejected answer to a prompt: of a data row, or the rows that one agent played in a group.
+
+    ``margin`` is the difference of scores by which the chosen one must win.
+    """
 
     chosen: Demonstration | Trajectory
     rejected: Demonstration | Trajectory
+    margin: float = 0.0
 
     def parts(self, chat: ChatFormat | None = None) -> tuple[Sequence[Message], Sequence[Message], Sequence[Message]]:
         """Return the prompt and the messages of both answers; of played rows the common beginning is the prompt.
@@ -32,7 +37,7 @@ class AnswerPair(NamedTuple):
         Args:
             chat: chat format that writes the tool calls of replies in data rows, whose text lacks them.
         """
-        chosen, rejected = self
+        chosen, rejected = self[:2]
         if isinstance(chosen, Trajectory) or isinstance(rejected, Trajectory):
             return split_prompt(chosen.messages, rejected.messages)
         chosen, rejected = (answer.written(chat) if chat else answer for answer in (chosen, rejected))
@@ -48,6 +53,7 @@ class PreferenceDataModule(ReferencedDataModule):
       the EOS token are compared;
     - ``{"prompt": [messages], "chosen": [messages], "rejected": [messages]}``: a chat; the assistant's messages of the
       answers are compared; without ``prompt``, their common beginning is the prompt; ``tools`` as in demonstrations;
+      both may have a number ``margin``, which ``PairwiseRewardModel`` adds to its own;
     - an episode, as ``mrlm collect --samples-per-task N`` and runs write them: of the episodes of a group, the best and
       the worst by an agent's return are a pair when these differ by more than ``reward_gap``. The sampled tokens are
       compared as they are when the learner has the tokenizer and the chat template of the model that played.
@@ -111,7 +117,7 @@ class PreferenceDataModule(ReferencedDataModule):
             chosen, rejected = (scored_row(prompt, answer, policy.chat, name) for answer in answers)
         else:
             chosen, rejected = pair_rows(example, policy.chat, name)
-        return [RowPair((chosen,), (rejected,))]
+        return [RowPair((chosen,), (rejected,), example.margin)]
 
     def batches(self, examples: Sequence[RowPair]) -> dict[str, tuple[PolicyBatch, Tensor]]:
         return collate_pairs(examples)
@@ -163,13 +169,17 @@ def pair_of(row: Mapping[str, Any]) -> AnswerPair:
     Raises:
         ValueError: the row has a fault.
     """
-    if missing := [field for field in AnswerPair._fields if field not in row]:
+    if missing := [field for field in ("chosen", "rejected") if field not in row]:
         raise ValueError(f"it lacks the field {missing[0]!r}")
+    margin = row.get("margin") or 0.0  # a table has nulls
+    if not isinstance(margin, (int, float)) or not math.isfinite(margin):
+        raise ValueError(f"its margin is {margin!r}; it must be a finite number")
     prompt_field, answers = row.get("prompt") or [], (row["chosen"], row["rejected"])
     if all(isinstance(answer, str) for answer in answers):
         if not isinstance(prompt_field, str) or not prompt_field:
             raise ValueError("answers of plain text need a field 'prompt' of plain text")
-        return AnswerPair(*(Demonstration.of_text(prompt_field, answer, row.get("tools")) for answer in answers))
+        better, worse = (Demonstration.of_text(prompt_field, answer, row.get("tools")) for answer in answers)
+        return AnswerPair(better, worse, margin)
     if any(isinstance(answer, str) for answer in answers):
         raise ValueError("prompt, chosen and rejected must all be text, or all lists of {role, content}")
     tools, (chosen, rejected) = tools_of(row.get("tools")), map(messages_of, answers)
@@ -178,9 +188,10 @@ def pair_of(row: Mapping[str, Any]) -> AnswerPair:
         prompt, own_messages = stated, [chosen, rejected]
     if not prompt:
         raise ValueError("it has no prompt of messages, and its answers begin differently")
-    for name, messages in zip(AnswerPair._fields, own_messages, strict=True):
+    for name, messages in zip(("chosen", "rejected"), own_messages, strict=True):
         if not any(message.role == "assistant" for message in messages):
             raise ValueError(f"its {name!r} answer has no assistant message of its own")
         if any(message.get("weight") == 0 for message in row[name][-len(messages) :]):
             raise ValueError(f"its {name!r} answer has a message of weight 0; leave it out or put it into `prompt`")
-    return AnswerPair(*(Demonstration(prompt, messages, tools=tools) for messages in own_messages))
+    better, worse = (Demonstration(prompt, messages, tools=tools) for messages in own_messages)
+    return AnswerPair(better, worse, margin)

@@ -135,6 +135,13 @@ class RolloutCollection:
             self.collector = SyncCollector(self.players, self.plan, self.sampling, self.rounds)
         self.totals.start()
 
+    def resample(self, sampling: Sampling) -> None:
+        """Play with other sampling settings from the next rollout on; see :meth:`Collector.resample`."""
+        if self.collector is not None:
+            self.collector.resample(sampling)
+            self._signal.sample(sampling)
+        self.sampling = sampling
+
     def restart(self) -> None:
         """Reset the state of an algorithm's rollouts, before another algorithm uses the collection."""
         for name, part in self._parts().items():

@@ -98,17 +98,21 @@ class SignalCheck:
 
     def __init__(self, sampling: Sampling, compares: bool, no_signal_reason: str = EQUAL_RETURNS) -> None:
         self.compares, self.no_signal_reason = compares, no_signal_reason
-        settings = [sampling, *(sampling.of(name) for name in sampling.policies)]
-        self._greedy = not any(setting.temperature for setting in settings)
-        self._one_token = all(setting.max_tokens == 1 for setting in settings)
+        self.sample(sampling)
         self._warned: set[str] = set()
-        contexts = [f" or max_context {setting.max_context}" if setting.max_context else "" for setting in settings]
-        limits = (f"{setting.max_tokens}{context}" for setting, context in zip(settings, contexts, strict=True))
-        self._limits = ", ".join(dict.fromkeys(limits))
         self._flat = self._truncated = 0
         self._varied = False  # an earlier iteration had a signal
         self._queued = False
         self._returns: frozenset[AgentReturns] = frozenset()
+
+    def sample(self, sampling: Sampling) -> None:
+        """Change the sampling settings of the training episodes."""
+        settings = [sampling, *(sampling.of(name) for name in sampling.policies)]
+        self._greedy = not any(setting.temperature for setting in settings)
+        self._one_token = all(setting.max_tokens == 1 for setting in settings)
+        contexts = [f" or max_context {setting.max_context}" if setting.max_context else "" for setting in settings]
+        limits = (f"{setting.max_tokens}{context}" for setting, context in zip(settings, contexts, strict=True))
+        self._limits = ", ".join(dict.fromkeys(limits))
 
     def add(self, metrics: Mapping[str, float], returns: frozenset[AgentReturns]) -> None:
         """Add an iteration.

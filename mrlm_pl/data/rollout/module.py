@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.utilities import rank_zero_only
@@ -33,19 +33,7 @@ from mrlm_pl.rollout.cross_policy import CrossPolicy
 from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.rollout.rounds import RoundOptions
 from mrlm_pl.seeding import run_seed
-from mrlm_pl.settings import ChecksArguments, NonNegativeInt, PositiveFloat, PositiveInt, check_instance
-
-
-def _fixed(name: str, read: Callable[[Any], Any]) -> Any:
-    """Return a property of the data module that raises a ConfigurationError where it is set."""
-
-    def refuse(data: RolloutDataModule, value: Any) -> None:
-        raise ConfigurationError(
-            f"data.{name} cannot change once the data module is made; give it to the constructor, or end the run and "
-            f"resume it with another `--data.{name.rstrip('s')}`; attributes of an environment can be assigned"
-        )
-
-    return property(read, refuse)
+from mrlm_pl.settings import ChecksArguments, NonNegativeInt, PositiveFloat, PositiveInt, as_settings, check_instance
 
 
 class RolloutDataModule(ChecksArguments, LightningDataModule):
@@ -107,11 +95,6 @@ class RolloutDataModule(ChecksArguments, LightningDataModule):
     Raises:
         ConfigurationError: a number is out of range, or two environments share a name.
     """
-
-    environments: Mapping[str, Environment] = _fixed(
-        "environments", lambda data: MappingProxyType(data.tasks.environments)
-    )
-    sampling: Sampling = _fixed("sampling", lambda data: data.collection.sampling)
 
     def __init__(
         self,
@@ -213,6 +196,28 @@ class RolloutDataModule(ChecksArguments, LightningDataModule):
             if self.players.stale is not None:
                 self.players.stale.check(learner, trainer, self.sampling)
             self.collection.begin(learner)
+
+    def _resample(self, value: Sampling) -> None:
+        self.collection.resample(as_settings(Sampling, value, "data.sampling"))
+        if self.collection.collector is not None:
+            learner = self.algorithm()
+            self.sampling.check_policies([*learner.policies], "data.sampling")
+            checks.check_lag(learner, self.mode, self.max_lag, self.async_options, self.sampling)
+            checks.check_sampling(learner, self.sampling)
+            if self.players.stale is not None:
+                self.players.stale.check(learner, learner.trainer, self.sampling)
+
+    def _keep_environments(self, value: object) -> None:
+        raise ConfigurationError(
+            "data.environments cannot change once the data module is made; give them to the constructor, or end the "
+            "run and resume it with another `--data.environment`; attributes of an environment can be assigned"
+        )
+
+    environments: Mapping[str, Environment] = cast(
+        Any, property(lambda self: MappingProxyType(self.tasks.environments), _keep_environments)
+    )
+    sampling: Sampling = cast(Any, property(lambda self: self.collection.sampling, _resample))
+    """Sampling settings of training episodes; a value that is set holds from the next rollout on."""
 
     def _batches(self, trainer: Trainer) -> int:
         """Return the number of micro-batches in an epoch of the trainer."""

@@ -18,10 +18,14 @@ P = TypeVar("P", Episode, Trajectory)
 
 
 class RowPair(NamedTuple):
-    """Token rows of the preferred and of the rejected answer; each has several if several agents acted."""
+    """Token rows of the preferred and of the rejected answer; each has several if several agents acted.
+
+    ``margin`` is the difference of scores by which the preferred one must win.
+    """
 
     chosen: tuple[Trajectory, ...]
     rejected: tuple[Trajectory, ...]
+    margin: float = 0.0
 
     @property
     def rows(self) -> tuple[Trajectory, ...]:
@@ -49,8 +53,9 @@ def collate_pairs(
             the pairs.
     """
     rows = [row for pair in pairs for row in pair.rows]
+    margins = torch.tensor([pair.margin for pair in pairs for _ in pair.rows], dtype=torch.float32)
     numbered = zip(range(len(pairs)) if numbers is None else numbers, pairs, strict=True)
-    answers = [2 * number + side for number, pair in numbered for side in (0, 1) for _ in pair[side]]
+    answers = [2 * number + side for number, pair in numbered for side, acting in enumerate(pair[:2]) for _ in acting]
     of_pairs, tokens = [answer // 2 for answer in answers], Counter[int]()
     for row, pair in zip(rows, of_pairs, strict=True):
         tokens[pair] += row.num_actions
@@ -60,6 +65,7 @@ def collate_pairs(
     for policy, batch in batches.items():
         batch.episode_tokens = torch.tensor([tokens[of_pairs[index]] for index in indices[policy]])
         batch.joint_actions = torch.tensor([answers[index] for index in indices[policy]])
+        batch.margins = margins[indices[policy]]
         batch.trajectories = ()  # pairs have no advantages
     return {policy: (batch, torch.tensor(indices[policy])) for policy, batch in batches.items()}
 

@@ -16,9 +16,10 @@ def test_a_sound_environment_passes_with_its_arguments(mrlm):
     assert len(lines) > 2
     assert [line for line in lines[:-1] if not line.startswith("ok ")] == [
         "--   copies in mid-episode: the environment's `forks` is False",
+        "--   tools: there are no tools",
         "--   best replies: no best replies are known",
     ]
-    assert lines[-1] == f"parrot: {len(lines) - 3} of {len(lines) - 3} checks passed, 2 do not apply"
+    assert lines[-1] == f"parrot: {len(lines) - 4} of {len(lines) - 4} checks passed, 3 do not apply"
 
 
 def test_the_sizes_of_the_splits_are_named(mrlm, tmp_path):

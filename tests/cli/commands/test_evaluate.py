@@ -491,6 +491,8 @@ def test_a_report_or_a_folder_that_does_not_exist_is_told_at_once(mrlm, evaluate
     assert missing_folder("owner/model") is None, "without a folder of the owner it may be a hub id"
     assert missing_folder("gpt2") is None
     assert "no folder 'nowhere' either" in missing_folder("./nowhere/run")
+    run = "it is of a run that is not here: train it with `mrlm fit --config CONFIG --output runs/a`, or as the head of"
+    assert run in missing_folder("runs/a/policies/main")
     assert "hf download runs/xyz" in missing_folder("runs/xyz")
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_: "cache/config.json")
     assert missing_folder("runs/quickstat") is None

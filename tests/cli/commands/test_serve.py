@@ -21,8 +21,9 @@ import torch
 from mrlm_pl.cli.commands import serve as command
 from mrlm_pl.cli.commands.serve import hosted_environments, read_settings, serve_parser
 from mrlm_pl.episode import Message
-from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.errors import ConfigurationError, SandboxError
 from mrlm_pl.runs.plugins import environments_by_name, import_environment
+from mrlm_pl.sandbox import sandbox
 from mrlm_pl.serving import RemoteEnvironment
 from tests.support.models.verifier_models import tiny
 from tests.support.servers.certificates import Authority
@@ -117,7 +118,7 @@ def test_a_server_from_its_start_to_its_end(running, mrlm, tmp_path):
     (tmp_path / "settings.yaml").write_text("math: {difficulty: [2, 2], kinds: [arithmetic]}\ncoordination:\n")
     metrics = free_port()
     options = ["--grace_seconds", "100", "--metrics_port", str(metrics), "--processes", "1"]
-    server = running("--environments", "math", "--settings", str(tmp_path / "settings.yaml"), *options)
+    server = running("--environments", "math,coordination", "--settings", str(tmp_path / "settings.yaml"), *options)
     environment = RemoteEnvironment(server.target, "math")
     task = environment.tasks("train")[0]
     assert task.data["question"].startswith("What is ")
@@ -272,6 +273,29 @@ def test_a_settings_file_maps_names_to_arguments(tmp_path, content):
             read_settings(str(path))
     path.write_text("math: {difficulty: [1, 2]}\nsql:\n")
     assert read_settings(str(path)) == {"math": {"difficulty": [1, 2]}, "sql": {}}
+
+
+def test_environments_choose_among_those_with_settings():
+    settings = {"MathEnvironment": {"difficulty": [2, 2]}, "coordination": {}}
+    assert list(hosted_environments([], settings, allow_settings=False)) == ["math", "coordination"]
+    (math,) = hosted_environments(["math"], settings, allow_settings=False).values()
+    assert tuple(math({}).difficulty) == (2, 2), "by either of its names"
+    with pytest.raises(ConfigurationError, match="'math' has settings already, as 'math'; name it once"):
+        hosted_environments(["math"], {**settings, "math": {}}, allow_settings=False)
+
+
+def raises(error: Exception) -> Callable[[], None]:
+    def function() -> None:
+        raise error
+
+    return function
+
+
+def test_a_machine_that_cannot_run_programs_says_so_at_the_start(mrlm, monkeypatch):
+    monkeypatch.setattr(command, "_check_port", lambda endpoint: None)
+    monkeypatch.setattr(command, "EnvironmentServer", lambda *_: pytest.fail("a server is made"))
+    monkeypatch.setattr(sandbox, "_strongest_level", raises(SandboxError("the sandbox needs Linux")))
+    assert mrlm("serve", "--environments", "code")[::2] == (1, "mrlm: error: the sandbox needs Linux\n")
 
 
 def test_a_mistake_in_the_settings_is_told_at_the_start(mrlm, tmp_path):

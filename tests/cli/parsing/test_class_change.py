@@ -61,6 +61,12 @@ def test_a_setting_that_the_new_class_lacks_is_refused_by_name(fit, change):
     assert len(err.splitlines()) == 1
 
 
+def test_all_settings_that_the_new_class_lacks_are_named_at_once(fit):
+    status, _, err = fit("--data.environment", "coordination")
+    words = "to ['word'] for MathEnvironment; nor does it take the settings of difficulty; remove them, or"
+    assert (status, words in err) == (2, True), err
+
+
 def test_a_callback_and_a_later_file_lose_no_setting_either(fit):
     Path("stop.yaml").write_text(
         "trainer: {callbacks: {class_path: EarlyStopping, init_args: {monitor: a, patience: 2}}}\n"

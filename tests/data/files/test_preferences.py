@@ -202,7 +202,7 @@ def test_the_answers_of_a_pair_compute_their_prompt_once(
     data.setup("fit")
     fed = 0
     for pair in data.examples["train"]:
-        (chosen,), (rejected,) = pair
+        (chosen,), (rejected,) = pair[:2]
         first, second = chosen.token_ids[:-1], rejected.token_ids[:-1]  # the last token predicts nothing
         shared = next(place for place, (a, b) in enumerate(zip(first, second, strict=True)) if a != b)
         assert shared >= 200
@@ -236,7 +236,7 @@ def test_calls_of_answers_are_written_for_policies_and_reward_models(
     data = data_module(str(file))
     data.trainer = trainer
     data.setup("fit")
-    ((chosen,), (rejected,)) = data.examples["train"][0]
+    ((chosen,), (rejected,)) = data.examples["train"][0][:2]
     written = '<tool_call>{"name": "add", "arguments": {"a": 2}}</tool_call>'
     called = [written in "".join(TOKENIZER.decode(row.token_ids).split("\n")) for row in (chosen, rejected)]
     assert called == [True, False]

@@ -129,11 +129,74 @@ def test_a_change_that_could_not_hold_for_a_whole_rollout_is_refused(
         quiet_trainer(callbacks=[Raise()]).fit(*make(model_folder, echo(), mode="async"))
 
 
-@pytest.mark.parametrize("name", ["sampling", "environments"])
-def test_what_the_players_were_made_with_cannot_be_set(name: str, model_folder: Path, echo: Any) -> None:
+class Anneal(Callback):
+    """Sample iteration ``k`` with temperature ``1 - k / 4``."""
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        data = trainer.datamodule
+        data.sampling = replace(data.sampling, temperature=1 - data.stream.iteration / 4)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        self.on_train_start(trainer, pl_module)
+
+
+@pytest.mark.parametrize("rounds", [None, RoundOptions()])
+@pytest.mark.parametrize("greedy", [False, True])
+def test_the_temperature_can_change_between_rollouts(
+    model_folder: Path, echo: Any, quiet_trainer: Any, rounds: RoundOptions | None, greedy: bool
+) -> None:
+    algorithm, data = make(model_folder, echo(), rounds=rounds)
+    algorithm.uses_greedy_baseline = greedy
+    seen, prepare = [], algorithm.prepare
+
+    def spy(episodes: Any, sampling: Sampling, baselines: Any = ()) -> Any:
+        batches = prepare(episodes, sampling, baselines)
+        seen.append((sampling.temperature, batches["main"].temperature.unique().tolist()))
+        assert len(data.players._players) == 1 + greedy, "schedules of any length keep the players"
+        return batches
+
+    algorithm.prepare = spy
+    quiet_trainer(callbacks=[Anneal()]).fit(algorithm, data)
+    assert seen == [(1.0, [1.0]), (0.75, [0.75]), (0.5, [0.5])]
+
+
+def test_a_run_whose_temperature_changes_goes_on_bit_for_bit(
+    model_folder: Path, echo: Any, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    kept = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
+    algorithm, data = make(model_folder, echo())
+    quiet_trainer(callbacks=[Anneal(), kept], enable_checkpointing=True).fit(algorithm, data)
+    want = fingerprint(algorithm)
+    plain, data = make(model_folder, echo())
+    quiet_trainer().fit(plain, data)
+    assert fingerprint(plain) != want
+    again, data = make(model_folder, echo())
+    quiet_trainer(callbacks=[Anneal()]).fit(again, data, ckpt_path=tmp_path / "step=1.ckpt")
+    assert fingerprint(again) == want
+
+
+@pytest.mark.parametrize(
+    ("mode", "sampling", "message"),
+    [
+        ("async", {"temperature": 0.5}, r"data\.sampling has changed while data\.mode async plays"),
+        ("sync", {"policies": {"mian": {"top_k": 5}}}, "mian"),
+    ],
+)
+def test_a_sampling_that_cannot_be_trained_on_is_refused_when_it_is_set(
+    model_folder: Path, echo: Any, quiet_trainer: Any, mode: str, sampling: dict[str, Any], message: str
+) -> None:
+    class Set(Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+            trainer.datamodule.sampling = replace(trainer.datamodule.sampling, **sampling)
+
+    with pytest.raises(ConfigurationError, match=message):
+        quiet_trainer(callbacks=[Set()]).fit(*make(model_folder, echo(), mode=mode))
+
+
+def test_environments_cannot_be_replaced(model_folder: Path, echo: Any) -> None:
     _, data = make(model_folder, echo())
-    with pytest.raises(ConfigurationError, match=rf"data\.{name} cannot change once the data module is made"):
-        setattr(data, name, None)
+    with pytest.raises(ConfigurationError, match=r"data\.environments cannot change once the data module is made"):
+        data.environments = {}
     with pytest.raises(TypeError, match="does not support item assignment"):
         data.environments["echo"] = echo()  # type: ignore[index]
 

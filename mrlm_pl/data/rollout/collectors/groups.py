@@ -267,6 +267,10 @@ def excluded(episodes: Sequence[Episode], reason: str) -> list[Episode]:
     return [replace(episode, excluded=reason) for episode in episodes]
 
 
+def _greedy(sampling: Sampling) -> Sampling:
+    return sampling.for_all(temperature=0.0, top_p=1.0, top_k=0)
+
+
 @dataclass(eq=False, repr=False)  # some fields come later
 class Collector:
     """Plays the episodes that are due in groups, in lockstep: all decisions of a wave in one engine call.
@@ -298,12 +302,21 @@ class Collector:
         training = self.training_player = self.players.player(sampling, with_snapshots=True, **options)
         self.episode_players = [training]
         if learner.uses_greedy_baseline:
-            greedy = self.players.player(sampling.for_all(temperature=0.0, top_p=1.0, top_k=0), **options)
+            greedy = self.players.player(_greedy(sampling), **options)
             self.play_greedy_specs = greedy.play
             self.episode_players = [training, greedy]
         branching = learner.unit.branching
         player = TreePlayer(training, branching, self.plan.group_sizes) if branching else training
         self.play_specs = player.play
+
+    def resample(self, sampling: Sampling) -> None:
+        """Play with other sampling settings, from the next episode on; none may be playing.
+
+        Raises:
+            ConfigurationError: episodes play between rollouts.
+        """
+        self.players.resample({_greedy(self.sampling): _greedy(sampling), self.sampling: sampling})
+        self.sampling = sampling
 
     def wrap_play(self, wrapper: Callable[[PlaySpecs], PlaySpecs]) -> None:
         """Play all episodes from now on through the function that ``wrapper`` returns."""

@@ -246,6 +246,25 @@ class Players:
         with ended_by_sigterm(self.learner.trainer), self.published():
             return player.play_blocking(specs)
 
+    def resample(self, changes: Mapping[Sampling, Sampling]) -> None:
+        """Let the players for these ways of sampling play in others, from the next episode on; none may be playing.
+
+        Raises:
+            ConfigurationError: episodes play between rollouts.
+        """
+        for key in [key for key in self._players if changes.get(key[0], key[0]) != key[0]]:
+            _, with_snapshots, loop = key
+            if loop is not None:
+                raise ConfigurationError(
+                    "data.sampling has changed while data.mode async plays episodes, some of which began before; use "
+                    "`--data.mode sync`, or change it in `on_train_start` alone"
+                )
+            player, changed = self._players.pop(key), (changes[key[0]], with_snapshots, loop)
+            player.seats = {agent: self._seat(agent, changed[0], with_snapshots) for agent in player.seats}
+            if changed in self._players:
+                self._players.pop(changed).close()  # of evaluations, which make it again
+            self._players[changed] = player
+
     def _renew_environments(self) -> None:
         """Let the episodes that begin now play in the environments as they are now."""
         for name, environment in self.environments.items():
