@@ -80,8 +80,8 @@ peers: .venv-peers/.installed  ## the libraries that the benchmarks compare with
 	touch $@
 
 # An environment server of ours needs neither torch nor the other dependencies that are left out here.
-SERVER = aiohttp "grpcio>=1.85.1" grpcio-health-checking grpcio-reflection "jsonargparse[signatures]" jsonschema lazy-loader \
-	msgspec "protobuf>=7.35.1" regex rich sqlglot xxhash zstandard
+SERVER = aiohttp "grpcio>=1.85.1" grpcio-health-checking grpcio-reflection "jsonargparse[signatures]>=4.53" jsonschema \
+	"lazy-loader>=0.6" "msgspec>=0.21" "protobuf>=7.35.1" regex rich "sqlglot>=30.30" xxhash zstandard
 verifiers: .venv-verifiers/.installed  ## verifiers, whose pinned packages collide with ours, and a server of ours without torch
 .venv-verifiers/.installed:
 	$(PYTHON) -m venv .venv-verifiers
