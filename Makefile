@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: quickstart test test-long check docs results benchmarks install test-all package peers verifiers openenv agents vllm tiny-model small-model clean
+.PHONY: quickstart test test-long test-bounds check docs results benchmarks install test-all package peers verifiers openenv agents vllm tiny-model small-model clean
 
 # Two threads of one run gain nothing at this size, and wait for each other where another process takes a core.
 quickstart: export OMP_NUM_THREADS = 1
@@ -44,6 +44,17 @@ docs: install  ## the site, in build/site/index.html
 results: install  ## the results pages, their plots and the README's numbers, from benchmarks/results
 	$(BIN)/python -m benchmarks.results_page
 
+# Beyond constraints.txt: uv chooses the lowest direct dependencies, or with RESOLUTION=highest the newest of all.
+# UV_TORCH_BACKEND=cpu chooses torch's build for CPUs.
+RESOLUTION ?= lowest-direct
+BOUNDS := .venv-$(RESOLUTION)/bin
+test-bounds: export OMP_NUM_THREADS = 1
+test-bounds:  ## the default tier with the lowest or newest versions that pyproject.toml allows, in a separate environment
+	$(PYTHON) -m venv .venv-$(RESOLUTION)
+	$(BOUNDS)/python -m pip install --quiet uv
+	$(BOUNDS)/uv pip install --quiet --python $(BOUNDS)/python --resolution $(RESOLUTION) --upgrade --editable ".[test]"
+	$(BOUNDS)/python $(TESTS)
+
 test-all: install  ## with the slow tests
 	$(BIN)/python -m pytest -q -m "not gpu"
 
@@ -80,8 +91,8 @@ peers: .venv-peers/.installed  ## the libraries that the benchmarks compare with
 	touch $@
 
 # An environment server of ours needs neither torch nor the other dependencies that are left out here.
-SERVER = aiohttp "grpcio>=1.85.1" grpcio-health-checking grpcio-reflection "jsonargparse[signatures]" jsonschema lazy-loader \
-	msgspec "protobuf>=7.35.1" regex rich sqlglot xxhash zstandard
+SERVER = aiohttp "grpcio>=1.85.1" grpcio-health-checking grpcio-reflection "jsonargparse[signatures]>=4.53" jsonschema \
+	"lazy-loader>=0.6" "msgspec>=0.21" "protobuf>=7.35.1" regex rich "sqlglot>=30.30" xxhash zstandard
 verifiers: .venv-verifiers/.installed  ## verifiers, whose pinned packages collide with ours, and a server of ours without torch
 .venv-verifiers/.installed:
 	$(PYTHON) -m venv .venv-verifiers
@@ -135,4 +146,4 @@ small-model: $(VENV)/.installed  ## train a model of 2.6 million weights, in run
 		--model.policies.main.model runs/small-worked/policies/main --model.policies.main.learning_rate 3.0e-4
 
 clean:
-	rm -rf $(VENV) .venv-peers .venv-peers-multi .venv-verifiers .venv-openenv .venv-agents .venv-vllm build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-peers .venv-peers-multi .venv-verifiers .venv-openenv .venv-agents .venv-vllm .venv-lowest-direct .venv-highest build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
