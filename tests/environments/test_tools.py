@@ -555,7 +555,7 @@ def test_a_configuration_names_a_function(tmp_path: Path, capsys: pytest.Capture
     rows = rows_file(tmp_path / "rows.jsonl", [{"question": f"{n}+2?", "answer": n + 2} for n in range(60)])
     options = ["--environment.tools", f"[calculator, {tmp_path}/own.py:add]", "--environment.data", str(rows)]
     assert main(["check-env", "tools", *options]) == 0
-    assert "8 of 8" in capsys.readouterr().out
+    assert "9 of 9" in capsys.readouterr().out
 
 
 def test_files_are_removed_at_the_end_of_an_episode() -> None:
@@ -629,7 +629,7 @@ def test_names_and_classes_in_a_configuration(capsys: pytest.CaptureFixture[str]
         {"class_path": "mrlm_environments.WebSearch", "init_args": {"results": 2}},
     ]
     assert main(["check-env", "tools", "--environment.tools", json.dumps(tools)]) == 0
-    assert "8 of 8" in capsys.readouterr().out
+    assert "9 of 9" in capsys.readouterr().out
     misspelt = json.dumps(tools).replace("max_files", "max_file")
     assert main(["check-env", "tools", "--environment.tools", misspelt]) == 2
     assert "did you mean 'max_files'" in capsys.readouterr().err

@@ -84,6 +84,7 @@ class QuestionEnvironment(Environment):
 
     name = "question"
     forks = True
+    secrets = (*Environment.secrets, "golden_answers")
     needs_reward = True
     """True if there must be a reward function."""
 
@@ -169,7 +170,8 @@ class QuestionEnvironment(Environment):
             if may_call and (answers := self.toolbox.answer(message)):
                 observations[agent] = answers
                 chat += answers
-        return Step(observations, rewards=dict.fromkeys(actions, 0.0)) if observations else None
+        rewards, counts = dict.fromkeys(actions, 0.0), self._counts()
+        return Step(observations, rewards, metrics=counts) if observations else None
 
     def _counts(self) -> dict[str, float]:
         return {**self.toolbox.counts} if self.toolbox.available else {}
@@ -204,7 +206,8 @@ class QuestionEnvironment(Environment):
         call = self.rewards[name].call
         if self.whole_prompts or not _takes_chat(call):
             return call
-        chats = {agent: [message.to_chat() for message in chat] for agent, chat in self._chats.items()}
+        said = copy.deepcopy(self._chats)  # a function that changes arguments of a call must not change the record
+        chats = {agent: [message.to_chat() for message in chat] for agent, chat in said.items()}
         return partial(call, chat=chats if len(chats) > 1 else chats[self.agents[0]])
 
     def _replies(self) -> dict[str, Message]:
@@ -258,10 +261,11 @@ class QuestionEnvironment(Environment):
         """Return the end of the episode from the values of the reward functions."""
         components: dict[str, dict[str, float]] = {agent: {} for agent in self.agents}
         measured: dict[str, dict[str, float]] = {agent: {} for agent in self.agents}
+        counts = self._counts()
         for (name, reward), value in zip(self.rewards.items(), values, strict=True):
             for agent, part in self._parts(name, value).items():
                 for component, number in part.items():
-                    if component in components[agent] or component in measured[agent]:
+                    if component in {**components[agent], **measured[agent], **counts}:
                         raise EnvironmentContractError(
                             f"{self.name}: the reward functions return the component {component!r} twice; rename one"
                         )
@@ -278,7 +282,7 @@ class QuestionEnvironment(Environment):
         mean = math.fsum(rewards.values()) / len(rewards)
         success = None if self.success_at is None else mean >= self.success_at
         values_by_name = grouped(item for parts in measured.values() for item in parts.items())
-        metrics = {name: fmean(numbers) for name, numbers in values_by_name.items()} | self._counts()
+        metrics = {name: fmean(numbers) for name, numbers in values_by_name.items()} | counts
         unanswered = bool(self.toolbox.available) and any(map(requested_calls, self._replies().values()))
         return Step(
             components=components,
@@ -312,10 +316,11 @@ class _Awaited(QuestionEnvironment):
 
     async def step(self, actions: Mapping[str, Message]) -> Step:  # type: ignore[override]
         """Answer calls of tools, or reward the replies; see :meth:`Environment.step`."""
-        if answered := await asyncio.to_thread(self._answer, actions):
+        # Daemon threads: a tool that hangs does not keep the process alive.
+        if (answered := await call_function(self._answer, actions)) is not None:
             return answered
         values = await self.awaited(lambda: self.arguments(self._replies()))
-        await asyncio.to_thread(self.toolbox.end, "finish")
+        await call_function(self.toolbox.end, "finish")
         return self._judge(values)
 
 
@@ -340,13 +345,14 @@ def _by_name(owner: str, rewards: Sequence[Reward | Callable[..., Any]], has_cha
             )
         with suppress(ValueError):  # functions in C may have no signature
             form = inspect.signature(reward.call)
+            chat: dict[str, Any] = {"chat": []} if has_chat and _takes_chat(reward.call) else {}
             try:
-                form.bind("", {}, **({"chat": []} if has_chat and _takes_chat(reward.call) else {}))
+                form.bind("", {}, **chat)
             except TypeError:
                 raise ConfigurationError(
-                    f"{owner}: the reward {name!r} has the arguments {form}, and is called with (reply, row): "
-                    "give a function of these that calls it; with several agents the first is a mapping from agents "
-                    "to texts"
+                    f"{owner}: the reward {name!r} has the arguments {form}, and is called with "
+                    f"(reply, row{', chat=chat' if chat else ''}): give a function of these that calls it; with "
+                    "several agents the first is a mapping from agents to texts"
                 ) from None
         found[name] = reward
     return found

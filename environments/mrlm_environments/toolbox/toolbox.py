@@ -70,7 +70,7 @@ class Toolbox:
         self.counts = {"tool_calls": 0.0, "tool_errors": 0.0}
 
     def answer(self, message: Message) -> list[Message]:
-        """Make the calls of a reply in order and return a message for each, also for one that fails."""
+        """Make the calls of a reply in order; return the message that answers each: a result, or an error."""
         schemas = [tool.schema for tool in self.available.values()]
         answers = []
         for answer, made in answer_calls(
