@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from mrlm_environments import exact_match, token_f1
 from torchmetrics.functional.text import squad
+
+from mrlm_pl.errors import DataError
 
 
 @pytest.mark.parametrize(
@@ -42,5 +46,15 @@ def test_a_reply_without_an_answer_earns_nothing(reply: str) -> None:
 def test_the_accepted_answers_are_a_text_or_a_list() -> None:
     assert exact_match("<answer>Paris</answer>", {"answer": "Paris", "golden_answers": ["Rome"]}) == 0.0
     assert exact_match("<answer>Paris</answer>", {"answer": "Paris"}) == 1.0
-    with pytest.raises(KeyError, match="answer"):
-        exact_match("<answer>Paris</answer>", {"question": "?"})
+
+
+@pytest.mark.parametrize("function", [exact_match, token_f1])
+@pytest.mark.parametrize(
+    "row", [{"question": "?"}, {"golden_answers": None}, {"golden_answers": []}, {"answer": 7}, {"answer": ["7", 7]}]
+)
+@pytest.mark.parametrize("reply", ["<answer>7</answer>", "no answer"])
+def test_a_row_without_accepted_answers_is_named(function: Any, row: dict[str, Any], reply: str) -> None:
+    with pytest.raises(
+        DataError, match=r"the accepted answers of the row \{.*\} are .*; give a text or a list of texts"
+    ):
+        function(reply, row)

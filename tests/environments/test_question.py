@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mrlm_environments import HarnessEnvironment, QuestionEnvironment, Reward
+from mrlm_environments import HarnessEnvironment, QuestionEnvironment, Reward, exact_match
 from mrlm_environments.toolbox.functions import FunctionTool
 
 from mrlm_pl.algorithms import GRPO
@@ -24,9 +24,11 @@ from mrlm_pl.engines import Sampling
 from mrlm_pl.environment import Message, Step, Task
 from mrlm_pl.environment.check import check_environment, check_semantics
 from mrlm_pl.environment.tools import Tool, ToolSet
+from mrlm_pl.episode import ToolCall
 from mrlm_pl.episode_files import read_episodes
 from mrlm_pl.errors import ConfigurationError, DataError, EnvironmentContractError, NonFiniteError, RolloutError
 from mrlm_pl.policy import Policy
+from tests.support.runs.recorded_episodes import recorded
 
 ROWS = [{"question": f"{n}+1?", "answer": str(n + 1)} for n in range(40)]
 TWO = ("first", "second")
@@ -324,15 +326,22 @@ def test_a_function_that_raises_cancels_those_beside_it() -> None:
     asyncio.run(play())
 
 
-def test_a_function_that_hangs_does_not_keep_the_process_alive() -> None:
+@pytest.mark.parametrize("what", ["a reward", "a tool"])
+def test_a_function_that_hangs_does_not_keep_the_process_alive(what: str) -> None:
     program = """
-import asyncio, threading
+import asyncio, sys, threading
 from mrlm_environments import QuestionEnvironment
 from mrlm_pl.environment import Message
 
 started = threading.Event()
 
-def hangs(reply, row):
+def hangs(reply: str = "", row: str = ""):
+    '''Hang.
+
+    Args:
+        reply: The reply.
+        row: The row.
+    '''
     started.set()
     threading.Event().wait()
 
@@ -340,9 +349,11 @@ async def quick(reply, row):
     return 1.0
 
 async def play():
-    environment = QuestionEnvironment([{"prompt": str(n)} for n in range(40)], [hangs, quick])
+    rewards, tools = ([hangs, quick], []) if sys.argv[1] == "a reward" else ([quick], [hangs])
+    environment = QuestionEnvironment([{"prompt": str(n)} for n in range(40)], rewards, tools=tools)
     environment.reset(environment.tasks("train")[0])
-    task = asyncio.ensure_future(environment.step({"agent": Message("assistant", "x")}))
+    reply = '<tool_call>{"name": "hangs", "arguments": {}}</tool_call>'
+    task = asyncio.ensure_future(environment.step({"agent": Message("assistant", reply)}))
     while not started.is_set():
         await asyncio.sleep(0.01)
     task.cancel()
@@ -351,7 +362,7 @@ async def play():
 asyncio.run(play())
 print("ended")
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", program, what], capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stdout) == (0, "ended\n"), done.stderr
 
 
@@ -453,6 +464,34 @@ def test_the_last_turn_is_rewarded_even_if_it_calls_a_tool() -> None:
     assert step.metrics["tool_calls"] == 1.0
 
 
+def test_a_truncated_episode_has_the_counts_of_its_calls() -> None:
+    episode = recorded(question([exact], tools=[add]), 2, max_turns=1, gold=lambda task: {"agent": [CALL + BAD]})[1]
+    assert (episode.stop_reason, episode.metrics) == ("turn_limit", {"tool_calls": 2.0, "tool_errors": 1.0})
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_reward_function_cannot_change_the_conversation(waits: bool) -> None:
+    def changes(reply: str, row: Mapping[str, Any], chat: list[dict[str, Any]]) -> float:
+        chat[0]["tool_calls"][0]["function"]["arguments"]["a"].append(2)
+        return 0.0
+
+    async def changes_later(reply: str, row: Mapping[str, Any], chat: list[dict[str, Any]]) -> float:
+        return changes(reply, row, chat)
+
+    environment = question([changes_later if waits else changes], tools=[add], max_turns=1)
+    environment.reset(environment.tasks("train")[0])
+    call = ToolCall("0", "add", {"a": [1]})
+    finished(environment.step({"agent": Message("assistant", "", tool_calls=(call,))}))
+    assert call.arguments == {"a": [1]}
+
+
+def test_a_metric_is_not_replaced_by_the_count_of_calls() -> None:
+    environment = question([exact, Reward(length, weight=0, name="tool_calls")], tools=[add])
+    environment.reset(environment.tasks("train")[0])
+    with pytest.raises(EnvironmentContractError, match="the component 'tool_calls' twice; rename one"):
+        said(environment, agent="3")
+
+
 def test_agents_with_tools_end_when_the_last_of_them_has_replied() -> None:
     def all_texts(replies: Mapping[str, str], row: Mapping[str, Any], chat: Mapping[str, list[Any]]) -> dict[str, Any]:
         assert replies == {"first": "mine", "second": "yours"}
@@ -508,6 +547,20 @@ def test_an_environment_with_tools_keeps_the_contract() -> None:
         question([exact], tools=[add, add])
     with pytest.raises(ConfigurationError, match="max_turns is 0"):
         question([exact], tools=[add], max_turns=0)
+
+
+def test_a_function_whose_reply_is_named_chat_is_told_how_it_is_called() -> None:
+    with pytest.raises(ConfigurationError, match=r"called with \(reply, row, chat=chat\)"):
+        question([lambda chat, row: 0.0])
+
+
+def test_a_prompt_that_shows_an_accepted_answer_is_found() -> None:
+    rows = [{"question": f"{n}+1?", "golden_answers": [str(n + 1)]} for n in range(40)]
+    shown = QuestionEnvironment(rows, [exact_match], prompt="{question} {golden_answers[0]}")
+    (canary,) = (
+        check for check in check_semantics(shown, tasks=1, other_process=False).checks if check.name == "canary"
+    )
+    assert "shows its field 'golden_answers' to an agent" in canary.message
 
 
 def test_a_program_has_no_conversation_for_its_reward_functions() -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mrlm_pl.environment.tools import stated_answer
 from mrlm_pl.episode import final_text
+from mrlm_pl.errors import DataError
 
 _LEFT_OUT = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -23,6 +24,9 @@ def exact_match(reply: str, row: Mapping[str, Any]) -> float:
 
     >>> exact_match("It is <answer>the Eiffel Tower.</answer>", {"golden_answers": ["Louvre", "Eiffel tower"]})
     1.0
+
+    Raises:
+        DataError: the row has none, or they are not texts.
     """
     given, accepted = _words(reply, row)
     return float(given in accepted)
@@ -35,6 +39,9 @@ def token_f1(reply: str, row: Mapping[str, Any]) -> float:
 
     >>> token_f1("<answer>Eiffel Tower, Paris</answer>", {"answer": "the Eiffel Tower"})  # 2 of 3 and 2 of 2 words
     0.8
+
+    Raises:
+        DataError: as for :func:`exact_match`.
     """
     given, accepted = _words(reply, row)
     return max((_f1(given, answer) for answer in accepted if given is not None), default=0.0)
@@ -48,9 +55,14 @@ def _f1(given: list[str], accepted: list[str]) -> float:
 
 def _words(reply: str, row: Mapping[str, Any]) -> tuple[list[str] | None, list[list[str]]]:
     """Return the words of the reply's answer, None if it gives none, and those of each accepted answer."""
-    accepted = row["golden_answers"] if "golden_answers" in row else row["answer"]
-    answer = stated_answer(final_text(reply))
+    accepted = row.get("golden_answers", row.get("answer"))
     answers = [accepted] if isinstance(accepted, str) else accepted
+    if not isinstance(answers, Sequence) or not answers or not all(isinstance(text, str) for text in answers):
+        raise DataError(
+            f"the accepted answers of the row {dict(row)!r:.200} are {accepted!r}; give a text or a list of texts as "
+            "its golden_answers or answer"
+        )
+    answer = stated_answer(final_text(reply))
     return None if answer is None else _normalized(answer), [_normalized(text) for text in answers]
 
 

@@ -21,12 +21,10 @@ from mrlm_environments.toolbox.toolbox import Toolbox
 from mrlm_pl.concurrency.calls import call_function, together
 from mrlm_pl.concurrency.event_loop import shared_loop
 from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource, ToolSchema
-from mrlm_pl.environment.tools import Tool, ToolCall, ToolSet, answer_calls, requested_calls
+from mrlm_pl.environment.tools import ToolSet, requested_calls
 from mrlm_pl.errors import ConfigurationError, DataError, EnvironmentContractError, NonFiniteError
 from mrlm_pl.grouping import grouped
 from mrlm_pl.settings import PositiveInt, Settings
-
-_CALL_FORM = 'Write {"name": NAME, "arguments": OBJECT}.'
 
 
 @dataclass(frozen=True)
@@ -86,6 +84,7 @@ class QuestionEnvironment(Environment):
 
     name = "question"
     forks = True
+    secrets = (*Environment.secrets, "golden_answers")
     needs_reward = True
     """True if there must be a reward function."""
 
@@ -116,9 +115,7 @@ class QuestionEnvironment(Environment):
         self._asked = _fields(self.name, self.prompts.values())
         self._tasks = DataTasks(self.name, os.fspath(data) if isinstance(data, os.PathLike) else data)
         self.toolbox, self.max_turns = Toolbox(tools or ()), max_turns
-        self._available: dict[str, Tool] = {}
-        self._chats: dict[str, list[Message]] = {agent: [] for agent in self.agents}
-        self._counts: dict[str, float] = {}
+        self._chats: dict[str, list[Message]] = {}
         if tools:
             self.forks = False  # tools may hold state that cannot be copied, such as a process
         calls = [call for reward in self.rewards.values() for call in (reward.call, type(reward.call).__call__)]
@@ -142,7 +139,7 @@ class QuestionEnvironment(Environment):
 
     def tools(self, agent: str) -> Sequence[ToolSchema]:
         """Return the schemas of all tools; see :meth:`Environment.tools`."""
-        return [tool.schema for tool in self.toolbox.named().values()]
+        return self.toolbox.schemas()
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
         """Return ``gold`` for all agents; see :meth:`Environment.gold`."""
@@ -152,9 +149,7 @@ class QuestionEnvironment(Environment):
         """Pose the row; see :meth:`Environment.reset`."""
         self._row = task.data
         self.toolbox.open(task)
-        self._available = self.toolbox.named()
         self._chats = {agent: [] for agent in self.agents}
-        self._counts = dict.fromkeys(("tool_calls", "tool_errors"), 0.0) if self._available else {}
         return self._pose(task.data)
 
     def step(self, actions: Mapping[str, Message]) -> Step:
@@ -167,22 +162,19 @@ class QuestionEnvironment(Environment):
 
     def _answer(self, actions: Mapping[str, Message]) -> Step | None:
         """Return the answers to the agents' calls; None after the last reply of all."""
-        schemas = [tool.schema for tool in self._available.values()]
         observations: dict[str, list[Message]] = {}
         for agent, message in actions.items():
             chat = self._chats[agent]
             chat.append(message)
-            calls = requested_calls(message) if self._available else ()
-            if calls and sum(said.role == "assistant" for said in chat) < self.max_turns:
-                made = list(answer_calls(calls, schemas, _CALL_FORM, self._call_tool, "error: "))
-                self._counts["tool_calls"] += len(made)
-                self._counts["tool_errors"] += sum(not done for _, done in made)
-                observations[agent] = [answer for answer, _ in made]
-                chat += observations[agent]
-        return Step(observations, rewards=dict.fromkeys(actions, 0.0)) if observations else None
+            may_call = self.toolbox.available and sum(said.role == "assistant" for said in chat) < self.max_turns
+            if may_call and (answers := self.toolbox.answer(message)):
+                observations[agent] = answers
+                chat += answers
+        rewards, counts = dict.fromkeys(actions, 0.0), self._counts()
+        return Step(observations, rewards, metrics=counts) if observations else None
 
-    def _call_tool(self, call: ToolCall) -> str:
-        return self._available[call.name].call(call.arguments)
+    def _counts(self) -> dict[str, float]:
+        return {**self.toolbox.counts} if self.toolbox.available else {}
 
     def _reward(self) -> Step:
         """Return the end of the episode."""
@@ -214,7 +206,8 @@ class QuestionEnvironment(Environment):
         call = self.rewards[name].call
         if self.whole_prompts or not _takes_chat(call):
             return call
-        chats = {agent: [message.to_chat() for message in chat] for agent, chat in self._chats.items()}
+        said = copy.deepcopy(self._chats)  # a function that changes arguments of a call must not change the record
+        chats = {agent: [message.to_chat() for message in chat] for agent, chat in said.items()}
         return partial(call, chat=chats if len(chats) > 1 else chats[self.agents[0]])
 
     def _replies(self) -> dict[str, Message]:
@@ -268,10 +261,11 @@ class QuestionEnvironment(Environment):
         """Return the end of the episode from the values of the reward functions."""
         components: dict[str, dict[str, float]] = {agent: {} for agent in self.agents}
         measured: dict[str, dict[str, float]] = {agent: {} for agent in self.agents}
+        counts = self._counts()
         for (name, reward), value in zip(self.rewards.items(), values, strict=True):
             for agent, part in self._parts(name, value).items():
                 for component, number in part.items():
-                    if component in components[agent] or component in measured[agent]:
+                    if component in {**components[agent], **measured[agent], **counts}:
                         raise EnvironmentContractError(
                             f"{self.name}: the reward functions return the component {component!r} twice; rename one"
                         )
@@ -288,8 +282,8 @@ class QuestionEnvironment(Environment):
         mean = math.fsum(rewards.values()) / len(rewards)
         success = None if self.success_at is None else mean >= self.success_at
         values_by_name = grouped(item for parts in measured.values() for item in parts.items())
-        metrics = {name: fmean(numbers) for name, numbers in values_by_name.items()} | self._counts
-        unanswered = bool(self._available) and any(map(requested_calls, self._replies().values()))
+        metrics = {name: fmean(numbers) for name, numbers in values_by_name.items()} | counts
+        unanswered = bool(self.toolbox.available) and any(map(requested_calls, self._replies().values()))
         return Step(
             components=components,
             done=True,
@@ -322,10 +316,11 @@ class _Awaited(QuestionEnvironment):
 
     async def step(self, actions: Mapping[str, Message]) -> Step:  # type: ignore[override]
         """Answer calls of tools, or reward the replies; see :meth:`Environment.step`."""
-        if answered := await asyncio.to_thread(self._answer, actions):
+        # Daemon threads: a tool that hangs does not keep the process alive.
+        if (answered := await call_function(self._answer, actions)) is not None:
             return answered
         values = await self.awaited(lambda: self.arguments(self._replies()))
-        await asyncio.to_thread(self.toolbox.end, "finish")
+        await call_function(self.toolbox.end, "finish")
         return self._judge(values)
 
 
@@ -350,13 +345,14 @@ def _by_name(owner: str, rewards: Sequence[Reward | Callable[..., Any]], has_cha
             )
         with suppress(ValueError):  # functions in C may have no signature
             form = inspect.signature(reward.call)
+            chat: dict[str, Any] = {"chat": []} if has_chat and _takes_chat(reward.call) else {}
             try:
-                form.bind("", {}, **({"chat": []} if has_chat and _takes_chat(reward.call) else {}))
+                form.bind("", {}, **chat)
             except TypeError:
                 raise ConfigurationError(
-                    f"{owner}: the reward {name!r} has the arguments {form}, and is called with (reply, row): "
-                    "give a function of these that calls it; with several agents the first is a mapping from agents "
-                    "to texts"
+                    f"{owner}: the reward {name!r} has the arguments {form}, and is called with "
+                    f"(reply, row{', chat=chat' if chat else ''}): give a function of these that calls it; with "
+                    "several agents the first is a mapping from agents to texts"
                 ) from None
         found[name] = reward
     return found

@@ -148,8 +148,8 @@ class RetrievalServer(SearchBackend):
         text = shared_loop().submit_watched(self._post(query, k)).result()
         try:
             (found,) = json.loads(text)["result"]
-            return [SearchResult(*_title_and_text(item["document"])) for item in found]
-        except (ValueError, LookupError, TypeError, AttributeError, DataError) as error:
+            return [SearchResult(*_title_and_text(item["document"])) for item in found[:k]]
+        except (ValueError, RecursionError, LookupError, TypeError, AttributeError, DataError) as error:
             raise self._error(f"its answer has another form ({error}): {text[:200]!r}") from error
 
     async def _post(self, query: str, k: int) -> str:
@@ -239,8 +239,9 @@ def _title_and_text(row: Mapping[str, Any]) -> tuple[str, str]:
         DataError: the passage has no title and text, and no contents.
     """
     title, text = row.get("title"), row.get("text")
-    if "contents" in row and not ("title" in row and "text" in row):
-        title, _, text = str(row["contents"]).partition("\n")
+    contents = row.get("contents")
+    if isinstance(contents, str) and not ("title" in row and "text" in row):
+        title, _, text = contents.partition("\n")
         title = title.strip().removeprefix('"').removesuffix('"')
     if not isinstance(title, str) or not isinstance(text, str):
         raise DataError(f"the fields are {sorted(row)}; title and text must be texts, or contents one")

@@ -16,7 +16,7 @@ from mrlm_environments.toolbox.toolbox import Toolbox
 from mrlm_environments.tools.problems import KINDS, REQUIRED_TOOLS, Kind, data_problem, generate_problem
 from mrlm_pl.answers.numbers import equal_answers, number_value
 from mrlm_pl.environment import Message, Outcome, SingleAgentEnvironment, Task, TaskSource, ToolSchema
-from mrlm_pl.environment.tools import Tool, ToolCall, ToolError, ToolSet, answer_calls, requested_calls, stated_answer
+from mrlm_pl.environment.tools import Tool, ToolError, ToolSet, stated_answer
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.settings import PositiveInt, between, some_of
 
@@ -76,10 +76,9 @@ class ToolEnvironment(SingleAgentEnvironment):
         max_output: PositiveInt = 2000,
         system_prompt: str = "",
     ) -> None:
-        self.toolbox = Toolbox(tools if tools is not None else DEFAULT_TOOLS)
+        self.toolbox = Toolbox(tools if tools is not None else DEFAULT_TOOLS, max_output)
         self.kinds = _solvable_kinds(self.toolbox.items, kinds, data is not None)
-        self.max_turns, self.shaping, self.max_output = max_turns, shaping, max_output
-        self.system_prompt = system_prompt
+        self.max_turns, self.shaping, self.system_prompt = max_turns, shaping, system_prompt
         self._tasks = DataTasks(self.name, data)
 
     def tools(self, agent: str) -> Sequence[ToolSchema]:
@@ -88,7 +87,7 @@ class ToolEnvironment(SingleAgentEnvironment):
         Raises:
             ConfigurationError: two tools have the same name.
         """
-        return [tool.schema for tool in self.toolbox.named().values()]
+        return self.toolbox.schemas()
 
     def tasks(self, split: str) -> TaskSource:
         """Return generated problems without end, or the rows of the data; see :meth:`Environment.tasks`.
@@ -115,10 +114,8 @@ class ToolEnvironment(SingleAgentEnvironment):
     def begin(self, task: Task) -> Sequence[Message]:
         """Return the question; see :meth:`SingleAgentEnvironment.begin`."""
         self.toolbox.open(task)
-        self._task, self._available = task, self.toolbox.named()
-        self._turn, self._calls, self._errors = 0, 0, 0
+        self._task, self._turn = task, 0
         self._required = frozenset(task.data.get("required_tools") or ())
-        self._used: set[str] = set()
         return opening(task.data["question"], self.system_prompt)
 
     def reply(self, message: Message) -> Outcome:
@@ -127,17 +124,11 @@ class ToolEnvironment(SingleAgentEnvironment):
         answer = stated_answer(_CALLS.sub(" ", message.final_text))
         if answer is not None:
             return self._end(self._is_right(answer), self._share(), "answered")
-        earned = self._share()
-        calls, how = requested_calls(message), 'Write {"name": NAME, "arguments": OBJECT}.'
-        schemas = [tool.schema for tool in self._available.values()]
-        made = list(answer_calls(calls, schemas, how, self._call_tool, "error: ", self.max_output))
-        self._calls += len(made)
-        self._errors += sum(not done for _, done in made)
-        answers = [answer for answer, _ in made]
+        earned, answers = self._share(), self.toolbox.answer(message)
         if self._turn == self.max_turns:
             return self._end(False, earned, "max_turns")
         paid = {"shaping": self.shaping * (self._share() - earned)}
-        return Outcome(paid, observation=answers or NUDGE, metrics=self._metrics())
+        return Outcome(paid, observation=answers or NUDGE, metrics={**self.toolbox.counts})
 
     def close(self) -> None:
         """Close all tools, even if one cannot be closed."""
@@ -166,28 +157,19 @@ class ToolEnvironment(SingleAgentEnvironment):
             stop_reason=reason,
             truncated=reason == "max_turns",
             success=correct,
-            metrics=self._metrics(),
+            metrics={**self.toolbox.counts},
         )
 
     def _share(self) -> float:
         """Return the share of the required tools that were called with success; 0 when none is required."""
-        return len(self._required & self._used) / len(self._required) if self._required else 0.0
-
-    def _call_tool(self, call: ToolCall) -> str:
-        """Call a tool and return its answer."""
-        text = self._available[call.name].call(call.arguments)
-        self._used.add(call.name)
-        return text
+        return len(self._required & self.toolbox.used) / len(self._required) if self._required else 0.0
 
     def _holds(self, path: str, text: str) -> bool:
-        files = self._available.get(FileSystem.schema.name)
+        files = self.toolbox.available.get(FileSystem.schema.name)
         try:
             return isinstance(files, FileSystem) and same_answer(files.read(path), text)
         except ToolError:
             return False
-
-    def _metrics(self) -> dict[str, float]:
-        return {"tool_calls": float(self._calls), "tool_errors": float(self._errors)}
 
 
 def same_answer(reply: str, expected: str) -> bool:

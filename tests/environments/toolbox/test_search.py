@@ -233,11 +233,32 @@ def test_the_agent_reads_why_a_query_was_rejected(served: Callable[..., StandIn]
     assert len(stand_in.asked) == 1
 
 
-@pytest.mark.parametrize("body", [{"results": []}, {"result": []}, {"result": [[{"contents": "x"}]]}, [], "x"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"results": []},
+        {"result": []},
+        {"result": {"x": []}},
+        {"result": [{}]},
+        {"result": [[{"contents": "x"}]]},
+        {"result": [[{"document": {"contents": None}}]]},
+        [],
+        "x",
+    ],
+)
 def test_another_form_of_answers_fails_the_episode(served: Callable[..., StandIn], body: object) -> None:
     stand_in = served([], body)
     with pytest.raises(RemoteError, match=f"{stand_in.url}: its answer has another form"):
         RetrievalServer(stand_in.url).search("x", 3)
+
+
+def test_an_answer_of_a_hundred_thousand_levels_fails_the_episode(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def deep(*_: object) -> str:
+        return "[" * 100_000
+
+    monkeypatch.setattr(RetrievalServer, "_post", deep)
+    with pytest.raises(RemoteError, match="its answer has another form"):
+        RetrievalServer("http://127.0.0.1:1").search("x", 3)
 
 
 def test_a_run_begins_only_if_the_retrieval_server_answers(served: Callable[..., StandIn]) -> None:
