@@ -29,26 +29,26 @@ OVERVIEW = FOLDER / "README.md"
 HEAD = """\
 # Results
 
-Proven results, open questions, and our runs of papers. All tables: [learning](learning.md), [speed and
+All tables: [learning](learning.md), [speed and
 memory](speed.md), [correctness and robustness](robustness.md), [other measurements](other.md).
 
-## Proven
+## Strongest results
 
-Intervals cover 95 %. A ratio to another library below 1 means that mrlm is cheaper.
+Intervals cover 95 %. Ratios below 1 mean that mrlm is cheaper.
 
 {proven}
-## Not proven
+## Open questions
 
 {open_questions}
 ## Claims of papers
 
-[Papers](papers.md) has each number and command. Our models are small: they can show an effect, not its size.
+[Papers](papers.md) has each number and command.
 
 {papers}
 ## How to read the tables
 
-Below each table are its file, the first command that wrote it, the date and the machine; the file lists all commands.
-A table of one seed or one run says so. Intervals are over the seeds (Student's t) or over the tasks of an evaluation.
+Below each table are its file, the first command that wrote it, the date and the machine.
+A table of one seed or one run says so. Intervals are over seeds (Student's t) or an evaluation's tasks.
 All runs on a CPU had small models and {common}.
 `make results` draws these pages from the files; `make benchmarks` measures again.
 """
@@ -92,17 +92,15 @@ CHAPTERS: dict[str, dict[str, Section]] = {
             "Algorithms of one policy",
             "Accuracy on 500 held-out problems; SFT and preferences train on 6,000 of the policy's own episodes. The "
             "second table has the ends of the curves during training on fixed data and from a teacher. Its policies "
-            "played the test split, as in the first table; `HeldOutEvaluation` has since moved its curve to the "
-            "validation split, so that new measurements are named `validation accuracy`.",
+            "played the test split; those of new measurements play the validation split.",
             learning.learning,
             plot=True,
         ),
         "team_algorithms": Section(
             "Algorithms of teams and of turns",
             "Mean held-out reward of the tiny model in runs of a few CPU seconds. The runs differ in size: sections "
-            "below compare some at equal tokens. In `coordination` acting alone earns .4 for certain; DrMAS, which "
-            "credits an agent's own reward, and Shapley, which credits its contribution to the team's return, may "
-            "settle there.",
+            "below compare some at equal tokens. In `coordination` DrMAS and "
+            "Shapley may settle on acting alone.",
             learning.team_algorithms,
             plot=True,
         ),
@@ -188,8 +186,8 @@ CHAPTERS: dict[str, dict[str, Section]] = {
             "A GRPO step against TRL",
             "Generation, reward, loss and update of the same model, prompts and lengths. In float32 mrlm multiplies "
             "matrices with oneDNN here, TRL with MKL: [scaling](../scaling/README.md#precision). The first two rows "
-            "were measured before generation packed its weights; s and xs without matplotlib, which takes 27 MiB "
-            "where it is installed. 135m has SmolLM2-135M's shape and was measured last, on another "
+            "were measured before generation packed its weights; s and xs without matplotlib (27 MiB). "
+            "135m has SmolLM2-135M's shape and was measured last, on another "
             "machine and two threads.",
             costs.grpo_step,
         ),
@@ -202,7 +200,7 @@ CHAPTERS: dict[str, dict[str, Section]] = {
         "team_step": Section(
             "A team's step against CoMLRL",
             "MAGRPO, two agents with a turn tree: [teams](../training/teams.md#speed). Size s was measured without "
-            "matplotlib, which takes 27 MiB where it is installed; m with it, in one round, beside tests on the other "
+            "matplotlib, m with it, in one round, beside tests on the other "
             "core.",
             costs.team_step,
         ),

@@ -15,12 +15,10 @@ from benchmarks.tables.results import grouped, read
 
 PAPERS = Path(__file__).parents[2] / "docs" / "results" / "papers.md"
 
-VERDICTS = {
-    "did not reproduce": "did not reproduce|worse|costs reward",
-    "no difference": "no difference",
-    "reproduced": "reproduced",
-}
-"""Words in our cell of a paper's row, by verdict."""
+VERDICTS = ("did not reproduce", "no difference", "reproduced")
+"""Words in our cell of a paper's row."""
+
+TINY = "0.17 million weights"
 
 Link = Callable[[str, str], str]
 """Return a link with a text to the section of a file."""
@@ -32,28 +30,27 @@ def proven(link: Link) -> str:
 
 
 def _learning(link: Link) -> Iterator[Sequence[str]]:
-    quick, small = read("quickstart"), read("pretrained")["rows"]
-    ends = [plus_minus(quick["summary"][moment]) for moment in ("before", "after")]
-    tiny = f"0.17 million weights, {len(quick['rows'])} seeds"
-    yield link("GRPO learns", "quickstart"), f"accuracy {' to '.join(ends)}", f"500 held-out problems, {tiny}"
-    accuracies = ([row[moment]["accuracy"] for row in small] for moment in ("before", "after"))
-    ends = [plus_minus(mean_and_half(each)) for each in accuracies]
-    trained = f"SmolLM2-135M-Instruct, {len(small)} seeds"
-    yield link("GRPO trains a pretrained model", "pretrained"), f"accuracy {' to '.join(ends)}", trained
-    for name, key, who in (
-        ("learning", "config", "Algorithms of one policy"),
-        ("team_algorithms", "algorithm", "Algorithms of teams and of turns"),
+    for title, name, model in (
+        ("GRPO learns", "quickstart", TINY),
+        ("GRPO trains a pretrained model", "pretrained", "SmolLM2-135M-Instruct"),
     ):
-        gains = gained(read(name)["rows"], key)
-        still = [each for each, gain in gains.items() if not gain]
-        rest = f", not {', '.join(still)}" if still else ""
-        yield link(f"{who} learn", name), f"{len(gains) - len(still)} of {len(gains)} gain{rest}", tiny
-    gaps = [
-        f"{plus_minus(pair['summary']['end difference'], '+')} ({name.partition(',')[0]})"
-        for name, pair in read("parity")["pairs"].items()
-    ]
-    last = f"last rewards differ by {', '.join(gaps)}"
-    yield link("Curves are those of TRL and CoMLRL", "parity"), last, "random models, 5 seeds"
+        rows = read(name)["rows"]
+        ends = (mean_and_half([row[moment]["accuracy"] for row in rows]) for moment in ("before", "after"))
+        on = f"500 held-out problems, {model}, {len(rows)} seeds"
+        yield link(title, name), f"accuracy {' to '.join(map(plus_minus, ends))}", on
+    for title, name, key in (
+        ("Algorithms of one policy learn", "learning", "config"),
+        ("Algorithms of teams and of turns learn", "team_algorithms", "algorithm"),
+    ):
+        rows = read(name)["rows"]
+        gains = gained(rows, key)
+        still = ", ".join(each for each, gain in gains.items() if not gain)
+        measured = f"{sum(gains.values())} of {len(gains)} gain{still and f', not {still}'}"
+        yield link(title, name), measured, f"{TINY}, {len({row['seed'] for row in rows})} seeds"
+    pairs = read("parity")["pairs"]
+    gaps = [f"{plus_minus(pair['summary']['end difference'], '+')} ({name})" for name, pair in pairs.items()]
+    on = f"random models, {min(len(pair['rows']) for pair in pairs.values())} seeds"
+    yield link("Curves differ little from TRL's and CoMLRL's", "parity"), f"last rewards by {', '.join(gaps)}", on
 
 
 def gained(rows: Iterable[Mapping[str, Any]], key: str) -> dict[str, bool]:
@@ -70,33 +67,33 @@ def gained(rows: Iterable[Mapping[str, Any]], key: str) -> dict[str, bool]:
 
 def _costs(link: Link) -> Iterator[Sequence[str]]:
     gpu = read("gpu_grpo_step")
-    step = "{steps_ratio:.2f} of TRL's time, {peak_ratio:.2f} of its memory".format_map(gpu["rows"][-1])
-    yield link("A GRPO step on a GPU", "gpu_grpo_step"), step, f"0.5B, one run, one {gpu['machine']['gpu']}, no vLLM"
-    rows = [row for name in ("grpo_step", "grpo_step_amx") for row in read(name)["rows"]]
-    on = f"{len(rows)} settings on two processors, random models to 135 million weights"
-    yield link("A GRPO step on a CPU", "grpo_step"), costs(rows, "TRL"), on
-    rows = read("team_step")["rows"]
-    yield link("A MAGRPO step on a CPU", "team_step"), costs(rows, "CoMLRL"), f"{len(rows)} settings, random models"
-    times = f"{span(read('rollout')['rows'], 'engine_ratio')} times as many tokens per second as `generate`"
-    yield link("Generation", "rollout"), times, "random models, CPU"
-    on_gpu = read("gpu_rollout")
-    times = f"{span(on_gpu['rows'], 'engine_ratio')} times as many tokens per second as `generate`"
-    yield link("Generation on a GPU", "gpu_rollout"), times, f"one run each, one {on_gpu['machine']['gpu']}"
+    step = gpu["rows"][-1]
+    measured = "{steps_ratio:.2f} of TRL's time, {peak_ratio:.2f} of its memory".format_map(step)
+    on = f"{step['size'].upper()}, rounds: {step['rounds']}, {gpu['machine']['gpu']}, TRL without vLLM"
+    yield link("A GRPO step on a GPU", "gpu_grpo_step"), measured, on
+    for title, peer, files in (
+        ("A GRPO step on a CPU", "TRL", ("grpo_step", "grpo_step_amx")),
+        ("A MAGRPO step on a CPU", "CoMLRL", ("team_step",)),
+    ):
+        rows = [row for name in files for row in read(name)["rows"]]
+        measured = f"{span(rows, 'cpu_ratio')} of {peer}'s CPU time, {span(rows, 'peak_ratio')} of its memory"
+        on = f"{len(rows)} settings, rounds: {span(rows, 'rounds', '.0f')}, random models"
+        yield link(title, files[0]), measured, on
+    for title, name in (("Generation on a CPU", "rollout"), ("Generation on a GPU", "gpu_rollout")):
+        found = read(name)
+        measured = f"{span(found['rows'], 'engine_ratio')} times as many tokens per second as `generate`"
+        on = f"{len(found['rows'])} settings, random models"
+        yield link(title, name), measured, ", ".join([on, *filter(None, [found["machine"].get("gpu")])])
 
 
-def costs(rows: Sequence[Mapping[str, Any]], peer: str) -> str:
-    """Return the least and the largest costs as fractions of a peer's."""
-    return f"{span(rows, 'cpu_ratio')} of {peer}'s CPU time, {span(rows, 'peak_ratio')} of its memory"
-
-
-def span(rows: Iterable[Mapping[str, float]], key: str) -> str:
+def span(rows: Iterable[Mapping[str, float]], key: str, form: str = ".2f") -> str:
     """Return the least and the largest value.
 
     >>> span([{"cost": 0.5}, {"cost": 0.251}, {"cost": 2}], "cost")
     '0.25 to 2.00'
     """
     values = [row[key] for row in rows]
-    return f"{min(values):.2f} to {max(values):.2f}"
+    return f"{min(values):{form}} to {max(values):{form}}"
 
 
 def _correctness(link: Link) -> Iterator[Sequence[str]]:
@@ -105,70 +102,60 @@ def _correctness(link: Link) -> Iterator[Sequence[str]]:
     yield link("Kills change nothing", "kill_resume"), equal, f"{killed} `kill -9` at random moments, CPU"
     levels = read("attacks")["levels"]
     through, tried = (sum(row[key] for row in levels.values()) for key in ("through", "attacks"))
-    names = " and ".join(f"`{level}`" for level in levels)
-    yield link("The sandbox holds", "attacks"), f"{through} of {tried} attacks succeed", f"levels {names}"
-    peers = {peer: agreeing(peer) for peer in ("TRL", "verl", "CoMLRL")}
-    equal = ", ".join(f"{equal} of {both} ({peer})" for peer, (equal, both) in peers.items())
+    on = f"levels {' and '.join(f'`{level}`' for level in levels)}"
+    yield link("The sandbox holds", "attacks"), f"{through} of {tried} attacks succeed", on
+    equal = ", ".join("{} of {} ({})".format(*agreeing(peer), peer) for peer in ("TRL", "verl", "CoMLRL"))
     yield link("Losses and advantages equal the peers'", "conformance_peers"), equal, "their own code, within 1e-6"
-    found = [row for row in read("families")["families"].values() if "error" not in row]
+    families = read("families")
+    found = [row for row in families["families"].values() if "error" not in row]
     close = sum(max(row[name] for name in COMPARED if name in row) <= 1e-5 for row in found)
-    yield (
-        link("Model families", "families"),
-        f"{close} of {len(found)} generate and learn as in transformers",
-        ("random weights, within 1e-5"),
-    )
+    others = len(families["families"]) + len(families["not_built"]) - len(found)
+    measured = f"{close} of {len(found)} generate and learn as in transformers; {others} others did not run"
+    yield link("Model families", "families"), measured, "random weights, within 1e-5"
 
 
 def open_questions(link: Link) -> str:
     """Return the claims that no result supports, or only some, a line each."""
     budget, student = read("budget")["summary"], read("team_distillation")["rows"][-1]["all seeds"]
     teams = [f"{plus_minus(budget[f'{name}, after']['minus trained'], '+')} ({name})" for name in ("MAPoRL", "MAGRPO")]
-    environments = read("agentbench")["environments"]
-    arms = {
-        f"{arm} in `{name}`": mean > half
-        for name, part in environments.items()
-        for arm, (mean, half) in ((arm, row["success gained"]) for arm, row in part["summary"].items())
+    rises = {
+        name: [mean > half for mean, half in (row["success gained"] for row in part["summary"].values())]
+        for name, part in read("agentbench")["environments"].items()
     }
-    rise = [arm for arm, gain in arms.items() if gain]
-    steps = read("team_step")["rows"]
-    less = sum(row["peak_ratio"] < 1 for row in steps)
-    old = len(read("earlier")["measurements"])
-    covered = read("interval_coverage")["summary"]["now"]["least coverage"]
-    rows = [
-        ["Learning above 135 million weights; several GPUs", "not measured"],
-        [
-            link("A team beats the majority of one policy", "budget"),
-            f"it does not at equal tokens: {', '.join(teams)}",
-        ],
-        [
-            link("A student reaches its team", "team_distillation"),
-            f"it does not: {between(**student['student - team'], sign='+')}",
-        ],
-        [
-            link("RL raises the success in tasks of AgentBench", "agentbench"),
-            f"in {len(rise)} of {len(arms)}: {'; '.join(rise)}",
-        ],
-        [link("A MAGRPO step takes less memory than CoMLRL's", "team_step"), f"in {less} of {len(steps)} settings"],
-        [
-            link("Faster than vLLM", "vllm_rollout"),
-            f"{span(read('vllm_rollout')['rows'], 'ratio')} of its seconds on a CPU; not measured on a GPU",
-        ],
-        [
-            link("Intervals of few tasks cover 95 %", "interval_coverage"),
-            f"{covered:.3f} in the worst setting with fewer than 20",
-        ],
-        ["The sandbox holds at `limits`", "[many attacks succeed](../environments/sandbox.md#levels)"],
-        [link("Earlier measurements", "earlier"), f"{old} have neither date nor machine"],
-    ]
-    return table(["question", "measured"], rows)
+    tasks = ", ".join(f"{sum(rise)} of {len(rise)} (`{name}`)" for name, rise in rises.items())
+    steps, vllm = read("team_step")["rows"], read("vllm_rollout")["rows"]
+    covered = read("interval_coverage")["summary"]["now"]
+    rows = {
+        "Learning above 135 million weights; several GPUs": "not measured",
+        link("A team beats the majority of one policy", "budget"): f"not at equal tokens: {', '.join(teams)}",
+        link(
+            "A student reaches its team", "team_distillation"
+        ): f"no: {between(**student['student - team'], sign='+')}",
+        link("Algorithms raise the success in tasks of AgentBench", "agentbench"): tasks,
+        link("A MAGRPO step takes less memory than CoMLRL's", "team_step"): (
+            f"in {sum(row['peak_ratio'] < 1 for row in steps)} of {len(steps)} settings"
+        ),
+        link("Generation faster than vLLM's", "vllm_rollout"): (
+            f"{span(vllm, 'ratio')} of its seconds on a CPU; not measured on a GPU"
+        ),
+        link("Intervals cover 95 %", "interval_coverage"): (
+            "at least {least coverage:.3f}; with 20 tasks or more {least coverage of 20 tasks or more:.3f}".format_map(
+                covered
+            )
+        ),
+        "The sandbox holds at `limits`": "[many attacks succeed](../environments/sandbox.md#levels)",
+        link("Earlier measurements", "earlier"): (
+            f"{len(read('earlier')['measurements'])} have neither date nor machine"
+        ),
+    }
+    return table(["question", "measured"], rows.items())
 
 
 def papers() -> str:
     """Return the papers by the verdict of our runs on their claims."""
-    found: dict[str, list[str]] = {}
+    found: dict[str, list[str]] = {verdict: [] for verdict in (*VERDICTS, "")}
     rows = re.findall(r"^\| (\[[^\]]+\]\([^)]+\)).* \| ([^|]*)\|$", PAPERS.read_text(encoding="utf-8"), re.MULTILINE)
     for name, ours in rows:
-        verdict = next((each for each, words in VERDICTS.items() if re.search(rf"\b({words})\b", ours)), "")
-        found.setdefault(verdict, []).append(name)
+        found[next((verdict for verdict in VERDICTS if verdict in ours), "")].append(name)
     lines = [[verdict, len(found[verdict]), ", ".join(found[verdict])] for verdict in VERDICTS]
     return table(["our runs", "papers", ""], [*lines, ["no verdict", len(found[""]), "all others"]])

@@ -33,8 +33,8 @@ class C3(PolicyGradient):
 
     Args:
         alternatives: number of fresh samples for each message.
-        messages: number of messages of an episode to branch at, drawn uniformly; None branches at all of trained
-            policies.
+        messages: number of messages of an episode to branch at, drawn uniformly; None branches at all messages of
+            trained policies.
         rest: ``play`` samples the decisions after the message again, ``replay`` keeps them.
         reward: ``team`` is the mean over the agents, ``own`` each agent's own.
         policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.

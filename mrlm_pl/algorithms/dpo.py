@@ -37,7 +37,7 @@ class DPO(GivenAnswersAlgorithm):
         optimization: see :class:`Algorithm`.
         loss: ``sigmoid``, ``hinge``, ``ipo``, ``robust`` or ``exo_pair``.
         beta: strength of the pull towards the reference.
-        label_smoothing: assumed rate of swapped labels, for ``sigmoid``, ``robust`` and ``exo_pair``.
+        label_smoothing: assumed rate of swapped labels, for ``sigmoid``, ``robust`` and ``exo_pair`` (above 0).
         margin: gap by which the chosen answer must win; None is 0 for ``sigmoid`` and 1 for ``hinge``.
         reference_free: leave the reference out: ``gap = log pi(w) - log pi(l)``.
         length_normalized: take means over an answer's tokens, not sums, as TRL's ``sigmoid_norm`` and ``ipo``.

@@ -38,7 +38,7 @@ class Teacher(Settings):
         policy: name of a policy with `trained: false`; None is the student itself, or the policy of ``partner``.
         weight: factor of the teacher's divergence.
         environments: environments whose episodes the teacher scores; None is all.
-        agents: agents whose tokens the teacher scores; None is all of trained policies.
+        agents: agents whose tokens the teacher scores; None is all agents of trained policies.
         reprompt: conversation in which the teacher reads the student's answer; None is the student's own. ``sibling``
             adds the answer of a successful episode of the same task (SDPO), ``demonstration`` the task's solution
             (SDFT), ``feedback`` the environment's later messages, ``team`` the last answers of the other agents,
