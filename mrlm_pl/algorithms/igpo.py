@@ -106,9 +106,9 @@ class IGPO(PolicyGradient):
     def _answer(self, policy: Policy, task: Task) -> list[int]:
         """Return the tokens of the reply that is scored, with the token that ends it."""
         answer = task.data.get(self.answer_key)
-        if isinstance(answer, (list, tuple)) and answer:
-            answer = answer[0]
-        if answer in (None, "", []):
+        if isinstance(answer, (list, tuple)):
+            answer = next(iter(answer), None)
+        if answer in (None, ""):
             raise ConfigurationError(
                 f"task {task.key!r} has no reference answer in the field {self.answer_key!r} of its data, which has "
                 f"{', '.join(map(repr, task.data)) or 'no fields'}; set answer_key, or choose an environment with "

@@ -116,7 +116,7 @@ class EventLoopThread:
 
     def _watch(self) -> None:
         """Warn of a loop that stands still, and fail the watched coroutines after its patience."""
-        warned, places = False, deque[str](maxlen=_LOOKS)
+        warned, stalled, places = False, False, deque[str](maxlen=_LOOKS)
         while not self.closed:
             turned, stood = threading.Event(), 0.0
             with suppress(RuntimeError):  # the loop is closed
@@ -132,8 +132,8 @@ class EventLoopThread:
                 frame = sys._current_frames().get(self._thread.ident or 0)
                 place = _place_of(traceback.extract_stack(frame)) if frame else "(its thread has ended)"
                 self.fault = f"the event loop has stood still for {stood:g} s {place}; {self._advice}"
-                if stood >= _STALL_SECONDS and not warned:
-                    warned = True
+                if stood >= _STALL_SECONDS and not stalled:
+                    stalled = True
                     logger.warning(self.fault)
                 if stood >= self._patience:
                     self.stuck = True

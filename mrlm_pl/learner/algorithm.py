@@ -194,7 +194,7 @@ class Algorithm(ChecksArguments, LightningModule, RolloutLearner):
         if self._trainer is None:
             return
         callbacks: Sequence[Callback] = self._trainer.callbacks  # type: ignore[attr-defined]
-        if self._trainer.state.fn == "fit" and not any(isinstance(item, UpdateRows) for item in callbacks):
+        if not any(isinstance(item, UpdateRows) for item in callbacks):
             raise ConfigurationError(
                 f"{type(self).__name__}.configure_callbacks leaves out the callbacks that log metrics and make a "
                 "resumed run exact; return `[*super().configure_callbacks(), ...]`"
@@ -302,8 +302,8 @@ class Algorithm(ChecksArguments, LightningModule, RolloutLearner):
                 for weight in group["params"]:
                     weight.grad = None
                 continue
-            norm = gradient_norm(group["params"], group.get("name", policy), self.global_step, scaled)
-            rates[self.metrics.name(f"grad_norm{suffix}", policy)] = norm
+            name = self.metrics.name(f"grad_norm{suffix}", policy)
+            rates[name] = gradient_norm(group["params"], name, self.global_step, scaled)
             rates[self.metrics.name(f"learning_rate{suffix}", policy)] = group["lr"]
         self.metrics.log(rates)
 

@@ -142,7 +142,7 @@ def gradient_norm(weights: Sequence[Tensor], name: str, step: int, scaled: bool)
 
     Args:
         weights: those of a parameter group of the optimizer.
-        name: name of the group, for the message.
+        name: name of the norm's metric, for the message.
         step: index of the update, for the message.
         scaled: whether a gradient that overflows is expected, as under fp16: its scaler leaves out the step and lowers
             its factor.
@@ -154,7 +154,7 @@ def gradient_norm(weights: Sequence[Tensor], name: str, step: int, scaled: bool)
     norm = float(total_norm(gradients)) if gradients else 0.0
     if not math.isfinite(norm) and not scaled:
         raise NonFiniteError(
-            f"the gradient of policy {name!r} has norm {norm} at step {step}; lower its learning rate or clip "
-            "it (`--trainer.gradient_clip_val 1.0`)"
+            f"{name} is {norm} at step {step}; lower the learning rate or clip the gradient "
+            "(`--trainer.gradient_clip_val 1.0`)"
         )
     return norm

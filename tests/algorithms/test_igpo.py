@@ -70,6 +70,15 @@ def test_the_first_of_several_accepted_answers_is_scored(
     assert advantages(IGPO(policies), several, quiet_trainer()) == expected
 
 
+@pytest.mark.parametrize("none", [[], (), "", [""], None])
+def test_a_task_without_an_answer_is_named(
+    policies: Any, episodes: list[Episode], quiet_trainer: Any, none: Any
+) -> None:
+    without = [replace(one, task=replace(one.task, data={"answer": none})) for one in episodes]
+    with pytest.raises(ConfigurationError, match="has no reference answer in the field 'answer'"):
+        advantages(IGPO(policies), without, quiet_trainer())
+
+
 def test_gains_need_no_float64_of_the_model_s_device(
     policies: Any, episodes: list[Episode], quiet_trainer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

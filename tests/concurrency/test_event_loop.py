@@ -179,6 +179,28 @@ def test_a_loop_that_stops_often_for_a_short_time_is_told_of_once(
     assert all(re.search(r"in 1\d of \d+ looks in step \(.*\); advice$", text) for text in warned), warned
 
 
+def test_a_loop_that_stopped_for_short_times_is_told_of_when_it_stops_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    warned: list[str] = []
+    for name, seconds in (("_LOOK_SECONDS", 0.01), ("_LATE_SECONDS", 0.002), ("_STALL_SECONDS", 0.3)):
+        monkeypatch.setattr(event_loop, name, seconds)
+    monkeypatch.setattr(event_loop.logger, "warning", warned.append)
+    end = time.monotonic() + 20
+
+    async def step() -> None:
+        while time.monotonic() < end and not warned:
+            time.sleep(0.02)
+            await asyncio.sleep(0.001)
+        while time.monotonic() < end and len(warned) < 2:
+            time.sleep(0.01)
+
+    loop = EventLoopThread(60.0, "advice")
+    loop.submit(step()).result()
+    loop.close()
+    assert ["looks in step" in text for text in warned] == [True, False]
+
+
 def test_threads_suffice_for_calls_that_wait_for_the_last_of_them() -> None:
     meeting = threading.Barrier(60)
 

@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import EarlyStopping
 from torch.utils.data import DataLoader
 
 from mrlm_pl.algorithms import DPO, GRPO
-from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.errors import ConfigurationError, NonFiniteError
 from mrlm_pl.learner.optimization import owned_groups
 from mrlm_pl.policy import Policy
 from tests.support.runs.short_fits import fingerprint, make
@@ -56,6 +56,18 @@ def test_an_own_optimizer_needs_no_names_of_policies(model_folder: Path, echo: A
     assert alone["train/grad_norm"] == whole["train/grad_norm"] > 0
     assert math.hypot(two["train/grad_norm_first"], two["train/grad_norm_1"]) == pytest.approx(whole["train/grad_norm"])
     assert two["train/learning_rate_first"] == two["train/learning_rate_1"] == pytest.approx(1e-3)
+
+
+class Diverging(OfTwoGroups):
+    def configure_optimizers(self) -> Any:
+        trained(self)[3].register_hook(lambda gradient: gradient * math.nan)
+        return super().configure_optimizers()
+
+
+def test_a_gradient_that_is_not_finite_is_named(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:
+    """The message called the name of a group a policy, and did not tell two groups apart."""
+    with pytest.raises(NonFiniteError, match=r"^train/grad_norm_1 is nan at step 0; lower the learning rate or clip"):
+        run(Diverging, model_folder, echo, quiet_trainer)
 
 
 def test_a_group_has_one_policy() -> None:
@@ -102,6 +114,9 @@ def test_callbacks_of_a_subclass_are_added_to_those_of_the_algorithm(
 
     with pytest.raises(ConfigurationError, match=r"Alone\.configure_callbacks leaves out .*super\(\)"):
         run(Alone, model_folder, echo, quiet_trainer)
+    _, data = make(model_folder, echo())
+    with pytest.raises(ConfigurationError, match=r"Alone\.configure_callbacks"):  # its metrics were not logged
+        quiet_trainer(limit_val_batches=1.0).validate(Alone({"main": Policy(str(model_folder))}), data)
 
 
 def test_a_policy_whose_weights_are_all_frozen_is_named(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:

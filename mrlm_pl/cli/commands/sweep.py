@@ -257,6 +257,8 @@ def train_members(members: Sequence[Member], jobs: int, logs: Path) -> Mapping[M
     finally:
         if running:
             _end(running)
+    for member in elsewhere:
+        print(f"mrlm: {member.folder} is left to another process, which trains it or has trained it")
     return failed
 
 

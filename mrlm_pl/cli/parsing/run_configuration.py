@@ -136,7 +136,7 @@ def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[
 
 def changed_files(before: Path) -> list[str]:
     """Return the Python files and the data files of environments in a configuration that are newer than it."""
-    config = yaml.safe_load(before.read_text(encoding="utf-8"))
+    config = yaml.safe_load(before.read_text(encoding="utf-8")) or {}
     files: dict[str, None] = {}
     mapped(config, lambda value: files.update({_file_of(value): None}))
     environment = ((config.get("data") or {}).get("init_args") or {}).get("environment")

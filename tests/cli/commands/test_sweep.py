@@ -193,6 +193,7 @@ def test_runs_that_another_process_trains_are_left_to_it(train: Callable[[str], 
     write_json("s/seed-1/state.json", running())
     status, out, err = mrlm("sweep", *WORDS)
     assert (status, "- s/seed-1 is left out: it is still running.\n" in out) == (0, True), err
+    assert "mrlm: s/seed-1 is left to another process, which trains it or has trained it\n" in out
     write_json("s/seed-1/state.json", {"state": "interrupted", "reason": ""})
     other = Training(Path("s/seed-1"))  # as `mrlm train` does
     assert mrlm("sweep", *WORDS)[0] == 0

@@ -92,6 +92,8 @@ def test_code_and_data_that_are_newer_than_the_run_are_named(tmp_path: Path) -> 
     assert changed_files(config) == [f"{new} (newer)", f"{rows} (newer)"]
     test.touch()
     assert changed_files(config) == [f"{file} (newer)" for file in (new, test, rows)]
+    config.write_text("")
+    assert changed_files(config) == []
 
 
 @pytest.mark.parametrize("schedule", ["constant", "linear"])
