@@ -47,6 +47,34 @@ def pretrained(found: Any) -> str:
     return pivot("seed", accuracies(found["rows"]) + minutes)
 
 
+def pretrained_team(found: Any) -> str:
+    """Return rewards by seed, and the means over the seeds of the numbers behind them."""
+    cells = [
+        (row["seed"], f"{name} {moment}", between(row[moment][name], row[moment][interval]))
+        for row in found["rows"]
+        for name, interval in (("reward", "ci95"), ("success", "success ci95"))
+        for moment in ("before", "after")
+    ]
+    minutes = [(row["seed"], "CPU minutes", f"{row['cpu_s'] / 60:.0f}") for row in found["rows"]]
+    means = (
+        (name, moment, plus_minus(mean_and_half([behind_reward(row[moment])[name] for row in found["rows"]])))
+        for name in behind_reward(found["rows"][0]["before"])
+        for moment in ("before", "after")
+    )
+    return f"{pivot('seed', cells + minutes)}\n{pivot('mean over the seeds', means)}"
+
+
+def behind_reward(report: Mapping[str, Any]) -> dict[str, float]:
+    """Return the components of a team's reward, and the numbers of each agent's replies."""
+    components = {f"`{name}`": value for name, value in report["components"].items()}
+    replies = {
+        f"{measure}, `{agent}`": numbers[measure]
+        for measure in next(iter(report["agents"].values()))
+        for agent, numbers in report["agents"].items()
+    }
+    return components | replies
+
+
 def accuracies(rows: Iterable[Mapping[str, Any]]) -> list[tuple[Any, str, str]]:
     """Return the accuracy of each seed before and after the run, with its interval."""
     return [
