@@ -61,8 +61,8 @@ def numbers() -> str:
     return (
         f"{table(['measured', 'result of mrlm'], rows.items())}\n"
         "![Reward of the quick start by iteration](docs/images/results/quickstart.svg)\n\n"
-        f"Mean reward of the quick start over {len(curve['rows'])} seeds with its 95 % interval; the accuracy on 500 "
-        f"held-out problems rises\nfrom {begin:.2f} to {end:.2f} ([file](benchmarks/results/quickstart.json)).\n"
+        f"Mean reward of the quick start, {len(curve['rows'])} seeds, 95 % interval; held-out accuracy rises from "
+        f"{begin:.2f} to {end:.2f} ([file](benchmarks/results/quickstart.json)).\n"
     )
 
 

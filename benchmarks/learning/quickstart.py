@@ -36,7 +36,7 @@ def run(
 
     Args:
         changes: extra options of the command.
-        kept: returns what the results keep of the reports before and after the run.
+        kept: returns the kept numbers of a report, that before or that after the run.
     """
     folder = Path(tempfile.mkdtemp()) / "run"
     options = ("--seed_everything", str(seed), "--trainer.default_root_dir", str(folder))

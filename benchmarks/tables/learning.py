@@ -48,20 +48,32 @@ def pretrained(found: Any) -> str:
 
 
 def pretrained_team(found: Any) -> str:
-    """Return rewards by seed, and the means over the seeds of the numbers behind them."""
-    cells = [
+    """Return reward and success by seed with their means, and the numbers behind them."""
+    rows, moments = found["rows"], ("before", "after")
+    totals = {"reward": "ci95", "success": "success ci95"}
+    cells: list[tuple[object, str, str]] = [
         (row["seed"], f"{name} {moment}", between(row[moment][name], row[moment][interval]))
-        for row in found["rows"]
-        for name, interval in (("reward", "ci95"), ("success", "success ci95"))
-        for moment in ("before", "after")
+        for row in rows
+        for name, interval in totals.items()
+        for moment in moments
     ]
-    minutes = [(row["seed"], "CPU minutes", f"{row['cpu_s'] / 60:.0f}") for row in found["rows"]]
-    means = (
-        (name, moment, plus_minus(mean_and_half([behind_reward(row[moment])[name] for row in found["rows"]])))
-        for name in behind_reward(found["rows"][0]["before"])
-        for moment in ("before", "after")
+    cells += [(row["seed"], "CPU minutes", f"{row['cpu_s'] / 60:.0f}") for row in rows]
+    cells += [
+        (
+            "mean over the seeds",
+            f"{name} {moment}",
+            plus_minus(mean_and_half([row[moment][name] for row in rows])),
+        )
+        for name in totals
+        for moment in moments
+    ]
+    behind = (
+        (name, f"seed {row['seed']} {moment}", f"{value:.3f}")
+        for row in rows
+        for moment in moments
+        for name, value in behind_reward(row[moment]).items()
     )
-    return f"{pivot('seed', cells + minutes)}\n{pivot('mean over the seeds', means)}"
+    return f"{pivot('seed', cells)}\n{pivot('component, or mean over the replies', behind)}"
 
 
 def behind_reward(report: Mapping[str, Any]) -> dict[str, float]:
