@@ -29,6 +29,9 @@ def numbers() -> str:
     trained = read("pretrained")["rows"]
     before, after = (statistics.fmean(row[moment]["accuracy"] for row in trained) for moment in ("before", "after"))
     minutes = statistics.median(row["cpu_s"] for row in trained) / 60
+    team_runs = read("pretrained_team")["rows"]
+    joint = [statistics.fmean(row[moment]["reward"] for row in team_runs) for moment in ("before", "after")]
+    team_minutes = statistics.median(row["cpu_s"] for row in team_runs) / 60
     rows = {
         f"[GRPO step](benchmarks/results/gpu_grpo_step.json), {gpu_step['size'].upper()} model, bf16, one "
         f"{on_gpu['machine']['gpu']}, against TRL {on_gpu['versions']['trl']} without vLLM": (
@@ -42,6 +45,10 @@ def numbers() -> str:
         f"{len(trained[0]['rewards'])} iterations, {minutes:.0f} CPU minutes, {len(trained)} seeds": (
             f"accuracy on 500 held-out problems from {before:.2f} to **{after:.2f}**"
         ),
+        "[MAGRPO on two SmolLM2-135M-Instruct](benchmarks/results/pretrained_team.json), "
+        f"{len(team_runs[0]['rewards'])} iterations, {team_minutes:.0f} CPU minutes, {len(team_runs)} seeds": (
+            f"joint reward, of form alone, on held-out posts from {joint[0]:.2f} to **{joint[1]:.2f}** of 2.98"
+        ),
         f"[Losses and advantages](benchmarks/results/conformance_peers.json) against the code of verl {version}": (
             f"**{agree} of {both}** equal within 1e-6"
         ),
@@ -54,8 +61,8 @@ def numbers() -> str:
     return (
         f"{table(['measured', 'result of mrlm'], rows.items())}\n"
         "![Reward of the quick start by iteration](docs/images/results/quickstart.svg)\n\n"
-        f"Mean reward of the quick start over {len(curve['rows'])} seeds with its 95 % interval; the accuracy on 500 "
-        f"held-out problems rises\nfrom {begin:.2f} to {end:.2f} ([file](benchmarks/results/quickstart.json)).\n"
+        f"Mean reward of the quick start, {len(curve['rows'])} seeds, 95 % interval; held-out accuracy rises from "
+        f"{begin:.2f} to {end:.2f} ([file](benchmarks/results/quickstart.json)).\n"
     )
 
 

@@ -88,6 +88,17 @@ CHAPTERS: dict[str, dict[str, Section]] = {
             learning.pretrained,
             plot=True,
         ),
+        "pretrained_team": Section(
+            "A pretrained team",
+            "MAGRPO of two agents, each with its own SmolLM2-135M-Instruct (the weights of the section above), which "
+            "write a brief and a detailed summary of a post for a joint reward of at most 2.98 "
+            "(`configs/models/smollm2_team.yaml`): 64 held-out posts, one episode each. Success is passing all gates; "
+            "`from the post` is the share of a reply's content words that the post has, which no rule reads: the "
+            "trained [replies](../environments/writing.md#with-two-pretrained-models) satisfy its rules without "
+            "being summaries.",
+            learning.pretrained_team,
+            plot=True,
+        ),
         "learning": Section(
             "Algorithms of one policy",
             "Accuracy on 500 held-out problems; SFT and preferences train on 6,000 of the policy's own episodes. The "

@@ -28,10 +28,10 @@ def draw() -> None:
     matplotlib.rc("axes.spines", top=False, right=False)
     (PLOTS / "curves").mkdir(parents=True, exist_ok=True)
 
-    for file in ("quickstart", "pretrained"):
+    for file, top in (("quickstart", 1), ("pretrained", 1), ("pretrained_team", None)):
         with plot(file, figsize=(6, 3.2)) as axes:
             draw_rewards(axes, [row["rewards"] for row in read(file)["rows"]])
-            axes.set(xlabel="iteration", ylabel="mean reward of the rollout", ylim=(None, 1))
+            axes.set(xlabel="iteration", ylabel="mean reward of the rollout", ylim=(None, top))
 
     parity = read("parity")
     with plot("parity", ncols=len(parity["pairs"]), figsize=(6, 3), sharey=True) as panels:

@@ -11,36 +11,48 @@ import csv
 import json
 import tempfile
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from seeds import MRLM, ResultsFile, call, mean_and_half, parser_of, provenance, seconds_of_children
 
+Report = Mapping[str, Any]
+"""A report of ``HeldOutEvaluation`` on an environment."""
 
-def run(seed: int, config: str = "configs/quickstart.yaml", *changes: str) -> dict[str, Any]:
-    """Run one configuration of a math environment in its own process.
+
+def accuracy(report: Report) -> dict[str, Any]:
+    """Return the accuracy of a report with its interval."""
+    return {"accuracy": report["accuracy"], "ci95": [round(bound, 3) for bound in report["accuracy_ci95"]]}
+
+
+def run(
+    seed: int,
+    config: str = "configs/quickstart.yaml",
+    *changes: str,
+    kept: Callable[[Report], dict[str, Any]] = accuracy,
+) -> dict[str, Any]:
+    """Run one configuration of one environment in its own process.
 
     Args:
         changes: extra options of the command.
+        kept: returns the kept numbers of a report, that before or that after the run.
     """
     folder = Path(tempfile.mkdtemp()) / "run"
     options = ("--seed_everything", str(seed), "--trainer.default_root_dir", str(folder))
     used, started = seconds_of_children(), time.perf_counter()
     call(MRLM, "fit", "--config", config, *options, *changes)
     wall = time.perf_counter() - started
-    reports = {
-        moment: json.loads((folder / f"evaluation_{moment}.json").read_text())["math"] for moment in ("before", "after")
-    }
+    reports = {}
+    for moment in ("before", "after"):
+        (reports[moment],) = json.loads((folder / f"evaluation_{moment}.json").read_text()).values()
     with (folder / "metrics.csv").open() as file:
         rewards = [round(float(row["rollout/reward"]), 4) for row in csv.DictReader(file) if row["rollout/reward"]]
     return {
         "seed": seed,
         "cpu_s": round(seconds_of_children() - used, 1),
         "wall_s": round(wall, 1),
-        **{
-            moment: {"accuracy": report["accuracy"], "ci95": [round(bound, 3) for bound in report["accuracy_ci95"]]}
-            for moment, report in reports.items()
-        },
+        **{moment: kept(report) for moment, report in reports.items()},
         "rewards": rewards,
     }
 

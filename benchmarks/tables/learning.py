@@ -47,6 +47,46 @@ def pretrained(found: Any) -> str:
     return pivot("seed", accuracies(found["rows"]) + minutes)
 
 
+def pretrained_team(found: Any) -> str:
+    """Return reward and success by seed with their means, and the numbers behind them."""
+    rows, moments = found["rows"], ("before", "after")
+    totals = {"reward": "ci95", "success": "success ci95"}
+    cells: list[tuple[object, str, str]] = [
+        (row["seed"], f"{name} {moment}", between(row[moment][name], row[moment][interval]))
+        for row in rows
+        for name, interval in totals.items()
+        for moment in moments
+    ]
+    cells += [(row["seed"], "CPU minutes", f"{row['cpu_s'] / 60:.0f}") for row in rows]
+    cells += [
+        (
+            "mean over the seeds",
+            f"{name} {moment}",
+            plus_minus(mean_and_half([row[moment][name] for row in rows])),
+        )
+        for name in totals
+        for moment in moments
+    ]
+    behind = (
+        (name, f"seed {row['seed']} {moment}", f"{value:.3f}")
+        for row in rows
+        for moment in moments
+        for name, value in behind_reward(row[moment]).items()
+    )
+    return f"{pivot('seed', cells)}\n{pivot('component, or mean over the replies', behind)}"
+
+
+def behind_reward(report: Mapping[str, Any]) -> dict[str, float]:
+    """Return the components of a team's reward, and the numbers of each agent's replies."""
+    components = {f"`{name}`": value for name, value in report["components"].items()}
+    replies = {
+        f"{measure}, `{agent}`": numbers[measure]
+        for measure in next(iter(report["agents"].values()))
+        for agent, numbers in report["agents"].items()
+    }
+    return components | replies
+
+
 def accuracies(rows: Iterable[Mapping[str, Any]]) -> list[tuple[Any, str, str]]:
     """Return the accuracy of each seed before and after the run, with its interval."""
     return [

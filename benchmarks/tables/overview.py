@@ -38,6 +38,11 @@ def _learning(link: Link) -> Iterator[Sequence[str]]:
         ends = (mean_and_half([row[moment]["accuracy"] for row in rows]) for moment in ("before", "after"))
         on = f"500 held-out problems, {model}, {len(rows)} seeds"
         yield link(title, name), f"accuracy {' to '.join(map(plus_minus, ends))}", on
+    team = read("pretrained_team")["rows"]
+    ends = (mean_and_half([row[moment]["reward"] for row in team]) for moment in ("before", "after"))
+    on = f"64 held-out posts, two SmolLM2-135M-Instruct, {len(team)} seeds"
+    rewards = f"reward {' to '.join(map(plus_minus, ends))} of at most 2.98"
+    yield link("MAGRPO trains a pretrained team", "pretrained_team"), rewards, on
     for title, name, key in (
         ("Algorithms of one policy learn", "learning", "config"),
         ("Algorithms of teams and of turns learn", "team_algorithms", "algorithm"),
@@ -127,6 +132,7 @@ def open_questions(link: Link) -> str:
     covered = read("interval_coverage")["summary"]["now"]
     rows = {
         "Learning above 135 million weights; several GPUs": "not measured",
+        link("A pretrained team writes summaries", "pretrained_team"): "no: its texts satisfy the reward's rules alone",
         link("A team beats the majority of one policy", "budget"): f"not at equal tokens: {', '.join(teams)}",
         link(
             "A student reaches its team", "team_distillation"

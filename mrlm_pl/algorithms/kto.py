@@ -35,8 +35,8 @@ class KTO(GivenAnswersAlgorithm):
         policies: weights by name; one policy.
         optimization: see :class:`~mrlm_pl.learner.algorithm.Algorithm`.
         beta: strength of the pull towards the reference.
-        desirable_weight, undesirable_weight: weights of the two kinds; TRL recommends a ratio of their sums over the data
-            between 1 and 4/3.
+        desirable_weight, undesirable_weight: weights of the two kinds; TRL recommends a ratio of their sums over the
+            data between 1 and 4/3.
 
     Raises:
         ConfigurationError: there are several policies, a value is out of range, or both weights are 0.

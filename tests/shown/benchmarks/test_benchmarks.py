@@ -75,3 +75,30 @@ def test_branches_ask_for_the_arm_that_others_are_compared_with(
     with pytest.raises(SystemExit):
         learning_benchmark("branches").main()
     assert "--arms lacks MAGRPO" in capsys.readouterr().err
+
+
+def test_a_team_of_writers_is_kept_with_its_replies_and_what_they_have_of_the_post(
+    learning_benchmark: Callable[[str], ModuleType],
+) -> None:
+    replies = [("The mower is broken.", "A uncle's cake and a mower"), ("And it was.", "The mower of an uncle")]
+    agents = {"brief": {"response_tokens": 5.0, "truncated_turns": 0.0}}
+    agents["detailed"] = {"response_tokens": 8.0, "truncated_turns": 0.5}
+    rows = []
+    for pair in replies:
+        asked = {"role": "user", "content": "Summarize this.\n\nAn uncle gave me a mower."}
+        said = [[asked, {"role": "assistant", "content": reply}] for reply in pair]
+        rows.append({"messages": dict(zip(agents, said, strict=True))})
+    report = {"mean_reward": 1.5, "ci95": [1.0, 2.0], "accuracy": 0.5, "accuracy_ci95": [0.0, 1.0]}
+    kept = learning_benchmark("pretrained").writing(
+        {**report, "components": {"words": 0.5}, "agents": agents, "transcripts": rows}
+    )
+    # mower of (mower, broken), and nothing; uncle and mower of (uncle, cake, mower), and both
+    assert {name: agent["from the post"] for name, agent in kept["agents"].items()} == {
+        "brief": pytest.approx((1 / 2 + 0) / 2),
+        "detailed": pytest.approx((2 / 3 + 1) / 2),
+    }
+    assert kept["replies"][1] == {
+        "post": "An uncle gave me a mower.",
+        "brief": "And it was.",
+        "detailed": "The mower of an uncle",
+    }

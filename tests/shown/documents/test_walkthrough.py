@@ -127,6 +127,7 @@ UNTRIED = {
     "gsm8k": HUB,
     "humaneval": HUB,
     "smollm2": HUB,
+    "smollm2_team": HUB,
     "writing_tldr": HUB,
     "served_rollouts": "needs vLLM",
     "coordination_served": "needs a server of policies; tests/engines/http starts one",
