@@ -194,7 +194,7 @@ class Algorithm(ChecksArguments, LightningModule, RolloutLearner):
         if self._trainer is None:
             return
         callbacks: Sequence[Callback] = self._trainer.callbacks  # type: ignore[attr-defined]
-        if not any(isinstance(item, UpdateRows) for item in callbacks):
+        if self._trainer.state.fn is not None and not any(isinstance(item, UpdateRows) for item in callbacks):
             raise ConfigurationError(
                 f"{type(self).__name__}.configure_callbacks leaves out the callbacks that log metrics and make a "
                 "resumed run exact; return `[*super().configure_callbacks(), ...]`"
