@@ -55,7 +55,8 @@ def _learning(link: Link) -> Iterator[Sequence[str]]:
     pairs = read("parity")["pairs"]
     gaps = [f"{plus_minus(pair['summary']['end difference'], '+')} ({name})" for name, pair in pairs.items()]
     on = f"random models, {min(len(pair['rows']) for pair in pairs.values())} seeds"
-    yield link("Curves differ little from TRL's and CoMLRL's", "parity"), f"last rewards by {', '.join(gaps)}", on
+    measured = f"last rewards differ by {', '.join(gaps)}"
+    yield link("Curves differ little from TRL's and CoMLRL's", "parity"), measured, on
 
 
 def gained(rows: Iterable[Mapping[str, Any]], key: str) -> dict[str, bool]:
