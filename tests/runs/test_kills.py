@@ -31,13 +31,14 @@ from mrlm_pl.data import (
 )
 from mrlm_pl.data.rollout import collection, history
 from mrlm_pl.engines import Sampling
-from mrlm_pl.episode import Trajectory
+from mrlm_pl.episode import Episode, Trajectory
 from mrlm_pl.episode_files import EpisodeWriter
 from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.batch import collate_rows
 from mrlm_pl.learner.metrics import Metrics
 from mrlm_pl.learner.policies.reference import ReferencePolicy
 from mrlm_pl.policy import Policy
+from mrlm_pl.rollout import play
 from mrlm_pl.runs import LastCheckpoint, MetricsFile, Trainer
 from mrlm_pl.runs.folder import LAST_CHECKPOINT
 from tests.conftest import EchoEnvironment
@@ -274,6 +275,7 @@ def clock_that_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the checkpoints of an update be the same bytes, so that states of the disk differ only where it matters."""
     monkeypatch.setattr(history, "time", SimpleNamespace(monotonic=lambda: 0.0))
     monkeypatch.setattr(collection, "time", SimpleNamespace(perf_counter=itertools.count().__next__))
+    monkeypatch.setattr(play, "Episode", lambda **fields: Episode(**{**fields, "timings": {}}))
 
 
 @pytest.fixture(autouse=True)
