@@ -320,7 +320,7 @@ def test_the_layers_that_a_refusal_names_can_have_adapters(tmp_path: Path, famil
     with pytest.raises(ConfigurationError, match=r"name the layers that get one, such as \[") as refusal:
         policy(tmp_path, target_modules=["no_proj"]).load()
     names = str(refusal.value).partition("such as [")[2].removesuffix("]").split(", ")
-    for target_modules in (None, names):  # None takes them by itself
+    for target_modules in (None, names):  # None is to choose the same ones
         made = policy(tmp_path, target_modules=target_modules)
         made.load()
         adapted = {name.split(".")[-2] for name, _ in made.network.named_modules() if name.endswith(".base_layer")}

@@ -74,7 +74,8 @@ class CorpusSearch(SearchBackend):
     def __init__(self, path: str | None = None) -> None:
         self.path = Path(path) if path is not None else EMBEDDED_CORPUS
         if not self.path.is_file():
-            raise DataError(f"corpus {str(path)!r} is not a file; give a .jsonl file of rows with a title and a text")
+            remedy = "give a .jsonl file of rows with a title and a text, or with contents"
+            raise DataError(f"corpus {str(path)!r} is not a file; {remedy}")
 
     @property
     def label(self) -> str:  # type: ignore[override]

@@ -73,6 +73,9 @@ set_dumper("yaml", lambda value: dump(value, Dumper=_Dumper, sort_keys=False, al
 _PARSED: ContextVar[tuple[Sequence[str], Mapping[str, Any], Mapping[str, type], str]] = ContextVar("parsed")
 """The words, configuration, base classes of the groups, and command that are being parsed."""
 
+_REFUSALS: ContextVar[list[MRLMError] | None] = ContextVar("refusals", default=None)
+"""Errors of the classes being built, also of those inside others: the library loses the error of a type in a union."""
+
 
 class ShortErrors:
     """Mixin of a ``jsonargparse`` parser: mistakes raise :class:`ConfigurationError` with a short message."""
@@ -121,7 +124,8 @@ class ShortErrors:
         Raises:
             MRLMError: a class rejected its arguments; the library reports this error as one of a type mismatch.
         """
-        refusals: list[MRLMError] = []
+        outer = _REFUSALS.get()
+        refusals: list[MRLMError] = [] if outer is None else outer
 
         def build(cls: type, *arguments: Any, **options: Any) -> Any:
             try:
@@ -140,6 +144,7 @@ class ShortErrors:
                 refusals.append(refused)
                 raise
 
+        token = _REFUSALS.set(refusals)
         try:
             return super().instantiate(*args, instantiators=[(build, object, True)], **kwargs)  # type: ignore[misc]
         except ValueError as error:
@@ -149,6 +154,8 @@ class ShortErrors:
             if refusals:
                 raise refusals[0] from refusals[0].__cause__
             raise
+        finally:
+            _REFUSALS.reset(token)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raise a short message; parsers of nested classes raise the library's own exception.

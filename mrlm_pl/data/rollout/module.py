@@ -198,14 +198,15 @@ class RolloutDataModule(ChecksArguments, LightningDataModule):
             self.collection.begin(learner)
 
     def _resample(self, value: Sampling) -> None:
-        self.collection.resample(as_settings(Sampling, value, "data.sampling"))
+        sampling = as_settings(Sampling, value, "data.sampling")
         if self.collection.collector is not None:
             learner = self.algorithm()
-            self.sampling.check_policies([*learner.policies], "data.sampling")
-            checks.check_lag(learner, self.mode, self.max_lag, self.async_options, self.sampling)
-            checks.check_sampling(learner, self.sampling)
+            sampling.check_policies([*learner.policies], "data.sampling")
+            checks.check_lag(learner, self.mode, self.max_lag, self.async_options, sampling)
+            checks.check_sampling(learner, sampling)
             if self.players.stale is not None:
-                self.players.stale.check(learner, learner.trainer, self.sampling)
+                self.players.stale.check(learner, learner.trainer, sampling)
+        self.collection.resample(sampling)
 
     def _keep_environments(self, value: object) -> None:
         raise ConfigurationError(

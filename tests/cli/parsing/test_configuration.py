@@ -548,3 +548,15 @@ def test_a_policy_that_refuses_its_settings_is_named(mrlm, name: str, settings: 
     assert (status, err.count("\n")) == (2, 1), err
     assert f"policies.{name}: model 'builtin:tiny'" in err
     assert fault in err
+
+
+def test_a_refusal_by_a_class_inside_an_optional_one_of_a_list_is_told(mrlm) -> None:
+    backend = {"class_path": "RetrievalServer", "init_args": {"url": "localhost:8000"}}
+    tools = json.dumps([{"class_path": "WebSearch", "init_args": {"backend": backend}}])
+    row = json.dumps([{"prompt": "Who?", "answer": "You"}])
+    status, _, err = mrlm(
+        "check-env", "question", "--environment.data", row, "--environment.rewards", "[exact_match]",
+        "--environment.tools", tools,
+    )  # fmt: skip
+    assert (status, err.count("\n")) == (2, 1), err
+    assert "url is 'localhost:8000'; give one like http://127.0.0.1:8000/retrieve" in err

@@ -189,8 +189,11 @@ def test_a_sampling_that_cannot_be_trained_on_is_refused_when_it_is_set(
         def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
             trainer.datamodule.sampling = replace(trainer.datamodule.sampling, **sampling)
 
+    algorithm, data = make(model_folder, echo(), mode=mode)
+    before = data.sampling
     with pytest.raises(ConfigurationError, match=message):
-        quiet_trainer(callbacks=[Set()]).fit(*make(model_folder, echo(), mode=mode))
+        quiet_trainer(callbacks=[Set()]).fit(algorithm, data)
+    assert data.sampling == before
 
 
 def test_environments_cannot_be_replaced(model_folder: Path, echo: Any) -> None:
