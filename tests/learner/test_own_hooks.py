@@ -91,6 +91,9 @@ class OwnHooks(GRPO):
     def on_validation_epoch_end(self) -> None:
         self.log("own/validation", 2.0)
 
+    def on_test_epoch_end(self) -> None:
+        self.log("own/test", 3.0)
+
 
 @pytest.mark.long_after(1)
 def test_own_hooks_take_nothing_away(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:
@@ -101,6 +104,9 @@ def test_own_hooks_take_nothing_away(model_folder: Path, echo: Any, quiet_traine
     assert hooked.callback_metrics.keys() - plain.callback_metrics.keys() == {"own/step", "own/validation"}
     for name in ("train/grad_norm", "train/loss", "val/reward"):
         assert hooked.callback_metrics[name] == plain.callback_metrics[name]
+    (tested,), (plain_tested,) = (made.test(made.lightning_module, made.datamodule) for made in (hooked, plain))
+    assert tested == {**plain_tested, "own/test": 3.0}
+    assert "test/reward" in tested
 
 
 def test_callbacks_of_a_subclass_are_added_to_those_of_the_algorithm(

@@ -74,7 +74,7 @@ _PARSED: ContextVar[tuple[Sequence[str], Mapping[str, Any], Mapping[str, type], 
 """The words, configuration, base classes of the groups, and command that are being parsed."""
 
 _REFUSALS: ContextVar[list[MRLMError] | None] = ContextVar("refusals", default=None)
-"""Errors of the classes being built, also of those inside others: the library loses the error of a type in a union."""
+"""Errors of the classes that are being built, with those inside them: the library loses errors of types in a union."""
 
 
 class ShortErrors:
