@@ -30,6 +30,8 @@ from .games.word_emission import WordEmission as WordEmission
 from .harness.environment import HarnessEnvironment as HarnessEnvironment
 from .knowledge_graph.environment import KnowledgeGraphEnvironment as KnowledgeGraphEnvironment
 from .math.environment import MathEnvironment as MathEnvironment
+from .proposer.environment import Problem as Problem
+from .proposer.environment import ProposerEnvironment as ProposerEnvironment
 from .question.accepted_answers import exact_match as exact_match
 from .question.accepted_answers import token_f1 as token_f1
 from .question.environment import QuestionEnvironment as QuestionEnvironment

@@ -1,0 +1,1 @@
+"""An agent poses problems that others learn to solve."""
