@@ -93,13 +93,11 @@ def test_own_problems_and_an_own_reward() -> None:
     step = solved("123", "6", "5", problems=sum_of_digits, reward=lambda rate: 10 * rate)
     assert step.rewards == {"proposer": 5.0, "solver_1": 1.0, "solver_2": 0.0}
     assert posed("x", problems=sum_of_digits)[1].stop_reason == "invalid"
-    with pytest.raises(
-        EnvironmentContractError, match=r"<lambda> returned \('a', 'b'\); return None for no problem, or a Problem"
-    ):
+    with pytest.raises(EnvironmentContractError, match=r"<lambda> returned \('a', 'b'\); return None"):
         posed("x", problems=lambda _: ("a", "b"))
     with pytest.raises(
         EnvironmentContractError,
-        match=r"returned Problem\(question='How\?', answer='so'\); .* a number as text or unknown",
+        match=r"answer='so'\); .* a number as text",
     ):
         posed("x", problems=lambda _: Problem("How?", "so"))
 

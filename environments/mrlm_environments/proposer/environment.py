@@ -171,8 +171,8 @@ class ProposerEnvironment(Environment):
         ):
             name, place = name_and_place(self.problems)
             raise EnvironmentContractError(
-                f"{name} returned {problem!r:.200}; return None for no problem, or a Problem whose answer is a number as "
-                f"text or unknown (None){place}"
+                f"{name} returned {problem!r:.200}; return None for no problem, or a Problem whose answer is a number "
+                f"as text or unknown (None){place}"
             )
         if problem is None or len(problem.question) > MAX_CHARACTERS or problem.question == self._example:
             reason = "repeated" if problem and problem.question == self._example else "invalid"
