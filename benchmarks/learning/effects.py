@@ -11,6 +11,7 @@
     league        tic-tac-toe against past snapshots and against itself, likewise
     at_grpo       a planner and an executor in a grid, after the recipe tiny_path; equal generated tokens
     at_grpo_long  the same in a larger grid, with longer paths
+    proposer      solvers of problems that a trained proposer writes, shared or separate, against those of a frozen one
     at_grpo_alone, at_grpo_alone_long
                   both grids, against one agent that moves without a planner, with GRPO
 
@@ -37,7 +38,7 @@ from lightning.pytorch import Callback
 from mrlm_callbacks import SelfPlay
 from mrlm_callbacks.anchor_games import AnchorGames
 from mrlm_callbacks.snapshot_pool import Draw
-from mrlm_environments import Helpers, MathEnvironment, PlanPath, TicTacToe
+from mrlm_environments import Helpers, MathEnvironment, PlanPath, ProposerEnvironment, TicTacToe
 from mrlm_environments.games.tic_tac_toe import MARKS
 from seeds import MRLM, Budget, ResultsFile, Seen, call, fit, held_out, paired, parser_of, silence
 from torch import Tensor
@@ -125,6 +126,26 @@ def against_chance(trainer: Any) -> dict[str, Any]:
     sampling = data.validation_sampling
     report = evaluate(learner, Chance(), num_episodes=EPISODES, seed=data.seed, sampling=sampling, device="cpu")
     return {"score": (1 + report.agents["alpha"].reward) / 2, "illegal": report.metrics["illegal"].value}
+
+
+class OnProblems(Callback):
+    """Let the weights before and after the training solve held-out problems, and record the share of valid ones."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, float] = {}
+
+    def on_train_start(self, trainer: Any, *arguments: Any) -> None:
+        self.evaluate(trainer, " before")
+
+    def on_train_end(self, trainer: Any, *arguments: Any) -> None:
+        self.evaluate(trainer, "")
+        self.found["valid"] = float(trainer.callback_metrics["rollout/proposer/valid"])
+
+    def evaluate(self, trainer: Any, moment: str) -> None:
+        data, learner = trainer.datamodule, trainer.lightning_module.policy("learner")
+        problems = MathEnvironment(difficulty=(1, 1), kinds=["arithmetic"])
+        report = evaluate(learner, problems, num_episodes=EPISODES, sampling=data.validation_sampling, device="cpu")
+        self.found[f"accuracy{moment}"] = report.accuracy
 
 
 class AgainstChance(Callback):
@@ -258,6 +279,11 @@ def league(draw: Draw) -> Arm:
     )
 
 
+def proposer(policy: str) -> Arm:
+    """Return the arm whose problems are this policy's."""
+    return Arm(GRPO, seats={"proposer": policy, **{f"solver_{number}": "learner" for number in (1, 2, 3, 4)}})
+
+
 HELPERS = {"planner": "planner", **{f"helper@{number}": "helper" for number in (1, 2, 3)}}
 LONG: dict[str, Any] = {"size": 4, "walls": 3, "distance": [3, 6], "turns": 8}
 GAMES = {"groups": 64, "group_size": 1, "iterations": 60}
@@ -293,6 +319,14 @@ EFFECTS = {
         sampling=Sampling(temperature=1.5, max_tokens=1),
         measure=AgainstChance,
         learning_rate=2e-3,
+    ),
+    "proposer": Effect(
+        ProposerEnvironment,
+        {"frozen": proposer("opponent"), "shared": proposer("learner"), "separate": proposer("proposer")},
+        data={"groups": 8, "group_size": 8, "iterations": 60},
+        sampling=Sampling(max_tokens=24),
+        measure=OnProblems,
+        learning_rate=1e-3,
     ),
     "at_grpo": Effect(
         PlanPath,
