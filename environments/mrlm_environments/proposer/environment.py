@@ -102,7 +102,7 @@ class ProposerEnvironment(Environment):
         problems: how a reply poses a problem: ``expression`` (:func:`read_expression`) has a value; ``text``
             (:func:`read_text`) is any text, and the number that most solvers give counts as right; or a function of the
             reply that returns a :class:`Problem`, or None where there is none.
-        prompt: what the proposer reads before the example.
+        prompt: text before the example.
         data: rows with ``question`` that replace the generated examples: a file or a hub name, or a mapping from splits
             to these; see :func:`mrlm_pl.environment.rows.read_split`.
         difficulty: lowest and highest difficulty of the generated examples, from 1 to 5.
@@ -153,7 +153,7 @@ class ProposerEnvironment(Environment):
         return (INVALID, float(len(self.agents) - 1)) if self.reward in REWARDS.values() else None
 
     def reset(self, task: Task) -> Observations:
-        """Show the proposer the example; see :meth:`Environment.reset`."""
+        """Show the example to the proposer; see :meth:`Environment.reset`."""
         self._example, self._problem = task.data["question"], Problem("")
         return {PROPOSER: (Message("user", f"{self.prompt}\n{self._example}"),)}
 

@@ -58,7 +58,11 @@ UNSHOWN = [
 ]
 """Configurations without a shown command."""
 
-RUNS = {"runs/quickstart": "configs/quickstart.yaml", "runs/team": "configs/tasks/teams/collaborative_reasoning.yaml"}
+RUNS = {
+    "runs/quickstart": "configs/quickstart.yaml",
+    "runs/team": "configs/tasks/teams/collaborative_reasoning.yaml",
+    "runs/proposer": "configs/tasks/teams/proposer.yaml",
+}
 """Run folders that commands read, with their configurations."""
 
 OF_RUNS = {"eval", "collect", "recredit", "replay", "rescore", "whatif", "report", "arena"}
