@@ -50,7 +50,7 @@ from mrlm_pl.engines import Sampling
 from mrlm_pl.environment import Environment, Message, Observations, Step, Task
 from mrlm_pl.learner.credit.returns import Returns
 from mrlm_pl.learner.optimization import Optimization
-from mrlm_pl.losses import Correction
+from mrlm_pl.losses import KL, Correction
 from mrlm_pl.policy import Policy
 from mrlm_pl.runs import evaluate
 from mrlm_pl.seeding import keyed_random
@@ -281,7 +281,8 @@ def league(draw: Draw) -> Arm:
 
 def proposer(policy: str) -> Arm:
     """Return the arm whose problems are this policy's."""
-    return Arm(GRPO, seats={"proposer": policy, **{f"solver_{number}": "learner" for number in (1, 2, 3, 4)}})
+    options = {"kl": KL(0.05)}
+    return Arm(GRPO, options, seats={"proposer": policy, **{f"solver_{number}": "learner" for number in (1, 2, 3, 4)}})
 
 
 HELPERS = {"planner": "planner", **{f"helper@{number}": "helper" for number in (1, 2, 3)}}
@@ -321,7 +322,7 @@ EFFECTS = {
         learning_rate=2e-3,
     ),
     "proposer": Effect(
-        ProposerEnvironment,
+        partial(ProposerEnvironment, reward="uncertainty"),
         {"frozen": proposer("opponent"), "shared": proposer("learner"), "separate": proposer("proposer")},
         data={"groups": 8, "group_size": 8, "iterations": 60},
         sampling=Sampling(max_tokens=24),
