@@ -50,7 +50,8 @@ from mrlm_pl.engines import Sampling
 from mrlm_pl.environment import Environment, Message, Observations, Step, Task
 from mrlm_pl.learner.credit.returns import Returns
 from mrlm_pl.learner.optimization import Optimization
-from mrlm_pl.losses import KL, Correction
+from mrlm_pl.learner.policies.reference import KL
+from mrlm_pl.losses import Correction
 from mrlm_pl.policy import Policy
 from mrlm_pl.runs import evaluate
 from mrlm_pl.seeding import keyed_random
