@@ -253,7 +253,7 @@ def ranges_of(cls: type) -> dict[str, str]:
 
     >>> from mrlm_pl.losses import Clip
     >>> ranges_of(Clip)["low"]
-    'above 0 and finite'
+    'above 0 and at most 1'
     """
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):

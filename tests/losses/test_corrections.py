@@ -22,6 +22,10 @@ def exps(*rows: list[float]) -> torch.Tensor:
 OFF = -100.0  # stands for weight 0
 
 
+def test_without_a_correction_all_tokens_weigh_the_same() -> None:
+    assert Correction().weights(OLD, SAMPLER, MASK).tolist() == [[1.0, 1.0, 0.0], [1.0, 1.0, 1.0]]
+
+
 def test_truncated_per_token() -> None:
     weights = Correction("truncated", cap=2.0).weights(OLD, SAMPLER, MASK)
     torch.testing.assert_close(weights, exps([0.3, -0.1, OFF], [math.log(2.0), 0.4, 0.1]))
@@ -95,5 +99,7 @@ def test_rejected_options() -> None:
         Correction("truncated", cap=0.0).weights(OLD, SAMPLER, MASK)
     with pytest.raises(ConfigurationError, match=r"correction\.low is 2"):
         Correction("masked", low=2.0, high=1.0).weights(OLD, SAMPLER, MASK)
+    with pytest.raises(ConfigurationError, match=r"correction\.low is -1"):
+        Correction("masked", low=-1.0)
     with pytest.raises(ConfigurationError, match="level is 'turn'"):
         Correction("masked", level="turn").weights(OLD, SAMPLER, MASK)  # type: ignore[arg-type]
