@@ -83,7 +83,7 @@ def ratio_interval(
     clusters = len(clusters_with_values)
     if clusters < 2:
         return (low, high)
-    if all(math.isclose(value, mean * count, rel_tol=1e-9, abs_tol=1e-12) for value, count in clusters_with_values):
+    if all(math.isclose(value, mean * count, abs_tol=1e-12) for value, count in clusters_with_values):
         unseen = wilson_interval(0, clusters)[1]
         return (mean - unseen * (mean - low), mean + unseen * (high - mean))
     squares = math.fsum((value - mean * count) ** 2 for value, count in clusters_with_values)

@@ -43,6 +43,11 @@ def test_samples_that_differ_within_tasks_are_worth_more_than_the_tasks() -> Non
     assert narrow[1] - narrow[0] <= high - low < (wide[1] - wide[0]) / 2
 
 
+def test_a_cluster_without_a_case_does_not_count() -> None:
+    assert share_interval([(1, 1), (0, 0), (1, 3)]) == share_interval([(1, 1), (1, 3)])
+    assert ratio_interval([(2.0, 1), (0, 0), (1.0, 3)]) == ratio_interval([(2.0, 1), (1.0, 3)])
+
+
 def test_intervals_stay_within_the_possible() -> None:
     rng = np.random.default_rng(0)
     for _ in range(300):
