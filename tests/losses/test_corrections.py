@@ -51,6 +51,13 @@ def test_masked_weight_levels(level, low: float, high: float, expected: torch.Te
     )
 
 
+def test_a_correction_needs_the_old_policy_from_the_learner() -> None:
+    assert [Correction().recomputes(choice) for choice in (None, True, False)] == [None, True, False]
+    assert [Correction("plain").recomputes(choice) for choice in (None, True)] == [True, True]
+    with pytest.raises(ConfigurationError, match="recompute_old_logp is false, so pi_old is mu"):
+        Correction("plain").recomputes(False)
+
+
 def test_bounds_belong_to_the_kept_range() -> None:
     zeros, mask = torch.zeros(1, 1), torch.tensor([[True]])
     assert Correction("masked", low=1.0, high=1.0).weights(zeros, zeros, mask).item() == 1.0
