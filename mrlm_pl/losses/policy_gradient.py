@@ -33,7 +33,7 @@ class Clip(Settings):
 
     low: FractionAboveZero | None = None
     high: PositiveFloat | None = None
-    dual: Annotated[float, Range(lambda value: 1 < value, "above 1 (3 is usual)")] | None = None
+    dual: Annotated[float, Range(lambda value: value > 1, "above 1 (3 is usual)")] | None = None
 
     def range(self, low: float, high: float, *, dual: bool = False) -> tuple[float, float]:
         """Return ``low`` and ``high``, by default those of the loss.

@@ -31,6 +31,11 @@ def test_truncated_per_token() -> None:
     torch.testing.assert_close(weights, exps([0.3, -0.1, OFF], [math.log(2.0), 0.4, 0.1]))
 
 
+def test_plain_has_no_bounds() -> None:
+    weights = Correction("plain", cap=1.0, low=1.0, high=1.0).weights(OLD, SAMPLER, MASK)
+    torch.testing.assert_close(weights, exps([0.3, -0.1, OFF], [1.0, 0.4, 0.1]))
+
+
 def test_truncated_per_sequence() -> None:
     weights = Correction("truncated", cap=2.0, level="sequence").weights(OLD, SAMPLER, MASK)
     torch.testing.assert_close(weights, exps([0.2, 0.2, OFF], [math.log(2.0)] * 3))
