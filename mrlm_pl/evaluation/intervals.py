@@ -37,7 +37,7 @@ def share_interval(groups: Sequence[tuple[float, float]]) -> tuple[float, float]
     clusters, size = trials**2 / squared_sizes, squared_sizes / trials
     prior = PRIOR_CLUSTERS * size
     smoothed = (share * trials + prior) / (trials + 2 * prior)
-    squares = math.fsum((value - smoothed * count) ** 2 for value, count in groups if count)
+    squares = math.fsum((value - smoothed * count) ** 2 for value, count in groups)
     squares += PRIOR_CLUSTERS * size**2 * (smoothed**2 + (1 - smoothed) ** 2)
     counted = len(sizes) + 2 * PRIOR_CLUSTERS
     variance = counted / (counted - 1) * squares / (trials + 2 * prior) ** 2

@@ -44,7 +44,8 @@ def test_samples_that_differ_within_tasks_are_worth_more_than_the_tasks() -> Non
 
 
 def test_a_cluster_without_a_case_does_not_count() -> None:
-    assert share_interval([(1, 1), (0, 0), (1, 3)]) == share_interval([(1, 1), (1, 3)])
+    tasks = [(8, 9), (3, 9), (5, 9), (6, 9)]
+    assert share_interval([*tasks, (0, 0)]) == share_interval(tasks)
     assert ratio_interval([(2.0, 1), (0, 0), (1.0, 3)]) == ratio_interval([(2.0, 1), (1.0, 3)])
 
 

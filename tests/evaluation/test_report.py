@@ -66,7 +66,6 @@ def test_pass_at_k_over_tasks() -> None:
     # task 0: 1 of 4 right, task 1: 4 of 4
     report = summary([episode(0, 0.0, n == 0) for n in range(4)] + [episode(1, 1.0, True) for _ in range(4)])
     assert report.pass_at_k == pytest.approx({"1": (0.25 + 1) / 2, "2": (0.5 + 1) / 2, "4": 1.0})
-    assert list(summary([episode(0, 0.0, False)] * 8).pass_at_k) == ["1", "2", "4", "8"]
 
 
 def test_repeated_samples_of_a_task_are_not_independent() -> None:
