@@ -68,8 +68,8 @@ def split_by_size(values: Iterable[V], size: Callable[[V], int], most: int, larg
         most: maximum number of values in a part.
         largest: maximum sum of the sizes in a part.
 
-    >>> list(split_by_size(["a", "bb", "ccc", "dddd", "e"], len, most=2, largest=3))
-    [['a', 'bb'], ['ccc'], ['dddd'], ['e']]
+    >>> list(split_by_size(["dddd", "a", "b", "c", "eee"], len, most=2, largest=3))
+    [['dddd'], ['a', 'b'], ['c'], ['eee']]
     """
     part: list[V] = []
     total = 0

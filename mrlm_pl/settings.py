@@ -253,7 +253,7 @@ def ranges_of(cls: type) -> dict[str, str]:
 
     >>> from mrlm_pl.losses import Clip
     >>> ranges_of(Clip)["low"]
-    'above 0 and finite'
+    'above 0 and at most 1'
     """
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
@@ -371,6 +371,9 @@ def some_of(choices: Sequence[T], owner: str, **option: Sequence[T] | None) -> t
 
     Raises:
         ConfigurationError: the list is empty or holds another value.
+
+    >>> some_of(["a", "b"], "math: ", kinds=["b"]), some_of(["a", "b"], "math: ", kinds=None)
+    (('b',), ('a', 'b'))
     """
     ((name, chosen),) = option.items()
     if chosen is not None and (not chosen or any(value not in choices for value in chosen)):

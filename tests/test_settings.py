@@ -45,6 +45,7 @@ from mrlm_pl.settings import (
     between,
     check_arguments,
     ranges_of,
+    some_of,
 )
 
 Count: TypeAlias = int | None
@@ -497,3 +498,9 @@ def test_containers_without_a_change_stay_the_same_objects_and_arrays_are_sequen
         assert [(type(beta), beta) for beta in Optimization(betas=betas).betas] == [(float, 0.5), (float, 0.75)]  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match=re.escape("betas[1] is 1.5; it must be at least 0 and below 1")):
         Optimization(betas=numpy.array([0.5, 1.5]))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kinds", [[], ["a", "x"]])
+def test_a_choice_of_several_holds_one_or_more_of_them(kinds: list[str]) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(f"math: kinds is {kinds}; choose from a, b")):
+        some_of(["a", "b"], "math: ", kinds=kinds)

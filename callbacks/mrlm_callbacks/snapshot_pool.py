@@ -71,8 +71,8 @@ class SnapshotPool:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the value of :meth:`state_dict`; beyond ``size`` the oldest snapshots are removed."""
         self.snapshots, self.scores = {}, dict(state["scores"])
-        for number in sorted(state["snapshots"]):
-            self.add(number, state["snapshots"][number])
+        for number, weights in state["snapshots"].items():
+            self.add(number, weights)
 
 
 def weights_of(policy: Policy) -> dict[str, Tensor]:

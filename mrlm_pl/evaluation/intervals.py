@@ -37,7 +37,7 @@ def share_interval(groups: Sequence[tuple[float, float]]) -> tuple[float, float]
     clusters, size = trials**2 / squared_sizes, squared_sizes / trials
     prior = PRIOR_CLUSTERS * size
     smoothed = (share * trials + prior) / (trials + 2 * prior)
-    squares = math.fsum((value - smoothed * count) ** 2 for value, count in groups if count)
+    squares = math.fsum((value - smoothed * count) ** 2 for value, count in groups)
     squares += PRIOR_CLUSTERS * size**2 * (smoothed**2 + (1 - smoothed) ** 2)
     counted = len(sizes) + 2 * PRIOR_CLUSTERS
     variance = counted / (counted - 1) * squares / (trials + 2 * prior) ** 2
@@ -83,7 +83,7 @@ def ratio_interval(
     clusters = len(clusters_with_values)
     if clusters < 2:
         return (low, high)
-    if all(math.isclose(value, mean * count, rel_tol=1e-9, abs_tol=1e-12) for value, count in clusters_with_values):
+    if all(math.isclose(value, mean * count, abs_tol=1e-12) for value, count in clusters_with_values):
         unseen = wilson_interval(0, clusters)[1]
         return (mean - unseen * (mean - low), mean + unseen * (high - mean))
     squares = math.fsum((value - mean * count) ** 2 for value, count in clusters_with_values)

@@ -100,7 +100,7 @@ def table(scores: Sequence[Score]) -> Table:
 
 def _cell(score: Score, measure: str) -> str:
     value, bounds = score.of(measure)
-    if score.error is not None or value is None:
+    if value is None:
         return "failed"
     lines = [f"{value:z.4f}", *([f"\\[{bounds[0]:z.4f}, {bounds[1]:z.4f}]"] if bounds else [])]
     for name, values in (("pass", score.pass_at_k), ("majority", score.majority_at_k)):

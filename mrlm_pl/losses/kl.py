@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mrlm_pl.losses.masking import MAX_LOG_RATIO, clamped_exp, masked_log_ratio, masked_values
+from mrlm_pl.losses.masking import MAX_LOG_RATIO, clamped_exp, masked_log_ratio
 
 
 def kl_k1(logp: Tensor, ref_logp: Tensor, action_mask: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ def kl_k3(logp: Tensor, ref_logp: Tensor, action_mask: Tensor) -> Tensor:
     """
     difference = masked_log_ratio(logp, ref_logp, action_mask)
     # expm1 keeps the digits that exp(-d) - 1 loses for the small d of a healthy run.
-    return masked_values(torch.expm1(-difference.clamp(min=-MAX_LOG_RATIO)) + difference, action_mask)
+    return torch.expm1(-difference.clamp(min=-MAX_LOG_RATIO)) + difference
 
 
 def kl_k3_straight_through(logp: Tensor, ref_logp: Tensor, action_mask: Tensor) -> Tensor:

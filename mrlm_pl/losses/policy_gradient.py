@@ -7,13 +7,14 @@ constants. ``rho = exp(logp - old_logp)`` is the importance ratio of a token.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.losses.masking import clamped_exp, masked_log_ratio, masked_values
-from mrlm_pl.settings import PositiveFloat, Settings
+from mrlm_pl.settings import FractionAboveZero, PositiveFloat, Range, Settings
 
 
 @dataclass(frozen=True)
@@ -30,15 +31,9 @@ class Clip(Settings):
         ConfigurationError: a value is out of range.
     """
 
-    low: PositiveFloat | None = None
+    low: FractionAboveZero | None = None
     high: PositiveFloat | None = None
-    dual: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.low is not None and self.low > 1:
-            raise ConfigurationError(f"clip.low is {self.low}; it must be at most 1, which sets no lower bound")
-        if self.dual is not None and not self.dual > 1:
-            raise ConfigurationError(f"clip.dual is {self.dual}; it must be above 1 (3 is usual), or null")
+    dual: Annotated[float, Range(lambda value: value > 1, "above 1 (3 is usual)")] | None = None
 
     def range(self, low: float, high: float, *, dual: bool = False) -> tuple[float, float]:
         """Return ``low`` and ``high``, by default those of the loss.
@@ -83,7 +78,7 @@ def ppo_clip_loss(
     """
     ratio = clamped_exp(masked_log_ratio(logp, old_logp, action_mask))
     advantages = masked_values(advantages.detach(), action_mask)
-    return masked_values(_clipped_surrogate(ratio, advantages, clip, 0.2, 0.2), action_mask)
+    return _clipped_surrogate(ratio, advantages, clip, 0.2, 0.2)
 
 
 def policy_gradient_loss(logp: Tensor, advantages: Tensor, action_mask: Tensor) -> Tensor:
@@ -92,8 +87,7 @@ def policy_gradient_loss(logp: Tensor, advantages: Tensor, action_mask: Tensor) 
     >>> policy_gradient_loss(torch.tensor([[-0.5]]), torch.tensor([[2.0]]), torch.tensor([[True]])).item()
     1.0
     """
-    advantages = masked_values(advantages.detach(), action_mask)
-    return masked_values(-advantages * masked_values(logp, action_mask), action_mask)
+    return -masked_values(advantages.detach(), action_mask) * masked_values(logp, action_mask)
 
 
 def gspo_loss(logp: Tensor, old_logp: Tensor, advantages: Tensor, action_mask: Tensor, clip: Clip = Clip()) -> Tensor:
@@ -163,7 +157,7 @@ def cispo_loss(logp: Tensor, old_logp: Tensor, advantages: Tensor, action_mask: 
     low, high = clip.range(1.0, 4.0)
     weight = clamped_exp(masked_log_ratio(logp.detach(), old_logp, action_mask)).clamp(1.0 - low, 1.0 + high)
     advantages = masked_values(advantages.detach(), action_mask)
-    return masked_values(-weight * advantages * masked_values(logp, action_mask), action_mask)
+    return -weight * advantages * masked_values(logp, action_mask)
 
 
 def _clipped_surrogate(ratio: Tensor, advantages: Tensor, clip: Clip, low: float, high: float) -> Tensor:

@@ -10,7 +10,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Collection
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.losses.masking import check_shape, masked_values
-from mrlm_pl.settings import NonNegativeFloat, PositiveFloat, check_arguments, one_of
+from mrlm_pl.settings import NonNegativeFloat, PositiveFloat, check_arguments
 
 
 def sequence_logp(logp: Tensor, action_mask: Tensor) -> Tensor:
@@ -263,7 +263,6 @@ def preference_loss(
     >>> preference_loss("ipo", beta=0.5)(torch.tensor([3.0])).tolist()
     [4.0]
     """
-    one_of(get_args(PreferenceLoss), loss=loss)
     dpo_sigmoid_loss(torch.zeros(0), label_smoothing=label_smoothing)  # validates it
     given = {"label_smoothing": label_smoothing or None, "margin": margin}
     options = {name: value for name, value in given.items() if value is not None}

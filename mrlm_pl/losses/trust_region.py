@@ -43,7 +43,7 @@ def sapo_loss(
     ratio = clamped_exp(masked_log_ratio(logp, old_logp, action_mask))
     advantages = masked_values(advantages.detach(), action_mask)
     temperature = torch.full_like(advantages, negative_temperature).masked_fill(advantages > 0, positive_temperature)
-    return masked_values(-4.0 / temperature * torch.sigmoid(temperature * (ratio - 1.0)) * advantages, action_mask)
+    return -4.0 / temperature * torch.sigmoid(temperature * (ratio - 1.0)) * advantages
 
 
 def vespo_loss(
@@ -71,7 +71,7 @@ def vespo_loss(
     >>> vespo_loss(logp, logp, torch.ones(1, 2), mask).tolist()  # W = 1
     [[1.0, 2.0]]
     """
-    log_ratio = masked_log_ratio(logp.detach(), old_logp, action_mask).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    log_ratio = masked_log_ratio(logp.detach(), old_logp, action_mask)
     log_weight = log_ratio.sum(-1, keepdim=True).clamp(math.log(1e-8), MAX_LOG_RATIO)
     advantages = masked_values(advantages.detach(), action_mask)
     k, scale = (
@@ -132,5 +132,5 @@ def off_policy_sequence_mask(
     [[False, False], [True, True]]
     """
     divergence = -masked_log_ratio(logp.detach(), behavior_logp, action_mask)
-    mean = divergence.sum(-1, keepdim=True) / action_mask.sum(-1, keepdim=True).clamp(min=1)
+    mean = divergence.sum(-1, keepdim=True) / action_mask.sum(-1, keepdim=True)
     return action_mask & ((advantages >= 0) | (mean <= threshold))

@@ -37,4 +37,4 @@ def value_loss(
         old_values = masked_values(old_values.detach(), action_mask)
         clipped = old_values + (values - old_values).clamp(-clip, clip)
         squared_error = torch.maximum(squared_error, (clipped - returns).square())
-    return masked_values(0.5 * squared_error, action_mask)
+    return 0.5 * squared_error

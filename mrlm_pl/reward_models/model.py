@@ -7,13 +7,13 @@ import math
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from mrlm_pl.episode import Message
 from mrlm_pl.errors import DataError, NonFiniteError, PolicyError
 from mrlm_pl.model_folders import policy_folder
 from mrlm_pl.reward_models.scorer import Conversation, TextScore, TextScorer
-from mrlm_pl.settings import PositiveInt, at_least, one_of
+from mrlm_pl.settings import PositiveInt, at_least
 
 if TYPE_CHECKING:
     import torch
@@ -54,7 +54,6 @@ class RewardModel(TextScorer):
         batch_tokens: PositiveInt = 8192,
         precision: Precision = "32",
     ) -> None:
-        one_of(get_args(Precision), "reward model: ", precision=precision)
         self.model, self.device, self.precision = model, device, precision
         self.max_tokens, self.batch_tokens = max_tokens, batch_tokens
 

@@ -17,8 +17,8 @@ def information_gains(answer_logp: Tensor, plays: Tensor) -> Tensor:
 
     Source: arXiv 2510.14967, where the gain is a difference of probabilities.
 
-    >>> information_gains(torch.tensor([-5.0, -3.0, -4.0, -7.0]), torch.tensor([0, 0, 0, 1])).tolist()
-    [2.0, -1.0, 0.0, 0.0]
+    >>> information_gains(torch.tensor([-5.0, -3.0, -4.0, -7.0, torch.nan]), torch.tensor([0, 0, 0, 1, 1])).tolist()
+    [2.0, -1.0, 0.0, 0.0, 0.0]
     """
     gains = torch.zeros_like(answer_logp)
     same = plays[1:] == plays[:-1]

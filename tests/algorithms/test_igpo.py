@@ -62,6 +62,13 @@ def test_a_turn_earns_the_gain_in_the_answers_log_probability(
     assert gained == pytest.approx((first + second + first) / weight / 3, abs=1e-5)
 
 
+def test_episodes_of_one_turn_have_no_gain(policies: Any, episodes: list[Episode], quiet_trainer: Any) -> None:
+    algorithm = IGPO(policies, normalize=False)
+    played = [replace(episode(n, "g", {"a": [("s", float(n))]}), task=episodes[0].task) for n in range(2)]
+    assert advantages(algorithm, played, quiet_trainer()) == [[-1.0], [1.0]]
+    assert "train/information_gain" not in algorithm.metrics.take_rollout()
+
+
 def test_the_first_of_several_accepted_answers_is_scored(
     policies: Any, episodes: list[Episode], quiet_trainer: Any
 ) -> None:

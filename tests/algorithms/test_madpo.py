@@ -134,7 +134,7 @@ def test_one_agent_is_dpo(model_folder: Path, quiet_trainer: Any, tmp_path: Path
         (DPO, PreferenceDataModule(str(plain), str(plain), batch_size=4), watches[0]),
         (MADPO, JointPreferenceDataModule(joint, joint, batch_size=4), watches[1]),
     ):
-        algorithm: Any = cls({"main": Policy(str(model_folder), learning_rate=3e-3)}, label_smoothing=0.1)
+        algorithm: Any = cls({"main": Policy(str(model_folder), learning_rate=3e-3)}, label_smoothing=0.1, margin=0.5)
         quiet_trainer(callbacks=[watch], **options).fit(algorithm, data)
         runs.append(algorithm)
     assert watches[0].steps == watches[1].steps

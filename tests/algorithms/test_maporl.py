@@ -374,6 +374,7 @@ def test_the_schedule_goes_round_and_its_denominators_are_what_is_trained(
     # Two persons with two tokens a turn. There is no fourth turn: nothing is trained, which is not an error.
     assert tokens == [4, 4, 8, 8, 0, 0, 4]
     assert caplog.text.count("turn_schedule names the turns [4], but no episode went beyond turn 3") == 2
+    assert caplog.text.count("turn_schedule") == 2
 
 
 class Weights(Watch):
@@ -584,3 +585,9 @@ def test_a_schedule_must_fit_the_agents(model_folder: Path) -> None:
     with pytest.raises(ConfigurationError, match="turn_schedule names turn 4, but the agents act in 3 turns"):
         algorithm.check_agents(BY_TURN)
     algorithm.check_agents(PERSONS)  # how often they act is for the environment to say
+
+
+def test_critics_must_fit_the_agents(model_folder: Path) -> None:
+    algorithm = MAPoRL({"main": Policy(str(model_folder))}, agent_critics={PERSONS[0]: Policy(str(model_folder))})
+    with pytest.raises(ConfigurationError, match=f"agent_critics: '{PERSONS[1]}' has no critic"):
+        algorithm.check_agents(PERSONS)

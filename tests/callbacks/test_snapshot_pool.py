@@ -27,6 +27,7 @@ def test_the_initial_snapshot_stays_and_the_oldest_of_the_others_leaves() -> Non
 
 def test_the_draw_is_a_function_of_seed_and_iteration() -> None:
     pool = pool_of(0, 10, 20)
+    pool.record_score(0, 1.0)
     drawn = [pool.draw_number(0, iteration) for iteration in range(600)]
     assert drawn == [pool.draw_number(0, iteration) for iteration in range(600)]
     assert drawn != [pool.draw_number(1, iteration) for iteration in range(600)]

@@ -91,7 +91,7 @@ def alone(*rewards: float | None) -> list[Episode]:
 
 
 def test_players_of_one_agent_are_compared_by_their_returns_in_the_same_episodes() -> None:
-    seated = [({"first": "new"}, alone(3.0, 5.0, 1.0, None)), ({"first": "old"}, alone(1.0, 1.0, 2.0, 9.0))]
+    seated = [({"first": "new"}, alone(1.0, 3.0, -1.0, None)), ({"first": "old"}, alone(-1.0, -1.0, 0.0, 9.0))]
     found = arena_report(["new", "old"], seated, environment="math", split="test", seed=0)
     assert (found.scores, found.ratings) == ([], {})
     (item,) = found.differences

@@ -43,6 +43,12 @@ def test_samples_that_differ_within_tasks_are_worth_more_than_the_tasks() -> Non
     assert narrow[1] - narrow[0] <= high - low < (wide[1] - wide[0]) / 2
 
 
+def test_a_cluster_without_a_case_does_not_count() -> None:
+    tasks = [(8, 9), (3, 9), (5, 9), (6, 9)]
+    assert share_interval([*tasks, (0, 0)]) == share_interval(tasks)
+    assert ratio_interval([(2.0, 1), (0, 0), (1.0, 3)]) == ratio_interval([(2.0, 1), (1.0, 3)])
+
+
 def test_intervals_stay_within_the_possible() -> None:
     rng = np.random.default_rng(0)
     for _ in range(300):

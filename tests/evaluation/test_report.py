@@ -131,18 +131,22 @@ def test_metrics_are_means_over_those_that_have_them_and_shares_of_what_they_cou
             episode(0, 1.0, metrics={"parsed": 1.0, "improved": 1.0, "improved_of": 1.0}),
             episode(1, 1.0, metrics={"parsed": 0.0, "improved": 0.0, "improved_of": 3.0}),
             episode(2, 1.0, metrics={"late": 0.5, "improved": 0.0, "improved_of": 0.0, "never": 0.0, "never_of": 0.0}),
+            episode(3, 1.0, metrics={"moves": 1.0}),
+            episode(4, 1.0, metrics={"moves": 3.0}),
         ]
     ).metrics
     assert {name: (number.value, number.of) for name, number in found.items()} == {
         "parsed": (0.5, 2),
         "late": (0.5, 1),
         "improved": (0.25, 4),
+        "moves": (2.0, 2),
         "never": (None, 0),
     }
     assert found["parsed"].ci95 == pytest.approx(wilson_interval(1, 2)), "every value is 0 or 1"
     # 1 of 4 cases in clusters of 1 and 3: Kish's effective number 16 / 10, the least that Wilson's formula is given
     assert found["improved"].ci95 == pytest.approx(wilson_interval(0.25 * 1.6, 1.6))
     assert found["late"].ci95 == (0.0, 1.0), "one value between 0 and 1"
+    assert found["moves"].ci95 == pytest.approx((2 - 12.7062, 2 + 12.7062), abs=1e-3), "t(1) = 12.7062, error 1"
     assert found["never"].ci95 is None
 
 
@@ -170,6 +174,15 @@ def test_majorities_of_samples_are_taken_in_blocks() -> None:
     assert report.decisions_per_task == 4
     assert summary(said(0, "5"), most_say_5).majority_at_k == {}
     assert summary(said(0, "5", "5"), lambda task, replies: None).majority_at_k == {}
+
+
+def test_a_majority_that_fails_leaves_the_other_numbers(caplog: pytest.LogCaptureFixture) -> None:
+    def broken(task: Task, replies: Any) -> bool:
+        raise OSError("away")
+
+    found = summary(said(0, "5", "5"), broken)
+    assert (found.episodes, found.majority_at_k, found.tasks[0]["majority"]) == (2, {}, None)
+    assert caplog.text.count("OSError: away; the report is made without it") == 1
 
 
 def as_data(report: Any) -> dict[str, Any]:

@@ -22,9 +22,18 @@ def exps(*rows: list[float]) -> torch.Tensor:
 OFF = -100.0  # stands for weight 0
 
 
+def test_without_a_correction_all_tokens_weigh_the_same() -> None:
+    assert Correction().weights(OLD, SAMPLER, MASK).tolist() == [[1.0, 1.0, 0.0], [1.0, 1.0, 1.0]]
+
+
 def test_truncated_per_token() -> None:
     weights = Correction("truncated", cap=2.0).weights(OLD, SAMPLER, MASK)
     torch.testing.assert_close(weights, exps([0.3, -0.1, OFF], [math.log(2.0), 0.4, 0.1]))
+
+
+def test_plain_has_no_bounds() -> None:
+    weights = Correction("plain", cap=1.0, low=1.0, high=1.0).weights(OLD, SAMPLER, MASK)
+    torch.testing.assert_close(weights, exps([0.3, -0.1, OFF], [1.0, 0.4, 0.1]))
 
 
 def test_truncated_per_sequence() -> None:
@@ -45,6 +54,13 @@ def test_masked_weight_levels(level, low: float, high: float, expected: torch.Te
     torch.testing.assert_close(
         Correction("masked", low=low, high=high, level=level).weights(OLD, SAMPLER, MASK), expected
     )
+
+
+def test_a_correction_needs_the_old_policy_from_the_learner() -> None:
+    assert [Correction().recomputes(choice) for choice in (None, True, False)] == [None, True, False]
+    assert [Correction("plain").recomputes(choice) for choice in (None, True)] == [True, True]
+    with pytest.raises(ConfigurationError, match="recompute_old_logp is false, so pi_old is mu"):
+        Correction("plain").recomputes(False)
 
 
 def test_bounds_belong_to_the_kept_range() -> None:
@@ -95,5 +111,7 @@ def test_rejected_options() -> None:
         Correction("truncated", cap=0.0).weights(OLD, SAMPLER, MASK)
     with pytest.raises(ConfigurationError, match=r"correction\.low is 2"):
         Correction("masked", low=2.0, high=1.0).weights(OLD, SAMPLER, MASK)
+    with pytest.raises(ConfigurationError, match=r"correction\.low is -1"):
+        Correction("masked", low=-1.0)
     with pytest.raises(ConfigurationError, match="level is 'turn'"):
         Correction("masked", level="turn").weights(OLD, SAMPLER, MASK)  # type: ignore[arg-type]

@@ -16,10 +16,10 @@ def test_the_fifth_with_the_highest_entropy_reaches_the_threshold() -> None:
 
 def test_the_coefficient_follows_the_entropy() -> None:
     settings, coefficient, weights = Entropy(target=1.0, delta=0.25), 0.0, []
-    for entropy in (0.5, 0.9, 1.5, 1.0, 2.0, 2.0, 2.0):
+    for entropy in (0.5, 0.9, 1.0, 1.5, 2.0, 2.0, 0.9):
         coefficient, weight = settings.adapted(coefficient, entropy)
         weights.append(weight)
-    assert weights == pytest.approx([0.25, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0])
+    assert weights == pytest.approx([0.25, 0.5, 0.25, 0.0, 0.0, 0.0, 0.25])
 
 
 def test_without_a_target_the_coefficient_stays() -> None:

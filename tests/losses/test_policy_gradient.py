@@ -164,8 +164,10 @@ def test_cispo_default_has_no_lower_bound() -> None:
 
 
 def test_rejected_options() -> None:
-    with pytest.raises(ConfigurationError, match=r"clip\.dual is 1"):
+    with pytest.raises(ConfigurationError, match=r"Clip: dual is 1\.0; it must be above 1"):
         ppo_at_ratio(1.0, 1.0, Clip(dual=1.0))
+    with pytest.raises(ConfigurationError, match=r"Clip: low is 1\.5; it must be above 0 and at most 1"):
+        ppo_at_ratio(1.0, 1.0, Clip(low=1.5))
     with pytest.raises(ConfigurationError, match=r"Clip: low is -0\.1"):
         ppo_at_ratio(1.0, 1.0, Clip(low=-0.1))
     with pytest.raises(ConfigurationError, match=r"Clip: high is -1"):

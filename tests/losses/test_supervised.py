@@ -54,10 +54,10 @@ def test_score_at_every_token() -> None:
 
 def test_soft_label_and_gradient() -> None:
     """d loss / d logit = sigmoid(logit) - label."""
-    logits = torch.zeros(1, 1, requires_grad=True)
-    loss = correctness_loss(logits, torch.tensor([0.75]), torch.tensor([[True]]))
+    logits = torch.tensor([[0.0, math.nan]], requires_grad=True)
+    loss = correctness_loss(logits, torch.tensor([0.75]), torch.tensor([[True, False]]))
     (gradient,) = torch.autograd.grad(loss.sum(), logits)
-    assert gradient.item() == pytest.approx(-0.25)
+    assert gradient.tolist() == [[-0.25, 0.0]]
 
 
 def test_labels_are_checked() -> None:

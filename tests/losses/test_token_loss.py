@@ -129,6 +129,15 @@ def constant(logp: Tensor, old_logp: Tensor, advantages: Tensor, action_mask: Te
     return advantages.sum(-1)
 
 
+def scaled(logp: Tensor, old_logp: Tensor, advantages: Tensor, action_mask: Tensor, scale: float) -> Tensor:
+    return scale * advantages * logp
+
+
+def test_a_setting_of_an_own_loss_may_be_negative() -> None:
+    mask, logp = torch.tensor([[True]]), torch.tensor([[-3.0]])
+    assert token_loss(scaled, settings={"scale": -1.0})(logp, logp, torch.tensor([[2.0]]), mask).item() == 6.0
+
+
 @pytest.mark.parametrize(
     ("loss", "options", "message"),
     [
@@ -151,6 +160,7 @@ def constant(logp: Tensor, old_logp: Tensor, advantages: Tensor, action_mask: Te
         ("cispo", {"clip": Clip(dual=3.0)}, "clip.dual is 3.0, but this loss bounds the weight"),
         ("gmpo", {"clip": Clip(dual=3.0)}, "clip.dual is 3.0"),
         (constant, {}, "loss constant with the settings {} returned tensor([1.]) for one token"),
+        (scaled, {"settings": {"scale": math.nan}}, "loss scaled with the settings {'scale': nan} returned"),
         (len, {}, "loss len with the settings {}"),
     ],
 )

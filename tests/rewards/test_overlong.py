@@ -1,7 +1,7 @@
 import pytest
 
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.rewards import overlong_penalty
+from mrlm_pl.rewards import overlong_penalties, overlong_penalty
 
 
 def test_the_penalty_begins_at_the_buffer_and_ends_at_the_limit() -> None:
@@ -20,3 +20,5 @@ def test_the_penalty_begins_at_the_buffer_and_ends_at_the_limit() -> None:
 def test_a_buffer_out_of_range_is_refused(buffer: int) -> None:
     with pytest.raises(ConfigurationError, match=f"overlong_buffer is {buffer}"):
         overlong_penalty(1, 100, buffer)
+    with pytest.raises(ConfigurationError, match=f"overlong_buffer is {buffer}"):
+        overlong_penalties({"main": 100}, 200, buffer)
