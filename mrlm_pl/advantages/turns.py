@@ -85,7 +85,7 @@ def turn_advantages(
     _, index = torch.unique(groups, return_inverse=True)
     others = (torch.bincount(index)[index] - 1)[:, None]
     heights = returns - group_minima(returns, index)  # equal returns then differ by exactly 0
-    means = (group_sums(heights, index) - heights) / others
+    means = (group_sums(heights, index) - heights) / others.clamp(min=1)
     advantages = torch.where(others > 0, heights - means, 0.0)
     if normalize:
         advantages = advantages / (group_deviations(returns[:, 0], groups).stds + eps)[:, None]
@@ -127,7 +127,7 @@ def state_advantages(
     sizes, sums = torch.bincount(state)[state], group_sums(heights, state)
     if baseline == "unbiased":
         others = sizes - torch.bincount(visits)[visits]
-        means = (sums - group_sums(heights, visits)) / others
+        means = (sums - group_sums(heights, visits)) / others.clamp(min=1)
     else:
         others, means = sizes - 1, sums / sizes
     advantages = torch.where(others > 0, heights - means, 0.0)
@@ -167,7 +167,7 @@ def leaf_advantages(
     without = common[leaves] <= steps[:, None]
     counts = without.sum(-1)
     heights = returns - returns.min()  # equal returns then differ by exactly 0
-    means = (without * heights).sum(-1) / counts
+    means = (without * heights).sum(-1) / counts.clamp(min=1)
     advantages = torch.where(counts > 0, heights[leaves] - means, 0.0)
     spread = heights.std() if len(heights) > 1 else 0.0
     return advantages / (spread + eps) if normalize else advantages

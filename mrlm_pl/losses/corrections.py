@@ -96,5 +96,5 @@ class Correction(Settings):
             return clamped_exp(log_ratio)
         total = log_ratio.sum(-1, keepdim=True)
         if self.level == "geometric_mean":
-            total = total / action_mask.sum(-1, keepdim=True)
+            total = total / action_mask.sum(-1, keepdim=True).clamp(min=1)
         return clamped_exp(total).expand_as(log_ratio)

@@ -132,5 +132,5 @@ def off_policy_sequence_mask(
     [[False, False], [True, True]]
     """
     divergence = -masked_log_ratio(logp.detach(), behavior_logp, action_mask)
-    mean = divergence.sum(-1, keepdim=True) / action_mask.sum(-1, keepdim=True)
+    mean = divergence.sum(-1, keepdim=True) / action_mask.sum(-1, keepdim=True).clamp(min=1)
     return action_mask & ((advantages >= 0) | (mean <= threshold))
