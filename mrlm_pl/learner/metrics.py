@@ -296,9 +296,9 @@ class UpdateRows(Callback):
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         """Write the row if the batch was the last one of an update."""
         updated, self._updates = trainer.global_step != self._updates, trainer.global_step
-        every = trainer.log_every_n_steps
-        due = every and (trainer.should_stop or trainer.global_step % every == 0)
-        if updated and every and (due or batches_served(trainer) >= batches_in_all(trainer)):
+        every, ended = trainer.log_every_n_steps, trainer.should_stop or trainer.fast_dev_run
+        due = every and trainer.global_step % every == 0
+        if updated and every and (due or ended or batches_served(trainer) >= batches_in_all(trainer)):
             self._write(trainer)
 
     def on_train_end(self, trainer: Any, pl_module: LightningModule) -> None:

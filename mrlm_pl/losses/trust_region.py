@@ -71,7 +71,7 @@ def vespo_loss(
     >>> vespo_loss(logp, logp, torch.ones(1, 2), mask).tolist()  # W = 1
     [[1.0, 2.0]]
     """
-    log_ratio = masked_log_ratio(logp.detach(), old_logp, action_mask)
+    log_ratio = masked_log_ratio(logp.detach(), old_logp, action_mask).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     log_weight = log_ratio.sum(-1, keepdim=True).clamp(math.log(1e-8), MAX_LOG_RATIO)
     advantages = masked_values(advantages.detach(), action_mask)
     k, scale = (
