@@ -65,6 +65,7 @@ ENVIRONMENTS: dict[str, Callable[[], Environment]] = {
     "collaborative_reasoning": lambda: shipped.CollaborativeReasoningEnvironment(role="leader", consensus_stop=True),
     "debate": lambda: shipped.DebateEnvironment(),
     "writing": lambda: shipped.WritingEnvironment(),
+    "proposer": lambda: shipped.ProposerEnvironment(),
     "length_ratio": lambda: shipped.LengthRatioGame(),
     "coordination": lambda: shipped.CoordinationGame(),
     "word_emission": lambda: shipped.WordEmission(),

@@ -42,7 +42,7 @@ APPLIED = {
     **dict.fromkeys(("math", "question", "tools", "sql", "shell", "code"), KNOWN | {"canary"}),
     **dict.fromkeys(("collaborative_coding", "class_completion", "collaborative_reasoning"), KNOWN | {"canary"}),
     **dict.fromkeys(("writing", "length_ratio", "coordination", "word_emission", "halves", "helpers"), KNOWN),
-    **dict.fromkeys(("plan_path", "tic_tac_toe", "webshop", "alfworld", "centralized"), KNOWN),
+    **dict.fromkeys(("plan_path", "tic_tac_toe", "webshop", "alfworld", "centralized", "proposer"), KNOWN),
     **dict.fromkeys(("knowledge_graph", "reasoning_gym", "harness"), KNOWN | {"canary"}),
     **dict.fromkeys(("debate", "kuhn_poker"), ALWAYS | {"floor"}),
     **dict.fromkeys(("gymnasium", "pettingzoo", "textarena", "scored", "openenv", "verifiers"), ALWAYS),

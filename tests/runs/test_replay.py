@@ -45,6 +45,7 @@ SHIPPED = [
     "length_ratio",
     "math",
     "plan_path",
+    "proposer",
     "question",
     "scored",
     "shell",
