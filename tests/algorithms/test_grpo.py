@@ -221,8 +221,8 @@ def test_excluded_agents_do_not_count_in_an_episode_either(model_folder: Path, q
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"clip": {"low": 1.5}}, r"clip\.low is 1\.5"),
-        ({"clip": {"dual": 0.5}}, r"clip\.dual is 0\.5"),
+        ({"clip": {"low": 1.5}}, r"low is 1\.5"),
+        ({"clip": {"dual": 0.5}}, r"dual is 0\.5"),
         ({"advantage": "best"}, "GRPO: advantage is 'best'; choose from group_normalized, "),
         ({"top_entropy": 0}, "top_entropy is 0"),
         ({"top_entropy": 1.5}, r"top_entropy is 1\.5"),
