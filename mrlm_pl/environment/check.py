@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import Any, Literal, get_args
@@ -26,6 +27,7 @@ from mrlm_pl.environment.trial import (
     call_with_deadline,
     close,
     first_observations,
+    new_copy,
     play,
     play_copy,
 )
@@ -169,21 +171,22 @@ class _Checker:
 
     def determinism(self) -> Finding:
         """Check that equal replies give equal episodes on two copies, even after other episodes."""
-        played_before = self.environment.copy()
-        for task in self.tasks("train"):
-            first, second = self.play(task, SPAM), self.play(task, SPAM, played_before)
-            if first.as_json() != second.as_json():
-                raise EnvironmentContractError(f"{task.key} differs on a copy that has played before")
+        with new_copy(self.environment) as played_before:
+            for task in self.tasks("train"):
+                first, second = self.play(task, SPAM), self.play(task, SPAM, played_before)
+                if first.as_json() != second.as_json():
+                    raise EnvironmentContractError(f"{task.key} differs on a copy that has played before")
         return Finding("equal replies give equal episodes")
 
     def independence(self) -> Finding:
         """Check that copies played at the same time are independent."""
         tasks = self.tasks("train")[:2]
         alone = [self.play(task, SPAM).as_json() for task in tasks]
-        copies = [self.environment.copy() for _ in tasks]
-        for copy, task in zip(copies, reversed(tasks), strict=True):
-            call_with_deadline(copy.reset, task)
-        mixed = [self.play(task, SPAM, copy).as_json() for copy, task in zip(copies, tasks, strict=True)]
+        with ExitStack() as stack:
+            copies = [stack.enter_context(new_copy(self.environment)) for _ in tasks]
+            for copy, task in zip(copies, reversed(tasks), strict=True):
+                call_with_deadline(copy.reset, task)
+            mixed = [self.play(task, SPAM, copy).as_json() for copy, task in zip(copies, tasks, strict=True)]
         if alone != mixed:
             raise EnvironmentContractError("copies share state: an episode changed while another one was under way")
         return Finding("episodes of one do not change those of the other")
@@ -193,20 +196,18 @@ class _Checker:
         if not self.environment.forks:
             return Finding("the environment's `forks` is False", applies=False)
         for task in self.tasks("train")[:2]:
-            environment = self.environment.copy()
-            due = list(call_with_deadline(environment.reset, task))
-            for _ in range(self.max_turns):
-                actions = {agent: Message("assistant", SPAM) for agent in due}
-                forked = environment.copy()
-                forked_step = call_with_deadline(forked.step, actions)
-                original_step = call_with_deadline(environment.step, actions)
-                close(forked)
-                if forked_step != original_step:
-                    raise EnvironmentContractError(f"{task.key} differs on a copy made in mid-episode")
-                if original_step.done:
-                    break
-                due = list(original_step.observations)
-            close(environment)
+            with new_copy(self.environment) as environment:
+                due = list(call_with_deadline(environment.reset, task))
+                for _ in range(self.max_turns):
+                    actions = {agent: Message("assistant", SPAM) for agent in due}
+                    with new_copy(environment) as forked:
+                        forked_step = call_with_deadline(forked.step, actions)
+                        original_step = call_with_deadline(environment.step, actions)
+                    if forked_step != original_step:
+                        raise EnvironmentContractError(f"{task.key} differs on a copy made in mid-episode")
+                    if original_step.done:
+                        break
+                    due = list(original_step.observations)
         return Finding("copies continue in mid-episode")
 
     def hostile_replies(self) -> Finding:
@@ -224,27 +225,28 @@ class _Checker:
 
     def order_of_calls(self) -> Finding:
         """Check that a step before reset, after the end or by the wrong agents is rejected."""
-        environment, task = self.environment.copy(), self.tasks("train")[0]
-        everybody = {agent: Message("assistant", SPAM) for agent in environment.agents}
-        self._check_refused(environment, everybody, "step before reset")
-        call_with_deadline(environment.reset, task)
-        self._check_refused(environment, {"no-such-agent": Message("assistant", SPAM)}, "step by an unknown agent")
-        self.play(task, SPAM, environment)
-        self._check_refused(environment, everybody, "step after the end")
+        task = self.tasks("train")[0]
+        with new_copy(self.environment) as environment:
+            everybody = {agent: Message("assistant", SPAM) for agent in environment.agents}
+            self._check_refused(environment, everybody, "step before reset")
+            call_with_deadline(environment.reset, task)
+            self._check_refused(environment, {"no-such-agent": Message("assistant", SPAM)}, "step by an unknown agent")
+            self.play(task, SPAM, environment)
+            self._check_refused(environment, everybody, "step after the end")
         return Finding("calls out of order are refused")
 
     def tools(self) -> Finding:
         """Check that calls can be checked by the schemas of the tools."""
-        environment, names = self.environment.copy(), set[str]()
-        call_with_deadline(environment.reset, self.tasks("train")[0])
-        for agent in environment.agents:
-            for tool in environment.tools(agent):
-                names.add(tool.name)
-                if fault := schema_fault(tool.parameters):
-                    raise EnvironmentContractError(
-                        f"the parameters of tool {tool.name!r} of agent {agent!r} are no JSON schema: {fault}"
-                    )
-        close(environment)
+        names = set[str]()
+        with new_copy(self.environment) as environment:
+            call_with_deadline(environment.reset, self.tasks("train")[0])
+            for agent in environment.agents:
+                for tool in environment.tools(agent):
+                    names.add(tool.name)
+                    if fault := schema_fault(tool.parameters):
+                        raise EnvironmentContractError(
+                            f"the parameters of tool {tool.name!r} of agent {agent!r} are no JSON schema: {fault}"
+                        )
         if not names:
             return Finding("there are no tools", applies=False)
         return Finding(f"calls of {', '.join(sorted(names))} can be checked")
@@ -267,9 +269,8 @@ class _Checker:
 
     def close(self) -> Finding:
         """Check that an environment may be closed twice."""
-        environment = self.environment.copy()
-        close(environment)
-        close(environment)
+        with new_copy(self.environment) as environment:
+            close(environment)
         return Finding("may be closed twice")
 
     def _check_refused(self, environment: Environment, actions: Mapping[str, Message], what: str) -> None:

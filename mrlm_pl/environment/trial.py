@@ -6,8 +6,8 @@ import inspect
 import json
 import signal
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
@@ -106,9 +106,16 @@ def play(
 
 def play_copy(environment: Environment, task: Task, replies: Replies, *, max_turns: int, must_end: bool = True) -> Play:
     """Play one episode on a new copy of an environment; see :func:`play`."""
+    with new_copy(environment) as copied:
+        return play(copied, task, replies, max_turns=max_turns, must_end=must_end)
+
+
+@contextmanager
+def new_copy(environment: Environment) -> Iterator[Environment]:
+    """Yield a new copy of an environment, and close it."""
     copied = environment.copy()
     try:
-        return play(copied, task, replies, max_turns=max_turns, must_end=must_end)
+        yield copied
     finally:
         close(copied)
 

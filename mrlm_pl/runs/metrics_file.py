@@ -66,7 +66,7 @@ class MetricsFile(Logger):
 
     def _log(self, row: dict[str, Any]) -> None:
         rows = None if self._started else self._earlier_rows(row)
-        new = [name for name in sorted(row) if name not in self._columns]
+        new = row.keys() - self._columns
         if new or rows is not None:
             rows = self._read() if rows is None else rows
             self._columns = ["step", *sorted({*self._columns, *new} - {"step"})]

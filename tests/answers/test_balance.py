@@ -32,26 +32,28 @@ def test_each_question_has_equally_many_and_the_report_adds_up() -> None:
     answers = some("a", 5, 2) + some("b", 1, 9) + some("c", 3, 0) + some("d", 0, 4) + some("e", 2, 2)
     answers += some("a", 2, 0)  # two duplicates
     answers += [Answer("e", " both  ways", 1.0), Answer("e", "both ways", 0.0)]
+    answers += [Answer("f", "both", 1.0), Answer("f", "both", 0.0)]
     balanced = balance(answers, validation_share=0.0)
     assert counts(everything(balanced)) == {"a": [2, 2], "b": [1, 1], "e": [2, 2]}
     report = balanced.report
-    assert report["questions"]["read"] == 5
+    assert report["questions"]["read"] == 6
     assert report["questions"]["kept"] == 3
     assert report["questions"]["dropped"]["only right answers"] == 1
     assert report["questions"]["dropped"]["only wrong answers"] == 1
     assert report["answers"] == {
-        "read": 32,
+        "read": 34,
         "duplicates": 2,
-        "contradicted": 2,
+        "contradicted": 4,
         "dropped": 18,  # 3 of a, 8 of b, 3 of c, 4 of d
         "generated": 0,
         "kept": 10,
     }
-    assert report["right_share"] == {"before": (5 + 1 + 3 + 2 + 2 + 1) / 32, "after": 0.5}
+    assert report["right_share"] == {"before": (5 + 1 + 3 + 2 + 2 + 1 + 1) / 34, "after": 0.5}
     assert report["balance"] == {"max_difference": 0, "fewest_answers": 2, "most_answers": 4}
     assert report["dropped_questions"] == [
         {"question": "c", "why": "only right answers", "answers": 3},
         {"question": "d", "why": "only wrong answers", "answers": 4},
+        {"question": "f", "why": "only contradicted answers", "answers": 2},
     ]
 
 

@@ -27,6 +27,11 @@ def test_every_way_to_be_wrong_occurs_and_no_other() -> None:
     assert set(made("11+13=24")) == expected
 
 
+def test_an_operand_changes_only_in_a_whole_equation_with_a_result_of_zero_or_above() -> None:
+    assert all("3*4" in text for text in made("2+3*4=14"))  # 3*4 is 12
+    assert set(made("3-3=0")) == {"3-3=1", "3-3=3", "4-3=1", "3-2=1"}
+
+
 def test_the_number_changes_from_its_result_on_and_nowhere_before() -> None:
     for text in made("12-6=6; 6*2=12"):
         before, _, result = text.rpartition("=")
@@ -100,7 +105,7 @@ def test_the_label_that_is_stated_is_never_kept(right: str) -> None:
 
 
 def test_a_number_beside_the_name_of_a_label_is_what_is_changed() -> None:
-    texts = made("The soap is neutral.\n7+5=12\n#### 12", question="How many bars are there?")
+    texts = made("The soap is neutral.\n7+5=12\n#### 12", question="How many bars of the neutral soap are there?")
     assert texts
     assert not [text for text in texts if extract_answer(text) == "12"]
     assert all(text.startswith("The soap is neutral.\n") for text in texts)

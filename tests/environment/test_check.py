@@ -357,6 +357,23 @@ def test_each_check_catches_its_fault(environment: Environment, failing: str, me
         report.raise_on_failure()
 
 
+def test_every_copy_is_closed() -> None:
+    live = list[Environment]()
+
+    class Counted(Sound):
+        forks = True
+
+        def copy(self) -> Environment:
+            live.append(super().copy())
+            return live[-1]
+
+        def close(self) -> None:
+            live[:] = [item for item in live if item is not self]
+
+    assert check_environment(Counted()).passed
+    assert live == []
+
+
 @pytest.mark.parametrize("broken", [Text, ReturnsANumber, StepIsATuple, OtherName, Crashes])
 def test_a_fault_is_told_with_the_line_of_the_users_code_and_once(broken: type[Environment]) -> None:
     messages = [check.message for check in check_environment(broken()).checks if not check.passed]

@@ -6,6 +6,7 @@ import inspect
 import random
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Literal, TypeVar, get_type_hints
 
 import numpy as np
@@ -131,7 +132,19 @@ class AsyncCounting(Counting):
         return super().step(actions)
 
 
-@pytest.mark.parametrize("cls", [Counting, AsyncCounting])
+class Unexplained(AsyncCounting):
+    """Ends without a reason; only its subclass can be played."""
+
+    async def step(self, actions: Mapping[str, Message]) -> Step:  # type: ignore[override]
+        return replace(await super().step(actions), stop_reason="")
+
+
+class Explained(Unexplained):
+    async def step(self, actions: Mapping[str, Message]) -> Step:  # type: ignore[override]
+        return replace(await super().step(actions), stop_reason="two")
+
+
+@pytest.mark.parametrize("cls", [Counting, AsyncCounting, Explained])
 def test_the_base_class_keeps_the_order_of_calls(cls: type[Counting]) -> None:
     def finished(value: Any) -> Any:
         return asyncio.run(_awaited(value)) if inspect.isawaitable(value) else value
@@ -141,7 +154,7 @@ def test_the_base_class_keeps_the_order_of_calls(cls: type[Counting]) -> None:
 
     environment = cls()
     (task,) = environment.tasks("train")
-    assert inspect.iscoroutinefunction(environment.step) == (cls is AsyncCounting)
+    assert inspect.iscoroutinefunction(environment.step) == (cls is not Counting)
     with pytest.raises(EnvironmentContractError, match="before reset"):
         finished(environment.step({"agent": SAID}))
     finished(environment.reset(task=task))

@@ -187,6 +187,7 @@ def test_the_warning_names_a_few_of_many_rows(tmp_path: Path, caplog: pytest.Log
     path = tmp_path / "d.jsonl"
     path.write_text(lines([{"a": 1}, *({"a": -n} for n in range(1, 14))]))
     read_split({"test": str(path)}, "test", ("a",), identity, made)
+    read_split({"test": [{"a": 1}]}, "test", ("a",), identity, made)  # skips none, and warns of none
     (record,) = logged_here(caplog)
     assert len(record.getMessage().splitlines()) == 12
     assert record.getMessage().endswith("row 11: a is -10\nand 3 more")

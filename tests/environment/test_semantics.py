@@ -186,6 +186,17 @@ class RewardsNothing(Adding):
         return not text.strip() or super().right(text)
 
 
+class RewardsNothingALittle(Adding):
+    def reply(self, message: Message) -> Outcome:
+        return Outcome({"right": float(self.right(message.content)), "calm": 0.5 * (not message.content.strip())})
+
+
+class RewardsOtherAnswers(Adding):
+    def reply(self, message: Message) -> Outcome:
+        wrong = re.fullmatch(r"[0-9]{3,4}", message.content) is not None and not self.right(message.content)
+        return Outcome({"right": float(self.right(message.content)), "wrong": 2.0 * wrong})
+
+
 class Programs(Adding):
     """Programs, graded in the grader's own process by their own ``==``."""
 
@@ -221,6 +232,17 @@ class BelievesEquality(Programs):
         return bool(value == self.task.data["answer"])
 
 
+class RewardsTrue(Programs):
+    def judged(self, value: Any) -> bool:
+        self.is_true = value is True
+        return super().judged(value)
+
+    def reply(self, message: Message) -> Outcome:
+        self.is_true = False
+        right = self.right(message.content)
+        return Outcome({"right": float(right), "true": 2.0 * self.is_true})
+
+
 class BelievesAnExit(Programs):
     def ended(self) -> bool:
         return True
@@ -247,6 +269,8 @@ def test_a_sound_environment_passes(environment: Environment) -> None:
     report = check_environment(environment, "semantic", tasks_per_split=3)
     report.raise_on_failure()
     assert tuple(check.name for check in report.checks[-len(IDS) :]) == IDS, "reports are compared by these ids"
+    (oracle,) = [check.message for check in report.checks if check.name == "oracle"]
+    assert oracle == "gold replies earn 1 on 3 tasks: the declared maximum"
 
 
 @pytest.mark.parametrize(
@@ -267,6 +291,9 @@ def test_a_sound_environment_passes(environment: Environment) -> None:
         (GoldEarnsLess(), "oracle", "the gold replies earn 0.5, summed over agents, and the maximum is 1"),
         (GoldIsWrong(), "oracle", "on adding/train/0 the gold replies earn 0 and do not succeed"),
         (RewardsDelay(), "oracle", "a refusal, then the gold replies, earns 1.06, the gold replies alone 1.03"),
+        (RewardsOtherAnswers(), "oracle", "the answer to another task earns 2, the gold replies alone 1"),
+        (RewardsTrue(), "oracle", "a program that returns True earns 2, the gold replies alone 1"),
+        (RewardsNothingALittle(), "floor", "empty replies earn 0.5 on average, the floor is 0 and the maximum 1"),
         (RewardsNothing(), "floor", "empty replies earn 1 on average, the floor is 0 and the maximum 1"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Environment) else "",
@@ -274,7 +301,10 @@ def test_a_sound_environment_passes(environment: Environment) -> None:
 def test_each_check_finds_its_hole(environment: Environment, failing: str, message: str) -> None:
     report = check_semantics(environment, tasks=2, other_process=False)
     found = {check.name: check.message for check in report.checks if not check.passed}
-    assert list(found) == [failing, *(["floor"] if isinstance(environment, GoldIsWrong) else [])], found
+    assert list(found) == [
+        failing,
+        *(["floor"] if isinstance(environment, (GoldIsWrong, RewardsOtherAnswers)) else []),
+    ], found
     assert message in found[failing]
 
 

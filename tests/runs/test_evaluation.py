@@ -180,6 +180,21 @@ def test_turns_beyond_the_context_window_are_told_once(
     assert told == [("sampling", 4, name, 4) for name in ("main", "A.main", "B.main")]
 
 
+def test_each_seating_of_an_arena_is_played_by_its_players(monkeypatch: pytest.MonkeyPatch) -> None:
+    games = list[Any]()
+    monkeypatch.setattr("mrlm_pl.runs.evaluation.arena_report", lambda _, played, **__: games.extend(played))
+    players = {"A": "builtin:tiny", "B": "builtin:tiny"}
+    mrlm_pl.runs.arena(players, "coordination", **SHORT)
+    found = [
+        {agent: row.policy for episode in episodes for agent, (row,) in episode.trajectories.items()}
+        for _, episodes in games
+    ]
+    assert found == [{"row": f"{row}.main", "column": f"{column}.main"} for row in "AB" for column in "AB"]
+    assert [seating for seating, _ in games] == [{"row": row, "column": column} for row in "AB" for column in "AB"]
+    with pytest.raises(ConfigurationError, match=r"make 4 seatings of .* episodes, and 3 are the most; give fewer"):
+        mrlm_pl.runs.arena(players, "coordination", max_seatings=3, **SHORT)
+
+
 def test_a_model_stands_for_a_policy_of_a_team(model_folder: Path) -> None:
     team = {"row": mrlm_pl.Policy(str(model_folder)), "column": mrlm_pl.Policy("builtin:tiny")}
     named = {"row": str(model_folder), "column": "builtin:tiny"}

@@ -58,11 +58,12 @@ def test_a_run_that_begins_again_repeats_the_evaluation_before_its_first_update(
     assert [(item.step, item.value) for item in found] == [(-1, 0.25), (0, 0.25)]
 
 
-def test_a_validation_that_is_played_again_replaces_its_row(tmp_path: Path) -> None:
+@pytest.mark.parametrize("saved", [1, 2])
+def test_a_validation_that_is_played_again_replaces_its_row(saved: int, tmp_path: Path) -> None:
+    """The row of the update may come after its checkpoint."""
     table = MetricsFile(tmp_path)
     for metrics in ({"val/reward": 0.0}, {"train/loss": 0.5}):  # a validation between the micro-batches of the update
         table.log_metrics(metrics | {"epoch": 0}, step=1)
-    saved = table.rows
     table.log_metrics({"val/reward": 1.0, "epoch": 0}, step=1)
     resumed = MetricsFile(tmp_path)  # from the checkpoint before the validation
     resumed.resume_at(2, saved)
@@ -71,6 +72,12 @@ def test_a_validation_that_is_played_again_replaces_its_row(tmp_path: Path) -> N
     rows = (tmp_path / "metrics.csv").read_text().splitlines()
     assert rows == ["step,epoch,train/loss,val/reward", "1,0,,0.0", "1,0,0.5,", "1,0,,2.0", "2,0,0.25,"]
     assert resumed.rows == 4
+
+
+def test_an_empty_table_begins_again(tmp_path: Path) -> None:
+    (tmp_path / "metrics.csv").touch()
+    MetricsFile(tmp_path).log_metrics({"train/loss": 0.5}, step=3)
+    assert (tmp_path / "metrics.csv").read_text().splitlines() == ["step,train/loss", "3,0.5"]
 
 
 @pytest.mark.parametrize("content", [b"step,loss\n0,\xff\xfe\n", b"step,loss\n" + b"1" * 200_000, b"\0" * 9])

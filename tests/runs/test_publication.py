@@ -163,8 +163,14 @@ def test_the_run_is_found_from_every_folder(tmp_path: Path, monkeypatch: pytest.
         assert "| run | `team`, 0 iterations |" in model_card(Path(folder), {})
 
 
-@pytest.mark.parametrize(("base", "files"), [("owner/base", "README.md"), ("/home/alice/base", "*"), (None, "*")])
-def test_an_adapter_is_published_where_its_base_is_on_the_hub(base: str | None, files: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("base", "files"), [("owner/base", "README.md"), ("/home/alice/base", "*"), ("folder/base", "*"), (None, "*")]
+)
+def test_an_adapter_is_published_where_its_base_is_on_the_hub(
+    base: str | None, files: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("folder/base").mkdir(parents=True)
     (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": base}))
     assert unpublished(tmp_path) == files
 

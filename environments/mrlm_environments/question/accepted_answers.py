@@ -44,10 +44,10 @@ def token_f1(reply: str, row: Mapping[str, Any]) -> float:
         DataError: as for :func:`exact_match`.
     """
     given, accepted = _words(reply, row)
-    return max((_f1(given, answer) for answer in accepted if given is not None), default=0.0)
+    return max(_f1(given, answer) for answer in accepted)
 
 
-def _f1(given: list[str], accepted: list[str]) -> float:
+def _f1(given: list[str] | None, accepted: list[str]) -> float:
     if not given or not accepted:
         return float(given == accepted)
     return 2 * (Counter(given) & Counter(accepted)).total() / (len(given) + len(accepted))

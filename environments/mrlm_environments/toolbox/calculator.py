@@ -190,7 +190,7 @@ def _bits(value: int | Fraction) -> int:
 
 
 def _divide(left: Number, right: Number) -> Number:
-    return left / right if isinstance(left, float) or isinstance(right, float) else Fraction(left) / right
+    return left / right if isinstance(left, float) else Fraction(left) / right
 
 
 def _power(base: Number, exponent: Number) -> Any:

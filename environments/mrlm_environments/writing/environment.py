@@ -143,8 +143,8 @@ class WritingEnvironment(Environment):
 
 
 def _count(part: str) -> str:
-    words = len(part[: SHOWN_CHARACTERS + 1].split())
-    return f"{words} words" if len(part) <= SHOWN_CHARACTERS else f"more than {SHOWN_CHARACTERS} characters"
+    shown = len(part) <= SHOWN_CHARACTERS
+    return f"{len(part.split())} words" if shown else f"more than {SHOWN_CHARACTERS} characters"
 
 
 def _text(row: Mapping[str, Any], family: str) -> Any:

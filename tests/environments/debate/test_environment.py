@@ -179,7 +179,9 @@ def test_long_and_broken_texts_are_cut_for_both() -> None:
 
 @pytest.mark.parametrize("reward", ["score", "margin", "win"])
 def test_the_contract_is_kept(reward: Any) -> None:
-    check_environment(DebateEnvironment(reward=reward)).raise_on_failure()
+    environment = DebateEnvironment(reward=reward)
+    check_environment(environment).raise_on_failure()
+    assert environment.bounds(environment.tasks("train")[0]) == (None if reward == "score" else (0.0, 0.0))
 
 
 def test_the_wrong_side_is_refused() -> None:

@@ -28,6 +28,8 @@ def test_the_files_of_the_task_are_read_written_and_listed(files: FileSystem) ->
     assert files.call({"operation": "read", "path": "notes/a.txt"}) == "one"
     assert "5" in files.call({"operation": "write", "path": "new/deep/c.txt", "content": "three"})
     assert files.call({"operation": "read", "path": "./new//deep/c.txt"}) == "three"
+    files.call({"operation": "write", "path": "b.txt", "content": "half of a character: \ud800"})
+    assert files.call({"operation": "read", "path": "b.txt"}) == "half of a character: ?"
     files.call({"operation": "write", "path": "b.txt", "content": ""})
     assert files.call({"operation": "read", "path": "b.txt"}) == ""
 
@@ -71,6 +73,7 @@ def test_sizes_and_number_of_files_are_bounded(files: FileSystem) -> None:
         files.write("big.txt", "x" * 1001)
     with pytest.raises(ToolError, match="1000"):
         files.write("big.txt", "é" * 501)
+    files.write("b.txt", "x" * 1000)
     for number in range(7):  # three entries are the task's
         files.write(f"{number}.txt", "x")
     with pytest.raises(ToolError, match="10 files"):
