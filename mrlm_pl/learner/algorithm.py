@@ -95,7 +95,7 @@ class Algorithm(ChecksArguments, LightningModule, RolloutLearner):
                     f"both the seat {first!r}"
                 )
         check_seats(seats or {}, policies)
-        self.policies = nn.ModuleDict(policies)
+        self.policies: nn.ModuleDict = nn.ModuleDict(policies)
         self.seats = dict(seats or {})
         self.optimization = optimization
         # A frozen policy is part of the model but not of the checkpoint; a reference that does not move is read again.

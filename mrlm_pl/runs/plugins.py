@@ -102,7 +102,8 @@ def dotted_path(name: str) -> str:
     """Return the import path of a class in a file, ``./folder/my_file.py:MyClass``; any other name as it is.
 
     Raises:
-        ConfigurationError: there is no such file, its name is that of another module, or it is named without a class.
+        ConfigurationError: there is no such file, its name cannot be imported or is that of another module, or it is
+            named without a class.
     """
     match = _IN_FILE.match(name)
     if match is None and name.endswith(".py") and Path(name).is_file():
@@ -115,6 +116,9 @@ def dotted_path(name: str) -> str:
         neighbors = sorted(item.name for item in file.parent.glob("*.py"))
         hint = did_you_mean(file.name, neighbors, f"it is looked for in {file.parent}")
         raise ConfigurationError(f"{name!r}: there is no file {match.group(1)!r}; {hint}")
+    if not file.stem.isidentifier():
+        fault = f"{name!r}: {file.stem!r} is no name of a Python module"
+        raise ConfigurationError(f"{fault}; rename the file, as in {re.sub('[^0-9A-Za-z_]', '_', file.stem)}.py")
     if str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))
     spec = importlib.util.find_spec(file.stem)

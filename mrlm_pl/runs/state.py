@@ -204,7 +204,8 @@ def _start_time(process: int) -> str:
     Empty where the system does not say; ``dead`` for one that has ended but that its parent has not waited for.
     """
     try:
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        stat = Path(f"/proc/{process}/stat").read_text(errors="replace")  # its name may end within a character
+        fields = stat.rpartition(")")[2].split()
         return "dead" if fields[0] in "ZX" else fields[19]
     except OSError:
         return ""

@@ -183,6 +183,17 @@ def test_a_process_that_its_parent_has_not_waited_for_is_dead() -> None:
         process.wait(100)
 
 
+def test_the_name_of_a_process_may_end_within_a_character() -> None:
+    """Linux keeps 15 bytes of the name of an executable script."""
+    name = Path("/proc/self/comm")
+    before = name.read_bytes()
+    try:
+        name.write_bytes("a训练强化学习.py".encode())
+        assert state_of(json.dumps(running()))[0] == "running"
+    finally:
+        name.write_bytes(before)
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [

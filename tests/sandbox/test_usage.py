@@ -15,6 +15,7 @@ from mrlm_pl.sandbox.host.usage import (
     MAX_COUNTED,
     MAX_DEPTH,
     DiskUse,
+    process_states,
     process_tree,
     resident_bytes,
     tree_size,
@@ -166,3 +167,13 @@ def test_a_process_that_is_gone_uses_nothing(folder: Path) -> None:
     assert list(process_tree(process.pid)) == [process.pid]
     use = DiskUse(str(folder), MEBIBYTE)
     assert use.measure([process.pid]) == use.measure([process.pid]) == (0, 0)
+
+
+def test_a_process_may_give_itself_a_name_that_is_no_text() -> None:
+    name = Path("/proc/self/comm")
+    before = name.read_bytes()
+    try:
+        name.write_bytes(b"\xff) Z")
+        assert process_states(os.getpid())[os.getpid()] in "RSD"
+    finally:
+        name.write_bytes(before)

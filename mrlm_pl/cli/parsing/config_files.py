@@ -147,7 +147,7 @@ def _keys(file: Path) -> list[tuple[Sequence[str], int]]:
         ConfigurationError: see :func:`check_files`.
     """
     read_yaml_file(file, str(file))  # raises for values and keys, which `compose` leaves as text
-    top = yaml.compose(file.read_text(), yaml.SafeLoader)
+    top = yaml.compose(file.read_text(encoding="utf-8"), yaml.SafeLoader)
     keys = "keys such as model, data and trainer"
     if top is None:
         raise ConfigurationError(f"{file} is empty; a configuration has {keys}")

@@ -31,7 +31,7 @@ def process_states(process: int) -> dict[int, str]:
     """Return the state letter (``R`` running, ``D`` waiting for a disk, ``Z`` ended, ...) of a process's family."""
     letters = {}
     for member in process_tree(process):
-        with suppress(OSError), open(f"/proc/{member}/stat") as file:
+        with suppress(OSError), open(f"/proc/{member}/stat", errors="replace") as file:  # it may name itself anything
             letters[member] = file.read().rpartition(")")[2].split()[0]
     return letters
 

@@ -1,7 +1,10 @@
 """Forms of a configuration, and mistakes in it: exit status 2, one message, no traceback, nothing loaded."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -161,6 +164,13 @@ def test_a_key_that_is_twice_on_the_command_line_is_refused(mrlm, config):
     for value in ("{gamma: 1, gamma: 2}", '{"gamma": 1, "gamma": 2}'):
         for words in (("--config", f"{{model: {value}}}"), ("--model.kl", value)):
             assert mrlm("fit", "--config", config, *words)[::2] == (2, f"mrlm: {fault}")
+
+
+def test_a_file_is_utf_8_in_every_locale():
+    Path("team.yaml").write_text("# 数\nmodel: {class_path: ToyAlgorithm}\n", encoding="utf-8")
+    program = "from mrlm_pl.cli.parsing.config_files import check_files; check_files(['--config', 'team.yaml'])"
+    ascii_only = {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONPATH": ":".join(sys.path)}
+    subprocess.run([sys.executable, "-c", program], env={**os.environ, **ascii_only}, timeout=100, check=True)
 
 
 def test_a_group_that_is_null_in_a_file_is_not_given():
