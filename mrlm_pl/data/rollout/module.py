@@ -49,7 +49,8 @@ class RolloutDataModule(ChecksArguments, LightningDataModule):
 
     Args:
         environment: environment of the episodes; several make a multi-task run.
-        weights: relative number of groups of each environment; None weighs all equally.
+        weights: relative number of groups of each environment, 0 for one that is only evaluated; None weighs all
+            equally.
         curriculum: rule that sets the environments' fractions of an iteration's groups from their success rates in the
             iterations that were trained on before its first group may begin; see :class:`SuccessRateCurriculum`.
         names: name of each environment, in their order, if two would share one (levels of difficulty); None takes the

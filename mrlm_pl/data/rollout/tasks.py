@@ -96,7 +96,7 @@ class TaskStream:
 
     Args:
         sources: task source by environment name.
-        weights: share of each source, in the order of ``sources``; None weighs all equally.
+        weights: share of each source, in the order of ``sources``, 0 for none; None weighs all equally.
         seed: seed of the shuffling.
         curriculum: rule that sets the shares; None keeps them.
 
@@ -105,7 +105,7 @@ class TaskStream:
         rates: success rates by source, if there is a curriculum.
 
     Raises:
-        ConfigurationError: the weights do not fit the sources, or a weight is not positive.
+        ConfigurationError: the weights do not fit the sources, one is negative or infinite, or all are 0.
 
     >>> from mrlm_pl.environment import DatasetTasks
     >>> a, b = (DatasetTasks(name, "train", [{}, {}]) for name in "ab")
@@ -126,10 +126,11 @@ class TaskStream:
         curriculum: SuccessRateCurriculum | None = None,
     ) -> None:
         numbers = [1.0] * len(sources) if weights is None else list(weights)
-        if len(numbers) != len(sources) or any(isinstance(n, str) or not 0 < n < math.inf for n in numbers):
+        wrong = any(isinstance(n, str) or not 0 <= n < math.inf for n in numbers) or not any(numbers)
+        if wrong or len(numbers) != len(sources):
             raise ConfigurationError(
-                f"data.weights is {weights} for the environments {list(sources)}; give a list with one positive, "
-                "finite number for each, in their order"
+                f"data.weights is {weights} for the environments {list(sources)}; give a list with one finite number "
+                "for each, in their order, positive or 0 where an environment is only evaluated, but not all 0"
             )
         self.sources, self.seed = dict(sources), seed
         self.shares = {name: number / sum(numbers) for name, number in zip(sources, numbers, strict=True)}

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mrlm_pl.data.rollout.tasks import RunTasks, TaskStream
+from mrlm_pl.data.rollout.tasks import RunTasks, SuccessRateCurriculum, TaskStream
 from mrlm_pl.environment import DatasetTasks, SeededTasks
 from mrlm_pl.errors import ConfigurationError
 
@@ -38,16 +38,23 @@ def test_counts_stay_within_one_of_their_shares() -> None:
             assert abs(counts[name] - weight * (position + 1)) <= 1
 
 
+@pytest.mark.parametrize("curriculum", [None, SuccessRateCurriculum()])
+def test_a_source_of_weight_0_is_not_read(curriculum: SuccessRateCurriculum | None) -> None:
+    stream = TaskStream({name: source(name, 10) for name in "abc"}, [0, 1, 2], 0, curriculum)
+    stream.plan_until(0, 9, 30)
+    assert Counter(stream[position].environment for position in range(300)) == {"b": 100, "c": 200}
+
+
 def test_an_endless_source_is_read_in_order() -> None:
     endless = SeededTasks("g", "train", lambda rng: {"n": rng.randint(0, 10**9)}, lambda data: str(data["n"]))
     assert [TaskStream({"g": endless}, None, 0)[n].index for n in range(3)] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
-    "weights", [[1.0, float("inf")], [1.0], [1.0, -1.0], [1.0, 0.0], ["1.0", 1.0], {"a": 3.0, "b": 1.0}]
+    "weights", [[1.0, float("inf")], [1.0], [1.0, -1.0], [0.0, 0.0], ["1.0", 1.0], {"a": 3.0, "b": 1.0}]
 )
 def test_weights_must_fit_the_environments(weights: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"data\.weights is .*; give a list with one positive, finite number"):
+    with pytest.raises(ConfigurationError, match=r"data\.weights is .*; give a list with one finite number"):
         TaskStream({"a": source("a", 2), "b": source("b", 2)}, weights, 0)
 
 
