@@ -6,7 +6,6 @@ training tasks.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import tempfile
 from collections import Counter
@@ -17,7 +16,8 @@ import mrlm_environments
 
 from mrlm_pl.environment import Environment
 from mrlm_pl.environment.tasks import SPLITS
-from mrlm_pl.episode import Message, Task
+from mrlm_pl.environment.trial import Replies, play_copy
+from mrlm_pl.episode import Task
 from mrlm_pl.episode_files import write_episodes
 from mrlm_pl.viewer.export import export_page
 from mrlm_pl.viewer.runs import find_runs
@@ -81,7 +81,7 @@ def row(environment: Environment) -> str:
     sizes = [f"{environment.tasks(split).size or 'generated'} {split}" for split in SPLITS]
     source = environment.tasks("train")
     tasks = [source[index] for index in range(TASKS)]
-    empty = [play(environment, task, {}) for task in tasks]
+    empty = [play(environment, task, "") for task in tasks]
     known = [(task, replies) for task in tasks if (replies := environment.gold(task)) is not None]
     best = [play(environment, task, replies) for task, replies in known]
     cells = [
@@ -102,25 +102,11 @@ Earned = tuple[Mapping[str, float], Mapping[str, int]]
 """Rewards and replies by agent of one episode."""
 
 
-def play(environment: Environment, task: Task, replies: Mapping[str, Sequence[str]]) -> Earned:
-    """Play an episode with the replies of each agent in order, and empty ones after them."""
-    own = environment.copy()
-    earned, spoken = dict.fromkeys(own.agents, 0.0), Counter[str]()
-    due = own.reset(task)
-    while due:
-        actions = {}
-        for agent in due:
-            texts = replies.get(agent, ())
-            actions[agent] = Message("assistant", texts[spoken[agent]] if spoken[agent] < len(texts) else "")
-            spoken[agent] += 1
-        step = own.step(actions)
-        if inspect.isawaitable(step):
-            step = asyncio.run(step)
-        for agent, reward in step.rewards.items():
-            earned[agent] += reward
-        due = step.observations
-    own.close()
-    return earned, spoken
+def play(environment: Environment, task: Task, replies: Replies) -> Earned:
+    """Play an episode with the replies of each agent in order, then its last one again."""
+    played = play_copy(environment, task, replies, max_turns=64)
+    earned = {agent: sum(step.rewards.get(agent, 0.0) for step in played.steps) for agent in environment.agents}
+    return earned, Counter(agent for due in played.observed for agent in due)
 
 
 def turns(environment: Environment, played: Sequence[Earned]) -> str:
