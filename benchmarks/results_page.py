@@ -178,7 +178,8 @@ CHAPTERS: dict[str, dict[str, Section]] = {
             "The first row of each table is the paper's baseline; parentheses have the difference from it: "
             "[AT-GRPO](../algorithms/at_grpo.md#measured), [Dr.MAS](../algorithms/dr_mas.md#measured), "
             "[asynchronous rollouts](../scaling/async.md#measured), [RAE](../algorithms/rae.md#measured), "
-            "[self-play](../training/self_play.md#measured), [self-written problems](../environments/proposer.md#measured).",
+            "[self-play](../training/self_play.md#measured), "
+            "[self-written problems](../environments/proposer.md#measured).",
             learning.effects,
         ),
         "branches": Section(
