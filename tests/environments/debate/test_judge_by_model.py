@@ -6,6 +6,7 @@ import pickle
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -93,6 +94,7 @@ def content(body: dict[str, Any]) -> str:
 @pytest.fixture
 def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     made = Endpoint()
     yield made
     made.stop()
@@ -132,6 +134,7 @@ def test_a_judge_that_favors_the_first_side_gives_a_tie(endpoint: Endpoint) -> N
     endpoint.answer = answer
     both = judge(endpoint).judge(DEBATE)
     assert both.winner() == "TIE"
+    assert not any("Authorization" in headers for _, headers, _ in endpoint.requests), "no key is set"
     assert both.metrics["judge_first_side_advantage"] == pytest.approx(0.4)
     assert judge(endpoint, both_orders=False).judge(DEBATE).winner() == "CON", "who opened is shown first"
 
@@ -146,6 +149,8 @@ def test_the_prompt_shows_all_speeches_in_rounds() -> None:
     assert sorted(texts, key=shown.index) == [texts[1], texts[0], texts[3], texts[2]]
     assert sorted(texts, key=judging_prompt(DEBATE, "CON").index) == texts
     assert "[PRO, speech 2]" in shown
+    shorter = judging_prompt(replace(DEBATE, arguments=DEBATE.arguments[:3]), "PRO")
+    assert [text in shorter for text in texts] == [True, True, True, False]
 
 
 @pytest.mark.parametrize("end", ["\n", "\r", "\u2028"])
