@@ -96,7 +96,7 @@ class TaskStream:
 
     Args:
         sources: task source by environment name.
-        weights: share of each source, in the order of ``sources``, 0 for none; None weighs all equally.
+        weights: share of each source, in the order of ``sources``; one of 0 is left out. None weighs all equally.
         seed: seed of the shuffling.
         curriculum: rule that sets the shares; None keeps them.
 
@@ -105,7 +105,7 @@ class TaskStream:
         rates: success rates by source, if there is a curriculum.
 
     Raises:
-        ConfigurationError: the weights do not fit the sources, one is negative or infinite, or all are 0.
+        ConfigurationError: see :func:`positive_weights`.
 
     >>> from mrlm_pl.environment import DatasetTasks
     >>> a, b = (DatasetTasks(name, "train", [{}, {}]) for name in "ab")
@@ -125,15 +125,9 @@ class TaskStream:
         seed: int,
         curriculum: SuccessRateCurriculum | None = None,
     ) -> None:
-        numbers = [1.0] * len(sources) if weights is None else list(weights)
-        wrong = any(isinstance(n, str) or not 0 <= n < math.inf for n in numbers) or not any(numbers)
-        if wrong or len(numbers) != len(sources):
-            raise ConfigurationError(
-                f"data.weights is {weights} for the environments {list(sources)}; give a list with one finite number "
-                "for each, in their order, positive or 0 where an environment is only evaluated, but not all 0"
-            )
-        self.sources, self.seed = dict(sources), seed
-        self.shares = {name: number / sum(numbers) for name, number in zip(sources, numbers, strict=True)}
+        positive = positive_weights(list(sources), weights)
+        self.sources, self.seed = {name: sources[name] for name in positive}, seed
+        self.shares = {name: number / sum(positive.values()) for name, number in positive.items()}
         self.curriculum = curriculum
         self.rates = dict.fromkeys(self.sources, curriculum.start) if curriculum else {}
         self._owed, self._block = dict.fromkeys(self.sources, 0.0), 0
@@ -269,7 +263,7 @@ class TaskStream:
         elif set(state["counts"]) != set(self.sources):
             raise ConfigurationError(
                 f"the checkpoint's curriculum is over the environments {sorted(state['counts'])}, and this run has "
-                f"{sorted(self.sources)}; resume with the same environments and names"
+                f"{sorted(self.sources)}; resume with the same environments, names and weights of 0"
             )
         else:
             self._picks = {position: (name, count) for position, name, count in state["plan"]}
@@ -292,6 +286,25 @@ class TaskStream:
             for old in [number for of, number in list(self._orders) if of == name and number < epoch - 1]:
                 self._orders.pop((name, old), None)
         return order
+
+
+def positive_weights(names: Sequence[str], weights: Sequence[float] | None) -> dict[str, float]:
+    """Return the weights of the environments that are trained on; None weighs all equally.
+
+    Raises:
+        ConfigurationError: the weights do not fit the names, one is negative or infinite, or all are 0.
+
+    >>> positive_weights(["a", "b", "c"], [2, 0, 1])
+    {'a': 2, 'c': 1}
+    """
+    numbers = [1.0] * len(names) if weights is None else list(weights)
+    wrong = any(isinstance(n, str) or not 0 <= n < math.inf for n in numbers) or not any(numbers)
+    if wrong or len(numbers) != len(names):
+        raise ConfigurationError(
+            f"data.weights is {weights} for the environments {list(names)}; give a list with one finite number "
+            "for each, in their order, positive or 0 where an environment is only evaluated, but not all 0"
+        )
+    return {name: number for name, number in zip(names, numbers, strict=True) if number}
 
 
 def apportion(targets: Mapping[str, float], seats: int) -> dict[str, int]:
@@ -360,8 +373,11 @@ class RunTasks:
         for name in settings or {}:
             one_of(self.environments, "data.task_settings: ", environment=name)
         self.settings = {name: TaskSettings() for name in self.environments} | dict(settings or {})
-        sources = {name: environment.tasks("train") for name, environment in self.environments.items()}
-        self.stream = TaskStream(sources, weights, seed, curriculum)
+        trained = positive_weights(
+            list(self.environments), weights
+        )  # one that is only evaluated may have no training split
+        sources = {name: self.environments[name].tasks("train") for name in trained}
+        self.stream = TaskStream(sources, list(trained.values()), seed, curriculum)
 
     def group_sizes(self, size: int) -> dict[str, int]:
         """Return the number of episodes of each task by environment; ``size`` if the environment has no setting."""

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
+from mrlm_environments import MathEnvironment
 
 from mrlm_pl.data.rollout.tasks import RunTasks, SuccessRateCurriculum, TaskStream
 from mrlm_pl.environment import DatasetTasks, SeededTasks
@@ -43,6 +45,15 @@ def test_a_source_of_weight_0_is_not_read(curriculum: SuccessRateCurriculum | No
     stream = TaskStream({name: source(name, 10) for name in "abc"}, [0, 1, 2], 0, curriculum)
     stream.plan_until(0, 9, 30)
     assert Counter(stream[position].environment for position in range(300)) == {"b": 100, "c": 200}
+
+
+def test_an_environment_that_is_only_evaluated_needs_no_training_split(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"question": "2 + 2?", "answer": "4"}\n')
+    benchmark = MathEnvironment(data={"test": str(tmp_path / "rows.jsonl")})
+    stream = RunTasks([MathEnvironment(), benchmark], ["a", "b"], None, [1, 0], SuccessRateCurriculum(), 0).stream
+    assert stream.update({"a": (8, 8)}) == {"rollout/a/success_rate": 0.6, "rollout/a/weight": 1.0}
+    with pytest.raises(ConfigurationError, match="has no split 'train'"):
+        RunTasks([MathEnvironment(), benchmark], ["a", "b"], None, None, None, 0)
 
 
 def test_an_endless_source_is_read_in_order() -> None:
