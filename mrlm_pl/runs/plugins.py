@@ -117,8 +117,8 @@ def dotted_path(name: str) -> str:
         hint = did_you_mean(file.name, neighbors, f"it is looked for in {file.parent}")
         raise ConfigurationError(f"{name!r}: there is no file {match.group(1)!r}; {hint}")
     if not file.stem.isidentifier():
-        fault = f"{name!r}: {file.stem!r} is no name of a Python module"
-        raise ConfigurationError(f"{fault}; rename the file, as in {re.sub('[^0-9A-Za-z_]', '_', file.stem)}.py")
+        fault, remedy = f"{name!r}: {file.stem!r} is no name of a Python module", re.sub(r"\W|^(?=\d)", "_", file.stem)
+        raise ConfigurationError(f"{fault}; rename the file, as in {remedy}.py")
     if str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))
     spec = importlib.util.find_spec(file.stem)

@@ -148,7 +148,9 @@ def test_a_file_named_like_another_module_is_refused(mrlm, folder: Path) -> None
     assert "'./json.py:Rhyme': another module is named 'json'; rename the file" in err
 
 
-@pytest.mark.parametrize(("name", "remedy"), [("my-rhymes", "my_rhymes.py"), ("rhymes.v2", "rhymes_v2.py")])
+@pytest.mark.parametrize(
+    ("name", "remedy"), [("my-rhymes", "my_rhymes.py"), ("rhymes.v2", "rhymes_v2.py"), ("2048", "_2048.py")]
+)
 def test_a_file_that_is_no_module_is_refused(mrlm, folder: Path, name: str, remedy: str) -> None:
     (folder / f"{name}.py").write_text(ENVIRONMENT)
     status, _, err = mrlm("check-env", f"./{name}.py:Rhyme")
