@@ -62,6 +62,17 @@ def test_without_a_known_answer_that_of_most_solvers_is_right() -> None:
     assert not any(solved("Why?", "no", "none", problems="text").rewards.values())
 
 
+def test_a_value_without_an_end_is_exact() -> None:
+    step = solved("1/3 + 1/3", "2/3", "0.67", "0.666666666666667")
+    assert step.rewards == {"proposer": pytest.approx(2 / 3), "solver_1": 1.0, "solver_2": 0.0, "solver_3": 0.0}
+
+
+def test_the_example_is_repeated_whatever_spaces_surround_it() -> None:
+    environment = ProposerEnvironment(problems="text")
+    environment.reset(Task("proposer", "train", 0, 0, {"question": " How many?\n"}))
+    assert environment.step({"proposer": Message("assistant", "How many?")}).stop_reason == "repeated"
+
+
 @pytest.mark.parametrize(("answers", "success"), [(("20", "20", "1"), True), (("1", "1", "20"), False)])
 def test_the_majority_decides_the_success(answers: tuple[str, ...], success: bool) -> None:
     assert solved("4 * 5", *answers).success is success
@@ -74,6 +85,7 @@ def test_the_majority_decides_the_success(answers: tuple[str, ...], success: boo
         ("7", "expression", "invalid"),
         ("1/0", "expression", "invalid"),
         ("1+1=2", "expression", "repeated"),
+        ("*".join(["9" * 50] * 18), "expression", "invalid"),
         ("   ", "text", "invalid"),
         (EXAMPLE, "text", "repeated"),
         ("x" * 1001, "text", "invalid"),

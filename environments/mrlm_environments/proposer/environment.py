@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 from mrlm_environments.answers import is_right, read_answer, vote
 from mrlm_environments.data_tasks import DataTasks
 from mrlm_environments.math.problems import KINDS, MAX_DIFFICULTY, generate_problem
-from mrlm_environments.toolbox.calculator import evaluate, shown
+from mrlm_environments.toolbox.calculator import evaluate
 from mrlm_pl.answers.numbers import number_value
 from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource
 from mrlm_pl.environment.tools import ToolError
@@ -39,7 +39,9 @@ class Problem(NamedTuple):
 
 
 def read_expression(reply: str) -> Problem | None:
-    """Return the first arithmetic expression of a reply as a problem with its value; None if there is none.
+    """Return the first arithmetic expression of a reply as a problem with its value.
+
+    None if there is none, or its value has more digits than an answer may have.
 
     >>> read_expression("Try (2+3)*4 = ?"), read_expression("7"), read_expression("1/0")
     (Problem(question='What is (2 + 3) * 4?', answer='20'), None, None)
@@ -48,8 +50,10 @@ def read_expression(reply: str) -> Problem | None:
     if not found:
         return None
     try:
-        answer = shown(evaluate(found.group()))
+        answer = str(evaluate(found.group()))  # exact: the decimals of 2/3 have no end
     except ToolError:
+        return None
+    if number_value(answer) is None:
         return None
     return Problem("What is " + _OPERATOR.sub(r" \1 ", found.group()) + "?", answer)
 
@@ -174,8 +178,8 @@ class ProposerEnvironment(Environment):
                 f"{name} returned {problem!r:.200}; return None for no problem, or a Problem whose answer is a number "
                 f"as text or unknown (None){place}"
             )
-        if problem is None or len(problem.question) > MAX_CHARACTERS or problem.question == self._example:
-            reason = "repeated" if problem and problem.question == self._example else "invalid"
+        if problem is None or len(problem.question) > MAX_CHARACTERS or problem.question == self._example.strip():
+            reason = "repeated" if problem and problem.question == self._example.strip() else "invalid"
             components = {PROPOSER: {reason: INVALID}}
             return Step(components=components, done=True, stop_reason=reason, metrics={"valid": 0.0})
         self._problem = problem
