@@ -62,6 +62,11 @@ def test_without_a_known_answer_that_of_most_solvers_is_right() -> None:
     assert not any(solved("Why?", "no", "none", problems="text").rewards.values())
 
 
+def test_a_fraction_is_exact() -> None:
+    step = solved("4/3+1", "7/3", "14/6", "2.33", "2.5")
+    assert step.rewards == {"proposer": 0.5, "solver_1": 1.0, "solver_2": 1.0, "solver_3": 0.0, "solver_4": 0.0}
+
+
 @pytest.mark.parametrize(("answers", "success"), [(("20", "20", "1"), True), (("1", "1", "20"), False)])
 def test_the_majority_decides_the_success(answers: tuple[str, ...], success: bool) -> None:
     assert solved("4 * 5", *answers).success is success

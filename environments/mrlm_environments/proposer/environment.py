@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from random import Random
 from typing import Any, Literal, NamedTuple
 
 from mrlm_environments.answers import is_right, read_answer, vote
 from mrlm_environments.data_tasks import DataTasks
-from mrlm_environments.math.problems import KINDS, MAX_DIFFICULTY, generate_problem
-from mrlm_environments.toolbox.calculator import evaluate, shown
+from mrlm_environments.math.problems import KINDS, MAX_DIFFICULTY, decimal_text, generate_problem
+from mrlm_environments.toolbox.calculator import evaluate
 from mrlm_pl.answers.numbers import number_value
 from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource
 from mrlm_pl.environment.tools import ToolError
@@ -48,7 +49,7 @@ def read_expression(reply: str) -> Problem | None:
     if not found:
         return None
     try:
-        answer = shown(evaluate(found.group()))
+        answer = decimal_text(Fraction(evaluate(found.group())))
     except ToolError:
         return None
     return Problem("What is " + _OPERATOR.sub(r" \1 ", found.group()) + "?", answer)
