@@ -62,9 +62,9 @@ def test_without_a_known_answer_that_of_most_solvers_is_right() -> None:
     assert not any(solved("Why?", "no", "none", problems="text").rewards.values())
 
 
-def test_a_value_without_an_end_is_exact() -> None:
-    step = solved("1/3 + 1/3", "2/3", "0.67", "0.666666666666667")
-    assert step.rewards == {"proposer": pytest.approx(2 / 3), "solver_1": 1.0, "solver_2": 0.0, "solver_3": 0.0}
+def test_a_fraction_is_exact() -> None:
+    step = solved("4/3+1", "7/3", "14/6", "2.33", "2.5")
+    assert step.rewards == {"proposer": 0.5, "solver_1": 1.0, "solver_2": 1.0, "solver_3": 0.0, "solver_4": 0.0}
 
 
 def test_the_example_is_repeated_whatever_spaces_surround_it() -> None:

@@ -38,7 +38,7 @@ class Halves(Environment):
     def __init__(self, word: str = "ac") -> None:
         middle = len(word) // 2
         self.halves = (word[:middle].lower(), word[middle:].lower())
-        if not word or len(word) % 2 or _NOT_A_LETTER.search(word.lower()) or len(set(self.halves)) < 2:
+        if len(word) % 2 or _NOT_A_LETTER.search(word.lower()) or len(set(self.halves)) < 2:
             raise ConfigurationError(
                 f"halves: word is {word!r}; it must have an even number of letters from a to z, and different halves"
             )

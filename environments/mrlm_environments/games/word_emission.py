@@ -37,7 +37,7 @@ class WordEmission(Environment):
 
     def __init__(self, num_agents: PositiveInt = 2, words: list[str] | None = None) -> None:
         words = ["a"] if words is None else list(words)
-        if not words or any(not word or word.split() != [word] for word in words):
+        if not words or any(word.split() != [word] for word in words):
             raise ConfigurationError(f"word_emission: words is {words}; give at least one, each without whitespace")
         self.agents = tuple(f"agent_{number}" for number in range(1, num_agents + 1))
         self.words = words

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from random import Random
 from typing import Any, Literal, NamedTuple
 
 from mrlm_environments.answers import is_right, read_answer, vote
 from mrlm_environments.data_tasks import DataTasks
-from mrlm_environments.math.problems import KINDS, MAX_DIFFICULTY, generate_problem
+from mrlm_environments.math.problems import KINDS, MAX_DIFFICULTY, decimal_text, generate_problem
 from mrlm_environments.toolbox.calculator import evaluate
 from mrlm_pl.answers.numbers import number_value
 from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource
@@ -50,7 +51,7 @@ def read_expression(reply: str) -> Problem | None:
     if not found:
         return None
     try:
-        answer = str(evaluate(found.group()))  # exact: the decimals of 2/3 have no end
+        answer = decimal_text(Fraction(evaluate(found.group())))
     except ToolError:
         return None
     if number_value(answer) is None:
