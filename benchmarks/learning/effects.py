@@ -133,7 +133,7 @@ class OnProblems(Callback):
     """Let the weights before and after the training solve held-out problems, and record the share of valid ones."""
 
     def __init__(self) -> None:
-        self.found: dict[str, float] = {}
+        self.found: dict[str, Any] = {}
 
     def on_train_start(self, trainer: Any, *arguments: Any) -> None:
         self.evaluate(trainer, " before")
