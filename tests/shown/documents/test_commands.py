@@ -87,6 +87,8 @@ DOTTED = {
     "data.engine.engine": "configs/scaling/ray_pool.yaml",
     "data.engine.": "configs/scaling/served_rollouts.yaml",
     "data.environment.data": "configs/tasks/agentbench/sql.yaml",
+    "data.environment.max_turns": "configs/tasks/agentbench/sql.yaml",
+    "data.environment.output_characters": "configs/tasks/agentbench/sql.yaml",
     "model.agent_critics": "configs/algorithms/teams/ippo.yaml",
     "model.policies.first": "configs/tasks/teams/collaborative_reasoning.yaml",
 }
