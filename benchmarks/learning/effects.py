@@ -130,7 +130,7 @@ def against_chance(trainer: Any) -> dict[str, Any]:
 
 
 class OnProblems(Callback):
-    """Let the weights before and after the training solve held-out problems, and record the share of valid ones."""
+    """Let the weights before and after the training solve problems, and record the proposer's last rewards."""
 
     def __init__(self) -> None:
         self.found: dict[str, Any] = {}
@@ -140,7 +140,8 @@ class OnProblems(Callback):
 
     def on_train_end(self, trainer: Any, *arguments: Any) -> None:
         self.evaluate(trainer, "")
-        self.found["valid"] = float(trainer.callback_metrics["rollout/proposer/valid"])
+        for name, metric in (("valid", "proposer/valid"), ("proposer's reward", "agent/proposer/reward")):
+            self.found[name] = float(trainer.callback_metrics[f"rollout/{metric}"])
 
     def evaluate(self, trainer: Any, moment: str) -> None:
         data, learner = trainer.datamodule, trainer.lightning_module.policy("learner")
@@ -282,7 +283,7 @@ def league(draw: Draw) -> Arm:
 
 def proposer(policy: str) -> Arm:
     """Return the arm whose problems are this policy's."""
-    options = {"kl": KL(0.05)}
+    options = {"kl": KL(0.02)}
     return Arm(GRPO, options, seats={"proposer": policy, **{f"solver_{number}": "learner" for number in (1, 2, 3, 4)}})
 
 
@@ -328,7 +329,6 @@ EFFECTS = {
         data={"groups": 8, "group_size": 8, "iterations": 60},
         sampling=Sampling(max_tokens=24),
         measure=OnProblems,
-        learning_rate=1e-3,
     ),
     "at_grpo": Effect(
         PlanPath,

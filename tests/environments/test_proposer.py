@@ -107,11 +107,14 @@ def test_own_problems_and_an_own_reward() -> None:
     assert posed("x", problems=sum_of_digits)[1].stop_reason == "invalid"
     with pytest.raises(EnvironmentContractError, match=r"<lambda> returned \('a', 'b'\); return None"):
         posed("x", problems=lambda _: ("a", "b"))
-    with pytest.raises(
-        EnvironmentContractError,
-        match=r"answer='so'\); .* a number as text",
-    ):
+    with pytest.raises(EnvironmentContractError, match=r"answer='so'\); .* a number as text"):
         posed("x", problems=lambda _: Problem("How?", "so"))
+
+
+@pytest.mark.parametrize("reward", [lambda rate, other: 1.0, lambda rate: None])
+def test_a_reward_takes_a_rate_and_returns_a_number(reward: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"the reward <lambda> must take a rate .*test_proposer.py:\d+"):
+        ProposerEnvironment(reward=reward)
 
 
 @pytest.mark.parametrize("problems", ["expression", "text"])
@@ -132,6 +135,6 @@ def test_examples_from_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "options", [{"solvers": 0}, {"reward": "hardness"}, {"problems": "poem"}, {"difficulty": (0, 9)}]
 )
-def test_unknown_options_are_rejected(options: dict[str, Any]) -> None:
+def test_values_out_of_range_are_rejected(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(options))):
         ProposerEnvironment(**options)

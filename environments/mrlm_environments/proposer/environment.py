@@ -15,13 +15,13 @@ from mrlm_environments.toolbox.calculator import evaluate
 from mrlm_pl.answers.numbers import number_value
 from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource
 from mrlm_pl.environment.tools import ToolError
-from mrlm_pl.errors import DataError, EnvironmentContractError, name_and_place
+from mrlm_pl.errors import ConfigurationError, DataError, EnvironmentContractError, name_and_place
 from mrlm_pl.settings import PositiveInt, whole_range
 
 PROPOSER = "proposer"
 INVALID = -1.0
 MAX_CHARACTERS = 1_000
-"""Length of the longest problem; of a longer reply nothing more is read."""
+"""Length of the longest problem; an expression is searched for in as much of a reply."""
 
 _EXPRESSION = re.compile(r"\(*\d+(?:\.\d+)?\)*(?:\s*[-+*/]\s*\(*\d+(?:\.\d+)?\)*)+")
 _OPERATOR = re.compile(r"(?<=[\d)])\s*([-+*/])\s*")
@@ -71,7 +71,7 @@ def read_text(reply: str) -> Problem | None:
 def learnability(rate: float) -> float:
     """Return ``1 - rate`` for a problem that some solvers but not all solve, else 0.
 
-    Source: arXiv 2505.03335 (Absolute Zero), equation 4.
+    Source: arXiv 2505.03335 (Absolute Zero).
 
     >>> learnability(0.25), learnability(0.0), learnability(1.0)
     (0.75, 0.0, 0.0)
@@ -82,7 +82,7 @@ def learnability(rate: float) -> float:
 def uncertainty(rate: float) -> float:
     """Return ``1 - 2 |rate - 1/2|``: 1 where half of the solvers are right.
 
-    Source: arXiv 2508.05004 (R-Zero), section 3.2.
+    Source: arXiv 2508.05004 (R-Zero).
 
     >>> uncertainty(0.25), uncertainty(0.5), uncertainty(1.0)
     (0.5, 1.0, 0.0)
@@ -98,7 +98,8 @@ class ProposerEnvironment(Environment):
     """``proposer`` poses a problem; ``solver_1``, ``solver_2`` and so on then answer it, each without the others.
 
     A solver earns 1 for the right number, else 0. The proposer's reward depends on the rate of solvers that are right.
-    For a reply that poses no problem, or the one that it was shown, it is -1, and the solvers are not asked.
+    For a reply that poses no problem, one of more than 1,000 characters or the one that it was shown, it is -1, and the
+    solvers are not asked.
 
     Args:
         solvers: number of solvers.
@@ -114,7 +115,7 @@ class ProposerEnvironment(Environment):
         instruction: text after the problem, on its own line, for the solvers.
 
     Raises:
-        ConfigurationError: a value is out of its range.
+        ConfigurationError: a value is out of its range, or the reward does not take a rate or returns no number.
     """
 
     name = "proposer"
@@ -133,6 +134,13 @@ class ProposerEnvironment(Environment):
     ) -> None:
         self.agents = (PROPOSER, *(f"solver_{number}" for number in range(1, solvers + 1)))
         self.reward = REWARDS[reward] if isinstance(reward, str) else reward
+        try:
+            float(self.reward(0.5))
+        except TypeError as error:
+            function, place = name_and_place(self.reward)
+            raise ConfigurationError(
+                f"{self.name}: the reward {function} must take a rate from 0 to 1 and return a number: {error}{place}"
+            ) from error
         self.problems = PROBLEMS[problems] if isinstance(problems, str) else problems
         self.prompt, self.instruction = prompt, instruction
         self.difficulty = whole_range(1, MAX_DIFFICULTY, f"{self.name}: ", difficulty=difficulty)
@@ -159,7 +167,7 @@ class ProposerEnvironment(Environment):
 
     def reset(self, task: Task) -> Observations:
         """Show the example to the proposer; see :meth:`Environment.reset`."""
-        self._example, self._problem = task.data["question"], Problem("")
+        self._example, self._problem = task.data["question"].strip(), Problem("")
         return {PROPOSER: (Message("user", f"{self.prompt}\n{self._example}"),)}
 
     def step(self, actions: Mapping[str, Message]) -> Step:
@@ -179,8 +187,9 @@ class ProposerEnvironment(Environment):
                 f"{name} returned {problem!r:.200}; return None for no problem, or a Problem whose answer is a number "
                 f"as text or unknown (None){place}"
             )
-        if problem is None or len(problem.question) > MAX_CHARACTERS or problem.question == self._example.strip():
-            reason = "repeated" if problem and problem.question == self._example.strip() else "invalid"
+        repeated = problem is not None and problem.question == self._example
+        if problem is None or repeated or len(problem.question) > MAX_CHARACTERS:
+            reason = "repeated" if repeated else "invalid"
             components = {PROPOSER: {reason: INVALID}}
             return Step(components=components, done=True, stop_reason=reason, metrics={"valid": 0.0})
         self._problem = problem

@@ -373,9 +373,8 @@ class RunTasks:
         for name in settings or {}:
             one_of(self.environments, "data.task_settings: ", environment=name)
         self.settings = {name: TaskSettings() for name in self.environments} | dict(settings or {})
-        trained = positive_weights(
-            list(self.environments), weights
-        )  # one that is only evaluated may have no training split
+        # An environment that is only evaluated may have no training split.
+        trained = positive_weights(list(self.environments), weights)
         sources = {name: self.environments[name].tasks("train") for name in trained}
         self.stream = TaskStream(sources, list(trained.values()), seed, curriculum)
 
